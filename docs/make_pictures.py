@@ -26,7 +26,7 @@ from PIL import Image
 import posbias as pb
 from posbias.cli.explore import presets
 from posbias.comparison import Subject
-from posbias.drawing.figures import (
+from posbias.display.figures import (
     BLUE,
     FLAT,
     GREEN,
@@ -43,11 +43,11 @@ from posbias.drawing.figures import (
     profiles_figure,
     theory_strokes,
 )
-from posbias.drawing.static import DASHES, STYLE
+from posbias.display.static import DASHES, STYLE
 from posbias.papers.birth2603.claims import continuous_density
 from posbias.papers.rollout2602.published_models import bloom_influence, published_models
-from posbias.report.correlations import figures
-from posbias.report.explorer import explorer_page
+from posbias.report.correlate import figures
+from posbias.report.explore import explorer_page
 from posbias.report.layout import view_of
 from posbias.report.published import stored_figures
 from posbias.report.wording import THEORIES, label

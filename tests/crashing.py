@@ -148,7 +148,7 @@ def _import_all() -> None:
     for package in ("cli", "auditing", "decomposition", "evaluation", "report", "papers", "tasks", "training"):
         for module in pkgutil.walk_packages([str(Path(posbias.__file__).parent / package)], f"posbias.{package}."):
             importlib.import_module(module.name)
-    importlib.import_module("posbias.mitigation.run")
+    importlib.import_module("posbias.mitigation.trial.run")
     importlib.import_module("transformers.models.llama.modeling_llama")
     torch.set_num_threads(1)
     training: Any = inspect.unwrap(importlib.import_module("posbias.training").TrainingRun.__init__)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from posbias.cli.runs import scores_of
 
+from planted import Planted, planted_scores
 from posbias.architecture.absolute import Sinusoidal
 from posbias.architecture.encodings import Rope
-from posbias.cli.runs import scores_of
 from posbias.designing.design import design
-from posbias.engines import Local
 from posbias.errors import UsageError
 from posbias.evaluation.placement import MeasuredUse, place
 from posbias.evaluation.responders.client import ServerOptions
@@ -19,12 +19,12 @@ from posbias.evaluation.responders.local import LocalOptions
 from posbias.evaluation.samples import EvaluateOptions
 from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.measurement.outputs import PassOptions
-from posbias.mitigation.arms import MitigateOptions
-from posbias.mitigation.base import MITIGATIONS
-from posbias.mitigation.channel_search import ChannelOptions
-from posbias.mitigation.fitting import FitOptions
-from posbias.mitigation.judging import JudgeOptions
-from posbias.mitigation.planted import Planted, planted_scores
+from posbias.mitigation.fitting.channel_search import ChannelOptions
+from posbias.mitigation.fitting.fit import FitOptions
+from posbias.mitigation.judging.judge import JudgeOptions
+from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.mitigation.trial.arms import MitigateOptions
+from posbias.runs.engines import Local
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.synthetic.base import SYNTHETIC_TASKS
 from posbias.theory.mean_field.sampled import SampledHeads

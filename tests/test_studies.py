@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conftest import check_record
-from posbias.records import load_record, portable
+from posbias.runs.records import load_record, portable
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 RUNS = sorted(path.parent for path in STUDIES.rglob("record.json"))

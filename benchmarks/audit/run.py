@@ -17,8 +17,8 @@ import psutil
 import torch
 
 import posbias as pb
-from posbias.engines import Local
-from posbias.engines.engine import Outcome, Workload
+from posbias.runs.engines import Local
+from posbias.runs.engines.engine import Outcome, Workload
 
 PASSES = ("forward", "backward")
 EVERY = 3

@@ -21,7 +21,7 @@ from journal import VERB, Table, journal
 from random_models import CONFIGS, QWEN, write_config, write_gguf
 
 from posbias.memory import parse_bytes
-from posbias.records import Record, run_directory
+from posbias.runs.records import Record, run_directory
 
 PAUSE = 0.01
 """Seconds between two readings of the processes."""

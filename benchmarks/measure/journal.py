@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from posbias.records import Record, failed_record
+from posbias.runs.records import Record, failed_record
 
 VERB = "benchmark"
 UNFINISHED = "the run was stopped before its end; the tables are those it had printed"

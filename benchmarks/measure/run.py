@@ -23,7 +23,7 @@ from journal import VERB, journal
 from parts import PARTS, Plan
 
 from posbias.errors import UsageError
-from posbias.records import Record, run_directory
+from posbias.runs.records import Record, run_directory
 
 
 def main() -> None:

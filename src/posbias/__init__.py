@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from posbias.measurement.measurement import MeasureOptions, measure
     from posbias.measurement.outputs import PassOptions
     from posbias.mitigation import mitigated
-    from posbias.mitigation.fitting import fit
+    from posbias.mitigation.fitting.fit import fit
     from posbias.models.loading import load_model
     from posbias.profiles import Profile, uniform_profile
     from posbias.prompts.loading import load_prompts
-    from posbias.records import Record, load_record
     from posbias.report import write_report
+    from posbias.runs.records import Record, load_record
     from posbias.theory import closed_form, predict
 
 _HOMES = {
@@ -80,11 +80,11 @@ _HOMES = {
         "measurement.measurement": "MeasureOptions measure",
         "measurement.outputs": "PassOptions",
         "mitigation": "mitigated",
-        "mitigation.fitting": "fit",
+        "mitigation.fitting.fit": "fit",
         "models.loading": "load_model",
         "profiles": "Profile uniform_profile",
         "prompts.loading": "load_prompts",
-        "records": "Record load_record",
+        "runs.records": "Record load_record",
         "report": "write_report",
         "theory": "closed_form predict",
     }.items()

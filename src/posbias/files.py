@@ -18,6 +18,9 @@ from typing import IO, Any, cast
 from posbias.errors import UsageError
 from posbias.limits import BLANK_LINES, READ_BYTES, Limit
 
+TEMPORARY = "posbias.tmp"
+"""The ending of temporary file names that only posbias uses."""
+
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_LEVELS = 64
 """Lists and objects of JSON inside each other."""
@@ -193,3 +196,17 @@ def _check_levels(value: Any) -> None:
         if not level:
             return
     raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write under a temporary name, flush to disk, rename; the temporary file is removed if anything goes wrong."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{TEMPORARY}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from posbias import design
 from posbias.designing.design import STARTS, TOLERANCE, Design
-from posbias.records import describe_environment
+from posbias.runs.records import describe_environment
 
 TARGETS = ("flat", "power(exponent=2.0)", "recency(rate=5.0)", "u_shape")
 DEPTHS, MIXINGS, LENGTHS = (4, 8, 12, 24, 32), (0.05, 0.1, 0.3, 0.6, 0.9), (64, 256, 1024)

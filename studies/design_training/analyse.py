@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 
 from posbias.comparison.subject import Sample, compare_with_prompts
 from posbias.profiles import Profile
-from posbias.records import Record, load_record
+from posbias.runs.records import Record, load_record
 from posbias.statistics import Estimate, Interval, detectable, holm, mean_of
 
 HERE = Path(__file__).parent

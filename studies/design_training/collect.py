@@ -25,7 +25,7 @@ from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import forward
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
-from posbias.records import Record, load_record
+from posbias.runs.records import Record, load_record
 from posbias.tasks.synthetic import FreeRecall, SyntheticTask, TextWithPairs, stack_tasks
 from posbias.tasks.synthetic.base import EVALUATION_BATCH
 from posbias.training import Member, load_study

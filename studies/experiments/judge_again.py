@@ -9,7 +9,7 @@ from pathlib import Path
 
 from posbias.papers.liu2026.experiment import position_copy_page, recorded_outcome
 from posbias.papers.reproduction import reproduction_record
-from posbias.records import Record, load_record
+from posbias.runs.records import Record, load_record
 
 HERE = Path(__file__).parent
 SETTINGS = ("size", "studies", "steps", "trained_with")

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.papers.findings import Difference, difference
-from posbias.records import Record, load_record
+from posbias.runs.records import Record, load_record
 
 HERE = Path(__file__).parent
 ENDS = 3

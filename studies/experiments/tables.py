@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from posbias.records import load_record
+from posbias.runs.records import load_record
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import stdtr
 
+from planted import Planted, verdict_rates
 from posbias.evaluation.curve import contrast_of
-from posbias.mitigation.endpoints import SAMPLES_FOR_MEANS, bounds_of
-from posbias.mitigation.planted import Planted, verdict_rates
-from posbias.mitigation.verdicts import GAINS, HARM
+from posbias.mitigation.judging.endpoints import SAMPLES_FOR_MEANS, bounds_of
+from posbias.mitigation.judging.verdicts import GAINS, HARM
 from posbias.statistics import mean_of
 
 RUNS, RARE, RESAMPLED, PLANTED = 10_000, 2000, 1000, 200

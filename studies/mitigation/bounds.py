@@ -1,9 +1,9 @@
-"""How often an interval of the worst position's change misses it: `python studies/mitigation/bounds.py`, 20 minutes.
+"""How often an interval of the worst position's change misses it: `PYTHONPATH=tests python studies/mitigation/bounds.py`, 20 minutes.
 
-The table of docs/mitigation.md. Answers are drawn as models with a known curve give them, before and after a method,
+The table of docs/mitigate.md. Answers are drawn as models with a known curve give them, before and after a method,
 for 14 pairs of curves, 20 or 40 samples, 5 or 9 positions, right or wrong and continuous. Three intervals claim 95 %: a
 bootstrap over samples that chooses the worst positions anew every time, the change at positions chosen on nine tenths
-of the samples and taken on the others, and the one in use (`posbias.mitigation.judging`).
+of the samples and taken on the others, and the one in use (`posbias.mitigation.judging.judge`).
 """
 
 import itertools
@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from posbias.mitigation.endpoints import WORST
-from posbias.mitigation.judging import Tried, judge
-from posbias.mitigation.planted import Planted, planted_scores
+from planted import Planted, planted_scores
+from posbias.mitigation.judging.endpoints import WORST
+from posbias.mitigation.judging.judge import Tried, judge
 
 RUNS, RESAMPLES, FOLDS = 400, 400, 10
 NOISE = (None, 0.3)

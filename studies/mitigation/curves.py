@@ -16,8 +16,8 @@ import numpy as np
 
 import posbias as pb
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
-from posbias.mitigation.applying import answering_under
-from posbias.mitigation.fitting import FitOptions
+from posbias.mitigation.fitting.fit import FitOptions
+from posbias.mitigation.methods.applying import answering_under
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.language.base import Example
 

@@ -23,12 +23,10 @@ import numpy as np
 import posbias as pb
 from posbias.evaluation.curve import position_means
 from posbias.evaluation.evaluation import measures_of
-from posbias.mitigation.effort import effort_of
-from posbias.mitigation.endpoints import ALPHA
-from posbias.mitigation.fitting import FitOptions
-from posbias.mitigation.judging import SMALLEST, Tried, judge
-from posbias.mitigation.recipe import write_recipe
-from posbias.mitigation.verdicts import (
+from posbias.mitigation.fitting.fit import FitOptions
+from posbias.mitigation.judging.endpoints import ALPHA
+from posbias.mitigation.judging.judge import SMALLEST, Tried, judge
+from posbias.mitigation.judging.verdicts import (
     EVENS,
     GAINS,
     GREW,
@@ -42,8 +40,10 @@ from posbias.mitigation.verdicts import (
     corrected_together,
     settle,
 )
-from posbias.parts import below
-from posbias.records import Record, load_record, plain
+from posbias.mitigation.methods.recipe import write_recipe
+from posbias.mitigation.trial.effort import effort_of
+from posbias.runs.parts import below
+from posbias.runs.records import Record, load_record, plain
 from posbias.tasks.language import LANGUAGE_TASKS
 
 ENDPOINTS = ("mean", "worst position")

@@ -1,4 +1,4 @@
-"""How many samples an effect takes: `python studies/mitigation/power.py`, the table of docs/mitigation.md, a minute.
+"""How many samples an effect takes: `PYTHONPATH=tests python studies/mitigation/power.py`, the table of docs/mitigate.md, a minute.
 
 Answers are drawn as a model gives them that is right in .8, .5, .3, .5, .7 of cases at five positions, under methods
 without effect; given is the smallest rise that `posbias mitigate` would find with 80 % power, mean over runs. How alike
@@ -8,8 +8,8 @@ If in none, a rise of the mean by .10 is found with 40 samples in .33 [.25, .41]
 
 import numpy as np
 
-from posbias.mitigation.endpoints import MEAN, WORST
-from posbias.mitigation.planted import Planted, judged
+from planted import Planted, judged
+from posbias.mitigation.judging.endpoints import MEAN, WORST
 
 CURVE = (0.8, 0.5, 0.3, 0.5, 0.7)
 RUNS = 40

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from posbias.comparison.subject import PromptComparison, compare_with_prompts
-from posbias.directories import write_atomically
+from posbias.files import write_atomically
 
 KINDS = ("jacobian", "probability")
 SHARED = "shared"

@@ -17,7 +17,7 @@ from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts
-from posbias.records import Record
+from posbias.runs.records import Record
 from posbias.statistics import mean_of
 from posbias.theory.power_rollout import SignRandomised, ValuePath, ingredients
 

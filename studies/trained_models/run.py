@@ -16,7 +16,7 @@ from cells import KEPT_HERE, kept_prompts
 from safetensors.numpy import save
 from variants import SCRAMBLED, SEED
 
-from posbias.directories import write_atomically
+from posbias.files import write_atomically
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.loading import load_model

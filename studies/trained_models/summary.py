@@ -15,8 +15,8 @@ import numpy as np
 from cells import KEPT_HERE, KINDS, SHARED, SHARES, Cell, cells, keep
 
 from posbias.comparison.subject import PromptComparison, compare_with_prompts
-from posbias.directories import write_atomically
-from posbias.records import Record, load_record
+from posbias.files import write_atomically
+from posbias.runs.records import Record, load_record
 from posbias.statistics import Interval, mean_of
 
 CHOSEN_ON = "novels"

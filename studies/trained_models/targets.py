@@ -18,7 +18,7 @@ from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, shuffled
-from posbias.records import Record
+from posbias.runs.records import Record
 from posbias.theory.power_rollout.rollout import PowerRollout, power_rollout_prompt
 
 KIND = "probability"

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from posbias.directories import write_atomically
+from posbias.files import write_atomically
 
 NOVELS = Path("usr/lib/R/site-library/janeaustenr/data/Rdata.rdb")
 MANUALS = Path("usr/share/doc/python3.11/html/_sources")

@@ -13,12 +13,12 @@ import torch
 from safetensors.numpy import load_file, save
 
 from posbias.comparison.subject import compare_with_prompts
-from posbias.directories import write_atomically
+from posbias.files import write_atomically
 from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import shuffled
-from posbias.records import Record
+from posbias.runs.records import Record
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 
 SEED = 0

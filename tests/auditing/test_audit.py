@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias import parts as storage
 from posbias.architecture import Rope
 from posbias.auditing import measurement_record, run
 from posbias.auditing.comparing import Chosen, comparison_record
@@ -24,6 +23,7 @@ from posbias.measurement.prompt import measure_prompt
 from posbias.models.networks import reinitialise
 from posbias.profiles import Profile
 from posbias.report import verdict, view_of
+from posbias.runs import parts as storage
 from theory_calls import power_rollout
 
 LENGTH, COUNT = 24, 6
@@ -199,7 +199,7 @@ def test_a_configuration_has_no_trained_state(tiny_llama):
 
 
 def test_two_runs_into_one_directory_are_refused(tiny_llama, tmp_path):
-    from posbias.directories import exclusive
+    from posbias.runs.directories import exclusive
 
     with exclusive(tmp_path), pytest.raises(UsageError, match="another run is writing"):
         pb.audit(tiny_llama, n_positions=16, prompts=2, out=tmp_path)

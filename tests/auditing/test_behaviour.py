@@ -15,7 +15,7 @@ from posbias.evaluation.spans import encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
-from posbias.report.behaviour import statements_of, tables_of
+from posbias.report.evaluate import statements_of, tables_of
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 

@@ -5,8 +5,8 @@ import pytest
 
 import posbias as pb
 from posbias.auditing.run import AuditOptions
-from posbias.engines import Local
 from posbias.errors import UsageError
+from posbias.runs.engines import Local
 
 
 def test_workers_give_the_same_record_and_finish_what_one_process_began(tiny_llama, tmp_path):

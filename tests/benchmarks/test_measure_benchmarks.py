@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from posbias.errors import UsageError
-from posbias.records import load_record
+from posbias.runs.records import load_record
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "measure"
 MODULES = [path.stem for path in BENCHMARK.glob("*.py")]

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from posbias.errors import UsageError
-from posbias.records import load_record
 from posbias.report import view_of
+from posbias.runs.records import load_record
 
 
 def refused(result, *words, code=2):

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from posbias.models.loading import load_model
-from posbias.records import load_record
+from posbias.runs.records import load_record
 
 SHORT = ("--length", "8", "--count", "2", "--kinds", "probability")
 COMMANDS = {

@@ -6,7 +6,7 @@ import pytest
 import posbias as pb
 from behaviour_runs import GOLD, saved
 from posbias.evaluation import correlate_runs
-from posbias.report.correlations import verdict_of
+from posbias.report.correlate import verdict_of
 
 
 def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(posbias, tmp_path):

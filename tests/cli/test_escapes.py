@@ -14,9 +14,9 @@ import posbias as pb
 from evaluation.serving import chat, stand_in
 from posbias.cli.options import _quoted
 from posbias.errors import RunError, UsageError
-from posbias.records import Record
 from posbias.report.layout import command_of, shown_record
 from posbias.report.page import report_of, show_report
+from posbias.runs.records import Record
 from posbias.training.trainer import losses_table
 
 EVIL = "m\x1b[31m\x9b2J\u202e\u2066\x07\r[/b]"

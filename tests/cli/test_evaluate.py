@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 import posbias as pb
 from posbias.cli import main
 from posbias.cli.options import positions_of
-from posbias.cli.runs import scores_of
+from posbias.cli.place import scores_of
 from posbias.errors import UsageError
 from posbias.evaluation import measured_use
 from posbias.tasks.language import LANGUAGE_TASKS

@@ -18,8 +18,9 @@ import pytest
 
 import posbias as pb
 from crashing import TAKING, Nursery, Outcome
-from posbias.directories import LOCK_FILE, TEMPORARY
-from posbias.records import Record
+from posbias.files import TEMPORARY
+from posbias.runs.directories import LOCK_FILE
+from posbias.runs.records import Record
 
 SHORT = "--length 16 --count 2 --kinds probability"
 STUDY = """

@@ -143,7 +143,7 @@ def test_why_a_model_fails_replaces_what_was_not_finished(posbias, tiny_llama, b
 
 
 def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_llama, tmp_path):
-    from posbias.directories import exclusive
+    from posbias.runs.directories import exclusive
 
     first, second = names_of(tiny_llama, other_llama)
     plan = MeasurePlan(n_positions=16, count=2, kinds=("logit",))
@@ -223,7 +223,7 @@ def test_wrong_requests_leave_nothing(posbias, tiny_llama, other_llama, tmp_path
 
 
 def test_a_directory_in_use_is_refused(posbias, tiny_llama, other_llama, tmp_path):
-    from posbias.directories import exclusive
+    from posbias.runs.directories import exclusive
 
     with exclusive(tmp_path):
         result = posbias("measure", tiny_llama, other_llama, *FLAGS, "--out", tmp_path)

@@ -9,7 +9,7 @@ import torch
 from posbias.architecture import Architecture
 from posbias.models.loading import load_model
 from posbias.models.reference.network import ReferenceTransformer, save_reference
-from posbias.records import load_record
+from posbias.runs.records import load_record
 from published_networks import retrieval_network
 
 

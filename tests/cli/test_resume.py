@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias import parts
-from posbias.directories import LOCK_FILE, exclusive
 from posbias.measurement.measurement import RunOptions
-from posbias.parts import PARTS, PartStore
+from posbias.runs import parts
+from posbias.runs.directories import LOCK_FILE, exclusive
+from posbias.runs.parts import PARTS, PartStore
 
 FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
 COMMAND = [sys.executable, "-m", "posbias", "measure"]

@@ -14,7 +14,7 @@ from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.cli.app import app
 from posbias.cli.options import RESIDUAL, literal, split_literals
 from posbias.errors import UsageError
-from posbias.records import load_record
+from posbias.runs.records import load_record
 
 
 def document(result):

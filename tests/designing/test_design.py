@@ -257,7 +257,7 @@ def test_a_target_from_a_file_and_a_profile(tmp_path):
 
 
 def test_a_target_from_a_run(tmp_path):
-    from posbias.records import Record
+    from posbias.runs.records import Record
 
     one, other = np.linspace(1, 2, 20) / 30, np.linspace(2, 1, 20) / 30
     arrays = {"measured/jacobian/influence": one, "theories/rollout/influence": other}

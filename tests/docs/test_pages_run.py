@@ -7,10 +7,10 @@ from page_blocks import BESIDE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run_bl
 NOT_RUN = {
     "README.md": ["installs", "installs"],
     "studies/attention/README.md": ["takes ten minutes"],
-    "docs/behaviour.md": ["needs a server"],
+    "docs/evaluate.md": ["needs a server"],
     "studies/behaviour/README.md": 3 * ["needs two more models"],
     "benchmarks/README.md": 10 * ["a benchmark"],
-    "docs/mitigation.md": ["an hour on two cores", "NAME, PROMPT and the recipe are the reader's"],
+    "docs/mitigate.md": ["an hour on two cores", "NAME, PROMPT and the recipe are the reader's"],
     "docs/measure.md": ["needs a model hub", "needs Ray", "needs a model hub", "needs a model hub"],
     "docs/reproduce.md": ["takes 6 GB", "takes an hour", "reads what takes an hour"],
     "studies/design_training/README.md": ["trains for half an hour"],

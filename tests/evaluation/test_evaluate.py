@@ -11,7 +11,7 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, write_outputs
 from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Responder, Response
 from posbias.evaluation.samples import spread_positions
-from posbias.report.behaviour import statements_of, tables_of
+from posbias.report.evaluate import statements_of, tables_of
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 

@@ -18,8 +18,8 @@ from posbias.evaluation.placement import (
     shrink_to_flat,
     slot_weights,
 )
-from posbias.records import Record
-from posbias.report.placement import placement_report
+from posbias.report.place import placement_report
+from posbias.runs.records import Record
 
 U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])
 RELEVANCE = [0.1, 0.5, 0.05, 0.3, 0.05]

@@ -14,7 +14,7 @@ from posbias.evaluation.correlation import Pair, correlate
 from posbias.evaluation.evaluation import evaluation_record
 from posbias.evaluation.pooling import group_runs, pool, read_run
 from posbias.evaluation.responders import LocalResponder
-from posbias.report.correlations import reasons, statements, tables
+from posbias.report.correlate import reasons, statements, tables
 from posbias.report.page import write_report
 
 

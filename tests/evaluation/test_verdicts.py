@@ -13,7 +13,7 @@ from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
 from posbias.evaluation.export import export_lm_eval
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.evaluation.verdicts import judge_verdicts
-from posbias.report.behaviour import statements_of
+from posbias.report.evaluate import statements_of
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS, Pairwise
 from posbias.tasks.language.verdicts import TIE, verdict_of

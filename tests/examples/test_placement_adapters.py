@@ -9,7 +9,7 @@ import pytest
 
 import posbias as pb
 from posbias.evaluation import measured_use
-from posbias.records import Record
+from posbias.runs.records import Record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RELEVANCE = [0.6, 0.3, 0.06, 0.04]

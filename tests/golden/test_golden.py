@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from conftest import check_record
 from posbias.cli import main
-from posbias.records import Record, load_record
+from posbias.runs.records import Record, load_record
 
 HERE = Path(__file__).parent
 MODE = os.environ.get("POSBIAS_GOLDEN", "near")

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.engines import Local
 from posbias.errors import UsageError
 from posbias.interventions import intervened
 from posbias.measurement.measurement import MeasureOptions, RunOptions
 from posbias.models.model import Model
 from posbias.models.weights import config_sha256, weights_sha256
-from posbias.parts import clear_parts
+from posbias.runs.engines import Local
+from posbias.runs.parts import clear_parts
 from tiny_families import shaken_model
 
 TOKENS = np.arange(3, 35).reshape(2, 16)

@@ -12,8 +12,8 @@ from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
 from posbias.mitigation import MITIGATIONS as METHODS
 from posbias.mitigation import answering_under, mitigated
-from posbias.mitigation.channel import PositionalChannel
-from posbias.mitigation.channel_search import ChannelOptions, fit_channel, positional_channels
+from posbias.mitigation.fitting.channel_search import ChannelOptions, fit_channel, positional_channels
+from posbias.mitigation.methods.positional_channel import PositionalChannel
 from posbias.tasks.language import KeyValue
 from tiny_families import CONFIGS, VOCABULARY, shaken_model
 
@@ -201,7 +201,7 @@ def test_the_candidate_under_which_answers_are_most_probable_is_taken(long_llama
     options = ChannelOptions(factors=(0.0, -1.0), channels=2, finalists=3, first_layer=0, last_layer=1)
     with pytest.raises(UsageError, match="no channel is monotone in position in more than 0 layers"):
         fit_channel(model, examples, text, options=options)  # two layers: none between the first two and the last
-    monkeypatch.setattr("posbias.mitigation.channel_search.positional_channels", lambda means, most: [5, 9])
+    monkeypatch.setattr("posbias.mitigation.fitting.channel_search.positional_channels", lambda means, most: [5, 9])
     method, how = fit_channel(model, examples, text, options=options)
     first = how["one_prompt_each"]
     assert list(how["candidates"]) == sorted(first, key=first.get, reverse=True)[:3], "of four, three go on"

@@ -10,9 +10,9 @@ from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerOptions, ServerResponder
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.samples import requests_of, samples_of
-from posbias.mitigation.arms import MitigateOptions
-from posbias.mitigation.base import MITIGATIONS
-from posbias.mitigation.run import mitigate
+from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.mitigation.trial.arms import MitigateOptions
+from posbias.mitigation.trial.run import mitigate
 from posbias.report.page import report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.language.base import locate

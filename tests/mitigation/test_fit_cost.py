@@ -7,9 +7,9 @@ import pytest
 
 from posbias.errors import UsageError
 from posbias.measurement.cost import peak_tensor_bytes
-from posbias.mitigation import fit_cost
-from posbias.mitigation.fit_cost import fit_estimate, preflight_fit
-from posbias.mitigation.fitting import FitOptions, fit, options_of_bias
+from posbias.mitigation.fitting import cost as fit_cost
+from posbias.mitigation.fitting.cost import fit_estimate, preflight_fit
+from posbias.mitigation.fitting.fit import FitOptions, fit, options_of_bias
 from posbias.models.loading import load_model
 from posbias.tasks.language import LANGUAGE_TASKS
 

@@ -13,14 +13,15 @@ from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.interventions.keys import biased
-from posbias.mitigation import fitting, mitigated
-from posbias.mitigation.applying import answering_under
-from posbias.mitigation.base import MITIGATIONS
-from posbias.mitigation.calibration import contents
-from posbias.mitigation.checkpoint import Checkpoint
-from posbias.mitigation.fitting import FitOptions, fit, passes_of_fit
-from posbias.mitigation.recipe import read_recipe, samples_of_recipe, write_recipe
-from posbias.parts import PartStore
+from posbias.mitigation import mitigated
+from posbias.mitigation.fitting import fit as fitting
+from posbias.mitigation.fitting.calibration import contents
+from posbias.mitigation.fitting.checkpoint import Checkpoint
+from posbias.mitigation.fitting.fit import FitOptions, fit, passes_of_fit
+from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
+from posbias.runs.parts import PartStore
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue
 from posbias.tasks.language.base import locate
 from tiny_families import shaken_model
@@ -88,7 +89,7 @@ def numbers_of(method):
 
 
 def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(model, calibration, text, tmp_path, monkeypatch):
-    monkeypatch.setattr("posbias.mitigation.checkpoint.EVERY", 2)
+    monkeypatch.setattr("posbias.mitigation.fitting.checkpoint.EVERY", 2)
     options = FitOptions(steps=7, knots=(0, 1, 90), seed=4)
     divergence, steps = fitting.step_on_text, []
 

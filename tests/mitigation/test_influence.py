@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from planted import PlantedMethod, PlantedResponder
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.spans import encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
-from posbias.mitigation import influence as influence_module
 from posbias.mitigation import mitigated
-from posbias.mitigation.arms import MitigateOptions
-from posbias.mitigation.influence import FLAT, OVER_METHODS, OVER_POSITIONS, influence_scalars
-from posbias.mitigation.planted import PlantedMethod, PlantedResponder
-from posbias.mitigation.run import mitigate
-from posbias.records import load_record
+from posbias.mitigation.trial import influence as influence_module
+from posbias.mitigation.trial.arms import MitigateOptions
+from posbias.mitigation.trial.influence import FLAT, OVER_METHODS, OVER_POSITIONS, influence_scalars
+from posbias.mitigation.trial.run import mitigate
 from posbias.report.page import html_of, report_of
+from posbias.runs.records import load_record
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=2)"

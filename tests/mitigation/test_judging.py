@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from planted import Planted, planted_scores
 from posbias.errors import UsageError
-from posbias.mitigation.endpoints import FORMERLY_BEST, MEAN, SPREAD, WORST
-from posbias.mitigation.judging import JudgeOptions, SideEffect, Tried, choose_measure, judge, levels_of
-from posbias.mitigation.planted import Planted, planted_scores
-from posbias.mitigation.power import Sought, samples_for
-from posbias.mitigation.verdicts import (
+from posbias.mitigation.judging.endpoints import FORMERLY_BEST, MEAN, SPREAD, WORST
+from posbias.mitigation.judging.judge import JudgeOptions, SideEffect, Tried, choose_measure, judge, levels_of
+from posbias.mitigation.judging.power import Sought, samples_for
+from posbias.mitigation.judging.verdicts import (
     APPLY,
     EVENS,
     GREW,
@@ -25,7 +25,7 @@ from posbias.mitigation.verdicts import (
     Verdict,
     settle,
 )
-from posbias.records import plain
+from posbias.runs.records import plain
 
 PLACES = (0, 1, 2)
 

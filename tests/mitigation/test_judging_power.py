@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from planted import Planted, planted_scores
 from posbias.errors import UsageError
-from posbias.mitigation import power
-from posbias.mitigation.endpoints import MEAN, WORST, change_text, changes_of
-from posbias.mitigation.judging import JudgeOptions, SideEffect, Tried, judge
-from posbias.mitigation.planted import Planted, planted_scores
-from posbias.mitigation.power import Sought, detectable_rises
-from posbias.mitigation.verdicts import HARM, NOTHING, RAISES, SMALL
+from posbias.mitigation.judging import power
+from posbias.mitigation.judging.endpoints import MEAN, WORST, change_text, changes_of
+from posbias.mitigation.judging.judge import JudgeOptions, SideEffect, Tried, judge
+from posbias.mitigation.judging.power import Sought, detectable_rises
+from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, SMALL
 from posbias.statistics import Interval
 
 PLACES = (0, 1, 2)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from posbias.mitigation.endpoints import FORMERLY_BEST, MEAN, SPREAD, WORST, bounds_of, changes_of
-from posbias.mitigation.judging import JudgeOptions, SideEffect, Tried, judge
-from posbias.mitigation.verdicts import GAINS, HARM, NOTHING
+from posbias.mitigation.judging.endpoints import FORMERLY_BEST, MEAN, SPREAD, WORST, bounds_of, changes_of
+from posbias.mitigation.judging.judge import JudgeOptions, SideEffect, Tried, judge
+from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING
 from posbias.statistics import mean_of
 
 CHANGES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {

@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
+from planted import PlantedResponder
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
 from posbias.evaluation.responders import LocalResponder
-from posbias.mitigation import named_files
-from posbias.mitigation.arms import MitigateOptions
-from posbias.mitigation.base import MITIGATIONS
-from posbias.mitigation.fitting import FitOptions
-from posbias.mitigation.planted import PlantedResponder
-from posbias.mitigation.recipe import write_recipe
-from posbias.mitigation.run import mitigate
+from posbias.mitigation.fitting.fit import FitOptions
+from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.mitigation.methods.recipe import write_recipe
+from posbias.mitigation.trial import files as named_files
+from posbias.mitigation.trial.arms import MitigateOptions
+from posbias.mitigation.trial.run import mitigate
 from posbias.models.loading import load_model
 from posbias.report.page import report_of
 

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from planted import PlantedMethod, PlantedResponder
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder
-from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions
-from posbias.mitigation.ordinary_text import FROM_QUESTION, NO_PASSAGES, REQUESTS, SERVER, UNASKED, texts_of
-from posbias.mitigation.planted import PlantedMethod, PlantedResponder
-from posbias.mitigation.positions import MsPoe
-from posbias.mitigation.run import mitigate
-from posbias.parts import PartStore
+from posbias.mitigation.methods.rotary import MsPoe
+from posbias.mitigation.trial.arms import UNCHANGED, Arm, MitigateOptions
+from posbias.mitigation.trial.ordinary_text import FROM_QUESTION, NO_PASSAGES, REQUESTS, SERVER, UNASKED, texts_of
+from posbias.mitigation.trial.run import mitigate
 from posbias.prompts.loading import load_prompts
 from posbias.report.page import report_of
+from posbias.runs.parts import PartStore
 
 METHODS = {
     "initial_token(gamma=50.0)": "",

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from planted import Planted, judged, planted_scores, verdict_rates
 from posbias.errors import UsageError
-from posbias.mitigation.endpoints import MEAN, WORST
-from posbias.mitigation.judging import JudgeOptions
-from posbias.mitigation.planted import Planted, judged, planted_scores, verdict_rates
-from posbias.mitigation.verdicts import GAINS, HARM, NOTHING
+from posbias.mitigation.judging.endpoints import MEAN, WORST
+from posbias.mitigation.judging.judge import JudgeOptions
+from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING
 
 U = (0.8, 0.4, 0.6)
 RUNS = 500

@@ -17,10 +17,10 @@ from posbias.architecture.keys import KeyBias
 from posbias.evaluation.responders import LocalResponder
 from posbias.interventions.keys import KeyBiased
 from posbias.mitigation import MitigateOptions, mitigate
-from posbias.mitigation.endpoints import MEAN, WORST
-from posbias.mitigation.fitting import FitOptions, fit
-from posbias.mitigation.judging import JudgeOptions, Tried, judge
-from posbias.mitigation.verdicts import APPLY, GAINS, HARM, NOTHING
+from posbias.mitigation.fitting.fit import FitOptions, fit
+from posbias.mitigation.judging.endpoints import MEAN, WORST
+from posbias.mitigation.judging.judge import JudgeOptions, Tried, judge
+from posbias.mitigation.judging.verdicts import APPLY, GAINS, HARM, NOTHING
 from posbias.tasks.language import Documents
 
 ITEMS, POSITIONS = 8, (0, 2, 4, 5, 7)

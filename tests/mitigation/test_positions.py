@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from posbias.errors import UsageError
-from posbias.mitigation import mitigated, positions
+from posbias.mitigation import mitigated
+from posbias.mitigation.methods import rotary as positions
 from tiny_families import VOCABULARY, shaken_model
 
 POSITIONS = 14
@@ -209,7 +210,7 @@ def test_blocks_of_queries_are_all_queries_at_once(monkeypatch):
     model, tokens = model_of("gemma3_text"), token_ids(rows=2)
     with under(model, METHODS[2]):
         whole = logits_of(model, tokens)
-        monkeypatch.setattr("posbias.mitigation.positions.BLOCK", 4)
+        monkeypatch.setattr("posbias.mitigation.methods.rotary.BLOCK", 4)
         torch.testing.assert_close(logits_of(model, tokens), whole)
 
 

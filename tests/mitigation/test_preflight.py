@@ -9,11 +9,11 @@ from evaluation.serving import chat, stand_in
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder, ServerOptions, ServerResponder
-from posbias.mitigation import preflight
-from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
-from posbias.mitigation.base import MITIGATIONS
-from posbias.mitigation.preflight import announce_arms
-from posbias.mitigation.run import mitigate
+from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.mitigation.trial import preflight
+from posbias.mitigation.trial.arms import UNCHANGED, Arm, MitigateOptions, split_samples
+from posbias.mitigation.trial.preflight import announce_arms
+from posbias.mitigation.trial.run import mitigate
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = LANGUAGE_TASKS.parse("key_value(pairs=3)")
@@ -90,7 +90,7 @@ def test_an_order_that_is_to_be_measured_is_counted_with_its_samples(capsys):
 
 def test_what_cannot_be_done_is_refused_before_anything_is(long_llama, monkeypatch):
     responder = LocalResponder(pb.load_model(str(long_llama)))
-    monkeypatch.setattr("posbias.mitigation.run.announce_arms", None)
+    monkeypatch.setattr("posbias.mitigation.trial.run.announce_arms", None)
     with pytest.raises(UsageError, match="initial_token is fitted: 3 calibration samples given; at least 4 are needed"):
         mitigate(TASK, responder, options("initial_token", calibration=3))
     assert responder.processed == 0

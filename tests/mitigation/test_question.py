@@ -11,7 +11,7 @@ import torch
 import posbias as pb
 from posbias.errors import UsageError
 from posbias.mitigation import mitigated
-from posbias.mitigation.question import NOWHERE, Question, question_text
+from posbias.mitigation.methods.question import NOWHERE, Question, question_text
 from posbias.tasks.language import LANGUAGE_TASKS, Example
 from posbias.tasks.language.base import locate
 from tiny_families import shaken_model

@@ -9,30 +9,30 @@ import numpy as np
 import pytest
 from torch.nn.modules.module import register_module_forward_hook
 
-from posbias.engines import Local
+from planted import PlantedMethod, PlantedResponder
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Response
 from posbias.evaluation.responders.thoughts import UNFINISHED
-from posbias.mitigation import arms, ordinary_text
-from posbias.mitigation import run as running
-from posbias.mitigation.arms import UNCHANGED, Arm, MitigateOptions, split_samples
-from posbias.mitigation.base import MITIGATIONS, PromptMitigation
-from posbias.mitigation.fitting import FitOptions
-from posbias.mitigation.key_bias import ContextBias
-from posbias.mitigation.planted import PlantedMethod, PlantedResponder
-from posbias.mitigation.preflight import announce_arms
-from posbias.mitigation.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET, write_recipe
-from posbias.mitigation.requirements import Requirement
-from posbias.mitigation.run import mitigate
-from posbias.mitigation.verdicts import HARM, NOTHING, RAISES, WITHHELD, Levels
+from posbias.mitigation.fitting.fit import FitOptions
+from posbias.mitigation.judging.requirements import Requirement
+from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD, Levels
+from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
+from posbias.mitigation.methods.key_bias import ContextBias
+from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET, write_recipe
+from posbias.mitigation.trial import arms, ordinary_text
+from posbias.mitigation.trial import run as running
+from posbias.mitigation.trial.arms import UNCHANGED, Arm, MitigateOptions, split_samples
+from posbias.mitigation.trial.preflight import announce_arms
+from posbias.mitigation.trial.run import mitigate
 from posbias.models.loading import load_model
-from posbias.parts import clear_parts
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.sources import default_corpus
-from posbias.records import load_record
 from posbias.report import write_report
 from posbias.report.page import html_of, report_of
+from posbias.runs.engines import Local
+from posbias.runs.parts import clear_parts
+from posbias.runs.records import load_record
 from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -367,7 +367,7 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
             raise UsageError("no room")
         return {"seconds": 1.0, "seconds_per_pass": 0.25}
 
-    monkeypatch.setattr("posbias.mitigation.preflight.preflight_answers", full)
+    monkeypatch.setattr("posbias.mitigation.trial.preflight.preflight_answers", full)
     arms = [Arm(UNCHANGED, responder), Arm("repeat_prompt", responder, MITIGATIONS.parse("repeat_prompt"))]
     _, test = split_samples(task, responder, given)
     with pytest.raises(UsageError, match="no room"):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from posbias.architecture import Architecture
-from posbias.drawing.interactive import interactive
-from posbias.drawing.static import png_of
+from posbias.display.interactive import interactive
+from posbias.display.static import png_of
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.papers.closing_loop import (
@@ -25,8 +25,8 @@ from posbias.papers.closing_loop import (
 from posbias.papers.influence_profiles import influence_profiles, initial, mean_field_profiles
 from posbias.papers.reproduction import Reproduction, reproduction_record
 from posbias.prompts.prompts import Prompts
-from posbias.records import load_record
 from posbias.report.published import stored_figures
+from posbias.runs.records import load_record
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict
 from posbias.training import Member

@@ -9,8 +9,8 @@ import pytest
 from posbias.errors import UsageError
 from posbias.papers.liu2026.partial_information import partial_information_losses
 from posbias.papers.study_runs import StudySettings, shipped_studies
-from posbias.records import load_record
 from posbias.report.published import stored_figures
+from posbias.runs.records import load_record
 from posbias.training import load_study
 
 ROOT = Path(__file__).resolve().parents[2]

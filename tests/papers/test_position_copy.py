@@ -16,9 +16,9 @@ from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO
 from posbias.papers.liu2026.statements import position_copy_findings
 from posbias.papers.reproduction import reproduction_record
 from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
-from posbias.records import load_record
 from posbias.report.page import write_report
 from posbias.report.published import stored_figures
+from posbias.runs.records import load_record
 from posbias.training import TrainingRun
 
 PAPER = "position-copy-liu2026"

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from posbias.papers.reproduction import reproduction_record
-from posbias.records import load_record
 from posbias.report.page import html_of, report_of, show_report, write_report
+from posbias.runs.records import load_record
 
 
 def test_the_rollouts_record_and_offline_page(rollout, tmp_path):

@@ -9,8 +9,8 @@ from posbias.errors import UsageError
 from posbias.papers import verify
 from posbias.papers.claims import claims_record
 from posbias.papers.wu2025.graphs import read_mask
-from posbias.records import load_record
 from posbias.report.page import html_of, report_of
+from posbias.runs.records import load_record
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from posbias.comparison import (
     contrast_subjects,
 )
 from posbias.profiles import Profile
-from posbias.records import Record
 from posbias.report import store_subjects
+from posbias.runs.records import Record
 
 N_POSITIONS = 256
 

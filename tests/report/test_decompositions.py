@@ -9,14 +9,14 @@ from rich.console import Console
 from posbias.decomposition import Counterfactual, Decomposition
 from posbias.interventions import resolve_interventions
 from posbias.measurement.kinds import resolve_kinds
-from posbias.records import Record, load_record
-from posbias.report.decompositions import (
+from posbias.report.decompose import (
     CAVEAT,
     reasons_of,
     statements_of,
     tables_of,
 )
 from posbias.report.page import report_of, show_report, write_report
+from posbias.runs.records import Record, load_record
 
 N_POSITIONS = 40
 

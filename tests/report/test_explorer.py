@@ -23,9 +23,9 @@ from posbias.designing.exact import closed_profile, key_bias_for, telescoping_al
 from posbias.designing.targets import Recency, UShape
 from posbias.papers.rollout2602.published_models import bloom_influence, published_models
 from posbias.profiles import Profile
-from posbias.records import Record
 from posbias.report import store_subjects
-from posbias.report.explorer import explorer_page
+from posbias.report.explore import explorer_page
+from posbias.runs.records import Record
 from posbias.theory.rollout import rollout_profile
 
 PRECISION = 1e-10

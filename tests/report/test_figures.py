@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from posbias.drawing.figures import (
+from posbias.display.figures import (
     DRAWN_POSITIONS,
     FEWEST_POINTS,
     LONG_CONTEXT,
@@ -22,8 +22,8 @@ from posbias.drawing.figures import (
     points_that_fit,
     profiles_figure,
 )
-from posbias.drawing.interactive import MISSING, interactive
-from posbias.drawing.static import _draw_curves, png_of
+from posbias.display.interactive import MISSING, interactive
+from posbias.display.static import _draw_curves, png_of
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 

@@ -7,8 +7,8 @@ import pytest
 
 from behaviour_runs import saved
 from browser import BROWSER, looked_at
-from posbias.records import Record, load_record
 from posbias.report import write_report
+from posbias.runs.records import Record, load_record
 
 HERE = Path(__file__).parent
 SMALL = ["--length", "24", "--count", "2"]

@@ -19,10 +19,9 @@ from posbias.auditing import comparison_record
 from posbias.cli.predict import MOST_CURVES
 from posbias.comparison import STATISTICS, Mixing, Subject
 from posbias.comparison.subject import Distances
-from posbias.drawing.figures import Figure
+from posbias.display.figures import Figure
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
-from posbias.records import Record, load_record
 from posbias.report import (
     Report,
     RunView,
@@ -35,6 +34,7 @@ from posbias.report import (
 from posbias.report.findings import percent
 from posbias.report.page import html_of
 from posbias.report.tables import Table, condensed, detailed_tables, overview_tables
+from posbias.runs.records import Record, load_record
 from posbias.theory import predict, predictions_record
 
 Build = Callable[..., Any]

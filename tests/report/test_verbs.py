@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from posbias.designing import design, design_record
-from posbias.drawing.figures import Figure, HeatMap
+from posbias.display.figures import Figure, HeatMap
 from posbias.evaluation import place
 from posbias.evaluation.placement import MeasuredUse
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
-from posbias.records import Record
 from posbias.report import report_of, verdict, write_report
-from posbias.report.behaviour import VERDICTS
-from posbias.report.correlations import notices_of_runs
+from posbias.report.correlate import notices_of_runs
+from posbias.report.evaluate import VERDICTS
 from posbias.report.layout import caveats_of
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
 from posbias.report.wording import GLOSSARY
+from posbias.runs.records import Record
 
 BY_HEAD = ("distance", "entropy", "content/diagonal", "content/off_diagonal", "content/difference", "content/published")
 SIMILARITIES = ("diagonal", "off_diagonal", "diagonal_outside", "off_diagonal_outside")

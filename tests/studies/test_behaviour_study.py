@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.evaluation.curve import complete_samples, shape_of
-from posbias.records import load_record
+from posbias.runs.records import load_record
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

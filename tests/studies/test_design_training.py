@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posbias.records import load_record
+from posbias.runs.records import load_record
 from posbias.training import load_study
 
 STUDY = Path(__file__).parents[2] / "studies" / "design_training"

@@ -10,9 +10,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from posbias.mitigation.endpoints import ALPHA
-from posbias.mitigation.verdicts import APPLY, EVENS, HARM, RAISES, Verdict, corrected_together, settle
-from posbias.records import load_record
+from posbias.mitigation.judging.endpoints import ALPHA
+from posbias.mitigation.judging.verdicts import APPLY, EVENS, HARM, RAISES, Verdict, corrected_together, settle
+from posbias.runs.records import load_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
 BESIDE = {
@@ -20,7 +20,7 @@ BESIDE = {
     "key_bias": [("demo_key_value_carried", "demo_documents_carried", "demo_key_value_carried_20")],
 }
 """Of each page, the records whose methods stand side by side in a table."""
-GUIDE = STUDY.parents[1] / "docs" / "mitigation.md"
+GUIDE = STUDY.parents[1] / "docs" / "mitigate.md"
 TOLD = ("qwen_documents_accuracy", "qwen_order_accuracy")
 """Records of generated answers that are told in a sentence, not in a table."""
 

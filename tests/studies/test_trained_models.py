@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from posbias.records import load_record
+from posbias.runs.records import load_record
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "studies" / "trained_models"

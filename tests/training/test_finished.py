@@ -9,8 +9,8 @@ import pytest
 from posbias.errors import UsageError
 from posbias.models.loading import load_model
 from posbias.models.reference.network import WEIGHTS_FILE
-from posbias.parts import _digest, made_by
-from posbias.records import load_record
+from posbias.runs.parts import _digest, made_by
+from posbias.runs.records import load_record
 from posbias.training import TrainingOptions, TrainingRun, run_study, study_of, train, training_record
 from posbias.training.running import finished_training
 from posbias.training.trainer import DECIDING, StackWork
@@ -131,7 +131,7 @@ def test_a_commit_elsewhere_leaves_checkpoints_good_and_a_change_of_the_trainer_
     options = TrainingOptions(steps=4, batch=8, window=4, examples=5)
     work = StackWork((copier(0),), ((0,),), options, TrainingRun(directory=tmp_path))
     before = work.store(resume=True).fingerprint
-    monkeypatch.setattr("posbias.records.commit_of", lambda checkout: "0" * 40)
+    monkeypatch.setattr("posbias.runs.records.commit_of", lambda checkout: "0" * 40)
     assert work.store(resume=True).fingerprint == before
     monkeypatch.setattr("posbias.training.trainer.DECIDING", DECIDING[:1])
     assert work.store(resume=True).fingerprint != before

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from posbias.engines import Ray
+from posbias.runs.engines import Ray
 from posbias.training import TrainingOptions, TrainingRun, train
 from training_cases import assert_same, copier
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from posbias.errors import RunError, UsageError
-from posbias.parts import PartStore, clear_parts
+from posbias.runs.parts import PartStore, clear_parts
 from posbias.training import SGD, Below, TrainingOptions, TrainingRun, train
 from posbias.training.running import check_disk
 from training_cases import assert_same, copier
@@ -22,7 +22,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from posbias.parts import PartStore
+from posbias.runs.parts import PartStore
 keep = PartStore.keep
 kept = []
 def killing(self, name, arrays):
@@ -32,7 +32,7 @@ def killing(self, name, arrays):
         os.kill(os.getpid(), signal.SIGKILL)
 PartStore.keep = killing
 from test_resume import MEMBERS, OPTIONS
-from posbias.engines import Local
+from posbias.runs.engines import Local
 from posbias.training import TrainingRun, train
 train(MEMBERS, OPTIONS, run=TrainingRun(engine=Local(threads=1), directory=Path({folder!r}), checkpoint_seconds=0))
 """
@@ -43,7 +43,7 @@ class Stopped(BaseException):
 
 
 def in_process(directory, **settings):
-    from posbias.engines import Local
+    from posbias.runs.engines import Local
 
     return TrainingRun(engine=Local(threads=1), directory=directory, checkpoint_seconds=0, **settings)
 
@@ -104,7 +104,7 @@ def test_a_disk_that_fills_is_one_line(tmp_path, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("posbias.parts.write_atomically", full)
+    monkeypatch.setattr("posbias.runs.parts.write_atomically", full)
     with pytest.raises(RunError, match=r"cannot write to .*: No space left on device") as caught:
         train(MEMBERS, OPTIONS, run=in_process(tmp_path))
     assert "\n" not in str(caught.value)

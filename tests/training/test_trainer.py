@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from posbias.engines import Local
 from posbias.errors import UsageError
 from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import forward
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
+from posbias.runs.engines import Local
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
 from posbias.training import SGD, Adam, Below, Plateau, TrainingOptions, TrainingRun, train
 from posbias.training.trainer import group

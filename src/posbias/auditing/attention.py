@@ -37,7 +37,7 @@ from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attenti
 from posbias.models.model import Model
 from posbias.profiles import Profile, uniform_profile
 from posbias.prompts.prompts import Prompts
-from posbias.records import Record
+from posbias.runs.records import Record
 from posbias.theory.power_rollout import AttentionRollouts, attention_rollouts
 
 MAP_CELLS = 128

@@ -22,7 +22,6 @@ from jaxtyping import Float64, Int64
 
 from posbias.auditing.run import ARCHITECTURE_THEORIES, architecture_theories, beside_measured, prompt_theories
 from posbias.checks import checked
-from posbias.directories import held
 from posbias.evaluation import (
     EvaluateOptions,
     Evaluation,
@@ -45,11 +44,12 @@ from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.model import Model
-from posbias.parts import PartStore, fingerprint, made_by
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.records import REPORT_FILE, Record, remove_record, run_directory
 from posbias.report import conclude, write_report
+from posbias.runs.directories import held
+from posbias.runs.parts import PartStore, fingerprint, made_by
+from posbias.runs.records import REPORT_FILE, Record, remove_record, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 GOLD, PLACE = "gold", "place"

@@ -17,15 +17,15 @@ from jaxtyping import Float64
 from posbias.auditing.measuring import MeasurePlan, measured_subject, state_name
 from posbias.comparison import MeasuredKind, Sample, Subject, TheoryProfile, compare_subject
 from posbias.comparison.metrics import wasserstein
+from posbias.display.naming import Settings
 from posbias.errors import UsageError
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import measure
-from posbias.naming import Settings
 from posbias.profiles import Profile
-from posbias.records import Record
 from posbias.report.layout import MEASURED, THEORIES, RunView, store_subjects, view_of
 from posbias.report.names import state_of, told_apart
+from posbias.runs.records import Record
 from posbias.statistics import Interval, blocks, jackknife, leave_one_out
 from posbias.theory.power_rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients
 from posbias.theory.predict import parse_theory

@@ -14,19 +14,27 @@ import numpy as np
 
 from posbias.checks import checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
-from posbias.directories import held
 from posbias.errors import RunError, UsageError
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, measure
 from posbias.models.loading import load_model
 from posbias.models.model import Model
-from posbias.parts import fingerprint, finished_run, made_by
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
-from posbias.records import Record, check_unfinished, failed_record, finished_record, plain, portable, run_directory
 from posbias.report import conclude, write_report
 from posbias.report.layout import store_subjects
+from posbias.runs.directories import held
+from posbias.runs.parts import fingerprint, finished_run, made_by
+from posbias.runs.records import (
+    Record,
+    check_unfinished,
+    failed_record,
+    finished_record,
+    plain,
+    portable,
+    run_directory,
+)
 
 
 def measurement_record(measurement: Measurement, arguments: Mapping[str, Any], *, command: str = "") -> Record:

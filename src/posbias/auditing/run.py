@@ -22,7 +22,7 @@ from posbias.architecture import Architecture
 from posbias.auditing.measuring import Loading, measured_subject
 from posbias.checks import check_size, check_whole, checked
 from posbias.comparison import Contrast, Subject, TheoryProfile, compare_subject, contrast_subjects
-from posbias.engines import Engine, Local, collect
+from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.cost import preflight
@@ -33,13 +33,13 @@ from posbias.measurement.prompt import PromptMeasurement, check_prompts
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
-from posbias.parts import PartStore, below, fingerprint, finished_run, made_by
 from posbias.profiles import Profile
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
-from posbias.records import Record, run_directory
 from posbias.report import conclude, store_subjects, verdict, view_of
-from posbias.showing import Showing, Shown
+from posbias.runs.engines import Engine, Local, collect
+from posbias.runs.parts import PartStore, below, fingerprint, finished_run, made_by
+from posbias.runs.records import Record, run_directory
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
 from posbias.theory.mean_field.prediction import resolve_level

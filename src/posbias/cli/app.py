@@ -12,7 +12,10 @@ from typing import Any
 import typer
 
 from posbias.cli import (
+    attention,
     audit,
+    compare,
+    correlate,
     decompose,
     design,
     evaluate,
@@ -20,10 +23,12 @@ from posbias.cli import (
     listing,
     measure,
     mitigate,
-    papers,
+    place,
     predict,
-    runs,
+    report,
+    reproduce,
     train,
+    verify,
 )
 from posbias.cli.output import fail, prepare
 from posbias.errors import RunError, UsageError
@@ -46,21 +51,21 @@ app = typer.Typer(
     "theories' errors beside a flat baseline.",
 )
 app.command(epilog=predict.EXAMPLE)(predict.predict)
-app.command(epilog=measure.MEASURE_EXAMPLE)(measure.measure)
-app.command(epilog=measure.ATTENTION_EXAMPLE)(measure.attention)
+app.command(epilog=measure.EXAMPLE)(measure.measure)
+app.command(epilog=attention.EXAMPLE)(attention.attention)
 app.command(epilog=decompose.EXAMPLE)(decompose.decompose)
 app.command(epilog=design.EXAMPLE)(design.design)
 app.command(epilog=explore.EXAMPLE)(explore.explore)
-app.command(epilog=runs.COMPARE_EXAMPLE)(runs.compare)
+app.command(epilog=compare.EXAMPLE)(compare.compare)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
 app.command(epilog=mitigate.EXAMPLE)(mitigate.mitigate)
-app.command(epilog=runs.CORRELATE_EXAMPLE)(runs.correlate)
-app.command(epilog=runs.PLACE_EXAMPLE)(runs.place)
-app.command(epilog=papers.VERIFY_EXAMPLE)(papers.verify)
-app.command(epilog=papers.REPRODUCE_EXAMPLE)(papers.reproduce)
+app.command(epilog=correlate.EXAMPLE)(correlate.correlate)
+app.command(epilog=place.EXAMPLE)(place.place)
+app.command(epilog=verify.EXAMPLE)(verify.verify)
+app.command(epilog=reproduce.EXAMPLE)(reproduce.reproduce)
 app.command(epilog=train.EXAMPLE)(train.train)
-app.command(epilog=runs.REPORT_EXAMPLE)(runs.report)
+app.command(epilog=report.EXAMPLE)(report.report)
 app.command("list", epilog=listing.EXAMPLE)(listing.list_variants)
 app.add_typer(listing.MODELS, name="models")
 

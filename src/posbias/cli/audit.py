@@ -11,7 +11,7 @@ from posbias.cli.output import print_json, print_record, record_document, say
 
 if TYPE_CHECKING:
     from posbias.auditing import AuditOptions, BehaviourPlan
-    from posbias.records import Record
+    from posbias.runs.records import Record
 
 EXAMPLE = (
     "Examples: `posbias audit demo --out runs/demo` · `posbias audit Qwen/Qwen3-0.6B --length 1024 --count 32 "
@@ -128,7 +128,7 @@ def audit(
 
 
 def _show(record: "Record", directory: Path) -> None:
-    from posbias.records import REPORT_FILE
+    from posbias.runs.records import REPORT_FILE
 
     print_record(record)
     say(f"report: {directory / REPORT_FILE}")

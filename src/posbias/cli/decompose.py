@@ -35,7 +35,7 @@ def decompose(
     from posbias.decomposition.decomposition import preflight_decomposition
     from posbias.interventions import resolve_interventions
     from posbias.measurement.kinds import resolve_kinds
-    from posbias.parts import clear_parts
+    from posbias.runs.parts import clear_parts
 
     options.check_resume(resume, flags.out)
     wanted = resolve_interventions(options.split_literals(interventions))

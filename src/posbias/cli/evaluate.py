@@ -225,7 +225,7 @@ def _evaluate(
     """Evaluate, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
     from posbias.evaluation import evaluate as run_evaluation
     from posbias.evaluation import evaluation_record, finished_evaluation, write_outputs
-    from posbias.records import remove_record
+    from posbias.runs.records import remove_record
 
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
@@ -250,11 +250,11 @@ def _export(
     inspect_ai: Path | None,
 ) -> None:
     """Write the examples for other harnesses; some tasks need the model's tokenizer for it."""
-    from posbias.directories import held
     from posbias.evaluation.export import INSPECT_FILE, export_inspect_ai, export_lm_eval
     from posbias.evaluation.samples import Sample, notices_of
     from posbias.models.loading import load_tokenizer
     from posbias.report.layout import notice_sentences
+    from posbias.runs.directories import held
 
     tokenizer = None if model is None else load_tokenizer(model)
     examples = list(task.examples(tokenizer, count=settings.count, positions=settings.positions, seed=settings.seed))

@@ -30,9 +30,9 @@ def explore(
     import tempfile
     import webbrowser
 
-    from posbias.directories import write_atomically
-    from posbias.records import load_record, reading
-    from posbias.report.explorer import explorer_page
+    from posbias.files import write_atomically
+    from posbias.report.explore import explorer_page
+    from posbias.runs.records import load_record, reading
 
     if out is not None and out.suffix != ".html":
         raise UsageError(f"--out {str(out)!r}: allowed is the name of a file that ends in .html")
@@ -50,7 +50,7 @@ def explore(
 def presets() -> dict[str, dict[str, Any]]:
     """Where the page may start from: textbook stacks, and the models whose mixing arXiv 2602.16837 published."""
     from posbias.papers.rollout2602.published_models import bloom_influence, published_models
-    from posbias.report.explorer import curve_of
+    from posbias.report.explore import curve_of
 
     found = {
         "no residual stream, 24 layers": {

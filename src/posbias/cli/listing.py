@@ -57,7 +57,7 @@ def list_variants(
     json: options.Json = False,
 ) -> None:
     """List what posbias knows. Masks, encodings, theories, kinds, outputs, families, metrics, claims, tasks ..."""
-    from posbias.records import Record, run_directory
+    from posbias.runs.records import Record, run_directory
 
     if sort is not None and sort not in SORTS:
         raise UsageError(f"unknown sort {sort!r}; known: {', '.join(SORTS)}")

@@ -11,7 +11,7 @@ from posbias.cli.output import running
 from posbias.errors import RunError
 
 if TYPE_CHECKING:
-    from posbias.mitigation.arms import MitigateOptions
+    from posbias.mitigation.trial.arms import MitigateOptions
 
 EXAMPLE = (
     "Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` "
@@ -36,7 +36,7 @@ class MethodFlags:
         str,
         typer.Option(
             help="How methods are fitted, such as 'steps=600, shared=\"heads\", strengths=[0.5, 1.0]'.",
-            show_default="docs/mitigation.md",
+            show_default="docs/mitigate.md",
         ),
     ] = ""
     by: Annotated[
@@ -90,11 +90,11 @@ def mitigate(
     flags: options.RunFlags,
 ) -> None:
     """Try methods against position bias, and say which to apply. One verdict each; no weight is touched."""
-    from posbias.engines.engine import pinned
-    from posbias.mitigation.arms import given_methods
-    from posbias.mitigation.named_files import check_files
-    from posbias.mitigation.run import mitigate as run_mitigation
-    from posbias.records import finished_record
+    from posbias.mitigation.trial.arms import given_methods
+    from posbias.mitigation.trial.files import check_files
+    from posbias.mitigation.trial.run import mitigate as run_mitigation
+    from posbias.runs.engines.engine import pinned
+    from posbias.runs.records import finished_record
     from posbias.tasks.language import LANGUAGE_TASKS
 
     check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
@@ -134,9 +134,9 @@ def _settings(
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
     from posbias.evaluation import EvaluateOptions
-    from posbias.mitigation.arms import ALL, DEFAULT, MitigateOptions
-    from posbias.mitigation.fitting import FITS
-    from posbias.mitigation.requirements import Requirement
+    from posbias.mitigation.fitting.fit import FITS
+    from posbias.mitigation.judging.requirements import Requirement
+    from posbias.mitigation.trial.arms import ALL, DEFAULT, MitigateOptions
     from posbias.tasks.language import LANGUAGE_TASKS
 
     task = LANGUAGE_TASKS.parse(evaluated.task)

@@ -18,10 +18,10 @@ import typer
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
-    from posbias.engines import Engine
     from posbias.models.hugging_face import HuggingFaceModel
     from posbias.models.reference.network import ReferenceTransformer
     from posbias.prompts.prompts import Prompts, PromptSource
+    from posbias.runs.engines import Engine
     from posbias.tasks.language import LanguageTask
 
 UNRECORDED = {"json", "resume", "overwrite"}
@@ -151,7 +151,7 @@ class EngineFlags:
 
     def made(self) -> "Engine":
         """The engine of a literal spelling such as "ray(retries=5)", with what the options add."""
-        from posbias.engines import ENGINES
+        from posbias.runs.engines import ENGINES
 
         engine = ENGINES.parse(self.engine)
         given = {"workers": self.workers, "threads": self.threads, "address": self.ray_address}

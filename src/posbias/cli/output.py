@@ -17,7 +17,7 @@ from posbias.cli.options import RunFlags, command_line, passed_arguments
 from posbias.errors import printable
 
 if TYPE_CHECKING:
-    from posbias.records import Record
+    from posbias.runs.records import Record
 
 LONGEST = 500
 """Most characters of an error line."""
@@ -60,7 +60,7 @@ def running(
     With `resume`, a finished run in the directory is kept (None: the verb takes none over); `arguments` go into the
     record where they are not as passed.
     """
-    from posbias.records import run_directory
+    from posbias.runs.records import run_directory
 
     arguments = passed_arguments(context) if arguments is None else arguments
     verb, overwrite = str(context.info_name), flags.overwrite
@@ -70,7 +70,7 @@ def running(
 
 def record_document(record: "Record") -> dict[str, Any]:
     """A record with its verdict and arrays, as one JSON document; `record.schema.json` describes it, too."""
-    from posbias.records import PROFILES, plain
+    from posbias.runs.records import PROFILES, plain
 
     answer = record.verdict if record.status == "done" else ()
     arrays = {name: plain(array) for name, array in record.arrays.items()}
@@ -90,7 +90,7 @@ def print_record(record: "Record") -> None:
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    from posbias.records import plain
+    from posbias.runs.records import plain
 
     typer.echo(json.dumps(plain(document), indent=1, allow_nan=False))
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from posbias.checks import checked
 from posbias.comparison.subject import BesideFlat, Comparison, Sample, compare_with_prompts, contrast, distances
+from posbias.display.naming import numbered
+from posbias.display.showing import Showing
 from posbias.errors import UsageError
-from posbias.naming import numbered
 from posbias.profiles import Profile
-from posbias.records import ARRAYS_FILE, MEASURED, Record, load_record
-from posbias.showing import Showing
+from posbias.runs.records import ARRAYS_FILE, MEASURED, Record, load_record
 
 if TYPE_CHECKING:
     from posbias.measurement.measurement import Measurement

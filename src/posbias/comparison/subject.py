@@ -17,9 +17,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.comparison.metrics import METRICS, RESAMPLED, SIGNED, STATISTICS, finite, wasserstein
+from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
-from posbias.showing import Showing, Shown
 from posbias.statistics import (
     CONFIDENCE,
     DRAWS,

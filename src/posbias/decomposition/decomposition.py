@@ -5,7 +5,7 @@ what cannot be done is kept with its reason. Nothing here says what a model trai
 Shifts are those of the first, middle and last mass, which are linear in a profile: a shift is the mean over prompts of
 the shift of each, with and without the ingredient, and so is a theory's.
 
-The record, of verb "decompose" (`posbias.report.decompositions` draws it). Scalars: `count`, `kinds` (names),
+The record, of verb "decompose" (`posbias.report.decompose` draws it). Scalars: `count`, `kinds` (names),
 `sources`, `left_out` {source: reason}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
 [{intervention, source, kind, mass, before, after, shift, gap}], `scores` [{source, kind, error, no_shift, difference,
 interventions, n_units, decides}]. An interval is {value, low, high}, None where infinite. Arrays [count n_positions],
@@ -27,18 +27,18 @@ from posbias.checks import check_seed, checked
 from posbias.comparison import STATISTICS
 from posbias.comparison.subject import decided
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, examiner_of
+from posbias.display.showing import Showing, Shown
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement.cost import calibrate, report_cost, without_passes
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts
 from posbias.models.model import Model
-from posbias.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.records import Record, plain
-from posbias.showing import Showing, Shown
+from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
+from posbias.runs.records import Record, plain
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 
 DEFAULT_INTERVENTIONS = (

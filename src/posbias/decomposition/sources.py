@@ -24,8 +24,8 @@ from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt, mixing_of_layers
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.parts import PartStore, fingerprint
 from posbias.prompts.prompts import Prompts
+from posbias.runs.parts import PartStore, fingerprint
 from posbias.theory import predict
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
 from posbias.theory.power_rollout.trace import TARGETS

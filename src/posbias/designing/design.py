@@ -31,11 +31,11 @@ from posbias.designing.solving import (
     SplineKeys,
 )
 from posbias.designing.targets import Flat, Power, Target, resolve_target
+from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.limits import CELLS, REPEATS, STEPS
 from posbias.profiles import Profile
-from posbias.showing import Series, Showing, Shown
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
 from posbias.theory.rollout import rollout_profile

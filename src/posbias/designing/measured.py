@@ -20,7 +20,7 @@ from posbias.models.networks import reinitialise
 from posbias.profiles import Profile, uniform_profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.records import Record
+from posbias.runs.records import Record
 from posbias.theory.rollout import rollout_rows
 
 KIND = "jacobian(probes=8)"

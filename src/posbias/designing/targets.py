@@ -16,8 +16,8 @@ from jaxtyping import Float64
 
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.records import MEASURED, RECORD_FILE, load_record
 from posbias.registry import Registry
+from posbias.runs.records import MEASURED, RECORD_FILE, load_record
 
 TARGETS: Registry["Target"] = Registry("target")
 Vector = Float64[np.ndarray, "n_positions"]

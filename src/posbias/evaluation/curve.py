@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
-from posbias.records import plain
-from posbias.showing import Series, Showing, Shown
+from posbias.runs.records import plain
 from posbias.statistics import (
     CONFIDENCE,
     Estimate,

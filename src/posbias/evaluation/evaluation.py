@@ -3,7 +3,7 @@
 Every sample is requested once per position. Scores go into score[sample, position] and from there into curves with
 paired statistics; finished samples are kept, so that a killed run or one whose server went away goes on from there.
 
-The record has the verb "evaluate"; `posbias.report.behaviour` draws it. Arrays: `positions` [n_positions] int64;
+The record has the verb "evaluate"; `posbias.report.evaluate` draws it. Arrays: `positions` [n_positions] int64;
 `scores/NAME` [n_samples n_positions], NaN where there is none, NAME as in `Evaluation.tables`. Scalars: `n_items`,
 `skipped` {position: examples that were too long}, `refused` [{sample, position, reason}], `measures` [name], `curves`
 {measure: `PositionCurve.as_record`}, `cut_off`, `endings` (`Endings.as_record`), `empty`, `examples`, `reading`
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from posbias.checks import checked
-from posbias.directories import write_atomically
+from posbias.display.showing import Showing, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import PositionCurve, Scores, position_curve
@@ -45,10 +45,10 @@ from posbias.evaluation.samples import (
     samples_of,
 )
 from posbias.evaluation.verdicts import Reading, Verdicts, judge_verdicts
-from posbias.parts import PartStore, fingerprint, finished_run, made_by
+from posbias.files import write_atomically
 from posbias.progress import track
-from posbias.records import Record, load_record
-from posbias.showing import Showing, Shown
+from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
+from posbias.runs.records import Record, load_record
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 from posbias.tasks.language.base import NOTICES
 

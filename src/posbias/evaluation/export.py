@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from posbias.checks import check_whole
-from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError
+from posbias.files import write_atomically
 from posbias.tasks.language import Example, LanguageTask
 
 DATA_FILE = "examples.jsonl"

@@ -23,7 +23,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.correlation import Pair, Rows, correct_for_number, correlate
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import load_behaviour, measures_of
-from posbias.records import Record
+from posbias.runs.records import Record
 from posbias.tasks.language import LANGUAGE_TASKS
 
 Key = TypeVar("Key")

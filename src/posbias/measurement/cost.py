@@ -22,8 +22,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbias.checks import checked
-from posbias.engines import Arrays
-from posbias.engines.engine import pinned
 from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import named_blocks
 from posbias.measurement.cost_estimate import FEWEST, CostEstimate, Remedy
@@ -36,6 +34,8 @@ from posbias.models.model import Model
 from posbias.models.weights import REDUCED, not_convertible
 from posbias.progress import announce, report
 from posbias.prompts.prompts import Prompts, embedded_tokens
+from posbias.runs.engines import Arrays
+from posbias.runs.engines.engine import pinned
 
 
 def peak_tensor_bytes(run: Callable[[], object], device: torch.device) -> int:

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
-from posbias.engines import Arrays, Engine, Local, collect
+from posbias.display.naming import changed_fields
+from posbias.display.showing import Showing, Shown
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, TokenIds
@@ -26,12 +27,11 @@ from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import reinitialise
 from posbias.models.weights import network_sha256
-from posbias.naming import changed_fields
-from posbias.parts import PartStore, made_by
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.records import Record
-from posbias.showing import Showing, Shown
+from posbias.runs.engines import Arrays, Engine, Local, collect
+from posbias.runs.parts import PartStore, made_by
+from posbias.runs.records import Record
 from posbias.statistics import CONFIDENCE, estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
@@ -45,7 +45,7 @@ class RunOptions:
 
     engine: Engine = field(default_factory=Local)
     directory: Path | None = None
-    """Where finished prompts are kept (in `parts/`) until `posbias.parts.clear_parts`; None: nowhere."""
+    """Where finished prompts are kept (in `parts/`) until `posbias.runs.parts.clear_parts`; None: nowhere."""
     resume: bool = False
     """Take finished prompts of the same measurement from the directory."""
     overwrite: bool = False

@@ -21,8 +21,8 @@ from posbias.measurement.outputs import ALL_LAYERS, Key, PassOptions, Question, 
 from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
-from posbias.parts import below
 from posbias.prompts.prompts import Prompts
+from posbias.runs.parts import below
 
 
 @dataclass(frozen=True, eq=False)

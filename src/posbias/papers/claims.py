@@ -18,8 +18,8 @@ from jaxtyping import Float64
 from posbias.checks import check_seed
 from posbias.errors import UsageError
 from posbias.progress import track
-from posbias.records import Record
 from posbias.registry import Registry
+from posbias.runs.records import Record
 
 CLAIMS: Registry["Claim"] = Registry("claim")
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.comparison.metrics import spearman
-from posbias.drawing.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Curve, Figure, Stroke
+from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Curve, Figure, Stroke
 from posbias.papers.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
 from posbias.report.tables import Table
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from posbias.drawing.figures import Figure
-from posbias.records import Record, plain
+from posbias.display.figures import Figure
 from posbias.registry import Registry
 from posbias.report.published import CURVE_PARTS
 from posbias.report.tables import Table
+from posbias.runs.records import Record, plain
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ from posbias.papers.study_runs import (
     reproduction_settings,
     shipped_studies,
 )
-from posbias.parts import fingerprint
 from posbias.prompts.loading import load_prompts
-from posbias.records import Record
+from posbias.runs.parts import fingerprint
+from posbias.runs.records import Record
 from posbias.training import TrainingRun
 
 BIRTH = "birth-2603.10123"

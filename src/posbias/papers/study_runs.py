@@ -12,11 +12,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from posbias.directories import held
 from posbias.errors import UsageError
 from posbias.papers.reproduction import Reproduction
-from posbias.parts import clear_parts, finished_run, made_by
-from posbias.records import Record, describe_environment, finished_record
+from posbias.runs.directories import held
+from posbias.runs.parts import clear_parts, finished_run, made_by
+from posbias.runs.records import Record, describe_environment, finished_record
 from posbias.training import (
     Study,
     StudyRun,

@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
+from posbias.display.naming import changed_fields
 from posbias.errors import UsageError
 from posbias.limits import CELLS
-from posbias.naming import changed_fields
 from posbias.prompts.control_tokens import spelled_in, tokenised
 
 PROBE = "a"

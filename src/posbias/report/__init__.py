@@ -3,15 +3,15 @@
 # Each registers the report of its verb.
 from posbias.report import (  # noqa: F401
     attention,
-    behaviour,
-    correlations,
-    decompositions,
-    designs,
-    mitigations,
-    placement,
+    correlate,
+    decompose,
+    design,
+    evaluate,
+    mitigate,
+    place,
     profiles,
     published,
-    training,
+    train,
 )
 from posbias.report.findings import Finding, grouped_findings
 from posbias.report.layout import RunView, store_subjects, view_of

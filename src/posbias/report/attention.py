@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float, Float64
 
-from posbias.drawing.figures import (
+from posbias.display.figures import (
     BLUE,
     FLAT,
     GREEN,
@@ -24,11 +24,11 @@ from posbias.drawing.figures import (
 from posbias.errors import UsageError
 from posbias.measurement.attention.statistics import MeanKernels
 from posbias.profiles import Profile
-from posbias.records import Record
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
+from posbias.runs.records import Record
 from posbias.statistics import Interval, mean_of
 
 LAYER = "layer (0 is nearest the input)"

@@ -42,10 +42,10 @@ from posbias.comparison import (
     finite,
 )
 from posbias.comparison.subject import Distances
+from posbias.display.naming import Settings
 from posbias.errors import UsageError, printable
-from posbias.naming import Settings
 from posbias.profiles import Profile
-from posbias.records import Record
+from posbias.runs.records import Record
 from posbias.statistics import Interval
 from posbias.tasks.language.base import NOTICES
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from posbias.comparison import Subject
-from posbias.naming import Settings, curve_names, differing, numbered, setting_text
+from posbias.display.naming import Settings, curve_names, differing, numbered, setting_text
 from posbias.report.layout import MEASURED, THEORIES, RunView
 from posbias.report.wording import KINDS, SUBJECTS, label
 from posbias.report.wording import THEORIES as THEORY_NAMES

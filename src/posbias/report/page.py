@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posbias.checks import checked
-from posbias.directories import write_atomically
-from posbias.drawing.figures import Figure, HeatMap, points_that_fit
-from posbias.drawing.interactive import chart_script, interactive
-from posbias.drawing.static import png_of
+from posbias.display.figures import Figure, HeatMap, points_that_fit
+from posbias.display.interactive import chart_script, interactive
+from posbias.display.static import png_of
 from posbias.errors import RunError, UsageError, printable
-from posbias.parts import clear_parts
-from posbias.records import REPORT_FILE, Record, remove_report
+from posbias.files import write_atomically
 from posbias.registry import Registry
 from posbias.report.findings import Finding
 from posbias.report.layout import DEMO_NAME, command_of, conditions_of, real_name, shown_record
 from posbias.report.tables import Table, condensed, print_notes, print_tables
+from posbias.runs.parts import clear_parts
+from posbias.runs.records import REPORT_FILE, Record, remove_report
 from posbias.version import __version__
 
 if TYPE_CHECKING:

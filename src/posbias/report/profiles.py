@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from posbias.comparison import STATISTICS, Depth, Subject
-from posbias.drawing.figures import (
+from posbias.display.figures import (
     MEASURED,
     RUNS,
     Curve,
@@ -19,7 +19,6 @@ from posbias.drawing.figures import (
     theory_strokes,
 )
 from posbias.profiles import Profile
-from posbias.records import Record
 from posbias.report.findings import (
     FLAT_TENTH,
     grouped_findings,
@@ -50,6 +49,7 @@ from posbias.report.tables import (
 )
 from posbias.report.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
 from posbias.report.wording import THEORIES as NAMED
+from posbias.runs.records import Record
 
 PREDICTED = "predicted influence"
 TENTHS = "tenths and their shares"

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from posbias.drawing.figures import RUNS, Curve, Figure, Stroke
+from posbias.display.figures import RUNS, Curve, Figure, Stroke
 from posbias.errors import UsageError
-from posbias.records import Record
 from posbias.report.page import REPORTS, Report, Section
 from posbias.report.tables import Table
+from posbias.runs.records import Record
 from posbias.statistics import MISSING
 
 MARKS = {"holds": "holds", "fails": "fails", "fails as stated": "fails"}

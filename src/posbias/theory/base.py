@@ -13,12 +13,12 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture
+from posbias.display.naming import Settings, curve_names, differing
+from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
-from posbias.naming import Settings, curve_names, differing
 from posbias.profiles import Profile
-from posbias.records import Record
 from posbias.registry import Registry
-from posbias.showing import Showing, Shown
+from posbias.runs.records import Record
 from posbias.statistics import Interval
 
 THEORIES: Registry["Theory"] = Registry("theory")

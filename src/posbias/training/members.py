@@ -18,7 +18,7 @@ from posbias.errors import UsageError
 from posbias.limits import CELLS
 from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.parameters import constants_of
-from posbias.parts import below
+from posbias.runs.parts import below
 from posbias.tasks.synthetic import SyntheticTask
 from posbias.training.optimisers import AdamW, Optimiser
 

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Float32
 
 from posbias.checks import check_number, check_size, checked
-from posbias.engines import Engine, Local
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, EXAMPLES, UPDATES
 from posbias.registry import Registry
+from posbias.runs.engines import Engine, Local
 
 STOPPING: Registry["StoppingRule"] = Registry("stopping rule")
 
@@ -133,7 +133,7 @@ class TrainingRun:
     engine: Engine = field(default_factory=Local)
     device: str = "cpu"
     directory: Path | None = None
-    """Where checkpoints and finished stacks are kept (in `parts/`) until `posbias.parts.clear_parts`; None: nowhere."""
+    """Where checkpoints and finished stacks are kept (in `parts/`) until `clear_parts`; None: nowhere."""
     resume: bool = False
     """Continue from the checkpoints of the same training, and read a study back that is finished."""
     overwrite: bool = False

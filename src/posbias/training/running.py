@@ -27,8 +27,8 @@ from posbias.errors import RunError, UsageError
 from posbias.memory import show_bytes
 from posbias.models.reference.network import ITEMS, config_from, load_parameters, save_reference
 from posbias.models.reference.parameters import draw_parameters
-from posbias.parts import below
-from posbias.records import Record, check_unfinished, load_record, plain, remove_record
+from posbias.runs.parts import below
+from posbias.runs.records import Record, check_unfinished, load_record, plain, remove_record
 from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
 from posbias.training.members import STATUSES, Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from posbias.checks import checked
-from posbias.engines import collect
-from posbias.engines.engine import pinned
 from posbias.errors import RunError, UsageError, printable
 from posbias.memory import keep_freed_memory
 from posbias.models.networks import check_device
-from posbias.parts import PartStore, below, made_by
+from posbias.runs.engines import collect
+from posbias.runs.engines.engine import pinned
+from posbias.runs.parts import PartStore, below, made_by
 from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember, packed, unpacked
 from posbias.training.options import TrainingOptions, TrainingRun
 from posbias.training.stack import Stack

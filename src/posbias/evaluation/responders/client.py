@@ -27,13 +27,13 @@ from urllib.parse import urlsplit
 
 from posbias.chat_templates import check_template_options
 from posbias.checks import check_choice, check_size, check_whole
-from posbias.engines.engine import KEY_NAME
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.masking import SECRET, Mask
 from posbias.evaluation.responders.refusals import RefusedError, SaidError, meaning_of, words_of
 from posbias.evaluation.responders.server_answers import FailedError, Kind, MalformedError, read_answer
 from posbias.limits import AT_ONCE, REPEATS
 from posbias.progress import announce, report
+from posbias.runs.engines.engine import KEY_NAME
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
 """Kinds of server, and where below the base address requests go."""

@@ -24,10 +24,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from posbias.directories import write_atomically
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import AnswerScore
 from posbias.evaluation.responders.refusals import SaidError, said_in
+from posbias.files import write_atomically
 
 SAID = "said_error"
 """What kind of invalid an answer is that is an error in the server's words."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.display.showing import Series, Showing, Shown
 from posbias.measurement.attention.statistics import AttentionStatistics
-from posbias.showing import Series, Showing, Shown
 from posbias.statistics import Interval, mean_of
 
 

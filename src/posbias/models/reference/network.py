@@ -17,9 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.architecture import Architecture, Encoding, KeyBias, NoEncoding
-from posbias.directories import write_atomically
 from posbias.errors import RunError, UsageError, one_line
-from posbias.files import read_json
+from posbias.files import read_json, write_atomically
 from posbias.models.config_limits import check_numbers
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
@@ -37,7 +36,7 @@ from posbias.models.reference.parameters import constants_of, draw_parameters, s
 from posbias.models.sources import CONFIG_BYTES
 from posbias.models.weight_files import stored_tensors
 from posbias.models.weights import weights_sha256
-from posbias.records import plain
+from posbias.runs.records import plain
 
 CONFIG_FILE = "reference.json"
 WEIGHTS_FILE = "weights.safetensors"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.drawing.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
+from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.errors import UsageError
 from posbias.papers.closing_loop import (
     Loop,
@@ -44,9 +44,9 @@ from posbias.papers.liu2026.published import (
 from posbias.papers.liu2026.statements import Losses, position_copy_findings
 from posbias.papers.reproduction import Reproduction
 from posbias.papers.study_runs import StudySettings, reproduced
-from posbias.parts import below
-from posbias.records import Record
 from posbias.report.tables import Table
+from posbias.runs.parts import below
+from posbias.runs.records import Record
 from posbias.statistics import mean_ends
 from posbias.training import TrainedMember, TrainingOptions
 

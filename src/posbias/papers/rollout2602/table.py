@@ -13,7 +13,7 @@ import numpy as np
 
 from posbias.architecture import Alibi, Architecture
 from posbias.comparison import STATISTICS, compare
-from posbias.drawing.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
+from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.errors import UsageError
 from posbias.papers.reproduction import Reproduction
 from posbias.papers.rollout2602.published_models import TABLE_DIGIT, PublishedModel, bloom_influence, published_models

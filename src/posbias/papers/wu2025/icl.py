@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.drawing.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
+from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.papers.closing_loop import (
     Loop,
     agreements,

@@ -1,0 +1,95 @@
+"""`posbias attention`: what attention looks like in a model, and what its rollouts predict."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import running
+from posbias.errors import UsageError
+
+if TYPE_CHECKING:
+    from posbias.measurement.attention.statistics import AttentionOptions
+
+EXAMPLE = (
+    "Examples: `posbias attention demo --length 512 --count 8 --out runs/attention` · a long prompt: `--length 8192 "
+    "--count 1` · the mean kernel of every head, saved whole: `--heads --kernels`"
+)
+
+
+@dataclass(frozen=True)
+class StatisticsFlags:
+    """What is measured of attention, and kept."""
+
+    thresholds: Annotated[str, typer.Option(help="Comma-separated thresholds of the sink score, in (0, 1).")] = (
+        "0.2,0.3"
+    )
+    kernel_cells: Annotated[
+        int | None,
+        typer.Option(
+            help="Side of the mean kernels in cells; default: every position up to 1024, else 256.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None
+    heads: Annotated[bool, typer.Option("--heads", help="Keep the mean kernel of every head too.")] = False
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Save the mean kernels as kept, not drawn in at most 128 cells.")
+    ] = False
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Most that the process may hold, e.g. 6GB; also the bound on the kept matrices.",
+            show_default="what is free, 4 GB of it for kept matrices",
+        ),
+    ] = None
+
+    def options(self) -> "AttentionOptions":
+        """As the library takes it."""
+        from posbias.measurement.attention.statistics import MEMORY_LIMIT, AttentionOptions
+
+        try:
+            thresholds = tuple(float(part) for part in self.thresholds.split(","))
+        except ValueError:
+            raise UsageError(
+                f"--thresholds must be numbers with commas between them, got {self.thresholds!r}"
+            ) from None
+        return AttentionOptions(
+            thresholds,
+            kernel_cells=self.kernel_cells,
+            by_head=self.heads,
+            memory_limit=options.bytes_of(self.max_memory) or MEMORY_LIMIT,
+        )
+
+
+@options.grouped
+def attention(
+    context: typer.Context,
+    model: options.Model,
+    *,
+    prompts: options.PromptFlags,
+    statistics: StatisticsFlags,
+    loading: options.ModelFlags,
+    flags: options.RunFlags,
+) -> None:
+    """Measure attention, and roll it out. Distance, entropy, sinks, content, kernels, mixing ...; matrix-free."""
+    from posbias.auditing import attention_record, preflight_attention
+    from posbias.measurement.attention.streaming import attention_statistics
+    from posbias.theory.power_rollout import attention_rollouts
+
+    allowed = options.bytes_of(statistics.max_memory)
+    wanted = statistics.options()
+    with running(context, flags) as run:
+        loaded = loading.load(model, max_memory=allowed)
+        drawn = prompts.drawn(loaded, seed=flags.seed)
+        cost = preflight_attention(loaded, drawn, options=wanted, max_memory=allowed)
+        record = attention_record(
+            attention_statistics(loaded, drawn, options=wanted),
+            attention_rollouts(loaded, drawn),
+            described=(loaded, drawn),
+            arguments=run.arguments,
+            resolved={"command": run.command, "options": wanted.describe()},
+        )
+        record.scalars["cost"] = cost
+        run.finish(record)

@@ -1,0 +1,53 @@
+"""`posbias compare`: the profiles of two finished runs, every distance beside a flat line's."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import running
+
+EXAMPLE = (
+    "Example: `posbias compare runs/predicted runs/measured --kind jacobian`; what two audits measured: "
+    "`posbias compare runs/one runs/other --theory jacobian --kind jacobian`"
+)
+
+
+@options.grouped
+def compare(
+    context: typer.Context,
+    predicted: Annotated[Path, typer.Argument(help="Run whose predictions are judged.", show_default=False)],
+    measured: Annotated[Path, typer.Argument(help="Run with the measurement.", show_default=False)],
+    *,
+    kind: Annotated[
+        str | None, typer.Option(help="Compare to this measured kind only; all by default.", show_default=False)
+    ] = None,
+    theory: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare this theory of the first run only, or a kind measured there; all its theories by default.",
+            show_default=False,
+        ),
+    ] = None,
+    subject: Annotated[
+        str | None,
+        typer.Option(
+            help="Of an audit, the model trained or initialised; by default as the other run has it, else trained.",
+            show_default=False,
+        ),
+    ] = None,
+    flags: options.RunFlags,
+) -> None:
+    """Compare the profiles of two runs. Every distance, beside a flat line's; prompts of both are resampled."""
+    from posbias.auditing import Chosen, comparison_record
+    from posbias.runs.records import load_record, reading
+
+    options.check_apart(flags.out, (predicted, measured), verb="compared")
+    with running(context, flags) as run:
+        records = load_record(predicted), load_record(measured)
+        with reading(*records):
+            chosen = Chosen(theory=theory, kind=kind, subject=subject)
+            record = comparison_record(*records, chosen, command=run.command, seed=flags.seed)
+        record.arguments = run.arguments
+        run.finish(record)

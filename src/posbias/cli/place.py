@@ -1,0 +1,82 @@
+"""`posbias place`: the order of passages that suits one measured model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import running
+from posbias.errors import UsageError
+from posbias.files import decoded, file_exists, json_object, read_lines
+from posbias.limits import ITEMS
+
+EXAMPLE = (
+    "Examples: `posbias place --run runs/pairs --scores 0.9,0.4,0.4,0.1` · scores from a file, one number or one JSON "
+    "object with a `score` per line: `posbias place --run runs/pairs --scores scores.jsonl`"
+)
+
+
+@options.grouped
+def place(
+    context: typer.Context,
+    run: Annotated[Path, typer.Option(help="Directory of a run of posbias evaluate (or audit --behaviour).")],
+    scores: Annotated[str, typer.Option(help="Relevance of each passage: a file, or 0.9,0.4,...")],
+    *,
+    by: Annotated[
+        str | None,
+        typer.Option(help="accuracy, probability or reciprocal_rank.", show_default="the first that was measured"),
+    ] = None,
+    flags: options.RunFlags,
+) -> None:
+    """Order passages for one model. Where the relevant ones should stand, and what that is worth on held-out data."""
+    from posbias.evaluation import measured_use
+    from posbias.evaluation import place as find_order
+    from posbias.evaluation.evaluation import load_behaviour
+    from posbias.runs.records import Record, reading
+
+    relevance = scores_of(scores)
+    with running(context, flags) as this:
+        measured = load_behaviour(run)
+        with reading(measured):
+            found = find_order(relevance, measured_use(measured, measure=by), seed=flags.seed)
+        record = Record(
+            verb="place",
+            arguments=this.arguments,
+            resolved={
+                "title": f"{measured.resolved.get('title', 'a model')}: order of {len(relevance)} passages",
+                "command": this.command,
+                "run": measured.run_id,
+                "relevance": relevance,
+                "count": measured.resolved.get("count"),
+                "responder": {"kind": measured.resolved.get("responder", {}).get("kind")},
+            },
+            scalars={**found.as_record(), "notices": measured.scalars.get("notices", {})},
+            seeds={"bootstrap": flags.seed},
+        )
+        this.finish(record)
+
+
+def scores_of(text: str) -> list[float]:
+    """Relevances from a file or a list: numbers, or JSON objects with a `score`, one per line."""
+    if not file_exists(text):
+        return [_number(part, f"--scores, value {number}") for number, part in enumerate(text.split(","), start=1)]
+    found = []
+    for where, line in read_lines(text):
+        score: object = decoded(line, where)
+        if line.lstrip().startswith(b"{"):
+            score = json_object(line, where).get("score")
+            if isinstance(score, bool) or not isinstance(score, int | float):
+                raise UsageError(f"{where}: needs a number 'score', got {score!r}")
+        found.append(_number(score, where))
+        ITEMS.check(f"{text!r}: what one file holds", len(found))
+    return found
+
+
+def _number(given: object, where: str) -> float:
+    try:
+        return float(given)  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{where}: {str(given).strip()!r} is not a number (allowed: such as 0.4, or a file of them)"
+        ) from None

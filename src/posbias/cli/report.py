@@ -1,0 +1,39 @@
+"""`posbias report`: the page of finished runs, drawn anew."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import print_document
+from posbias.errors import UsageError
+
+EXAMPLE = (
+    "Example: `posbias report runs/demo` · its figures as PNGs, too: `posbias report runs/demo --png` · several side "
+    "by side: `posbias report runs/a runs/b --out runs/both`"
+)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.", show_default=False)],
+    seed: options.UnusedSeed = 0,
+    png: Annotated[bool, typer.Option("--png", help="Every figure as a PNG, too, for papers and slides.")] = False,
+    out: options.Out = None,
+    json: options.Json = False,
+) -> None:
+    """Draw the report of finished runs anew. No model is loaded."""
+    from posbias.report import write_report
+    from posbias.runs.directories import held
+    from posbias.runs.records import RECORD_FILE, load_record, reading
+
+    records = [load_record(run) for run in runs]
+    if len(runs) > 1:
+        if out is None:
+            raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")
+        options.check_apart(out, runs, verb="drawn")
+    if out is not None and out.resolve() not in [run.resolve() for run in runs] and (out / RECORD_FILE).exists():
+        raise UsageError(f"--out {str(out)!r} holds a run, whose page would be replaced; choose another --out")
+    with held(out or runs[0]) as directory, reading(*records):
+        page = write_report(records, directory, png=png)
+    print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

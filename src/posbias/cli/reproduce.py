@@ -1,0 +1,99 @@
+"""`posbias reproduce`: published experiments run again."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import running
+
+EXAMPLE = (
+    "Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · "
+    "at the real sizes: `posbias reproduce birth-2603.10123 --size full --initialisations 2` · trained: "
+    "`posbias reproduce position-copy-liu2026 --size small --out runs/copy`"
+)
+
+
+@dataclass(frozen=True)
+class BirthFlags:
+    """Settings of the experiment on initialisations."""
+
+    length: options.Length = 256
+    initialisations: Annotated[
+        int, typer.Option(help="birth: random initialisations, each with its own prompt.", min=2)
+    ] = 8
+    probes: Annotated[int, typer.Option(help="birth: random probes per Jacobian.", min=1)] = 8
+    tokenizer: Annotated[str, typer.Option(help="birth: text as 'bytes', or with the 'demo' tokenizer.")] = "bytes"
+
+
+@dataclass(frozen=True)
+class TrainedFlags:
+    """Settings of the experiments that train."""
+
+    study: Annotated[
+        list[str] | None, typer.Option(help="trained: one of the paper's studies, repeatable; all unless given.")
+    ] = None
+    device: Annotated[str, typer.Option(help="trained: where, cpu, cuda, cuda:1 ...")] = "cpu"
+
+
+@options.grouped
+def reproduce(
+    context: typer.Context,
+    paper: Annotated[
+        str,
+        typer.Argument(
+            help="rollout-2602.16837, birth-2603.10123, icl-2502.01951 or position-copy-liu2026.", show_default=False
+        ),
+    ],
+    *,
+    size: Annotated[
+        str,
+        typer.Option(
+            help="birth: small (d 256), full (Qwen2-0.5B, GPT-2 medium) or tiny; trained: smoke (a minute), "
+            "small (half an hour of two cores) or full (the source's steps)."
+        ),
+    ] = "small",
+    birth: BirthFlags,
+    trained: TrainedFlags,
+    engine: options.EngineFlags,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="trained: read finished studies back, judge anew; go on with unfinished ones."),
+    ] = False,
+    flags: options.RunFlags,
+) -> None:
+    """Run a published experiment again. What the paper reports, what comes out, and what survives."""
+    from posbias.papers import PAPERS
+    from posbias.papers.requests import requested_reproduction, requested_settings
+    from posbias.training import TrainingRun
+
+    _ = PAPERS[paper]
+    _refuse_settings(context, paper)
+    options.check_resume(resume, flags.out)
+    training = TrainingRun(
+        engine=engine.made(), device=trained.device, directory=flags.out, resume=resume, overwrite=flags.overwrite
+    )
+    settings = requested_settings(
+        paper, size=size, seed=flags.seed, birth=vars(birth), studies=tuple(trained.study or ()), run=training
+    )
+    with running(context, flags, resume=resume) as run:
+        record, found = requested_reproduction(paper, settings, run.arguments, command=run.command, resume=resume)
+        run.finish(record, found=found)
+
+
+def _refuse_settings(context: typer.Context, paper: str) -> None:
+    """Options of another experiment change nothing here; that is said rather than passed over."""
+    from posbias.papers.requests import BIRTH
+    from posbias.papers.study_runs import FOLDERS
+
+    of_training = [*options.names_of(TrainedFlags), *options.names_of(options.EngineFlags), "resume"]
+    settings = {
+        BIRTH: ["size", *options.names_of(BirthFlags), "seed"],
+        **{name: ["size", *of_training, "seed"] for name in FOLDERS},
+    }
+    taken = settings.get(paper, [])
+    for name in dict.fromkeys(name for names in settings.values() for name in names if name not in taken):
+        owners = ", ".join(owner for owner, names in settings.items() if name in names)
+        known = " ".join(f"--{other.replace('_', '-')}" for other in (*taken, "out", "json"))
+        options.refuse(context, [name], f"belongs to {owners}; {paper} takes {known} only")

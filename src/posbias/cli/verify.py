@@ -1,0 +1,90 @@
+"""`posbias verify`: published theorems and claims put to the test."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posbias.cli import options
+from posbias.cli.output import print_json, running, say
+from posbias.errors import UsageError
+
+EXAMPLE = (
+    "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
+    "a figure for each: `posbias verify --report --out runs/claims` · "
+    "your own mask: `posbias verify --mask mask.npy` · on a model: `posbias verify --model demo --length 48`"
+)
+DEFAULT_REPORT = Path("runs/verify")
+
+
+@dataclass(frozen=True)
+class OfModelFlags:
+    """What a model is read on, to put claims to the test on its attention."""
+
+    prompts: Annotated[str, typer.Option(help="With --model: prompts, as for measure.")] = "default"
+    count: options.Count = 8
+    init_seed: options.InitSeed = None
+
+
+@options.grouped
+def verify(
+    context: typer.Context,
+    claim: Annotated[
+        str | None, typer.Argument(help="A paper (wu2025) or a claim (wu2025/theorem-4.1); all by default.")
+    ] = None,
+    *,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            help="Centre nodes of this mask: prefix(length=4) ..., or a .npy, .csv or .txt file of 0 and 1.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Put the claims to the test on this model's attention, as for measure.", show_default=False),
+    ] = None,
+    read: OfModelFlags,
+    length: options.Length = 32,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Write an HTML page with a figure per claim to --out (default runs/verify)."),
+    ] = False,
+    flags: options.RunFlags,
+) -> None:
+    """Put published theorems and claims to the test. The number, the verdict, and the sharper fact.
+
+    With --model on the attention of one model, trained or random: which premises it meets, and what holds on it.
+    """
+    from posbias.papers import verify as verify_claims
+    from posbias.papers import verify_mask
+    from posbias.papers.claims import claims_record, described_verdict, tally
+    from posbias.papers.requests import verify_source
+    from posbias.papers.wu2025.graphs import read_mask
+    from posbias.report import write_report
+
+    unread = options.names_of(OfModelFlags) if model is None else ["mask"]
+    options.refuse(context, unread, "needs --model" if model is None else "cannot go with --model")
+    out = flags.out or (DEFAULT_REPORT if report else None)
+    with running(context, replace(flags, out=out)) as run:
+        described: dict[str, Any] | None = None
+        if model is not None:
+            verdicts, described = verify_source(model, claim, n_positions=length, seed=flags.seed, **vars(read))
+        elif mask is None:
+            verdicts = verify_claims(claim, seed=flags.seed)
+        elif claim in {None, "wu2025", "wu2025/centre-nodes"}:
+            verdicts = [verify_mask(read_mask(mask, length), seed=flags.seed)]
+        else:
+            raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
+        record = claims_record(verdicts, run.arguments, seed=flags.seed, command=run.command, read=described)
+        if run.directory is not None:
+            record.write_run(run.directory)
+        page = write_report([record], run.directory) if report and run.directory is not None else None
+    if flags.json:
+        print_json([verdict.as_dict() for verdict in verdicts])
+        return
+    said = [described_verdict(verdict.as_dict()) + "\n" for verdict in verdicts]
+    said.append(tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
+    lines = [line for text in said for line in text.split("\n")]
+    say(*lines, *([] if page is None else [f"report: {page}"]))

@@ -1,0 +1,314 @@
+"""How results show themselves: each names its curves once, and its picture, table, pandas and xarray follow from that.
+
+`repr` is one line; a notebook shows the answer, a small table and a picture (`_repr_html_`). matplotlib, pandas and
+xarray are imported when they are asked for; the last two come with `pip install 'posbias[notebook]'`.
+"""
+
+import base64
+import csv
+import io
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.errors import RunError, UsageError, printable
+from posbias.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+    from xarray import Dataset
+
+Values = Float64[np.ndarray, "n_places"]
+INFLUENCE = "influence"
+PICTURES = (".png", ".svg", ".pdf")
+FILES = (".csv", ".html", *PICTURES)
+ENDING = re.compile(r"\.[a-z][a-z0-9]{0,6}")
+"""What is meant as the ending of a file, unlike the end of "llama-3.1" or "qwen2-0.5b"."""
+PAGE = '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n{body}\n</html>\n'
+"""Of a result saved as .html, which a browser would else read in whatever encoding its system has."""
+INCHES = (6.4, 2.8)
+DOTS_PER_INCH = 100
+LEFT = 'style="text-align:left;vertical-align:top"'
+"""Notebooks set cells to the right, where sentences are hard to read."""
+DECADES = 5
+"""That a logarithmic axis shows below the largest value."""
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One named curve with its pointwise interval, where it has one; an end that is not finite says nothing."""
+
+    name: str
+    values: Values
+    low: Values | None = None
+    high: Values | None = None
+    drawn: bool = True
+    """Whether it is in the picture; it is in tables in any case."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", printable(self.name))  # it may come from a file
+
+    @property
+    def ends(self) -> tuple[Values, Values]:
+        """Both ends of the interval, NaN where one of them is unknown."""
+        nothing = np.full_like(self.values, np.nan)
+        low, high = nothing if self.low is None else self.low, nothing if self.high is None else self.high
+        known = np.isfinite(low) & np.isfinite(high)
+        return np.where(known, low, np.nan), np.where(known, high, np.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """What a result shows: a line, numbers, and curves over the same places."""
+
+    title: str
+    """One line, without the name of the class."""
+    series: tuple[Series, ...] = ()
+    quantity: str = INFLUENCE
+    """What the curves are of; influence is drawn in multiples of the flat line, 1 / N."""
+    axis: str = "position"
+    places: np.ndarray | None = None
+    """Of every point; None: 0 ... N - 1."""
+    unit: str = ""
+    """Of the curves, where they have one."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What stands first, by name: answers, and numbers with their intervals."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", printable(self.title))
+
+    @property
+    def x(self) -> np.ndarray:
+        """The places of the points."""
+        return np.arange(len(self.series[0].values)) if self.places is None else self.places
+
+    @property
+    def scale(self) -> float:
+        """By what values are multiplied where they are drawn or written out."""
+        return float(len(self.x)) if self.quantity == INFLUENCE else 1.0
+
+    @property
+    def label(self) -> str:
+        """The quantity with what its values are in where they are drawn or written out."""
+        unit = "flat line = 1" if self.quantity == INFLUENCE else self.unit
+        return f"{self.quantity} ({unit})" if unit else self.quantity
+
+
+class Showing(ABC):
+    """A result that shows itself: as one line, in a notebook, as picture, table and file.
+
+    Every result of posbias is one: profiles, predictions, measurements, maps of tokens, attention statistics,
+    comparisons, curves, evaluations, designs, decompositions, audits and records.
+    """
+
+    @abstractmethod
+    def shown(self) -> Shown:
+        """The curves, from which everything below is made."""
+
+    def as_run(self) -> Any:
+        """The record that `save` writes into a directory; None for a result that is no run."""
+        return None
+
+    def facts(self) -> Mapping[str, str]:
+        """What a notebook shows first: answers, and numbers with their intervals, by name."""
+        return self.shown().facts
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shown().title})"
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the curves with their intervals; influence in multiples of the flat line, which stands beside it.
+
+        Args:
+            ax: Axes of matplotlib to draw on; None: new ones of pyplot.
+
+        Returns:
+            The axes, to change at will.
+
+        Raises:
+            UsageError: the result holds no curves.
+        """
+        shown = self._with_curves()
+        if ax is None:
+            from matplotlib import pyplot
+
+            _, ax = pyplot.subplots(figsize=INCHES, layout="constrained")
+        _draw(ax, shown)
+        return ax
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for every point: `position` and `influence` (or what else is shown), `low` and `high`.
+
+        Where there are several curves a column `curve` names them. Ends of intervals are NaN where they are not known.
+        """
+        columns: DataFrame = _extra("pandas").DataFrame(_columns(self._with_curves()))
+        return columns
+
+    def to_xarray(self) -> "Dataset":
+        """The variables `influence` (or what else is shown), `low` and `high` over `curve` and `position`."""
+        shown = self._with_curves()
+        low, high = zip(*(each.ends for each in shown.series), strict=True)
+        arrays = {shown.quantity: [each.values for each in shown.series], "low": low, "high": high}
+        variables = {name: (("curve", shown.axis), np.stack(rows)) for name, rows in arrays.items()}
+        names = [each.name for each in shown.series]
+        found: Dataset = _extra("xarray").Dataset(variables, {"curve": names, shown.axis: shown.x})
+        return found
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the table of `to_pandas` as CSV; what is not known is empty. `design` takes one profile as a target."""
+        columns = _columns(self._with_curves())
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        rows = zip(*(np.asarray(column).tolist() for column in columns.values()), strict=True)
+        writer.writerows(["" if entry != entry else entry for entry in row] for row in rows)
+        return _written(Path(path), text.getvalue().encode())
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write to a file by its ending: .csv, a picture (.png, .svg, .pdf), or .html as a notebook shows it.
+
+        Without an ending, or where a directory stands, a run (a prediction, a measurement, an evaluation, a
+        decomposition, an audit, a record) becomes a directory, which `load_record` and the command line read; it is
+        written atomically. `overwrite`: another finished run there, with its report, is replaced.
+
+        Raises:
+            UsageError: another ending; a directory for what is no run, or one with another finished run; or no curves
+                to draw.
+            RunError: the file or directory cannot be written, or the disk is full; nothing half-written stays.
+        """
+        named = str(path)
+        path = Path(path)
+        ending = path.suffix.lower()
+        whole = path.is_dir() or named.endswith(("/", os.sep))
+        run = self.as_run() if ending not in FILES or whole else None
+        if run is None and whole:
+            raise UsageError(f"cannot save to {path.name!r}, a directory")
+        if (run is None or ENDING.fullmatch(ending)) and ending not in FILES and not whole:
+            also = "; a directory with such a name ends in a slash" if run is not None else ""
+            raise UsageError(f"cannot save to {path.name!r}; allowed are the endings {', '.join(FILES)}{also}")
+        if run is not None:
+            written: Path = run.write_run(path, overwrite=overwrite)
+            return written
+        if ending == ".csv":
+            return self.to_csv(path)
+        if ending in PICTURES:
+            return _written(path, _picture(self._with_curves(), ending.removeprefix(".")))
+        page = PAGE.format(title=escape(self.shown().title), body=self._repr_html_())
+        return _written(path, page.encode())
+
+    def _repr_html_(self) -> str:
+        shown, facts = self.shown(), self.facts()
+        parts = [f"<p><b>{escape(type(self).__name__)}</b>: {escape(shown.title)}</p>"]
+        if facts:
+            parts.append(_rows([[name, text] for name, text in facts.items()]))
+        if shown.series:
+            picture = base64.b64encode(_picture(shown, "png")).decode()
+            parts.append(_table(shown))
+            parts.append(f'<img alt="{escape(shown.title)}" src="data:image/png;base64,{picture}">')
+        return f"<div>{''.join(parts)}</div>"
+
+    def _with_curves(self) -> Shown:
+        shown = self.shown()
+        if not shown.series:
+            raise UsageError(f"{type(self).__name__}({shown.title}) holds no curves over positions")
+        return shown
+
+
+def _draw(ax: "Axes", shown: Shown) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for each in shown.series:
+        if each.drawn:
+            low, high = each.ends
+            marker = {"marker": "o"} if shown.places is not None else {}
+            (line,) = ax.plot(shown.x, each.values * shown.scale, label=_literal(each.name), **marker)  # type: ignore[arg-type]
+            if np.isfinite(low).any():
+                ends = low * shown.scale, high * shown.scale
+                ax.fill_between(shown.x, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
+    flat = shown.quantity == INFLUENCE
+    if flat:
+        ax.axhline(1, color="0.5", linestyle=":", label="flat line")
+        values = np.concatenate([each.values for each in shown.series if each.drawn]) * shown.scale
+        if values.min() > 0:  # the range is the curves': the lower ends of intervals may be zero
+            ax.set(yscale="log", ylim=(max(values.min() / 2, values.max() / 10**DECADES), 2 * max(values.max(), 1.0)))
+    ax.set(xlabel=shown.axis, ylabel=shown.label)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # places are counted
+    if flat or len(shown.series) > 1:
+        ax.legend(frameon=False)
+
+
+def _picture(shown: Shown, sort: str) -> bytes:
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+    _draw(canvas.subplots(), shown)
+    buffer = io.BytesIO()
+    canvas.savefig(buffer, format=sort)
+    return buffer.getvalue()
+
+
+def _columns(shown: Shown) -> dict[str, Any]:
+    """One row per curve and point, by column."""
+    low, high = (np.concatenate(ends) for ends in zip(*(each.ends for each in shown.series), strict=True))
+    points = {
+        shown.axis: np.tile(shown.x, len(shown.series)),
+        shown.quantity: np.concatenate([each.values for each in shown.series]),
+        "low": low,
+        "high": high,
+    }
+    names = np.repeat([each.name for each in shown.series], len(shown.x))
+    return points if len(shown.series) == 1 else {"curve": names, **points}
+
+
+def _table(shown: Shown) -> str:
+    """Every curve at the first, the middle and the last place."""
+    places = sorted({0, len(shown.x) // 2, len(shown.x) - 1})
+    head = [shown.label, *(f"{shown.axis} {shown.x[place]}" for place in places)]
+    return _rows([[each.name, *(_text(each, place, shown.scale) for place in places)] for each in shown.series], head)
+
+
+def _text(series: Series, place: int, scale: float) -> str:
+    value, low, high = (float(part[place]) * scale for part in (series.values, *series.ends))
+    return f"{value:.3g}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")
+
+
+def _rows(rows: list[list[str]], head: list[str] | None = None) -> str:
+    lines = [("td", row) for row in rows] if head is None else [("th", head), *(("td", row) for row in rows)]
+    made = ["".join(f"<{tag} {LEFT}>{_escaped(cell)}</{tag}>" for cell in row) for tag, row in lines]
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in made)}</table>"
+
+
+def _escaped(text: str) -> str:
+    """As HTML, line breaks kept."""
+    return "<br>".join(escape(printable(line)) for line in text.split("\n"))
+
+
+def _extra(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UsageError(f"{name} is not installed; pip install 'posbias[notebook]'") from None
+
+
+def _written(path: Path, content: bytes) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise RunError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+    return path
+
+
+def _literal(text: str) -> str:
+    """Text as it is: a dollar sign would start a formula."""
+    return text.replace("$", r"\$")

@@ -1,1 +1,0 @@
-"""Pictures of any object: described once, drawn on a page (`interactive`) or as a PNG (`static`)."""

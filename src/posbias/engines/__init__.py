@@ -1,7 +1,0 @@
-"""Where the work of a run is done: in this process, in worker processes, or on a Ray cluster; equal bits from each."""
-
-from posbias.engines.engine import ENGINES, Arrays, Engine, Outcome, Workload, collect
-from posbias.engines.local import Local
-from posbias.engines.ray_cluster import Ray
-
-__all__ = ["ENGINES", "Arrays", "Engine", "Local", "Outcome", "Ray", "Workload", "collect"]

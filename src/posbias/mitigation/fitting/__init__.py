@@ -1,0 +1,1 @@
+"""Parameters of a method that suit one model, from calibration samples alone."""

@@ -1,0 +1,167 @@
+"""Which hidden channel carries position, and by what to multiply it: chosen on ordinary text and calibration samples.
+
+First the means over windows of text, per layer and position, name the channels that are smooth and monotone in
+position; then every one of them, with every factor, is judged by the log-probability of the right answers: on one
+prompt of each calibration sample, and the best few on all prompts.
+Source: arXiv 2406.02536 and its released code (`experiments/search_dimension`), whose skipped beginnings are shares of
+the window here, and which searches with factor 0 alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+
+from posbias.checks import check_number, check_size
+from posbias.errors import UsageError
+from posbias.interventions.base import check_model
+from posbias.limits import REPEATS
+from posbias.mitigation.fitting.calibration import answer_logprob, best_of, check_samples
+from posbias.mitigation.methods.base import Mitigation
+from posbias.mitigation.methods.positional_channel import PositionalChannel
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.tasks.language import Example
+
+LEAST_POSITIONS = 40
+"""Of a window of text: below, smoothness cannot be told."""
+SKIPPED_MONOTONE, SKIPPED_SMOOTH = 0.3, 0.2
+"""Shares of a window whose first positions do not count: 300 and 200 of 1000 in the released code."""
+SMOOTHING = (10, 3)
+"""Width and order of the Savitzky-Golay filter under the second differences."""
+
+
+@dataclass(frozen=True)
+class ChannelOptions:
+    """How a positional channel is searched."""
+
+    factors: tuple[float, ...] = (0.5, 0.0, -0.5, -1.0)
+    """What the channel may be multiplied by."""
+    channels: int = 10
+    """Of the monotone ones, so many of the smoothest are tried, >= 1."""
+    finalists: int = 4
+    """Candidates that are judged on all calibration prompts, >= 1."""
+    first_layer: int | None = None
+    """As of `PositionalChannel`."""
+    last_layer: int | None = None
+    from_question: bool = False
+
+    def __post_init__(self) -> None:
+        check_size("fit_channel: channels", self.channels, REPEATS)
+        check_size("fit_channel: finalists", self.finalists, REPEATS)
+        if not self.factors:
+            raise UsageError("fit_channel: factors must not be empty")
+        for factor in self.factors:
+            check_number("fit_channel: |factor|", abs(factor))
+
+
+def fit_channel(
+    model: Any,
+    calibration: Sequence[Example],
+    text: Sequence[Int64[np.ndarray, "token"]],
+    *,
+    options: ChannelOptions | None = None,
+) -> tuple[Mitigation, dict[str, Any]]:
+    """The channel and the factor under which right answers are most probable, and how that was found.
+
+    Args:
+        model: What `load_model` returns, of a family that `PositionalChannel` allows.
+        calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
+        text: Token ids of windows of ordinary text, all of one length, at least 40 tokens; published: 1000.
+        options: How.
+
+    Returns:
+        The best candidate, even where the unchanged model does better, and plain values for a recipe or record: the
+        log-probability per token of the answers, in nats, mean over examples, for every candidate on one prompt of each
+        sample, and for the best few and unchanged on all.
+
+    Raises:
+        UsageError: too few samples, windows of several lengths, a family that does not allow it, or no channel that is
+            monotone in position.
+        RunError: no calibration prompt fits into the model.
+    """
+    options, network = options or ChannelOptions(), check_model(model)
+    n_samples = check_samples(calibration)
+    means = mean_states(network, text)
+    found = positional_channels(means, options.channels)
+    if not found:
+        raise UsageError(f"fit_channel: no channel is monotone in position in more than {len(means) // 4} layers")
+    candidates = [
+        PositionalChannel(channel, factor, options.first_layer, options.last_layer, options.from_question)
+        for channel in found
+        for factor in options.factors
+    ]
+    _, first = best_of(candidates, network, _one_of_each(calibration))
+    ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
+    best, scores = best_of(ranked[: options.finalists], network, calibration)
+    how = {
+        **asdict(options),
+        "found": found,
+        "unchanged": answer_logprob(network, None, calibration),
+        "one_prompt_each": first,
+        "candidates": scores,
+        "calibration_samples": n_samples,
+        "calibration_prompts": len(calibration),
+        "windows": len(text),
+        "window_tokens": means.shape[1],
+    }
+    return best, how
+
+
+def _one_of_each(calibration: Sequence[Example]) -> list[Example]:
+    """One prompt of each sample, its positions in turn."""
+    samples: dict[str, list[Example]] = {}
+    for example in calibration:
+        samples.setdefault(example.sample, []).append(example)
+    return [own[number % len(own)] for number, own in enumerate(samples.values())]
+
+
+@torch.no_grad()
+def mean_states(
+    model: HuggingFaceModel, text: Sequence[Int64[np.ndarray, "token"]]
+) -> Float64[np.ndarray, "layer position channel"]:
+    """The stream behind every block, by position, mean over windows."""
+    lengths = sorted({len(window) for window in text})
+    if len(lengths) != 1 or lengths[0] < LEAST_POSITIONS:
+        raise UsageError(
+            f"fit_channel: windows of one length of {LEAST_POSITIONS} or more tokens are allowed, got {lengths or 0}"
+        )
+    total: Any = 0.0
+    for window in text:
+        states = model.network(model.token_tensor([window.tolist()]), output_hidden_states=True, use_cache=False)
+        total = total + torch.stack([layer[0].cpu() for layer in states.hidden_states[1:]]).double().numpy()
+    return np.asarray(total / len(text))
+
+
+def positional_channels(means: Float64[np.ndarray, "layer position channel"], most: int) -> list[int]:
+    """Channels whose cubic fit is monotone, one way, in more than a quarter of the layers; the smoothest first.
+
+    Smoothness is the sum of squared second differences of the curve, scaled to [0, 1] and filtered, in the smoothest
+    of those layers. The first two layers and the last are left out.
+    """
+    from scipy.signal import savgol_filter
+
+    depth, n_positions, _ = means.shape
+    if depth < 4:
+        return []
+    inner = means[2 : depth - 1]
+    begin = int(SKIPPED_MONOTONE * n_positions)
+    place = np.linspace(-1, 1, n_positions - begin)
+    powers = np.vander(place, 4)
+    curves = inner[:, begin:]
+    steps = np.diff(powers @ (np.linalg.pinv(powers) @ curves), axis=1)
+    varies = np.ptp(curves, axis=1) > 0
+    rising, falling = ((steps * sign >= 0).all(axis=1) & varies for sign in (1, -1))
+    monotone = np.where(rising.sum(axis=0) > falling.sum(axis=0), rising, falling)
+    smooth = inner[:, int(SKIPPED_SMOOTH * n_positions) :]
+    spread = np.ptp(smooth, axis=1, keepdims=True)
+    filtered = savgol_filter(
+        (smooth - smooth.min(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1), *SMOOTHING, axis=1
+    )
+    roughness = np.where(monotone, np.square(np.diff(filtered, n=2, axis=1)).sum(axis=1), np.inf).min(
+        axis=0, initial=np.inf
+    )
+    enough = np.flatnonzero(monotone.sum(axis=0) > depth // 4)
+    return [int(channel) for channel in enough[np.argsort(roughness[enough], kind="stable")][:most]]

@@ -1,0 +1,1 @@
+"""Verdicts on methods, from paired differences by position, with corrected intervals."""

@@ -1,0 +1,248 @@
+"""A method at work: on a loaded model, on a user's own network, or on a responder that answers requests."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from posbias.checks import checked
+from posbias.errors import UsageError
+from posbias.evaluation.responders import LocalResponder, Responder
+from posbias.evaluation.responders.base import Reply, Request
+from posbias.evaluation.responders.local import encode_requests
+from posbias.evaluation.responders.running import shared_length, visiting_order
+from posbias.interventions.base import check_model
+from posbias.mitigation.methods.base import (
+    MITIGATIONS,
+    Method,
+    Mitigation,
+    Places,
+    PromptMitigation,
+    Spans,
+    inside_methods,
+)
+from posbias.mitigation.methods.question import Question
+from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, read_recipe
+from posbias.models.hugging_face import INTERVENTION_MARK, LOOKS_AHEAD_MARK, HuggingFaceModel
+from posbias.models.loading import COMPILED_CALL, model_in_hand
+from posbias.tasks.language.base import locate
+
+INSTALLED = "_posbias_installed"
+"""Attribute of a network that holds what was installed on it."""
+
+
+@checked
+class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
+    """Within the context, a model under a method against position bias; `install` leaves it so.
+
+    No weight is touched; afterwards every logit is bit for bit what it was.
+
+    Args:
+        model: What `load_model` returns, or a causal language model of transformers.
+        method: An object, its literal spelling (`"initial_token(gamma=0.5)"`), or the path of a recipe (.json).
+        strength: 0 (the model as it is) ... 1; None: as the method says.
+        passages: Where the prompt's passages stand, for methods that need them: token spans, or their texts, in order.
+            One list serves all prompts of a batch.
+        prompt: The prompt in which these texts stand, as the tokenizer is given it.
+        question: In their place, for methods that act from the question on, the text with which questions begin, such
+            as `Question:`: every prompt's is looked for, so that the method can be installed for good; the last
+            one counts, and a prompt without one is left as it is. With token ids alone, not with embeddings.
+        tokenizer: The tokenizer of a model of transformers.
+
+    Raises:
+        UsageError: an unknown method or a recipe of another model; passages that are not in the prompt, or a question
+            for a method that does not act from it on; on entry, a method that the model does not allow, or a second
+            one on the same network.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        method: Method | str,
+        strength: float | None = None,
+        *,
+        passages: Spans | Sequence[str] = (),
+        prompt: str | None = None,
+        question: str | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self._own = isinstance(model, HuggingFaceModel)
+        self._given, self._model = model, check_model(model) if self._own else _loaded(model, tokenizer)
+        resolved = resolve_method(method, self._model, strength=strength)
+        if not isinstance(resolved, Mitigation):
+            raise UsageError(
+                f"{resolved.name} changes prompts, not the model; allowed here: {', '.join(inside_methods())}"
+            )
+        self._method, self._open = resolved, ExitStack()
+        self._places: Places = _spans(passages, prompt, self._model.tokenizer)
+        if question is not None:
+            self._places = _question(resolved, question, passages, self._model.tokenizer)
+
+    def __enter__(self) -> Any:
+        model, method = self._model, self._method
+        if model.intervention is not None:
+            raise UsageError(
+                f"{method.name}: the model is already under {model.intervention}; one at a time is allowed"
+            )
+        with ExitStack() as opened:
+            opened.enter_context(method.on(model, self._places))
+            if method.strength > 0:
+                opened.enter_context(_uncompiled(model.network, self._given))
+                setattr(model.network, INTERVENTION_MARK, str(method))
+                opened.callback(vars(model.network).pop, INTERVENTION_MARK, None)
+                if method.looks_ahead:
+                    setattr(model.network, LOOKS_AHEAD_MARK, True)
+                    opened.callback(vars(model.network).pop, LOOKS_AHEAD_MARK, None)
+            self._open = opened.pop_all()
+        return method.description(model, own=True) if self._own else self._given
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def install(self) -> "mitigated":
+        """Leave the model under the method for good, or until `remove`."""
+        self.__enter__()
+        # Held by the network: where the caller keeps nothing, this object and its hooks would be collected.
+        vars(self._model.network)[INSTALLED] = self
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "mitigated":
+        """The same: it belongs to the network that it was installed on, not to a copy of that."""
+        return self
+
+    def remove(self) -> None:
+        """Take an installed method off again."""
+        vars(self._model.network).pop(INSTALLED, None)
+        self._open.close()
+
+
+def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, strength: float | None = None) -> Method:
+    """A method from an object, its spelling, or the path of a recipe made for the model."""
+    if isinstance(method, str) and method.endswith(RECIPE_SUFFIX):
+        method = read_recipe(method, model)
+    resolved = MITIGATIONS.parse(method) if isinstance(method, str) else method
+    if not isinstance(resolved, Mitigation | PromptMitigation):
+        raise UsageError(f"{resolved!r} is not a mitigation; known: {', '.join(MITIGATIONS)}")
+    return resolved if strength is None else replace(resolved, strength=strength)
+
+
+def answering_under(method: Method, responder: Responder) -> Responder:
+    """A responder that answers under a method; those inside a model need a local one."""
+    return method.around(responder) if isinstance(method, PromptMitigation) else _Mitigated(method, responder)
+
+
+def _question(method: Mitigation, text: str, passages: Spans | Sequence[str], tokenizer: Any) -> Question:
+    """The place where questions begin, for a method that asks for no more."""
+    if passages:
+        raise UsageError("mitigated: give passages= or question=, not both")
+    if not (method.needs_passages and method.needs_question):
+        raise UsageError(
+            f"{method.name}: question= is for methods that act from the question on: context_bias, and key_bias and "
+            "positional_channel with from_question"
+        )
+    return Question(text, tokenizer)
+
+
+def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) -> Spans:
+    """Token spans of passages that may be given as texts."""
+    texts = [passage for passage in passages if isinstance(passage, str)]
+    if not texts:
+        return tuple(passages)  # type: ignore[arg-type]
+    if prompt is None or tokenizer is None or len(texts) < len(passages):
+        raise UsageError(
+            "mitigated: passages given as texts need prompt= and tokenizer=, and no token spans among them"
+        )
+    found: list[tuple[int, int]] = []
+    for number, text in enumerate(texts):
+        begin = prompt.find(text, found[-1][1] if found else 0)
+        if begin < 0 or not text:
+            raise UsageError(
+                f"mitigated: passage {number}, {text[:40]!r}, is not in the prompt behind the one before it"
+            )
+        found.append((begin, begin + len(text)))
+    located, _ = locate(prompt, found, tokenizer, own_control=True)  # the user's own tokenizer reads it, as it is
+    if located is None:
+        raise UsageError("mitigated: the tokenizer has no character offsets; give passages as token spans")
+    return located
+
+
+@contextmanager
+def _uncompiled(network: nn.Module, given: Any) -> Iterator[None]:
+    """Meanwhile a network runs as Python has it, whatever is compiled of it: a graph would not know the method's hooks.
+
+    Compiled before or after, or by `generate` itself with a static cache. What is wrapped around the network (by
+    `torch.compile`, by peft) calls it as a whole.
+    """
+    plain: Any = torch.compiler.disable(network._call_impl)  # type: ignore[no-untyped-call]
+    changed: list[tuple[nn.Module, str, Any]] = [(network, COMPILED_CALL, plain)]
+    if isinstance(given, nn.Module) and given is not network:
+        changed.append((given, "forward", network.__call__))
+    with ExitStack() as restored:
+        for module, name, call in changed:
+            before = vars(module).get(name)
+            restored.callback(vars(module).pop if before is None else vars(module).__setitem__, name, before)
+            vars(module)[name] = call
+        yield
+
+
+def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
+    """A user's own network as a model; its parameters and mode stay as they are."""
+    held = isinstance(network, nn.Module)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad] if held else []
+    modes = {module: module.training for module in network.modules()} if held else {}
+    model = model_in_hand(network, tokenizer)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    for module, training in modes.items():
+        module.training = training
+    return check_model(model)
+
+
+class _Mitigated(Responder):
+    """A local model that answers under a method; it keeps keys and values of its own."""
+
+    def __init__(self, method: Mitigation, inner: Responder) -> None:
+        if not isinstance(inner, LocalResponder):
+            raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
+        options = replace(inner.options, reuse=inner.options.reuse and method.shares_cache)
+        self.method, self.inner = method, LocalResponder(inner.model, options)
+        self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
+        self._before, self._began = np.zeros(0, dtype=np.int64), 0  # what the inner one's cache holds, of any call
+
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        """As `Responder.respond`."""
+        model: Any = self.inner.model
+        if self.method.on_prompt((), 1)[0] is self.method and not self.method.needs_passages:
+            with mitigated(model, self.method):
+                return self.inner.respond(requests, generate=generate, score=score)
+        prompts = [encoded.prompt for encoded in encode_requests(self.tokenizer, requests)]
+        replies: dict[int, Reply] = {}
+        for index in visiting_order(prompts):
+            request = requests[index]
+            located, _ = locate(request.prompt, request.passages, self.tokenizer, own_control=request.own_control)
+            method, passages = self.method.on_prompt(located or (), len(prompts[index]))
+            begins = passages[-1][1] if passages else 0
+            if begins != self._began and shared_length(self._before, prompts[index]) > min(begins, self._began):
+                self.inner.forget()  # what they share, the method has changed in one and not in the other
+            self._before, self._began = prompts[index], begins
+            if not method.shares_cache:
+                self.inner.tried(prompts[index])  # without it: a trial cuts prompts where no prompt of its is cut
+            with mitigated(model, method, passages=passages):
+                (replies[index],) = self.inner.respond([requests[index]], generate=generate, score=score)
+        return [replies[index] for index in range(len(requests))]
+
+    def describe(self) -> dict[str, Any]:
+        """The model's own, with the method."""
+        return {**self.inner.describe(), "method": str(self.method)}
+
+    def learnt(self) -> dict[str, Any]:
+        """As the model's own."""
+        return self.inner.learnt()
+
+    def counts(self) -> dict[str, float]:
+        """As the model's own."""
+        return self.inner.counts()

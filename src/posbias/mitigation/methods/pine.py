@@ -1,0 +1,236 @@
+"""Documents in no order (PINE): they see each other both ways, and every query has the most important ones nearest."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from posbias.errors import UsageError
+from posbias.interventions.attention import (
+    PLAIN_KERNEL,
+    Attended,
+    AttentionCall,
+    KeptKeys,
+    attending,
+    has_sinks,
+    turned_by,
+)
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
+from posbias.mitigation.methods.passages import in_one_place, windows_of
+from posbias.mitigation.methods.rotary import Frequencies, check_masks, shown_keys, turning
+from posbias.models.hugging_face import HuggingFaceModel
+
+BLOCK = 128
+"""Queries that attend at once."""
+OUTSIDE = -1
+"""Stands for the document of a token that is in none."""
+
+
+@MITIGATIONS.register("pine")
+@dataclass(frozen=True)
+class Pine(Mitigation):
+    """Passages see each other both ways; every query has them ordered by their importance to it, the greatest nearest.
+
+    The importance of a document to a query: its attention to it per token, without rotary positions, in a softmax over
+    all documents, for each layer and head; to a document, the sum over its tokens of that in a softmax over all others.
+    To its own tokens a document stands behind all others, at the end of the stretch that documents take. So the order
+    in which documents are given makes no difference, but for the text between them, such as numbers and separators: it
+    belongs to the one behind it, and what stands before the first to none. Where a layer's window is shorter than the
+    prompt, order matters again: it hides by original places, later documents beyond its reach, too.
+
+    All passages are read in one call. With a strength s, positions p become p + s (p' - p), and ln s is added to the
+    logits of documents that stand behind a query. Logits are formed in blocks of queries, without dropout; gradients
+    hold the order fixed.
+
+    Source: PINE, arXiv 2407.01100, and its released code, wzq016/PINE (pine/models/llama/modeling_llama.py), which
+    takes one prompt at a time, ranks in the model's dtype (here in float32 at least), and has no text between
+    documents. This follows it in what the paper leaves open: the order is every head's own, a token behind the
+    documents has one of its own, and a document's own attention to itself is left out.
+    """
+
+    needs_passages = True
+    shares_cache = False
+    looks_ahead = True
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Attend by queries that are turned anew for every document."""
+        check_masks(model, self)
+        if has_sinks(model):
+            raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
+        windows = windows_of(passages)
+        layers = [
+            _Documents(windows, self.strength, own, getattr(model.family.mask(model.config, layer), "width", None))
+            for layer, own in enumerate(turning(model, self))
+        ]
+        kept = KeptKeys()
+
+        def attend(call: AttentionCall) -> Attended:
+            if len(windows) == 1 or int(call.query_positions.max()) < windows[0][0]:
+                return call.run()
+            documents = layers[call.layer]
+            plain = kept.of(call, None, documents.turned_back)
+            n_rows = max(len(call.query_positions), len(call.key_positions))
+            if n_rows == 1:
+                return documents.attended(call, plain)
+            found = [documents.attended(_row(call, row), plain[row : row + 1]) for row in range(n_rows)]
+            weights = [each for _, each in found if each is not None]
+            return torch.cat([output for output, _ in found]), torch.cat(weights) if weights else None
+
+        with in_one_place(model, self, passages), attending(model, self, attend):
+            yield
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """Where documents stand, and one layer's attention to them."""
+
+    windows: Spans
+    strength: float
+    frequencies: Frequencies
+    reach: int | None
+
+    def attended(self, call: AttentionCall, plain: Float[Tensor, "batch key_head key feature"]) -> Attended:
+        """Attention of prompts whose tokens stand in the same slots; `plain` are the keys without rotary positions."""
+        queries, keys = self._owners(call.query_positions[0]), self._owners(call.key_positions[0])
+        n_read, n_wanted = int((queries >= 0).sum()), self.windows[-1][1] - self.windows[0][0]
+        if 0 < n_read < n_wanted:
+            raise UsageError(f"pine: the {n_wanted} tokens of all passages must be read in one call, got {n_read}")
+        moved = self._moved(call, plain, queries, keys)
+        precise = replace(call, query=_precise(call.query), key=_precise(call.key), value=_precise(call.value))
+        blocks = []
+        for first in range(0, len(queries), BLOCK):
+            rows = slice(first, first + BLOCK)
+            blocks.append(self._block(precise, rows, queries[rows], keys, moved[:, :, rows]))
+        outputs, weights = zip(*blocks, strict=True)
+        output = torch.cat(outputs, 1).to(call.query.dtype)
+        if getattr(call.kernel, "__name__", "") == PLAIN_KERNEL:
+            return output, None
+        return output, torch.cat(weights, 2).to(call.query.dtype)
+
+    def turned_back(self, values: Tensor, positions: Int[Tensor, "_ token"]) -> Tensor:
+        """Queries or keys without rotary positions."""
+        if self.frequencies is None:
+            return _precise(values)
+        return _turned(_precise(values), -positions[:, None, :, None] * self.frequencies)
+
+    def _owners(self, positions: Int[Tensor, "token"]) -> Int[Tensor, "token"]:
+        """The document of every token, or `OUTSIDE`, as of padding at the beginning, whose positions are 0."""
+        begins, ends = torch.tensor(self.windows, device=positions.device).unbind(1)
+        inside = (positions[:, None] >= begins) & (positions[:, None] < ends)
+        padding = torch.arange(len(positions), device=positions.device) < (positions == 0).sum() - 1
+        return torch.where(inside.any(1) & ~padding, inside.int().argmax(1), OUTSIDE)
+
+    @torch.no_grad()
+    def _moved(
+        self,
+        call: AttentionCall,
+        plain: Float[Tensor, "batch key_head key feature"],
+        queries: Int[Tensor, "query"],
+        keys: Int[Tensor, "key"],
+    ) -> Float[Tensor, "batch head query document"]:
+        """How far every document moves for every query, in positions; nothing does where a layer turns nothing."""
+        if self.frequencies is None:
+            return torch.zeros(*call.query.shape[:3], len(self.windows), device=call.query.device)
+        begins, ends = torch.tensor(self.windows, device=queries.device).unbind(1)
+        lengths, last = ends - begins, ends[-1]
+        importance = self._importance(call, plain, queries, keys) / lengths
+        for document in range(len(lengths)):
+            within = queries == document
+            if within.any():
+                importance[:, :, within] = importance[:, :, within].sum(2, keepdim=True)
+                importance[:, :, within, document] = math.inf
+        order = importance.argsort(dim=-1, descending=True, stable=True)
+        behind = lengths[order].cumsum(-1).gather(-1, order.argsort(dim=-1))  # tokens from its begin to the end of all
+        moved = (last - behind - begins).to(importance)
+        before = call.query_positions[0] < begins[0]
+        return torch.where(before[:, None], 0.0, moved)
+
+    def _importance(
+        self, call: AttentionCall, plain: Tensor, queries: Int[Tensor, "query"], keys: Int[Tensor, "key"]
+    ) -> Float[Tensor, "batch head query document"]:
+        """Attention of every query to every document without positions, in a softmax over all but its own."""
+        n_documents = len(self.windows)
+        there = keys >= 0
+        members = torch.nn.functional.one_hot(keys[there], n_documents)
+        plain_query = self.turned_back(call.query, call.query_positions)
+        found = []
+        for first in range(0, len(queries), BLOCK):
+            rows = slice(first, first + BLOCK)
+            logits = _products(plain_query[:, :, rows], plain[:, :, there], call.group) * call.scaling
+            seen, _ = self._seen(call, rows, queries[rows], keys)
+            foreign = seen[..., there] & (keys[there] != queries[rows, None])
+            found.append(_softmax(logits, foreign) @ members.to(logits))
+        return torch.cat(found, 2)
+
+    def _block(
+        self,
+        call: AttentionCall,
+        rows: slice,
+        queries: Int[Tensor, "query"],
+        keys: Int[Tensor, "key"],
+        moved: Float[Tensor, "batch head query document"],
+    ) -> tuple[Tensor, Tensor]:
+        """Output and weights of some queries."""
+        query = call.query[:, :, rows]
+        at = queries.clamp(min=0)[None, None, :, None].expand_as(moved[..., :1])
+        own = torch.where(queries >= 0, moved.gather(-1, at).squeeze(-1), 0.0)
+        logits = query.new_empty(*query.shape[:3], len(keys))
+        for document in range(OUTSIDE, len(self.windows)):
+            places = (keys == document).nonzero().squeeze(1)
+            away = own if document == OUTSIDE else own - moved[..., document]
+            logits[..., places] = _products(self._away(query, away), call.key[:, :, places], call.group)
+        seen, later = self._seen(call, rows, queries, keys)
+        weights = _softmax(logits * call.scaling + later.to(logits) * math.log(self.strength), seen)
+        shared = weights.reshape(len(weights), call.value.shape[1], -1, *weights.shape[2:])
+        return (shared @ call.value[:, :, None]).flatten(1, 2).transpose(1, 2), weights
+
+    def _seen(
+        self, call: AttentionCall, rows: slice, queries: Int[Tensor, "query"], keys: Int[Tensor, "key"]
+    ) -> tuple[Bool[Tensor, "_ 1 query key"], Bool[Tensor, "query key"]]:
+        """Which keys some queries see, and which of these stand behind them."""
+        at, places = call.query_positions[0, rows, None], call.key_positions[0]
+        later = (queries[:, None] >= 0) & (keys >= 0) & (keys != queries[:, None]) & (places > at)
+        if self.reach is not None:
+            later &= places - at < self.reach
+        return shown_keys(call, rows) | later, later
+
+    def _away(self, query: Tensor, away: Float[Tensor, "batch head query"]) -> Tensor:
+        """Queries that are so many positions further from the keys."""
+        if self.frequencies is None:
+            return query
+        return _turned(query, self.strength * away[..., None].double() * self.frequencies)
+
+
+def _turned(values: Tensor, angles: Float[Tensor, "*shown pair"]) -> Tensor:
+    return turned_by(values, angles.cos(), angles.sin())
+
+
+def _precise(values: Tensor) -> Tensor:
+    """In float32 at least: ranks hang on small differences, and kernels are as precise."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _softmax(logits: Tensor, seen: Bool[Tensor, "*shown key"]) -> Tensor:
+    """0 where nothing is seen, as by padding."""
+    return logits.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0.0)
+
+
+def _products(query: Tensor, key: Tensor, group: int) -> Float[Tensor, "batch head query key"]:
+    """Of every query with the keys that its head shares."""
+    return (query.reshape(len(query), -1, group, *query.shape[2:]) @ key[:, :, None].mT).flatten(1, 2)
+
+
+def _row(call: AttentionCall, row: int) -> AttentionCall:
+    """One prompt of a batch."""
+
+    def own(given: Tensor | None) -> Any:
+        return given if given is None or len(given) == 1 else given[row : row + 1]
+
+    names = ("query", "key", "value", "mask", "query_positions", "key_positions")
+    return replace(call, **{name: own(getattr(call, name)) for name in names})

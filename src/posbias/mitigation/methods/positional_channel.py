@@ -1,0 +1,194 @@
+"""The positional channel: one feature of what attention reads, times a factor, where queries and keys are made of it.
+
+A changed layer makes its queries and keys twice, as further heads that are normalised, turned and cached with the
+others; so earlier tokens' changed keys are there when a later query asks, whatever is done with the cache.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from posbias.checks import check_number, check_whole
+from posbias.errors import UsageError
+from posbias.interventions.attention import Attended, AttentionCall, attending
+from posbias.interventions.base import hooked
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
+from posbias.mitigation.methods.passages import question_begins
+from posbias.models.families.base import Block
+from posbias.models.hugging_face import HuggingFaceModel
+
+COUNTED_HEADS = ("opt", "stablelm")
+"""Families whose attention splits its projections' features by the configuration's number of heads."""
+
+
+@MITIGATIONS.register("positional_channel")
+@dataclass(frozen=True)
+class PositionalChannel(Mitigation):
+    """One hidden channel is multiplied by a factor in the input of queries and keys, in middle layers; values stay.
+
+    It acts on the queries that predict: those whose logits a call asks for (the last token of a prompt, then every new
+    one; of an answer to be scored, all its tokens; all, where a call asks for all), or, with `from_question`, on all
+    behind the last passage. A responder knows where a prompt ends and changes all queries from its last token on. With
+    a strength s, the factor is 1 + s (factor - 1). A changed layer's keys take twice their room in the cache.
+    Generation without a cache changes only the newest query at each step.
+
+    Source: arXiv 2406.02536 and its released code, PositionalHidden/PositionalHidden.
+    """
+
+    needs_question: ClassVar[bool] = True
+
+    channel: int
+    """Of the hidden state, 0 ... width - 1; `fit_channel` finds one."""
+    factor: float = 0.0
+    """The channel is multiplied by; published: 0 or -1."""
+    first_layer: int | None = None
+    """0 nearest the input; None: layer 10 of 32, and as far up in other depths."""
+    last_layer: int | None = None
+    """The last that is changed; None: layer 25 of 32, and as far up in other depths."""
+    from_question: bool = False
+    """Whether all queries behind the last passage are changed, which has to be known then."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("positional_channel: channel", self.channel, least=0)
+        check_number("positional_channel: |factor|", abs(self.factor) if _is_number(self.factor) else self.factor)
+        for name in ("first_layer", "last_layer"):
+            if getattr(self, name) is not None:
+                check_whole(f"positional_channel: {name}", getattr(self, name), least=0)
+
+    @property
+    def needs_passages(self) -> bool:  # type: ignore[override]
+        """To know where the question begins."""
+        return self.from_question
+
+    def on_prompt(self, passages: Spans, length: int) -> tuple[Mitigation, Spans]:
+        """With the prompt's last token as the question: what is changed is then a matter of position."""
+        return (self, passages) if self.from_question else (replace(self, from_question=True), [(0, length - 1)])
+
+    def layers(self, depth: int) -> range:
+        """Those that are changed, of so many."""
+        first = 10 * depth // 32 if self.first_layer is None else self.first_layer
+        last = max(26 * depth // 32 - 1, first) if self.last_layer is None else self.last_layer
+        if not first <= last < depth:
+            raise UsageError(
+                f"positional_channel: layers must lie in 0 ... {depth - 1}, first and last, got {first} and {last}"
+            )
+        return range(first, last + 1)
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
+        """Make queries and keys twice, and attend with the changed ones where a query predicts."""
+        blocks = model.family.blocks(model.network)
+        layers = self.layers(len(blocks))
+        if self.channel >= model.width:
+            raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
+        factor = 1 + self.strength * (self.factor - 1)
+        asked = _Asked()
+
+        def attend(call: AttentionCall) -> Attended:
+            if call.layer not in layers:
+                return call.run()
+            query, changed_query = call.query.chunk(2, 1)
+            key, changed_key = call.key.chunk(2, 1)
+            rows = (
+                call.query_positions >= begins().to(query.device)
+                if self.from_question
+                else asked.rows(query.shape[2])[None]
+            )
+            return _where(rows.to(query.device), call, (query, key), (changed_query, changed_key))
+
+        twice = _twice(self.channel, factor)
+        reading = model.network.register_forward_pre_hook(asked.read, with_kwargs=True)
+        with hooked([reading]), question_begins(model, self, passages) as begins, attending(model, self, attend):
+            made = [module for layer in layers for module in _projections(model, blocks[layer])]
+            with hooked(module.register_forward_hook(twice) for module in made):
+                yield
+
+
+class _Asked:
+    """The tokens of a call whose logits it asks for."""
+
+    def __init__(self) -> None:
+        self.kept: Any = 0
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "_Asked":
+        """The same, which attention looks at: it is read anew before every call of a network."""
+        return self
+
+    def read(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A hook on the whole network: how many of the last, or which; 0: all."""
+        cache = named.get("past_key_values")
+        if getattr(cache, "is_compileable", False):
+            raise UsageError("positional_channel: static caches are not allowed; dynamic ones are")
+        self.kept = named.get("logits_to_keep", 0)
+
+    def rows(self, n_queries: int) -> Tensor:
+        """Whether each is."""
+        rows = torch.zeros(n_queries, dtype=torch.bool)
+        rows[self.kept.cpu() if isinstance(self.kept, Tensor) else slice(-int(self.kept), None)] = True
+        return rows
+
+
+def _where(
+    rows: Bool[Tensor, "_ query"], call: AttentionCall, own: tuple[Tensor, Tensor], changed: tuple[Tensor, Tensor]
+) -> Attended:
+    """Attention of some queries of every prompt as changed, of the others as it was."""
+    if rows.all():
+        return call.run(query=changed[0], key=changed[1])
+    output, weights = call.run(query=own[0], key=own[1])
+    if not rows.any():
+        return output, weights
+    if not rows[:, :-1].any():  # the last sees all that its mask, if any, does not hide
+        mask = call.mask if call.mask is None or call.mask.ndim < 4 else call.mask[:, :, -1:]
+        place = call.query_positions[:, -1:]
+        last, _ = call.run(query=changed[0][:, :, -1:], key=changed[1], mask=mask, query_positions=place)
+        last = torch.where(rows[:, -1:, None, None], last, output[:, -1:])
+        return torch.cat([output[:, :-1], last], 1), weights
+    other, _ = call.run(query=changed[0], key=changed[1])
+    return torch.where(rows[:, :, None, None], other, output), weights
+
+
+def _twice(channel: int, factor: float) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+    """A hook on a projection: what it makes of its input, and what it makes of the changed one."""
+
+    def hook(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
+        entering: Float[Tensor, "batch token feature"] = given[0]
+        scale = torch.ones(entering.shape[-1], dtype=entering.dtype, device=entering.device)
+        scale[channel] = factor
+        return torch.cat([output, module.forward(entering * scale)], -1)
+
+    return hook
+
+
+def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.Module]:
+    """Those of queries and of keys, where more heads of either are normalised and turned like the others."""
+    family, attention = model.family, block.attention
+    if family.name in COUNTED_HEADS:
+        raise UsageError(
+            f"positional_channel: {family.name} models count their heads by the configuration; allowed are families "
+            "that take what their projections give, such as llama, qwen2, qwen3, gemma3 and mistral"
+        )
+    if len(family.query_key_value) != 3:
+        raise UsageError(
+            f"positional_channel: {family.name} makes queries, keys and values in one map; allowed are separate ones"
+        )
+    switch = family.query_key_norm_switch
+    if family.query_key_norms is not None and (switch is None or getattr(model.config, switch)):
+        for name in family.query_key_norms:
+            gain, head_dim = family.norm(attention.get_submodule(name)).gain, vars(attention)["head_dim"]
+            if gain.shape != (head_dim,):
+                raise UsageError(
+                    f"positional_channel: {family.name} normalises queries and keys over all heads, or each head in a "
+                    "way of its own; allowed are no norm and one for all heads"
+                )
+    query, key, _ = (attention.get_submodule(name) for name in family.query_key_value)
+    return query, key
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,122 @@
+"""A recipe: a fitted method, with the model that it was fitted to and how, as a small JSON file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posbias.errors import UsageError
+from posbias.files import parsed_json, read_whole, write_atomically
+from posbias.mitigation.methods.base import MITIGATIONS, Method
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.weights import weights_sha256
+
+VERSION = 1
+"""Of the format."""
+PRECISIONS = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
+RECIPE_SUFFIX = ".json"
+"""By which a recipe's path is told from a method's spelling."""
+SNIPPET = """\
+import posbias as pb
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(NAME)
+tokenizer = AutoTokenizer.from_pretrained(NAME)
+pb.mitigated(model, {recipe!r}{told}).install()  # until it is removed; no weight is touched
+tokens = tokenizer(PROMPT, return_tensors="pt")
+print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
+"""
+"""For users of transformers; `told`: what else the method has to know."""
+QUESTION_TOLD = ", question={question!r}, tokenizer=tokenizer"
+"""Of a method that acts from the question on."""
+PASSAGES_SNIPPET = """\
+import posbias as pb
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(NAME)
+tokenizer = AutoTokenizer.from_pretrained(NAME)
+tokens = tokenizer(PROMPT, return_tensors="pt")  # the texts PASSAGES stand in it, in this order
+with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer=tokenizer):  # no weight is touched
+    print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
+"""
+"""For methods that are told where the passages of each prompt stand."""
+
+
+def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitted: Mapping[str, Any]) -> None:
+    """Write a method down for the model that it was fitted to; `fitted` says how, in plain values."""
+    recipe = {"recipe": VERSION, "method": str(method), "model": _identity(model), "fitted": dict(fitted)}
+    write_atomically(Path(path), json.dumps(recipe, indent=1).encode())
+
+
+def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
+    """The method of a recipe; with a model, one that was fitted to it.
+
+    Raises:
+        UsageError: no such file, no recipe, or a recipe of another model: the first difference is named. The weights of
+            a model of higher precision are compared as rounded to the recipe's; those of lower cannot be.
+    """
+    recipe = _content(path)
+    if model is not None:
+        wanted = recipe.get("model")
+        if not isinstance(wanted, dict):
+            raise UsageError(f"{str(path)!r} does not say which model it belongs to")
+        dtype = PRECISIONS.get(str(wanted.get("dtype")), model.dtype)
+        own = _identity(model, dtype)
+        lost = model.dtype.itemsize <= dtype.itemsize and model.dtype != dtype
+        for name, value in own.items():
+            compared = name not in ("source", "dtype") and not (name == "weights_sha256" and lost)
+            if compared and wanted.get(name) != value:
+                raise UsageError(
+                    f"{str(path)!r} is a recipe of another model, {wanted.get('source')!r}: its {name} is "
+                    f"{wanted.get(name)!r}, this model's {value!r}"
+                )
+    try:
+        return MITIGATIONS.parse(recipe["method"])
+    except UsageError as error:
+        raise UsageError(f"{str(path)!r}: {error}") from None
+
+
+def samples_of_recipe(path: str | Path) -> set[str]:
+    """`contents` of the samples that a recipe was fitted to; empty where it does not say."""
+    fitted = _content(path).get("fitted", {})
+    if not isinstance(fitted, dict):
+        raise UsageError(f"{str(path)!r}: its field 'fitted' must be an object, got {fitted!r:.80}")
+    samples = fitted.get("samples", [])
+    if not isinstance(samples, list) or not all(isinstance(sample, str) for sample in samples):
+        raise UsageError(f"{str(path)!r}: its samples must be a list of texts, got {samples!r:.80}")
+    return set(samples)
+
+
+def _content(path: str | Path) -> dict[str, Any]:
+    """What the file of a recipe holds."""
+    recipe = parsed_json(read_whole(path, "recipe"), repr(str(path)))
+    wrong = ""
+    if not isinstance(recipe, dict):
+        wrong = f"it holds a {type(recipe).__name__}, not an object"
+    elif "recipe" not in recipe:
+        wrong = "it has no field 'recipe', which gives the version of the format"
+    elif recipe["recipe"] != VERSION:
+        wrong = f"its format is {recipe['recipe']!r:.80}, and this posbias reads {VERSION}"
+    elif not isinstance(recipe.get("method"), str):
+        wrong = f"its field 'method' must be the spelling of a method, got {recipe.get('method')!r:.80}"
+    if wrong:
+        raise UsageError(f"{str(path)!r} is not a recipe of posbias: {wrong}")
+    return dict(recipe)
+
+
+def _identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """What tells a model from others, its weights as they are or rounded."""
+    return {
+        "source": model.origin.source,
+        "model_type": model.model_type,
+        "depth": model.family.depth(model.config),
+        "heads": model.family.heads(model.config),
+        "width": model.width,
+        "vocabulary_size": model.vocabulary_size,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights_sha256": weights_sha256(model.network, dtype),
+    }

@@ -1,0 +1,189 @@
+"""Finished pieces of an unfinished run, one file each, so that a killed run continues where it stopped.
+
+A piece (one prompt of one model) is computed once, written atomically under `parts/`, and found again by `--resume`
+only if it was made under the same settings: every file carries the fingerprint of model, prompts, kinds and seeds.
+The parts are removed once the record is saved.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posbias.files import TEMPORARY, write_atomically
+from posbias.errors import RunError, UsageError
+from posbias.progress import announce
+from posbias.runs.records import Record, describe_environment, finished_record, plain
+
+PARTS = "parts"
+PARTS_FORMAT = 1
+"""Goes up when what a piece holds changes its meaning."""
+
+
+class PartStore:
+    """Named groups of arrays on disk; without a directory they are only computed, never kept."""
+
+    def __init__(
+        self, directory: Path | None, settings: Mapping[str, Any], *, resume: bool, overwrite: bool = False
+    ) -> None:
+        """`settings`: everything the pieces depend on. Without `resume`, older pieces are refused, or removed."""
+        self.fingerprint = fingerprint(settings)
+        self._directory = None if directory is None else Path(directory) / PARTS
+        self.reused = 0
+        """How many pieces were found finished."""
+        self.others = 0
+        """How many pieces of the names asked for were made under other settings, and are made again."""
+        if directory is not None and not resume:
+            count = 0 if overwrite else sum(1 for _ in (Path(directory) / PARTS).glob("*.safetensors"))
+            if count:
+                raise UsageError(
+                    f"{str(directory)!r} holds {count} finished pieces; resume=True takes over what is the same, "
+                    "overwrite=True removes them, or choose another directory"
+                )
+            clear_parts(directory)
+
+    def get(self, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """The finished piece of that name, or the result of `compute`, kept from now on."""
+        finished = self.find(name)
+        return self.keep(name, compute()) if finished is None else finished
+
+    def find(self, name: str) -> dict[str, np.ndarray] | None:
+        """The finished piece of that name under the same settings; None where there is none, or a damaged one."""
+        if self._directory is None:
+            return None
+        finished = self._read(self._directory / f"{name}.safetensors")
+        self.reused += finished is not None
+        return finished
+
+    def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Write a piece, whole or not at all, and hand its arrays back."""
+        whole = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        if self._directory is not None:
+            self._write(self._directory / f"{name}.safetensors", whole)
+        return whole
+
+    def report(self, count: int) -> None:
+        """Say how many of `count` pieces were found, and how many there are that belong to something else."""
+        if self.reused:
+            announce(f"{self.reused} of {count} pieces were finished before and are taken over")
+        if self.others:
+            announce(
+                f"{self.others} of {count} pieces were made with other settings, weights or another version of posbias"
+                " and are made again"
+            )
+
+    def _read(self, path: Path) -> dict[str, np.ndarray] | None:
+        from safetensors import SafetensorError, safe_open
+
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("fingerprint") != self.fingerprint:
+                    self.others += 1
+                    return None
+                return {key: file.get_tensor(key) for key in json.loads(metadata["order"])}
+        except (SafetensorError, KeyError, json.JSONDecodeError):
+            return None  # Not ours or damaged: computed again, and replaced.
+
+    def _write(self, path: Path, arrays: dict[str, np.ndarray]) -> None:
+        from safetensors.numpy import save
+
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # The file sorts its arrays; theories are compared in their own order, resumed or not.
+            metadata = {"fingerprint": self.fingerprint, "order": json.dumps(list(arrays))}
+            write_atomically(path, save(arrays, metadata=metadata))
+        except OSError as error:
+            raise RunError(f"cannot write to {str(path.parent)!r}: {error.strerror or error}") from None
+
+
+def clear_parts(directory: str | Path) -> None:
+    """Remove the pieces kept in a run directory, and what a kill left half-written."""
+    parts = Path(directory) / PARTS
+    if not parts.is_dir():
+        return
+    clear_unfinished(directory)
+    for path in parts.glob("*.safetensors"):
+        if _fingerprint_of(path) is not None:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # a user's own files stay, and with them the directory
+        parts.rmdir()
+
+
+def clear_unfinished(directory: str | Path) -> None:
+    """Remove what a kill left half-written among the pieces of a run directory that nobody else writes to."""
+    for path in (Path(directory) / PARTS).glob(f".*.{TEMPORARY}"):
+        path.unlink(missing_ok=True)
+
+
+def finished_run(
+    directory: str | Path | None, settings: Callable[[], Mapping[str, Any]], *, resume: bool
+) -> Record | None:
+    """The record of a finished run that a directory holds, where `resume` asks for it and it has the same settings.
+
+    The settings are everything the record depends on, asked for only where a finished record is there; the record keeps
+    their fingerprint as `resolved["fingerprint"]`.
+    """
+    record = finished_record(directory) if resume and directory is not None else None
+    kept = None if record is None else record.resolved.get("fingerprint")
+    if kept is not None and kept == fingerprint(settings()):
+        return record
+    if record is not None:
+        announce(
+            f"the finished run in {str(directory)!r} has other settings or was made by other code, and is replaced"
+        )
+    return None
+
+
+def made_by(packages: Sequence[str] = ("posbias",)) -> dict[str, Any]:
+    """What computed a piece, as far as its numbers may depend on it: goes into the settings of every store.
+
+    The code is told by a hash of the source files of these packages, by dotted name, not by a commit: one that touches
+    none of them does not throw hours of work away, and a change that is not committed is not overlooked.
+    """
+    environment = describe_environment()
+    versions = {name: environment[name] for name in ("posbias", "packages")}
+    return {"parts_format": PARTS_FORMAT, **versions, "sources": _digest(tuple(packages))}
+
+
+@cache
+def _digest(packages: tuple[str, ...]) -> str:
+    """SHA-256 over names and contents of all Python files; read once in a process, which runs what it has read."""
+    digest = hashlib.sha256()
+    for package in packages:
+        root = Path(str(resources.files(package)))
+        for path in sorted(root.rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{package}/{path.relative_to(root).as_posix()}:{len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with the stem, by the rest of their names."""
+    return {name.removeprefix(stem): values for name, values in arrays.items() if name.startswith(stem)}
+
+
+def _fingerprint_of(path: Path) -> str | None:
+    """The fingerprint a piece carries; None where a file is not ours, or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            fingerprint: str | None = (file.metadata() or {}).get("fingerprint")
+            return fingerprint
+    except (SafetensorError, OSError):
+        return None
+
+
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """A hash that changes whenever anything a result depends on changes."""
+    text = json.dumps(plain(settings), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

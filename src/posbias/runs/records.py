@@ -1,0 +1,491 @@
+"""What a run leaves behind: a directory with `record.json` and `arrays.safetensors`, saved and loaded here.
+
+The arrays file is the point of commitment: it carries the whole record in its header and is renamed into place
+first; `record.json` is the readable copy, renamed second. A run killed between the two is completed by the next
+load, so a directory always holds either the old or the new run. No pickle anywhere.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from posbias.checks import checked
+from posbias.files import write_atomically
+from posbias.runs.directories import held
+from posbias.display.static import PICTURE_SOFTWARE
+from posbias.errors import RunError, UsageError
+from posbias.display.showing import INFLUENCE, Series, Showing, Shown
+from posbias.version import __version__
+
+FORMAT_VERSION = 1
+RECORD_FILE = "record.json"
+ARRAYS_FILE = "arrays.safetensors"
+REPORT_FILE = "report.html"
+REPORT = "posbias.report"
+"""The room above that words verdicts; by name, since only who asks for one needs it."""
+
+ABSOLUTE_PATH = re.compile(
+    r"(?P<before>^|[\s'\"`(=:,]|\[(?=[^\]\[]*[\\/][^\]\[]*[\\/]))(?:file://)?(?:~|[A-Za-z]:(?=[\\/])|(?=/))(?:[\\/][^\s'\"`()\[\]<>:,;/\\]+)*"
+    r"[\\/](?P<last>[^\s'\"`()\[\]<>:,;/\\]+)[\\/]?"
+)
+"""A file name from the root or the home directory, with what stands before it; a URL's path belongs to no machine, and
+`</s>` and `[/b]` are no files."""
+QUOTED_PATH = re.compile(
+    r"(?P<before>['\"`])(?:~|[A-Za-z]:)?[\\/](?:(?!(?P=before)).)*[\\/](?P<last>[^'\"`\\/]+)(?P=before)"
+)
+"""The same in quotation marks, between which spaces belong to it."""
+
+RENAMED = {
+    "births": "initialisations",
+    "n_contents": "n_samples",
+    "contents": "samples",
+    "tie": "influence",
+    "ties": "correlations",
+}
+"""What keys of older records are called now."""
+RENAMED_ARRAYS = {"per_birth": "per_initialisation", "tie": "influence"}
+"""What parts of their arrays' names are called now."""
+RENAMED_VERBS = {"tie": "correlate"}
+
+PROFILES = "profiles"
+"""The key of the JSON document under which numbers of arrays are repeated, for readers without the arrays."""
+MEASURED = "measured"
+"""The part of an array's name that tells a measurement from a prediction."""
+Status = Literal["done", "failed"]
+PIECES = "finished pieces"
+WORK = {
+    PIECES: ("parts/*.safetensors", *(f"{below}/**/parts/*.safetensors" for below in ("arms", "behaviour", "studies"))),
+    "answers of a server": ("answers/*/*.json",),
+    "finished arms": ("arms/*/record.json",),
+    "finished studies": ("studies/*/record.json",),
+}
+"""What a run keeps below its directory, beside its record, that took work."""
+UNWRITTEN = ("arrays", "sealed")
+"""What of a record is not in its JSON document."""
+LONGEST_PROFILE = 1 << 16
+"""Positions of the longest measured profile whose numbers the JSON document repeats."""
+NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
+"""A list of plain numbers in an indented JSON document; no string has a line feed in it."""
+
+
+@dataclass(eq=False, repr=False)
+class Record(Showing):
+    """One run: what was asked, what that resolved to, what came out."""
+
+    verb: str
+    """The command that made it: "predict", "measure", "compare", "audit" ..."""
+    arguments: dict[str, Any]
+    """Arguments as the user passed them, plain JSON; of a path from the root only the last part."""
+    resolved: dict[str, Any] = field(default_factory=dict)
+    """The same with every default and derived value filled in, and paths cut alike."""
+    scalars: dict[str, Any] = field(default_factory=dict)
+    """Results that are numbers, texts or small tables (nested dictionaries and lists of plain values)."""
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    """Results that are arrays, by slash-separated name such as `measured/jacobian/influence`."""
+    seeds: dict[str, int] = field(default_factory=dict)
+    status: Status = "done"
+    error: str | None = None
+    environment: dict[str, Any] = field(default_factory=lambda: describe_environment())
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    format_version: int = FORMAT_VERSION
+    sealed: bool = field(default=True, init=False)
+    """Whether it is known to be as posbias made it; files of the first version carry no checksum."""
+
+    def __post_init__(self) -> None:
+        self.arguments, self.resolved = portable(self.arguments), portable(self.resolved)
+
+    def shown(self) -> Shown:
+        """Every profile of influence that it holds, or else the curves of its main measure.
+
+        In the picture each subject's first measured kind stands for the others; without one all is drawn.
+        """
+        about = f" of {self.resolved['title']}" if self.resolved.get("title") else ""
+        title = f"{self.verb}{about}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r}"
+        stems = self.profile_stems()
+        if stems:
+            sizes = {stem: self.arrays[f"{stem}/{INFLUENCE}"].size for stem in stems}
+            stems = [stem for stem in stems if sizes[stem] == max(sizes.values())]
+            measured = [stem for stem in stems if MEASURED in stem.split("/")]
+            drawn = {stem.rpartition(MEASURED)[0]: stem for stem in reversed(measured)}
+            return Shown(title, tuple(self._series(stem, stem in (drawn.values() or stems)) for stem in stems))
+        if self.verb not in ("evaluate", "mitigate") or not self.scalars.get("curves"):
+            return Shown(title)
+        measure, found = next(iter(self.scalars["curves"].items()))
+        by_arm = [found["means"]] if self.verb == "evaluate" else found
+        names = [measure] if self.verb == "evaluate" else self.scalars["arms"]
+        curves = []
+        for name, means in zip(names, by_arm, strict=True):
+            value, low, high = (_numbers(means, end) for end in ("value", "low", "high"))
+            curves.append(Series(name, value, low, high))
+        return Shown(title, tuple(curves), measure, places=self.arrays["positions"])
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """What the finished run answers, in one to three sentences, each only as strong as its interval.
+
+        Of an audit: does the model lose the middle; which end does it favour, by how much; what can be done, and why.
+
+        Raises:
+            UsageError: the run failed, or its record is damaged.
+        """
+        report: Any = import_module(REPORT)
+        found: tuple[str, ...] = report.verdict(self)
+        return found
+
+    def facts(self) -> Mapping[str, str]:
+        """Its verdict, or why it failed."""
+        if self.status == "failed":
+            return {"failed": str(self.error)}
+        with suppress(UsageError):  # a record made by hand, which no report knows how to read
+            return {"verdict": "\n".join(self.verdict)}
+        return {}
+
+    def profile_stems(self) -> list[str]:
+        """What the names of its profiles' arrays begin with, such as `trained/measured/jacobian`.
+
+        Those as trained come before those at initialisation, and the measured ones before the theories.
+        """
+        found = {name.rpartition("/"): array for name, array in self.arrays.items()}
+        stems = [stem for (stem, _, part), array in found.items() if part == INFLUENCE and array.ndim == 1]
+        return sorted(stems, key=lambda stem: (stem.startswith("initialised/"), MEASURED not in stem.split("/")))
+
+    def _series(self, stem: str, drawn: bool) -> Series:
+        """A profile, named without the words that say where it is kept."""
+        name = " ".join(part for part in stem.split("/") if part not in (MEASURED, "theories")).replace("_", " ")
+        low, high = (self.arrays.get(f"{stem}/{end}") for end in ("low", "high"))
+        return Series(name, self.arrays[f"{stem}/{INFLUENCE}"], low, high, drawn)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the arrays, as one JSON document; of those, the numbers of each measured profile."""
+        cut = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
+        document = {name: plain(value) for name, value in {**vars(self), **cut}.items() if name not in UNWRITTEN}
+        document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
+        measured = (f"{stem}/{INFLUENCE}" for stem in self.profile_stems() if MEASURED in stem.split("/"))
+        document[PROFILES] = {
+            name: plain(self.arrays[name]) for name in measured if self.arrays[name].size <= LONGEST_PROFILE
+        }
+        return document
+
+    def as_run(self) -> "Record":
+        """Itself."""
+        return self
+
+    def write_run(self, directory: str | Path, *, overwrite: bool = True) -> Path:
+        """Write the record into `directory` atomically, whatever its name, replacing an older one and its report.
+
+        Raises:
+            UsageError: another finished run is there, and not to be replaced (`overwrite`).
+            RunError: the directory cannot be written or the disk is full; nothing half-written stays.
+        """
+        from safetensors.numpy import save
+
+        directory = Path(directory)
+        there = None if overwrite else finished_record(directory)
+        if there is not None and there.run_id != self.run_id:
+            raise UsageError(
+                f"{str(directory)!r} holds a finished run of posbias {there.verb} ({there.created}); overwrite=True "
+                "replaces it, or choose another directory"
+            )
+        text = json.dumps(self.as_json(), indent=1, allow_nan=False)
+        text = NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            metadata = {"record": text, "sha256": _checksum(text, arrays)}
+            write_atomically(directory / ARRAYS_FILE, save(arrays, metadata=metadata))
+            remove_report(directory)
+            write_atomically(directory / RECORD_FILE, text.encode())
+        except OSError as error:
+            raise RunError(f"cannot write the record to {str(directory)!r}: {error.strerror or error}") from None
+        return directory
+
+
+@checked
+def load_record(directory: str | Path) -> Record:
+    """Read a run directory written by `Record.save`.
+
+    Raises:
+        UsageError: no record there, an unknown format version, or a damaged file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    directory = Path(directory)
+    path = directory / ARRAYS_FILE
+    if not path.is_file():
+        raise UsageError(f"{str(directory)!r} holds no posbias run (no {ARRAYS_FILE} in it)")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = dict(file.metadata())
+            document = json.loads(metadata["record"], parse_constant=_no_number)
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        if metadata.get("sha256") not in (None, _checksum(metadata["record"], arrays)):
+            raise ValueError("its content is not what posbias wrote")
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+        raise UsageError(f"{str(path)!r} is damaged or not a posbias run: {error}") from None
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if version != FORMAT_VERSION:
+        raise UsageError(
+            f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
+        )
+    try:
+        arrays = {
+            "/".join(RENAMED_ARRAYS.get(part, part) for part in name.split("/")): array
+            for name, array in arrays.items()
+        }
+        fields = {name: value for name, value in _renamed(document).items() if name != PROFILES}
+        record = Record(**{**fields, "arrays": arrays})
+        _check_types(record)
+        record.verb = RENAMED_VERBS.get(record.verb, record.verb)
+        record.sealed = "sha256" in metadata
+    except (TypeError, RecursionError) as error:
+        raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
+    _complete(directory / RECORD_FILE, metadata["record"])
+    return record
+
+
+def _numbers(intervals: Sequence[Mapping[str, float | None]], end: str) -> np.ndarray:
+    """One end, or the value, of recorded intervals; NaN where nothing is known."""
+    return np.array([interval[end] for interval in intervals], dtype=np.float64)
+
+
+def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """Hash of a record's document and of its arrays with their names, types and shapes."""
+    found = hashlib.sha256(text.encode(errors="surrogatepass"))
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data if array.size else b"")
+    return found.hexdigest()
+
+
+def _renamed(value: Any) -> Any:
+    """A document with the keys of today."""
+    if isinstance(value, dict):
+        return {RENAMED.get(name, name): _renamed(held) for name, held in value.items()}
+    return [_renamed(held) for held in value] if isinstance(value, list) else value
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _check_types(record: Record) -> None:
+    """Refuse a document whose fields are of another sort."""
+    sorts: dict[str, type] = dict.fromkeys(("verb", "created", "run_id"), str)
+    sorts |= dict.fromkeys(("arguments", "resolved", "scalars", "seeds", "environment"), dict)
+    for name, sort in sorts.items():
+        if not isinstance(getattr(record, name), sort):
+            raise TypeError(f"field {name!r} is {getattr(record, name)!r:.80}")
+    if record.status not in get_args(Status) or not isinstance(record.error, str | None):
+        raise TypeError(f"status is {record.status!r:.80}, error {record.error!r:.80}")
+
+
+@contextmanager
+def reading(*records: Record) -> Iterator[None]:
+    """While open, what cannot be made sense of is the fault of a record that was changed, not of this program."""
+    try:
+        yield
+    except (UsageError, RunError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        changed = [record for record in records if not record.sealed]
+        if not changed:
+            raise
+        raise RunError(
+            f"the run {changed[0].run_id!r:.80} of {changed[0].verb!r:.80} is not as posbias writes them "
+            f"({type(error).__name__}); make it again"
+        ) from None
+
+
+def finished_record(directory: str | Path) -> Record | None:
+    """The record of a finished run that a directory holds; None where it holds none that can be read."""
+    try:
+        record = load_record(directory)
+    except UsageError:
+        return None
+    return record if record.status == "done" else None
+
+
+def remove_record(directory: Path) -> None:
+    """Take the record out of a directory whose contents are about to be another run's: it must not speak of those."""
+    for name in (ARRAYS_FILE, RECORD_FILE):
+        (directory / name).unlink(missing_ok=True)
+    remove_report(directory)
+
+
+def _complete(path: Path, text: str) -> None:
+    """Bring the directory up to the arrays file, where a run was killed before its readable copy was written."""
+    written = text.encode()
+    with suppress(OSError):  # a directory that can only be read is read as it is
+        if not path.exists() or path.read_bytes() != written:  # whatever else lies there, even if it is no text
+            remove_report(path.parent)
+            write_atomically(path, written)
+
+
+def remove_report(directory: Path) -> None:
+    """Remove `report.html` and the pictures that posbias drew; other files stay."""
+    (directory / REPORT_FILE).unlink(missing_ok=True)
+    for path in filter(Path.is_file, directory.glob("*.png")):
+        with open(path, "rb") as file:
+            drawn_here = f"Software\0{PICTURE_SOFTWARE}".encode() in file.read(512)
+        if drawn_here:
+            path.unlink()
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON knows it: NumPy numbers and tuples made plain, infinities and NaN written as null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if np.isfinite(value) else None
+    if isinstance(value, np.integer | np.bool_):
+        return value.item()
+    if isinstance(value, str | int | bool | None):
+        return value
+    return str(value)
+
+
+@contextmanager
+def run_directory(
+    directory: str | Path | None,
+    *,
+    verb: str,
+    arguments: Mapping[str, Any],
+    resume: bool | None = False,
+    overwrite: bool = False,
+) -> Iterator[Path | None]:
+    """The directory of a run while it runs: writable, held against other runs, with a record of a failure.
+
+    One that holds finished work is refused, unless that is taken over (`resume`; None: the verb cannot) or replaced
+    (`overwrite`): a record stays until the new one is there, pieces of an unfinished run go at once. A request that
+    turns out wrong (UsageError) leaves nothing behind; a run that fails in any other way leaves a record with status
+    "failed" that says why, unless its own record was already saved and only the report failed, or it was to resume a
+    finished one. Without a directory nothing happens.
+    """
+    if directory is None:
+        yield None
+        return
+    with held(directory) as held_directory:
+        if overwrite and not resume:
+            remove_pieces(held_directory)
+        elif not resume:
+            check_unfinished(held_directory, resumable=resume is not None)
+        before = _stamp(held_directory / ARRAYS_FILE)
+        try:
+            yield held_directory
+        except UsageError:
+            raise
+        except Exception as error:
+            kept = resume and finished_record(held_directory) is not None
+            if not kept and _stamp(held_directory / ARRAYS_FILE) == before:
+                with suppress(RunError):
+                    failed_record(verb, arguments, error).write_run(held_directory)
+            raise
+
+
+def check_unfinished(directory: Path, *, resumable: bool = True) -> None:
+    """Refuse a directory that holds a finished run, or finished work of one that did not end, with its counts."""
+    record = finished_record(directory)
+    found = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
+    for what, places in WORK.items():
+        count = sum(1 for place in places for _ in directory.glob(place))
+        found += [f"{count} {what}"] if count else []
+    if found:
+        taken = "--resume takes over what is the same, " if resumable else ""
+        raise UsageError(
+            f"{str(directory)!r} holds {', '.join(found)}; {taken}--overwrite replaces it, or choose another --out"
+        )
+
+
+def remove_pieces(directory: Path) -> None:
+    """Remove finished pieces of a run that did not end."""
+    for path in (path for place in WORK[PIECES] for path in directory.glob(place)):
+        path.unlink(missing_ok=True)
+
+
+def failed_record(verb: str, arguments: Mapping[str, Any], error: Exception) -> Record:
+    """What a run that failed leaves behind: why, in one line that names no directory."""
+    reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
+    return Record(verb=verb, arguments=dict(arguments), status="failed", error=reason)
+
+
+def without_paths(text: str) -> str:
+    """The text with every absolute path cut down to its last part: other libraries' errors name files by them."""
+    quoted = QUOTED_PATH.sub(r"\g<before>\g<last>\g<before>", text)
+    return ABSOLUTE_PATH.sub(r"\g<before>\g<last>", quoted)
+
+
+def portable(value: Any) -> Any:
+    """Plain values as a record holds them: every absolute path, which belongs to one machine, cut to its last part."""
+    if isinstance(value, Mapping):
+        return {name: portable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [portable(item) for item in value]
+    if isinstance(value, Path):
+        return portable(str(value))
+    if not isinstance(value, str):
+        return value
+    # A whole value in quotation marks: spaces belong to a path that it is.
+    quote = next((mark for mark in "'\"`" if mark not in value), "")
+    whole = quote and value[:1] in ("/", "~") and not any(mark in value for mark in "\n,")
+    return without_paths(f"{quote}{value}{quote}")[1:-1] if whole else without_paths(value)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is written anew; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions and hardware that a number may depend on; no paths, no host names, no secrets."""
+    packages: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "numpy", "scipy", "numba"))
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
+    return {
+        "posbias": __version__,
+        "commit": commit_of(Path(__file__).resolve().parents[2]),  # of the source checkout; None for a wheel
+        "python": platform.python_version(),
+        "platform": f"{sys.platform}-{platform.machine()}",
+        "processors": os.cpu_count(),
+        "packages": packages,
+    }
+
+
+def commit_of(checkout: Path) -> str | None:
+    """The commit that a git checkout is at, read from its files; None where there is none."""
+    try:
+        own = checkout / ".git"
+        if own.is_file():  # of a worktree or submodule: it names the directory
+            own = checkout / own.read_text().strip().removeprefix("gitdir: ")
+        head = (own / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        reference = head.removeprefix("ref: ")
+        pointer = own / "commondir"  # of a worktree: where the branches of all of them are
+        shared = own / pointer.read_text().strip() if pointer.is_file() else own
+        if (shared / reference).is_file():
+            return (shared / reference).read_text().strip()
+        packed = (line.split(" ") for line in (shared / "packed-refs").read_text().splitlines())
+        return next((words[0] for words in packed if words[1:] == [reference]), None)
+    except OSError:
+        return None

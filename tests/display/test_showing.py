@@ -1,0 +1,338 @@
+"""Every result shows the same numbers in its picture, its table, xarray, CSV and HTML; what it shows is its own."""
+
+import base64
+import csv
+import re
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import posbias as pb
+from conftest import record_schema
+from posbias.auditing.measuring import measured_subject
+from posbias.cli.output import record_document
+from posbias.comparison import compare_subject
+from posbias.decomposition import DecompositionOptions, counterfactuals
+from posbias.display.showing import FILES, Showing
+from posbias.evaluation.curve import position_curve
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.profiles import Profile
+from posbias.prompts.prompts import PromptSource
+from posbias.report import verdict
+from posbias.report.layout import store_subjects
+from posbias.runs.records import Record, load_record, plain
+
+LENGTH, COUNT = 12, 6
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return pb.load_model(tiny_llama)
+
+
+@pytest.fixture(scope="module")
+def measurement(model):
+    prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=COUNT)
+    return pb.measure(model, prompts, kinds=["jacobian(probes=2)", "logit"])
+
+
+@pytest.fixture(scope="module")
+def results(model, measurement, long_llama, tmp_path_factory):
+    prediction = pb.predict(pb.Architecture(depth=2, mixing=0.1), LENGTH)
+    scores = np.random.default_rng(0).random((8, 5))
+    options = pb.EvaluateOptions(count=2, max_tokens=2)
+    responder = pb.LocalResponder(pb.load_model(long_llama))
+    evaluated = pb.evaluate("example_order(shots=4)", responder, options=options)
+    audit = pb.audit(model, n_positions=LENGTH, prompts=2, options=pb.AuditOptions(kinds=("logit",)))
+    return {
+        "profile": prediction.profile,
+        "prediction": prediction,
+        "measurement": measurement,
+        "tokens": measurement.tokens(1, theory=prediction),
+        "attention": pb.attention_statistics(model, measurement.prompts),
+        "comparison": pb.compare(prediction, measurement),
+        "curve": position_curve(scores, positions=(0, 2, 4, 6, 9)),
+        "evaluation": evaluated,
+        "evaluated": evaluated.as_run(),
+        "design": pb.design("flat", depth=2, n_positions=LENGTH),
+        "decomposition": counterfactuals(
+            model, measurement.prompts, interventions="no_residual", options=DecompositionOptions(kinds=("logit",))
+        ),
+        "record": measurement.as_run(),
+        "audit": audit,
+        "audited": load_record(audit.save(tmp_path_factory.mktemp("run"))),
+    }  # fmt: skip
+
+
+NAMES = ("profile", "prediction", "measurement", "tokens", "attention", "comparison", "curve", "evaluation",
+         "evaluated", "design", "decomposition", "record", "audit", "audited")  # fmt: skip
+RUNS = ("prediction", "measurement", "evaluation", "evaluated", "decomposition", "record", "audit", "audited")
+each = pytest.mark.parametrize("name", NAMES)
+FIRST_BYTES = {".csv": b"", ".html": b"<!DOCTYPE html>", ".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
+@each
+def test_the_picture_is_drawn_on_the_axes_given_with_every_drawn_curve(name, results):
+    result, axes = results[name], Figure().subplots()
+    assert result.plot(axes) is axes
+    shown = result.shown()
+    drawn = [series for series in shown.series if series.drawn]
+    assert drawn
+    for series in drawn:
+        line = next(line for line in axes.get_lines() if line.get_label() == series.name)
+        np.testing.assert_allclose(line.get_ydata(), series.values * shown.scale)
+    labels = [line.get_label() for line in axes.get_lines()]
+    assert ("flat line" in labels) == (shown.quantity == "influence")
+
+
+@each
+def test_table_and_csv_hold_every_curve_with_its_interval(name, results, tmp_path):
+    result = results[name]
+    shown, table = result.shown(), result.to_pandas()
+    many = len(shown.series) > 1
+    assert list(table.columns) == [*(["curve"] if many else []), shown.axis, shown.quantity, "low", "high"]
+    assert shown.axis == ("layer" if name == "attention" else "position")
+    for series in shown.series:
+        rows = table[table["curve"] == series.name] if many else table
+        np.testing.assert_array_equal(rows[shown.quantity], series.values)
+        np.testing.assert_array_equal(rows[shown.axis], shown.x)
+        np.testing.assert_array_equal(rows["low"], series.ends[0])
+    with result.to_csv(tmp_path / "table.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    values = [float(row[shown.quantity] or "nan") for row in written]
+    np.testing.assert_array_equal(values, table[shown.quantity])
+
+
+@each
+def test_a_notebook_shows_its_title_a_table_and_a_picture(name, results):
+    html = results[name]._repr_html_()
+    assert results[name].shown().title.split(";")[0].split("=")[0] in html
+    if name == "tokens":
+        return
+    assert html.count("<tr>") >= 2
+    picture = base64.b64decode(re.search(r"base64,([^\"]+)\"", html)[1])
+    assert picture.startswith(b"\x89PNG")
+    assert len(html) < 100_000
+
+
+@each
+def test_repr_is_one_short_line(name, results):
+    text = repr(results[name])
+    assert "\n" not in text
+    assert text.startswith(type(results[name]).__name__ + "(")
+    assert "array(" not in text
+    assert len(text) < 500
+
+
+@pytest.mark.skipif(find_spec("xarray") is None, reason="xarray is not installed")
+@each
+def test_xarray_holds_every_curve_with_its_interval(name, results):
+    shown, dataset = results[name].shown(), results[name].to_xarray()
+    assert dataset[shown.quantity].dims == ("curve", shown.axis)
+    for number, series in enumerate(shown.series):
+        one = dataset.isel(curve=number)
+        assert str(one["curve"].values) == series.name
+        np.testing.assert_array_equal(one[shown.quantity], series.values)
+        np.testing.assert_array_equal(one["high"], series.ends[1])
+
+
+@pytest.mark.parametrize("package", ["pandas", "xarray"])
+def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(package, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    with pytest.raises(pb.UsageError, match=rf"^{package} is not installed; pip install 'posbias\[notebook\]'$"):
+        getattr(pb.uniform_profile(3), f"to_{package}")()
+
+
+@pytest.mark.parametrize("ending", FILES)
+@each
+def test_a_result_is_saved_as_the_file_that_its_ending_says(name, ending, results, tmp_path):
+    path = results[name].save(tmp_path / "new" / f"a{ending}")
+    assert path.is_file()
+    assert path.read_bytes().startswith(FIRST_BYTES[ending])
+    assert [each.name for each in path.parent.iterdir()] == [f"a{ending}"]
+
+
+def test_a_saved_page_says_how_its_letters_are_written(results, tmp_path):
+    page = results["profile"].save(tmp_path / "a.HTML").read_bytes()
+    assert page.index(b'<meta charset="utf-8">') < 1024, "browsers look no farther"
+    assert results["profile"]._repr_html_() in page.decode()
+    assert "<title>12 positions; flat line = 1: first" in page.decode()
+
+
+@each
+def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refused(name, results, tmp_path):
+    result = results[name]
+    for ending in (".xls", ".jpeg", ".parquet", ".PNGS"):
+        with pytest.raises(
+            pb.UsageError, match=rf"cannot save to 'a{ending}'; allowed are the endings .csv, .html, .png"
+        ):
+            result.save(tmp_path / f"a{ending}")
+        assert not (tmp_path / f"a{ending}").exists()
+    if name in RUNS:
+        assert load_record(result.save(f"{tmp_path}/model.gguf/")).verb
+        assert load_record(result.save(tmp_path / f"{name}-llama-3.1")).verb
+    if name not in RUNS:
+        with pytest.raises(pb.UsageError, match=r"cannot save to 'a.xls'; allowed are the endings .csv, .html, .png"):
+            result.save(tmp_path / "a.xls")
+        return
+    record_schema().validate(result.as_run().as_json())
+    record_schema().validate(plain(record_document(result.as_run())))
+    loaded = load_record(result.save(tmp_path / f"{name}-0.5"))
+    assert loaded.as_json()["arrays"] == result.as_run().as_json()["arrays"]
+
+
+def test_a_measurement_saved_from_a_notebook_is_the_record_that_the_shell_writes(
+    model, measurement, tiny_llama, posbias, tmp_path, monkeypatch
+):
+    """Hashes of the weights, dtype, device, mixing, intervals; and, for the command, Python that measures the same."""
+    flags = ["--length", LENGTH, "--count", COUNT, "--kinds", "jacobian(probes=2),logit", "--out", tmp_path / "shell"]
+    assert posbias("measure", tiny_llama, *flags).returncode == 0
+    saved, shell = load_record(measurement.save(tmp_path / "notebook")), load_record(tmp_path / "shell")
+    assert saved.resolved["model"] == shell.resolved["model"] == model.describe()
+    assert {"weights_sha256", "dtype", "device"} <= set(saved.resolved["model"])
+    assert set(saved.arrays) == set(shell.arrays)
+    for name, array in shell.arrays.items():
+        np.testing.assert_array_equal(saved.arrays[name], array)
+    assert set(shell.resolved) - set(saved.resolved) == {"fingerprint"}
+    assert set(shell.scalars) - set(saved.scalars) == {"cost"}
+    monkeypatch.chdir(tiny_llama.parent)  # a directory goes by its last name
+    again = eval(saved.resolved["command"], {"posbias": pb})
+    np.testing.assert_array_equal(again.per_prompt["logit"], measurement.per_prompt["logit"])
+
+
+def test_the_python_of_a_result_names_what_is_not_usual_and_what_was_in_hand(model, measurement, tiny_llama):
+    options = pb.MeasureOptions(averaging="norms", keep="mean", passes=pb.PassOptions(output="at(position=-2)"))
+    shuffled = pb.load_prompts(PromptSource("default", "starts", True), model, n_positions=8, count=1, seed=3)
+    with pb.intervened(model, "no_rope") as changed:
+        found = pb.measure(changed, shuffled, kinds="logit", seed=4, options=options)
+    assert found.python == (
+        f"with posbias.intervened(posbias.load_model({tiny_llama.name!r}), 'no_rope') as model: "
+        "posbias.measure(model, posbias.load_prompts(posbias.prompts.prompts.PromptSource('default', windows='starts', "
+        "shuffle=True), model, n_positions=8, count=1, seed=3), kinds=['logit'], seed=4, options="
+        "posbias.MeasureOptions(averaging='norms', keep='mean', passes=posbias.PassOptions(output='at(position=-2)')))"
+    )
+    assert not any("per_prompt" in name for name in found.as_run().arrays), "keep='mean' holds in a notebook, too"
+    in_hand = HuggingFaceModel(model.network)
+    by_hand = pb.measure(in_hand, pb.load_prompts([[1, 2, 3]], in_hand, n_positions=3, count=1), kinds="logit")
+    assert by_hand.python.startswith("posbias.measure(model, posbias.load_prompts(") or by_hand.python.startswith(
+        "posbias.measure(model, prompts, "
+    )
+    sinking = pb.Architecture(depth=2, heads=2, sinks=[[1.0, float("-inf")], [0.0, 2.0]], content=1.5)
+    told = pb.predict(sinking, LENGTH, theory="rollout_content")
+    again = eval(told.as_run().resolved["command"], {"posbias": pb})
+    np.testing.assert_array_equal(again.profile.influence, told.profile.influence)
+    of_model = pb.predict(model, LENGTH, theory="power_rollout", prompts=measurement.prompts).as_run()
+    assert of_model.resolved["model"] == model.describe()
+    assert "prompts=posbias.load_prompts('default', model, " in of_model.resolved["command"]
+
+
+def test_where_a_directory_stands_a_run_is_written_into_it_whatever_its_name(results, tmp_path):
+    (tmp_path / "run.png").mkdir()
+    assert load_record(results["record"].save(tmp_path / "run.png")).run_id == results["record"].run_id
+    with pytest.raises(pb.UsageError, match=r"^cannot save to 'run.png', a directory$"):
+        results["profile"].save(tmp_path / "run.png")
+
+
+def test_a_file_that_cannot_be_written_is_refused_in_one_line(results, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(pb.RunError, match="cannot write"):
+        results["profile"].save(tmp_path / "file" / "a.csv")
+
+
+@pytest.mark.parametrize("name", ["audit", "audited"])
+def test_an_audit_answers_first_and_shows_the_model_as_trained_before_it_at_initialisation(name, results):
+    html, record = results[name]._repr_html_(), results["audited"]
+    assert results[name].verdict == record.verdict == verdict(record)
+    places = [html.index(text) for text in (record.verdict[0][:20], "trained logit", "initialised logit", "<img")]
+    assert places == sorted(places)
+    names = [series.name for series in results[name].shown().series]
+    assert names[0] == "trained logit"
+    assert names == sorted(names, key=lambda each: (each.startswith("initialised"), "logit" not in each))
+
+
+def test_every_verb_that_has_a_verdict_shows_it(results):
+    for name in ("evaluated", "record"):
+        assert results[name].facts() == {"verdict": "\n".join(verdict(results[name]))}
+
+
+def test_a_failed_run_shows_why_and_has_no_verdict():
+    record = Record("audit", {}, status="failed", error="no memory left")
+    assert "no memory left" in record._repr_html_()
+    with pytest.raises(pb.UsageError, match="did not finish"):
+        _ = record.verdict
+
+
+def test_places_are_marked_by_whole_numbers(results):
+    for positions in ((0,), (0, 1), (0, 3, 9), (0, 20, 39)):
+        axes = position_curve(np.random.default_rng(0).random((8, len(positions))), positions=positions).plot(
+            Figure().subplots()
+        )
+        low, high = axes.get_xlim()
+        seen = [tick for tick in axes.get_xticks() if low <= tick <= high]
+        assert seen == [abs(round(tick)) for tick in seen]
+        assert seen
+    assert results["evaluation"].plot(Figure().subplots()).get_ylabel() == "accuracy"
+    of_answers = results["evaluation"].curves["logprob"].plot(Figure().subplots())
+    assert of_answers.get_ylabel() == "log-probability of the answer per token (nats)"
+    assert results["attention"].plot(Figure().subplots()).get_ylabel() == "distance (positions)"
+
+
+def test_attention_shows_its_distance_by_layer_and_what_the_first_position_takes(results):
+    found = results["attention"]
+    (mean, even), facts = found.shown().series, found.facts()
+    np.testing.assert_allclose(mean.values, found.distance.per_prompt.mean(axis=(0, 2)))
+    np.testing.assert_array_equal(even.values, found.even_distance)
+    share = found.sinks.per_prompt[:, -1, 0].mean()
+    assert facts["queries that give position 0 more than 0.3"].startswith(f"{100 * share:.1f} % [")
+    assert facts["attention distance, positions"].startswith(f"{mean.values.mean():.1f} [")
+
+
+def test_a_profile_written_as_csv_is_a_target_of_a_design(results, tmp_path):
+    profile = pb.predict(pb.Architecture(depth=2, mixing=0.3), LENGTH).profile
+    found = pb.design(
+        str(profile.to_csv(tmp_path / "target.csv")), over="key_bias", depth=2, mixing=0.3, n_positions=LENGTH
+    )
+    np.testing.assert_allclose(found.profiles[LENGTH].influence, profile.influence, rtol=1e-9)
+
+
+def test_a_measurement_that_was_saved_is_reported_as_the_whole_record_would_be(measurement, tmp_path):
+    loaded = load_record(measurement.save(tmp_path / "run"))
+    for kind, profile in measurement.profiles.items():
+        np.testing.assert_array_equal(loaded.arrays[f"trained/measured/{kind}/influence"], profile.influence)
+    assert loaded.resolved["prompts"]["sha256"] == measurement.prompts.sha256
+    assert pb.write_report([loaded], tmp_path / "run").is_file()
+
+
+def test_of_a_record_with_two_states_each_states_first_kind_is_drawn(measurement):
+    record = Record("audit", {})
+    subjects = [measured_subject(state, measurement) for state in ("trained", "initialised")]
+    store_subjects(record, [compare_subject(each, generator=np.random.default_rng(0)) for each in subjects])
+    shown = record.shown()
+    assert [series.name for series in shown.series if series.drawn] == ["trained jacobian", "initialised jacobian"]
+    assert len(shown.series) == 4
+
+
+def test_what_holds_no_curves_says_so_and_still_shows_itself():
+    record = Record("train", {"study": "a.yaml"})
+    with pytest.raises(pb.UsageError, match="holds no curves over positions"):
+        record.plot()
+    assert "train, done" in record._repr_html_()
+
+
+def test_unknown_ends_of_intervals_are_left_out(results):
+    values, infinite = np.full(4, 0.25), np.full(4, np.inf)
+    axes = Profile(values, -infinite, infinite).plot(Figure().subplots())
+    assert not axes.collections
+    assert Profile(values, -infinite, infinite).to_pandas()[["low", "high"]].isna().all(axis=None)
+    assert results["measurement"].plot(Figure().subplots()).collections
+
+
+def test_html_is_escaped():
+    class Named(Showing):
+        def shown(self):
+            return pb.uniform_profile(3).shown().__class__("<b>&", facts={"<i>": "<script>"})
+
+    assert "<script>" not in Named()._repr_html_()
+    assert "&lt;b&gt;&amp;" in Named()._repr_html_()

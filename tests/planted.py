@@ -1,0 +1,152 @@
+"""Planted bias: models and methods whose use of every position is known, by which the judgement itself is judged.
+
+`planted_scores` draws answers as a model with a known curve gives them, before and after a method with a known effect;
+`verdict_rates` says how often `judge` then comes to each verdict. `PlantedResponder` is the same as a model that
+answers requests, for everything from a task to the page.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.checks import check_size
+from posbias.errors import UsageError
+from posbias.evaluation.curve import Scores
+from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
+from posbias.limits import EXAMPLES
+from posbias.mitigation.judging.judge import Judgement, JudgeOptions, Tried, judge
+from posbias.mitigation.methods.base import PromptMitigation
+
+Curve = Float64[np.ndarray, "n_positions"]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A model that uses its positions as planted, and methods that change that as planted."""
+
+    curve: tuple[float, ...]
+    """Chance of a right answer at each position without a method, each in [0, 1]."""
+    methods: tuple[tuple[float, ...], ...]
+    """The same with each method; a method without effect has the model's own curve."""
+    difficulty: float = 0.15
+    """Half the width by which samples differ in difficulty: every sample shifts all its chances alike, uniformly."""
+    agreement: float = 0.7
+    """Chance that an answer is drawn with the same luck before and after a method, in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        for curve in (self.curve, *self.methods):
+            if len(curve) != len(self.curve) or not all(0 <= chance <= 1 for chance in curve):
+                raise UsageError(f"a planted curve holds {len(self.curve)} chances in 0 ... 1, got {list(curve)}")
+
+
+def planted_scores(
+    planted: Planted, *, count: int, generator: np.random.Generator, noise: float | None = None
+) -> tuple[Scores, list[Scores]]:
+    """score[sample, position] of `count` samples without a method, and with each.
+
+    1 and 0 for right and wrong; with `noise` the chance itself plus normal noise of this standard deviation, as
+    log-probabilities vary.
+    """
+    check_size("planted: count", count, EXAMPLES)
+    shape = count, len(planted.curve)
+    shift = generator.uniform(-planted.difficulty, planted.difficulty, size=(count, 1))
+    luck = generator.random(shape) if noise is None else generator.normal(size=shape)
+
+    def drawn(curve: Sequence[float], own: Scores) -> Scores:
+        chances = np.array(curve) + shift
+        return (own < chances).astype(np.float64) if noise is None else chances + noise * own
+
+    scores = []
+    for curve in planted.methods:
+        other = generator.random(shape) if noise is None else generator.normal(size=shape)
+        scores.append(drawn(curve, np.where(generator.random(shape) < planted.agreement, luck, other)))
+    return drawn(planted.curve, luck), scores
+
+
+def judged(
+    planted: Planted,
+    *,
+    count: int,
+    generator: np.random.Generator,
+    noise: float | None = None,
+    options: JudgeOptions | None = None,
+) -> Judgement:
+    """The judgement of one simulated run; methods are named by their numbers."""
+    before, after = planted_scores(planted, count=count, generator=generator, noise=noise)
+    tried = [Tried(str(number), scores) for number, scores in enumerate(after)]
+    return judge(before, tried, positions=range(len(planted.curve)), options=options)
+
+
+def verdict_rates(
+    planted: Planted, *, count: int, runs: int, seed: int = 0, noise: float | None = None
+) -> dict[str, float]:
+    """Share of `runs` simulated runs in which any method gets each verdict; without smallest detectable rises."""
+    options = JudgeOptions(draws=0)
+    generator = np.random.default_rng(seed)
+    found: Counter[str] = Counter()
+    for _ in range(runs):
+        run = judged(planted, count=count, generator=generator, noise=noise, options=options)
+        found.update({verdict.verdict for verdict in run.verdicts})
+    return {verdict: number / runs for verdict, number in found.items()}
+
+
+class PlantedResponder(Responder):
+    """Answers as a model with a known curve does: an answer at relative place u of the passages is right with chance
+    curve(u), linearly between the curve's points; the luck of a request is that of its sample, place and seed.
+
+    Scored answers are one token each, whose probability is the chance.
+    """
+
+    def __init__(self, curve: Sequence[float], *, seed: int = 0, method: str = "") -> None:
+        self.curve, self.seed, self.method = tuple(curve), seed, method
+        self.requests = 0
+        """Answered so far."""
+
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        """As `Responder.respond`; requests have passages and an answer that one of them holds."""
+        replies = []
+        for request in requests:
+            self.requests += 1
+            place = self._place(request)
+            points = np.linspace(0.0, 1.0, len(self.curve))
+            chance = float(np.clip(np.interp(place, points, self.curve), 1e-6, 1.0))
+            digest = hashlib.sha256(f"{self.seed} {request.group} {place:.6f}".encode()).digest()
+            right = int.from_bytes(digest[:8]) / 2**64 < chance
+            text = str(request.answer).strip() if right else "unknown"
+            told = AnswerScore((float(np.log(chance)),), (1 if right else 2,))
+            replies.append(Reply(Response(text, "stop") if generate else None, told if score else None))
+        return replies
+
+    def _place(self, request: Request) -> float:
+        """Of the passage that holds the answer: 0 the first ... 1 the last."""
+        held = [str(request.answer).strip() in request.text[begin:end] for begin, end in request.passages]
+        if True not in held:
+            raise UsageError(f"a planted responder needs passages, one with the answer, got {len(held)} without")
+        return held.index(True) / max(1, len(held) - 1)
+
+    def describe(self) -> dict[str, Any]:
+        """Curve and seed."""
+        model = {"source": "planted", "curve": list(self.curve), "seed": self.seed}
+        return {"kind": "planted", "model": model, "method": self.method}
+
+
+@dataclass(frozen=True)
+class PlantedMethod(PromptMitigation):
+    """A method that gives a planted responder another curve, in proportion to its strength."""
+
+    name: ClassVar[str] = "planted"
+
+    curve: tuple[float, ...] = (0.5, 0.5)
+    """With the method at full strength: as many points as the responder's."""
+
+    def around(self, responder: Responder) -> Responder:
+        """The responder with its curve moved towards this one."""
+        if not isinstance(responder, PlantedResponder) or len(self.curve) != len(responder.curve):
+            raise UsageError(f"planted: a planted responder with {len(self.curve)} points is needed")
+        moved = (1 - self.strength) * np.array(responder.curve) + self.strength * np.array(self.curve)
+        return PlantedResponder(moved.tolist(), seed=responder.seed, method=str(self))

@@ -1,0 +1,144 @@
+"""The Ray engine on a real cluster of two nodes, one of which is killed in the middle of a run."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from engine_workloads import Squares
+from posbias.errors import UsageError
+from posbias.measurement.measurement import RunOptions
+from posbias.mitigation import MitigateOptions, mitigate
+from posbias.runs.engines import Local, Ray, ray_cluster
+from posbias.runs.parts import PartStore
+
+ray = pytest.importorskip("ray", reason="the ray extra is not installed")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    # Nodes find what this process finds; on real machines it is installed.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    nodes = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.second = nodes.add_node(num_cpus=1)
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def test_two_nodes_try_methods_as_this_process_does(cluster, long_llama):
+    responder = pb.LocalResponder(pb.load_model(str(long_llama)))
+    given = MitigateOptions(
+        methods=["temperature(scale=0.3)", "initial_token"],
+        calibration=4,
+        evaluation=pb.EvaluateOptions(count=6, positions=(0, 1), generate=False),
+        documents=2,
+        length=32,
+        short=False,
+    )
+    here = mitigate("key_value(pairs=2)", responder, given)
+    shared = replace(given, engine=Ray(threads=1, address=cluster.address))
+    there = mitigate("key_value(pairs=2)", responder, shared)
+    for name, array in here.arrays.items():
+        np.testing.assert_allclose(there.arrays[name], array, rtol=1e-5, err_msg=name)
+    verdicts = [[entry["verdict"] for entry in each.scalars["judgement"]["verdicts"]] for each in (here, there)]
+    assert verdicts[0] == verdicts[1]
+
+
+def test_two_nodes_give_the_bits_of_this_process_and_survive_the_loss_of_one(cluster, tiny_llama, tmp_path):
+    model = pb.load_model(tiny_llama)
+    prompts = pb.load_prompts("default", model, n_positions=24, count=6)
+
+    def measured(engine):
+        return pb.measure(model, prompts, options=pb.MeasureOptions(run=RunOptions(engine=engine)))
+
+    here, there = measured(Local(threads=1)), measured(Ray(threads=1, address=cluster.address))
+    for kind in here.per_prompt:
+        np.testing.assert_array_equal(here.per_prompt[kind], there.per_prompt[kind])
+    np.testing.assert_array_equal(here.mixing, there.mixing)
+
+    work = Squares(tmp_path, seconds=0.5)
+    outcomes = []
+    for outcome in Ray(threads=1, address=cluster.address).run(work, list(range(12))):
+        outcomes.append(outcome)
+        if len(outcomes) == 3:
+            cluster.remove_node(cluster.second, allow_graceful=False)
+    assert sorted(int(outcome.arrays["square"][0]) for outcome in outcomes) == [unit**2 for unit in range(12)]
+    attempts = [work.attempts(unit) for unit in range(12)]
+    assert max(attempts) == 2
+    assert sum(attempts) == 13  # the unit that the dead node was at, and no other, is done again
+    assert len({int(outcome.arrays["process"][0]) for outcome in outcomes}) == 2
+    assert os.getpid() not in {int(outcome.arrays["process"][0]) for outcome in outcomes}
+
+
+def test_a_measurement_that_loses_a_node_has_the_bits_of_this_process(cluster, tiny_llama, monkeypatch):
+    model = pb.load_model(tiny_llama)
+    prompts = pb.load_prompts("default", model, n_positions=48, count=12)
+
+    def measured(engine):
+        return pb.measure(model, prompts, options=pb.MeasureOptions(run=RunOptions(engine=engine)))
+
+    here = measured(Local(threads=1))
+    kept, lost = [], []
+    keep, lose = PartStore.keep, ray_cluster._Actors._lose
+
+    def then_kill(store, name, arrays):
+        kept.append(name)
+        if len(kept) == 2:
+            cluster.remove_node(cluster.second, allow_graceful=False)
+            time.sleep(3)  # Ray tells of it before the other node is through
+        return keep(store, name, arrays)
+
+    def told(actors, actor, unit, error):
+        lost.append(unit)
+        return lose(actors, actor, unit, error)
+
+    monkeypatch.setattr(PartStore, "keep", then_kill)
+    monkeypatch.setattr(ray_cluster._Actors, "_lose", told)
+    there = measured(Ray(threads=1, address=cluster.address))
+    assert lost
+    assert len(kept) == len(set(kept)) == 12
+    assert here.per_prompt.keys() == there.per_prompt.keys()
+    for kind, norms in here.per_prompt.items():
+        np.testing.assert_array_equal(norms, there.per_prompt[kind])
+        np.testing.assert_array_equal(here.profiles[kind].influence, there.profiles[kind].influence)
+    np.testing.assert_array_equal(here.mixing, there.mixing)
+
+
+def test_the_command_on_a_cluster_saves_the_arrays_of_the_local_engine(cluster, tiny_llama, tmp_path):
+    flags = ("--length", "24", "--count", "4", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
+    engines = {"local": (), "ray": ("--ray-address", cluster.address)}
+    for engine, more in engines.items():
+        command = ["-m", "posbias", "measure", str(tiny_llama), *flags, "--engine", engine, *more]
+        finished = subprocess.run(
+            [sys.executable, *command, "--out", str(tmp_path / engine)], capture_output=True, text=True, check=False
+        )
+        assert finished.returncode == 0, finished.stderr
+    here, there = (pb.load_record(tmp_path / engine) for engine in engines)
+    assert there.resolved["measurement"]["engine"]["name"] == "ray"
+    assert here.arrays.keys() == there.arrays.keys()
+    for name, array in here.arrays.items():
+        np.testing.assert_array_equal(there.arrays[name], array, err_msg=name)
+
+
+def test_a_cluster_that_is_not_there_is_one_line():
+    with pytest.raises(UsageError, match=r"no ray cluster at '127\.0\.0\.1:1'") as caught:
+        list(Ray(address="127.0.0.1:1").run(Squares(os.curdir), [0]))
+    assert "\n" not in str(caught.value)
+
+
+def test_workers_of_a_cluster_on_this_machine_count_for_its_memory(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert Ray(workers=8).processes_here == 8
+    assert Ray(threads=10**6).processes_here == 1
+    assert Ray(workers=8, address="10.0.0.1:6379").processes_here == 1
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert Ray(workers=8).processes_here == 1
