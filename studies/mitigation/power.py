@@ -1,9 +1,10 @@
 """How many samples an effect takes: the table of docs/mitigate.md, a minute.
 
-Run it as `PYTHONPATH=tests python studies/mitigation/power.py`. Answers are drawn as a model gives them that is right in .8, .5, .3, .5, .7 of cases at five positions, under methods
-without effect; given is the smallest rise that `posbias mitigate` would find with 80 % power, mean over runs. How alike
-answers are before and after a method is an assumption: drawn with the same luck in .7 of cases, or in none.
-If in none, a rise of the mean by .10 is found with 40 samples in .33 [.25, .41] of runs.
+Run it as `PYTHONPATH=tests python studies/mitigation/power.py`. Answers are drawn as a model gives them that is right
+in .8, .5, .3, .5, .7 of cases at five positions, under methods without effect; given is the smallest rise that `posbias
+mitigate` would find with 80 % power, mean over runs. How alike answers are before and after a method is an assumption:
+drawn with the same luck in .7 of cases, or in none. If in none, a rise of the mean by .10 is found with 40 samples in
+.33 [.25, .41] of runs.
 """
 
 import numpy as np
