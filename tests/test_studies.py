@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conftest import check_record
-from posbias.runs.records import load_record, portable
+from posbias.runs.records import portable, read_record
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 RUNS = sorted(path.parent for path in STUDIES.rglob("record.json"))
@@ -15,7 +15,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.~/:])/(?:work|tmp|home|root|Users|mnt|opt|va
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.relative_to(STUDIES).as_posix())
 def test_every_record_can_be_read_and_names_no_machine(run):
-    record = load_record(run)
+    record = read_record(run)
     assert record.status == "done"
     check_record(run / "record.json")
     assert record.arguments == portable(record.arguments)

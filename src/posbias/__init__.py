@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from posbias.profiles import Profile, uniform_profile
     from posbias.prompts.loading import load_prompts
     from posbias.report import write_report
-    from posbias.runs.records import Record, load_record
+    from posbias.runs.records import Record
+    from posbias.runs.results import load_record
     from posbias.theory import closed_form, predict
 
 _HOMES = {
@@ -84,7 +85,8 @@ _HOMES = {
         "models.loading": "load_model",
         "profiles": "Profile uniform_profile",
         "prompts.loading": "load_prompts",
-        "runs.records": "Record load_record",
+        "runs.records": "Record",
+        "runs.results": "load_record",
         "report": "write_report",
         "theory": "closed_form predict",
     }.items()

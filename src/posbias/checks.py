@@ -25,7 +25,7 @@ SEE = {
     "HuggingFaceModel": "load_model",
     "TokenModel": "load_model",
     "Prompts": "load_prompts, which takes token ids too",
-    "Record": "load_record",
+    "Record": "read_record",
     "Profile": "Profile.normalised",
     "Responder": "LocalResponder, posbias.ServerResponder",
     "MeasuredUse": "measured_use",

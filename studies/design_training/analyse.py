@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 
 from posbias.comparison.subject import Sample, compare_with_prompts
 from posbias.profiles import Profile
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 from posbias.statistics import Estimate, Interval, detectable, holm, mean_of
 
 HERE = Path(__file__).parent
@@ -288,7 +288,7 @@ def draw(record: Record, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    loaded = load_record(HERE / "record")
+    loaded = read_record(HERE / "record")
     page = HERE / "README.md"
     page.write_text(with_tables(page.read_text(), tables(loaded)))
     draw(loaded, HERE / "by_position.png")

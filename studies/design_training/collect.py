@@ -25,7 +25,7 @@ from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import forward
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 from posbias.tasks.synthetic import FreeRecall, SyntheticTask, TextWithPairs, stack_tasks
 from posbias.tasks.synthetic.base import EVALUATION_BATCH
 from posbias.training import Member, load_study
@@ -116,7 +116,7 @@ def arms_of(study: str, runs: Path) -> Iterator[tuple[Arm, list[int]]]:
 
 def collected(study: str, runs: Path) -> tuple[dict[str, Any], Arrays]:
     """What the record holds of one study: settings, and arrays by arm with an axis of seeds."""
-    run = load_record(runs / study)
+    run = read_record(runs / study)
     arrays: Arrays = {}
     for arm, indices in arms_of(study, runs):
         task = arm.members[0].task
@@ -146,7 +146,7 @@ if __name__ == "__main__":
     parser.add_argument("runs", type=Path)
     parser.add_argument("studies", nargs="+")
     given = parser.parse_args()
-    kept = load_record(HERE / "record") if (HERE / "record").is_dir() else Record(verb="study", arguments={})
+    kept = read_record(HERE / "record") if (HERE / "record").is_dir() else Record(verb="study", arguments={})
     record = Record(verb="study", arguments={}, scalars=dict(kept.scalars), arrays=dict(kept.arrays))
     for each in given.studies:
         record.scalars[each], added = collected(each, given.runs)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from posbias.papers.findings import Difference, difference
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 
 HERE = Path(__file__).parent
 FIRST_LAST = 1
@@ -49,4 +49,4 @@ def lines(record: Record) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(lines(load_record(sys.argv[1] if len(sys.argv) > 1 else HERE / "longer"))))
+    print("\n".join(lines(read_record(sys.argv[1] if len(sys.argv) > 1 else HERE / "longer"))))

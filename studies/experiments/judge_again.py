@@ -9,7 +9,7 @@ from pathlib import Path
 
 from posbias.papers.liu2026.experiment import position_copy_page, recorded_outcome
 from posbias.papers.reproduction import reproduction_record
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 
 HERE = Path(__file__).parent
 SETTINGS = ("size", "studies", "steps", "trained_with")
@@ -29,4 +29,4 @@ def judged_again(record: Record) -> Record:
 
 if __name__ == "__main__":
     directory = HERE / "position-copy"
-    judged_again(load_record(directory)).save(directory)
+    judged_again(read_record(directory)).save(directory)

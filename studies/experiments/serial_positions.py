@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.papers.findings import Difference, difference
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 
 HERE = Path(__file__).parent
 ENDS = 3
@@ -65,7 +65,7 @@ def both_ways(record: Record, width: int) -> Mapping[str, Difference]:
 
 
 if __name__ == "__main__":
-    run = load_record(sys.argv[1] if len(sys.argv) > 1 else HERE / "recall")
+    run = read_record(sys.argv[1] if len(sys.argv) > 1 else HERE / "recall")
     print("\n".join(lines(run)))
     for size in (8, 32):
         for measure, gap in both_ways(run, size).items():

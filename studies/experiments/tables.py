@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 
 def line(row: Mapping[str, Any]) -> str:
@@ -29,7 +29,7 @@ def tables(rows: list[Mapping[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    record = load_record(sys.argv[1])
+    record = read_record(sys.argv[1])
     print(tables([row for row in record.scalars["rows"] if row["sort"] == "finding"]))
     for statement in record.scalars["statements"]:
         if statement.startswith(("Of ", "Chance: ")):

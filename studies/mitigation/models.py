@@ -43,7 +43,7 @@ from posbias.mitigation.judging.verdicts import (
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.trial.effort import effort_of
 from posbias.runs.parts import below
-from posbias.runs.records import Record, load_record, plain
+from posbias.runs.records import Record, plain, read_record
 from posbias.tasks.language import LANGUAGE_TASKS
 
 ENDPOINTS = ("mean", "worst position")
@@ -93,7 +93,7 @@ def run(
 def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") -> None:
     """A record of the arms of a run that have ended."""
     ended = sorted(path.parent for path in Path(run).glob("arms/*/record.json") if path.parent.name != "unchanged")
-    found = [load_record(path) for path in (Path(run) / "arms" / "unchanged", *ended)]
+    found = [read_record(path) for path in (Path(run) / "arms" / "unchanged", *ended)]
     spelled = [record.resolved["responder"].get("method", "") for record in found]
     names = [_kept(name) for name in spelled]
     scores = [measures_of(below(record.arrays, "scores/"))[measure] for record in found]
@@ -124,7 +124,7 @@ def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") 
 def table(*directories: str) -> None:
     """A column per model and a row per method: verdicts for all tasks, then for each task the change of the mean, and
     of the worst position."""
-    records = {Path(each).name: load_record(each) for each in directories if Path(each).name not in ELSEWHERE}
+    records = {Path(each).name: read_record(each) for each in directories if Path(each).name not in ELSEWHERE}
     judged = {name: record for name, record in records.items() if record.scalars["judgement"]["measure"] == "logprob"}
     correct_together(judged.values())
     cells: dict[str, dict[str, dict[str, str]]] = {}
@@ -179,7 +179,7 @@ def _read(record: Record) -> list[Verdict]:
 def rejudge(*directories: str) -> None:
     """Settle the verdicts of records by today's rule, from the changes they hold, each record a family of its own."""
     for each in directories:
-        record = load_record(each)
+        record = read_record(each)
         judgement = record.scalars["judgement"]
         verdicts, recommended, text = settle(corrected_together(_read(record)), judgement["measure"], SMALLEST)
         judgement |= {"verdicts": plain([asdict(verdict) for verdict in verdicts]), "smallest": SMALLEST}
@@ -191,7 +191,7 @@ def answers(*directories: str) -> None:
     """For each task, as it was set, a row per method, the best mean first: by model the answers that are right at each
     position, then the change of the mean and of the worst position."""
     tasks: dict[str, dict[str, dict[str, tuple[float, str]]]] = {}
-    records = [load_record(each) for each in directories]
+    records = [read_record(each) for each in directories]
     correct_together(records)
     for record in records:
         rows = tasks.setdefault(record.arguments["task"], {})
@@ -213,7 +213,7 @@ def answers(*directories: str) -> None:
 
 def beside(*directories: str) -> None:
     """A column per record and a row per method, as it was spelled: the change of mean and worst position."""
-    records = [load_record(each) for each in directories]
+    records = [read_record(each) for each in directories]
     entries = [{each["name"]: each for each in record.scalars["judgement"]["verdicts"]} for record in records]
     rows = {"unchanged (level)": [_level(record) for record in records]}
     rows |= {f"`{name}`": [_cell(each[name]) for each in entries] for name in entries[0]}

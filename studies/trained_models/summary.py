@@ -16,7 +16,7 @@ from cells import KEPT_HERE, KINDS, SHARED, SHARES, Cell, cells, keep
 
 from posbias.comparison.subject import PromptComparison, compare_with_prompts
 from posbias.files import write_atomically
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 from posbias.statistics import Interval, mean_of
 
 CHOSEN_ON = "novels"
@@ -271,7 +271,7 @@ def main() -> None:
     for cell in found:
         if cell.n_positions in given.keep:
             keep(cell, given.kept)
-    record = judged(found, load_record(given.out) if given.out.is_dir() else None)
+    record = judged(found, read_record(given.out) if given.out.is_dir() else None)
     record.save(given.out, overwrite=True)
     tables = tables_of(record)
     print(f"chosen on {CHOSEN_ON}: {record.scalars['chosen_form']}\n\n" + "\n\n".join(tables.values()))

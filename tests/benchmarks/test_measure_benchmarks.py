@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from posbias.errors import UsageError
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "measure"
 MODULES = [path.stem for path in BENCHMARK.glob("*.py")]
@@ -132,7 +132,7 @@ def test_the_law_of_memory_reaches_the_budget_where_it_says(script):
 def test_the_record_holds_what_was_printed(plan, script, tmp_path, capsys):
     script("run").run(plan, ["gradients", "jacobians"], arguments={"repeats": 1}, out=tmp_path)
     printed = capsys.readouterr().out
-    record = load_record(tmp_path)
+    record = read_record(tmp_path)
     assert (record.verb, record.status) == ("benchmark", "done")
     assert [table["part"] for table in record.scalars["tables"]] == ["gradients"] * 2 + ["jacobians"] * 2
     for table in record.scalars["tables"]:

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from posbias.errors import UsageError
 from posbias.report import view_of
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 
 def refused(result, *words, code=2):
@@ -216,7 +216,7 @@ def test_a_full_disk_fails_in_one_line(posbias, tmp_path):
         refused(result, "No space left on device", code=1)
         assert not list(full.glob("run/.*.tmp"))
         with pytest.raises(UsageError, match="did not finish"):
-            view_of(load_record(full / "run"))
+            view_of(read_record(full / "run"))
     finally:
         subprocess.run(["umount", str(full)], check=True)
 
@@ -227,7 +227,7 @@ def test_runs_that_are_no_runs(posbias, tmp_path):
     predicted = tmp_path / "predicted"
     assert posbias("predict", "--length", 8, "--out", predicted).returncode == 0
     one_line(posbias("compare", predicted, predicted, "--out", predicted), "is one of the runs compared")
-    assert load_record(predicted).verb == "predict"
+    assert read_record(predicted).verb == "predict"
 
 
 def test_memory_that_is_not_there_fails_the_run_and_its_record_says_why(posbias, tmp_path, monkeypatch):
@@ -236,7 +236,7 @@ def test_memory_that_is_not_there_fails_the_run_and_its_record_says_why(posbias,
     for limit in ("CELLS", "STEPS"):
         monkeypatch.setenv(f"POSBIAS_MAX_{limit}", "1e18")
     one_line(posbias("predict", "--length", 10**14, "--out", tmp_path / "run"), "allocate", code=1)
-    assert "allocate" in load_record(tmp_path / "run").error
+    assert "allocate" in read_record(tmp_path / "run").error
 
 
 def test_a_seed_too_large_for_the_births_is_refused_before_any_work(posbias, tiny_llama, tmp_path):

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from posbias.models.loading import load_model
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 SHORT = ("--length", "8", "--count", "2", "--kinds", "probability")
 COMMANDS = {
@@ -54,7 +54,7 @@ def test_mean_field_says_what_large_logits_leave_to_chance(posbias, large, tmp_p
     }
     result = posbias(verb, *asked[verb], "--out", tmp_path)
     assert result.returncode == 0, result.stderr
-    (caveat,) = load_record(tmp_path).scalars["caveats"]
+    (caveat,) = read_record(tmp_path).scalars["caveats"]
     assert f"the mean of {2 if verb == 'audit' else 100} about 0." in caveat
     assert f"\n- {caveat}\n" in result.stdout
     assert f">{caveat}<" in html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))

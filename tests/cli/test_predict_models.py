@@ -9,7 +9,7 @@ import torch
 from posbias.architecture import Architecture
 from posbias.models.loading import load_model
 from posbias.models.reference.network import ReferenceTransformer, save_reference
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 from published_networks import retrieval_network
 
 
@@ -30,7 +30,7 @@ def test_theories_that_read_prompts_say_which(posbias, member, tmp_path, theory)
     assert done.returncode == 0, done.stderr
     influence = json.loads(done.stdout)["arrays"]["profile/influence"]
     assert sum(influence) == pytest.approx(1)
-    record = load_record(out)
+    record = read_record(out)
     assert record.resolved["model"]["weights_sha256"] == load_model(member).describe()["weights_sha256"]
     assert record.resolved["model"]["provenance"] == {"member": 1}
     assert record.resolved["prompts"]["source"] == "synthetic"

@@ -14,7 +14,7 @@ from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.cli.app import app
 from posbias.cli.options import RESIDUAL, literal, split_literals
 from posbias.errors import UsageError
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 
 def document(result):
@@ -195,7 +195,7 @@ def test_predict_for_a_model_at_birth_and_trained(posbias, tiny_llama):
 
 def test_every_verb_takes_seed_and_out(posbias, tmp_path, monkeypatch):
     listed = posbias("list", "masks", "--seed", 1, "--out", tmp_path / "list", "--json")
-    assert load_record(tmp_path / "list").scalars == json.loads(listed.stdout)
+    assert read_record(tmp_path / "list").scalars == json.loads(listed.stdout)
     posbias("predict", "--length", 8, "--seed", 1, "--out", tmp_path / "run")
     assert posbias("report", tmp_path / "run", "--seed", 1, "--out", tmp_path / "page").returncode == 0
 

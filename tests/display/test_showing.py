@@ -22,7 +22,7 @@ from posbias.profiles import Profile
 from posbias.prompts.prompts import PromptSource
 from posbias.report import verdict
 from posbias.report.layout import store_subjects
-from posbias.runs.records import Record, load_record, plain
+from posbias.runs.records import Record, plain, read_record
 
 LENGTH, COUNT = 12, 6
 
@@ -62,7 +62,7 @@ def results(model, measurement, long_llama, tmp_path_factory):
         ),
         "record": measurement.as_run(),
         "audit": audit,
-        "audited": load_record(audit.save(tmp_path_factory.mktemp("run"))),
+        "audited": read_record(audit.save(tmp_path_factory.mktemp("run"))),
     }  # fmt: skip
 
 
@@ -171,15 +171,15 @@ def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refuse
             result.save(tmp_path / f"a{ending}")
         assert not (tmp_path / f"a{ending}").exists()
     if name in RUNS:
-        assert load_record(result.save(f"{tmp_path}/model.gguf/")).verb
-        assert load_record(result.save(tmp_path / f"{name}-llama-3.1")).verb
+        assert read_record(result.save(f"{tmp_path}/model.gguf/")).verb
+        assert read_record(result.save(tmp_path / f"{name}-llama-3.1")).verb
     if name not in RUNS:
         with pytest.raises(pb.UsageError, match=r"cannot save to 'a.xls'; allowed are the endings .csv, .html, .png"):
             result.save(tmp_path / "a.xls")
         return
     record_schema().validate(result.as_run().as_json())
     record_schema().validate(plain(record_document(result.as_run())))
-    loaded = load_record(result.save(tmp_path / f"{name}-0.5"))
+    loaded = read_record(result.save(tmp_path / f"{name}-0.5"))
     assert loaded.as_json()["arrays"] == result.as_run().as_json()["arrays"]
 
 
@@ -189,7 +189,7 @@ def test_a_measurement_saved_from_a_notebook_is_the_record_that_the_shell_writes
     """Hashes of the weights, dtype, device, mixing, intervals; and, for the command, Python that measures the same."""
     flags = ["--length", LENGTH, "--count", COUNT, "--kinds", "jacobian(probes=2),logit", "--out", tmp_path / "shell"]
     assert posbias("measure", tiny_llama, *flags).returncode == 0
-    saved, shell = load_record(measurement.save(tmp_path / "notebook")), load_record(tmp_path / "shell")
+    saved, shell = read_record(measurement.save(tmp_path / "notebook")), read_record(tmp_path / "shell")
     assert saved.resolved["model"] == shell.resolved["model"] == model.describe()
     assert {"weights_sha256", "dtype", "device"} <= set(saved.resolved["model"])
     assert set(saved.arrays) == set(shell.arrays)
@@ -230,7 +230,7 @@ def test_the_python_of_a_result_names_what_is_not_usual_and_what_was_in_hand(mod
 
 def test_where_a_directory_stands_a_run_is_written_into_it_whatever_its_name(results, tmp_path):
     (tmp_path / "run.png").mkdir()
-    assert load_record(results["record"].save(tmp_path / "run.png")).run_id == results["record"].run_id
+    assert read_record(results["record"].save(tmp_path / "run.png")).run_id == results["record"].run_id
     with pytest.raises(pb.UsageError, match=r"^cannot save to 'run.png', a directory$"):
         results["profile"].save(tmp_path / "run.png")
 
@@ -298,7 +298,7 @@ def test_a_profile_written_as_csv_is_a_target_of_a_design(results, tmp_path):
 
 
 def test_a_measurement_that_was_saved_is_reported_as_the_whole_record_would_be(measurement, tmp_path):
-    loaded = load_record(measurement.save(tmp_path / "run"))
+    loaded = read_record(measurement.save(tmp_path / "run"))
     for kind, profile in measurement.profiles.items():
         np.testing.assert_array_equal(loaded.arrays[f"trained/measured/{kind}/influence"], profile.influence)
     assert loaded.resolved["prompts"]["sha256"] == measurement.prompts.sha256

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from conftest import check_record
 from posbias.cli import main
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 
 HERE = Path(__file__).parent
 MODE = os.environ.get("POSBIAS_GOLDEN", "near")
@@ -86,7 +86,7 @@ def test_results_are_those_that_are_kept(case: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "argv", ["posbias", *CASES[case], "--out", str(tmp_path)])
     with suppress(SystemExit):
         main()
-    found = load_record(tmp_path)
+    found = read_record(tmp_path)
     assert found.status == "done", found.error
     check_record(tmp_path / "record.json")
     if MODE == "keep":

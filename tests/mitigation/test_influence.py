@@ -17,7 +17,7 @@ from posbias.mitigation.trial.arms import MitigateOptions
 from posbias.mitigation.trial.influence import FLAT, OVER_METHODS, OVER_POSITIONS, influence_scalars
 from posbias.mitigation.trial.run import mitigate
 from posbias.report.page import html_of, report_of
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=2)"
@@ -67,7 +67,7 @@ def test_influence_is_measured_under_every_method_inside_the_model(run):
 
 def test_the_page_of_a_saved_run_says_what_that_of_the_run_said(run, tmp_path):
     run[0].save(tmp_path)
-    said, read = report_of(run[0]), report_of(load_record(tmp_path))
+    said, read = report_of(run[0]), report_of(read_record(tmp_path))
     assert read.folded["Influence before and after"] == said.folded["Influence before and after"]
     assert read.verdict == said.verdict
 

@@ -32,7 +32,7 @@ from posbias.report import write_report
 from posbias.report.page import html_of, report_of
 from posbias.runs.engines import Local
 from posbias.runs.parts import clear_parts
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -85,7 +85,7 @@ def test_the_test_begins_after_the_calibration_samples(planted):
 
 def test_the_page_opens_with_the_recommendation_and_folds_the_rest(planted, tmp_path):
     record, directory = planted
-    page = write_report([load_record(directory)], tmp_path).read_text()
+    page = write_report([read_record(directory)], tmp_path).read_text()
     places = [page.index(text) for text in (UNDECIDED, "<figure ", "what each method does", "Why each verdict")]
     assert places == sorted(places)
     assert "Do not apply planted(curve=[0.2, 0.1, 0.2])" in page

@@ -10,7 +10,7 @@ from posbias.errors import UsageError
 from posbias.papers.liu2026.partial_information import partial_information_losses
 from posbias.papers.study_runs import StudySettings, shipped_studies
 from posbias.report.published import stored_figures
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 from posbias.training import load_study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def script(name):
 
 @pytest.fixture(scope="module")
 def records():
-    return {run: load_record(ROOT / "studies" / "experiments" / run) for run in RUNS}
+    return {run: read_record(ROOT / "studies" / "experiments" / run) for run in RUNS}
 
 
 def rows(record, sort):
@@ -151,7 +151,7 @@ def test_the_table_of_a_record_is_that_of_the_page(records):
 
 
 def test_the_recall_study_is_the_shipped_one_and_its_table_is_on_the_page():
-    positions, record = script("serial_positions"), load_record(ROOT / "studies" / "experiments" / "recall")
+    positions, record = script("serial_positions"), read_record(ROOT / "studies" / "experiments" / "recall")
     study = load_study(ROOT / "examples" / "recall.yaml")
     assert record.scalars["counts"] == {"done": study.n_members}
     assert study.options.describe() == record.resolved["options"]
@@ -163,7 +163,7 @@ def test_the_recall_study_is_the_shipped_one_and_its_table_is_on_the_page():
 
 
 def test_recall_has_recency_by_demand_and_no_primacy():
-    positions, record = script("serial_positions"), load_record(ROOT / "studies" / "experiments" / "recall")
+    positions, record = script("serial_positions"), read_record(ROOT / "studies" / "experiments" / "recall")
     for demand, quantity in (("running span", "span_recalled"), ("both", "recalled")):
         for name, values in positions.curves(record, demand, quantity).items():
             assert "two-way" in name or positions.ends(values)[1].interval.low > 0
@@ -174,7 +174,7 @@ def test_recall_has_recency_by_demand_and_no_primacy():
 
 
 def test_the_longer_study_is_the_shipped_one_and_its_table_is_on_the_page():
-    training, record = script("by_training"), load_record(ROOT / "studies" / "experiments" / "longer")
+    training, record = script("by_training"), read_record(ROOT / "studies" / "experiments" / "longer")
     study = load_study(ROOT / "studies" / "experiments" / "longer.yaml")
     assert record.scalars["counts"] == {"done": study.n_members}
     assert study.options.describe() == record.resolved["options"]
@@ -182,7 +182,7 @@ def test_the_longer_study_is_the_shipped_one_and_its_table_is_on_the_page():
 
 
 def test_retrieval_arises_with_residual_connections_and_decay_only_and_the_sets_disagree_about_it():
-    training, record = script("by_training"), load_record(ROOT / "studies" / "experiments" / "longer")
+    training, record = script("by_training"), read_record(ROOT / "studies" / "experiments" / "longer")
     novel = {cell: rows[:, 2:].mean(axis=0) for cell, rows in training.values(record, "accuracy_novel_classes").items()}
     for cell, course in novel.items():
         assert course[-1] > 0.9 if cell == ("added", "decay") else course[-1] < 0.6

@@ -18,7 +18,7 @@ from posbias.papers.reproduction import reproduction_record
 from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
 from posbias.report.page import write_report
 from posbias.report.published import stored_figures
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 from posbias.training import TrainingRun
 
 PAPER = "position-copy-liu2026"
@@ -135,11 +135,11 @@ def test_the_smoke_size_runs_and_its_members_are_models(tmp_path, monkeypatch):
     assert made.statements[0].startswith("Of 13 published findings:")
     assert any(statement.startswith("Loop: mean field, initial") for statement in made.statements)
     reproduction_record(made, {}).save(tmp_path)
-    record = load_record(tmp_path)
+    record = read_record(tmp_path)
     assert len(stored_figures(record)) == len(made.figures) == 6
     assert record.arrays["2 layers, d 10/loss"].shape == (2, 10)
     assert write_report([record], tmp_path).exists()
-    trained = load_record(tmp_path / "studies" / "study")
+    trained = read_record(tmp_path / "studies" / "study")
     entry = trained.scalars["members"][20]
     model = load_model(str(tmp_path / "studies" / "study" / entry["model"]))
     assert model.config.architecture.depth == 2

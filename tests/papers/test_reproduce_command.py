@@ -10,12 +10,12 @@ from rich.console import Console
 
 from posbias.papers.reproduction import reproduction_record
 from posbias.report.page import html_of, report_of, show_report, write_report
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 
 def test_the_rollouts_record_and_offline_page(rollout, tmp_path):
     reproduction_record(rollout, {}, command="posbias reproduce rollout-2602.16837").save(tmp_path)
-    record = load_record(tmp_path)
+    record = read_record(tmp_path)
     assert (record.verb, record.status) == ("reproduce", "done")
     assert len(record.scalars["rows"]) == 5 * 2 * 4
     assert record.arrays["bloom-176b/published/residual"].shape == (256,)
@@ -59,7 +59,7 @@ def test_birth_end_to_end_as_one_json_document_with_record_and_page(posbias, tmp
     assert document["resolved"]["command"].startswith("posbias reproduce birth-2603.10123 --size tiny")
     profile = np.array(document["arrays"]["gpt2/random/theories/mean_field"])
     assert profile.sum() == pytest.approx(1)
-    record = load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert record.scalars == document["scalars"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert page == html_of(report_of(record))

@@ -10,7 +10,7 @@ from posbias.papers import verify
 from posbias.papers.claims import claims_record
 from posbias.papers.wu2025.graphs import read_mask
 from posbias.report.page import html_of, report_of
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_text_names_statement_source_number_and_verdict(run):
 def test_report_saves_the_evidence_and_draws_every_claim_from_it(run, tmp_path):
     out = tmp_path / "claims"
     assert run("birth-2603.10123", "--report", "--out", str(out)).returncode == 0
-    record = load_record(out)
+    record = read_record(out)
     assert record.verb == "verify"
     assert record.status == "done"
     verdicts = record.scalars["verdicts"]
@@ -53,7 +53,7 @@ def test_report_saves_the_evidence_and_draws_every_claim_from_it(run, tmp_path):
 
 def test_without_report_a_record_but_no_page(run, tmp_path):
     run("rollout-2602.16837/lemma-A.3", "--out", str(tmp_path / "one"))
-    assert load_record(tmp_path / "one").seeds == {"claims": 0}
+    assert read_record(tmp_path / "one").seeds == {"claims": 0}
     assert not (tmp_path / "one" / "report.html").exists()
 
 
@@ -138,7 +138,7 @@ def test_claims_on_a_model_are_linked_to_it(run, member, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "wu2025/theorem-4.1: HOLDS" in done.stdout
     assert "premise NOT MET: mask prefix in every layer (causal)" in done.stdout
-    record = load_record(out)
+    record = read_record(out)
     assert record.resolved["model"]["provenance"] == {"study": "a study", "member": 0}
     assert len(record.resolved["model"]["weights_sha256"]) == 64
     assert record.resolved["prompts"]["count"] == 2

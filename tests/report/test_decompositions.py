@@ -16,7 +16,7 @@ from posbias.report.decompose import (
     tables_of,
 )
 from posbias.report.page import report_of, show_report, write_report
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 
 N_POSITIONS = 40
 
@@ -97,7 +97,7 @@ def test_what_was_not_possible_is_told_with_its_reason(record):
 
 def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(record, tmp_path):
     record.save(tmp_path)
-    page = write_report([load_record(tmp_path)], tmp_path, png=True).read_text()
+    page = write_report([read_record(tmp_path)], tmp_path, png=True).read_text()
     assert "made &lt;up&gt;" in page
     assert "made <up>" not in page
     assert "&lt;nothing&gt;" in page

@@ -118,7 +118,7 @@ def record() -> Record:
 
 
 def damaged_files(run: Path) -> dict[str, tuple[bytes, str]]:
-    """Files by name, with what the page must say of each: none is a run that `load_record` and `Profile` take."""
+    """Files by name, with what the page must say of each: none is a run that `read_record` and `Profile` take."""
     document = json.loads((run / "record.json").read_text())
     arrays = (run / "arrays.safetensors").read_bytes()
     name = "trained/measured/logit/influence"

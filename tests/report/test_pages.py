@@ -8,7 +8,7 @@ import pytest
 from behaviour_runs import saved
 from browser import BROWSER, looked_at
 from posbias.report import write_report
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 
 HERE = Path(__file__).parent
 SMALL = ["--length", "24", "--count", "2"]
@@ -72,7 +72,7 @@ def test_no_page_cuts_anything_at_either_width(posbias: Callable, long_llama: Pa
         if not (tmp_path / name / "report.html").exists():
             assert posbias("report", tmp_path / name).returncode == 0
     for name, runs in SIDE_BY_SIDE.items():
-        write_report([load_record(tmp_path / run) for run in runs], tmp_path / name)
+        write_report([read_record(tmp_path / run) for run in runs], tmp_path / name)
     frames = [(1400, 900, "light"), (390, 844, "dark")]
     pages = [(tmp_path / name / "report.html", *frame) for name in [*RUNS, *SIDE_BY_SIDE] for frame in frames]
     for (page, *frame), look in zip(pages, looked_at(pages, LAYOUT, tmp_path), strict=True):

@@ -34,7 +34,7 @@ from posbias.report import (
 from posbias.report.findings import percent
 from posbias.report.page import html_of
 from posbias.report.tables import Table, condensed, detailed_tables, overview_tables
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 from posbias.theory import predict, predictions_record
 
 Build = Callable[..., Any]
@@ -67,7 +67,7 @@ def prediction(n_positions: int = 300, theory: str = "rollout") -> Record:
 def test_an_audit_survives_the_record(tmp_path: Path, audit_record: Build) -> None:
     record = audit_record()
     record.save(tmp_path / "run")
-    again = view_of(load_record(tmp_path / "run"))
+    again = view_of(read_record(tmp_path / "run"))
     before = view_of(record)
     assert tables_of(again) == tables_of(before)
     trained = again.subjects[0]

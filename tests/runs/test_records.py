@@ -28,7 +28,7 @@ from posbias.runs.records import (
     RECORD_FILE,
     Record,
     commit_of,
-    load_record,
+    read_record,
     portable,
     run_directory,
     without_paths,
@@ -49,7 +49,7 @@ def example(value: float) -> Record:
 def test_a_record_comes_back_as_it_was_saved(tmp_path):
     saved = example(0.25)
     saved.save(tmp_path / "run")
-    loaded = load_record(tmp_path / "run")
+    loaded = read_record(tmp_path / "run")
     assert loaded.as_json() == saved.as_json()
     np.testing.assert_array_equal(loaded.arrays["profile/influence"], np.full(4, 0.25))
     assert loaded.scalars == {"value": 0.25, "unbounded": None, "count": 3, "pair": [1, 2]}
@@ -60,7 +60,7 @@ def test_an_older_record_has_the_names_of_today(tmp_path):
     old.resolved = {"options": {"births": 2}}
     old.scalars = {"rows": [{"births": 2, "kind": "births"}]}
     old.arrays = {"case/per_birth": np.ones(2), "births/influence": np.zeros(1)}
-    found = load_record(old.save(tmp_path / "run"))
+    found = read_record(old.save(tmp_path / "run"))
     assert found.resolved == {"options": {"initialisations": 2}}
     assert found.scalars == {"rows": [{"initialisations": 2, "kind": "births"}]}
     assert set(found.arrays) == {"case/per_initialisation", "births/influence"}
@@ -79,7 +79,7 @@ def test_killed_between_the_two_renames_the_new_run_counts(tmp_path):
     old_json = (tmp_path / "run" / RECORD_FILE).read_bytes()
     example(0.5).save(tmp_path / "run", overwrite=True)
     (tmp_path / "run" / RECORD_FILE).write_bytes(old_json)
-    loaded = load_record(tmp_path / "run")
+    loaded = read_record(tmp_path / "run")
     assert loaded.scalars["value"] == 0.5
     assert loaded.arrays["profile/influence"][0] == 0.5
     assert json.loads((tmp_path / "run" / RECORD_FILE).read_text()) == loaded.as_json()
@@ -88,7 +88,7 @@ def test_killed_between_the_two_renames_the_new_run_counts(tmp_path):
 def test_whatever_ends_a_run_is_in_its_record(tmp_path):
     with pytest.raises(MemoryError), run_directory(tmp_path / "run", verb="predict", arguments={"depth": 2}):
         raise MemoryError("no room\nfor it")
-    failed = load_record(tmp_path / "run")
+    failed = read_record(tmp_path / "run")
     assert (failed.status, failed.error, failed.arguments) == ("failed", "no room for it", {"depth": 2})
 
 
@@ -102,7 +102,7 @@ def test_a_report_that_fails_does_not_cost_the_finished_record(tmp_path):
 
     with pytest.raises(RunError, match="no picture"):
         run()
-    assert load_record(tmp_path / "run").scalars["value"] == 0.5
+    assert read_record(tmp_path / "run").scalars["value"] == 0.5
 
 
 SAVE_FOREVER = """
@@ -128,7 +128,7 @@ def test_kill_at_any_moment_leaves_a_whole_record(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        loaded = load_record(tmp_path / "run")
+        loaded = read_record(tmp_path / "run")
         assert np.all(loaded.arrays["n"] == loaded.scalars["n"])
 
 
@@ -139,7 +139,7 @@ def test_the_readable_copy_repeats_measured_profiles_on_one_line_each(tmp_path):
     assert '"trained/measured/logit/influence": [ 0.5, 0.25, 0.125, 0.125 ]' in written
     assert set(json.loads(written)["profiles"]) == {"trained/measured/logit/influence"}
     record_schema().validate(json.loads(written))
-    assert load_record(tmp_path).as_json() == json.loads(written)
+    assert read_record(tmp_path).as_json() == json.loads(written)
 
 
 def test_the_schema_is_of_this_format_and_knows_every_field():
@@ -190,20 +190,20 @@ def test_unknown_format_version_is_refused(tmp_path):
     record.format_version = 99
     record.save(tmp_path / "run")
     with pytest.raises(UsageError, match="record format 99"):
-        load_record(tmp_path / "run")
+        read_record(tmp_path / "run")
 
 
 def test_missing_and_damaged_runs_are_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no posbias run"):
-        load_record(tmp_path)
+        read_record(tmp_path)
     (tmp_path / ARRAYS_FILE).write_bytes(b"not safetensors")
     with pytest.raises(UsageError, match="damaged"):
-        load_record(tmp_path)
+        read_record(tmp_path)
     for document, message in (([], "record format None"), ({"format_version": FORMAT_VERSION, "new": 1}, "damaged or")):
         metadata = {"record": json.dumps(document)}
         (tmp_path / ARRAYS_FILE).write_bytes(save({"x": np.zeros(1)}, metadata=metadata))
         with pytest.raises(UsageError, match=message):
-            load_record(tmp_path)
+            read_record(tmp_path)
     assert not (tmp_path / RECORD_FILE).exists()
 
 
@@ -225,7 +225,7 @@ def test_a_full_disk_leaves_the_old_run(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="No space left on device"):
         example(0.5).save(tmp_path / "run", overwrite=True)
     monkeypatch.undo()
-    assert load_record(tmp_path / "run").scalars["value"] == 0.25
+    assert read_record(tmp_path / "run").scalars["value"] == 0.25
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [ARRAYS_FILE, RECORD_FILE]
 
 
@@ -346,7 +346,7 @@ def test_a_directory_that_can_only_be_read_is_refused_and_can_be_read(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UsageError, match=r"cannot write to .*: Permission denied"), held(tmp_path):
         pass
-    assert load_record(tmp_path).scalars["value"] == 0.25
+    assert read_record(tmp_path).scalars["value"] == 0.25
 
 
 DAMAGED = [b"\xff\xfe torn", b"", b"{", b"[" * 100_000, b'{"format_version": 99}', b'"\\ud800"']
@@ -357,7 +357,7 @@ def test_a_damaged_readable_copy_is_made_anew(tmp_path, content):
     saved = example(0.25)
     saved.save(tmp_path)
     (tmp_path / RECORD_FILE).write_bytes(content)
-    assert load_record(tmp_path).as_json() == saved.as_json()
+    assert read_record(tmp_path).as_json() == saved.as_json()
     assert json.loads((tmp_path / RECORD_FILE).read_text()) == saved.as_json()
 
 
@@ -365,7 +365,7 @@ def test_a_directory_in_place_of_the_readable_copy_costs_neither_record_nor_repo
     with_report(tmp_path)
     (tmp_path / RECORD_FILE).unlink()
     (tmp_path / RECORD_FILE).mkdir()
-    assert load_record(tmp_path).status == "done"
+    assert read_record(tmp_path).status == "done"
     assert (tmp_path / "report.html").is_file()
     with pytest.raises(RunError, match="cannot write the record"):
         example(0.5).save(tmp_path, overwrite=True)
@@ -381,7 +381,7 @@ def test_resuming_a_finished_run_that_cannot_be_resumed_leaves_it(tmp_path):
     for resume, status in ((True, "done"), (False, "failed")):
         with pytest.raises(RunError, match="gone"):
             run(resume)
-        assert load_record(tmp_path).status == status
+        assert read_record(tmp_path).status == status
 
 
 def test_a_wrong_request_leaves_no_directory_behind(tmp_path):
@@ -399,7 +399,7 @@ def test_a_run_that_fails_leaves_no_report_of_an_older_one(tmp_path):
 
     with pytest.raises(RunError, match="NaN in layer 3"):
         run()
-    assert load_record(tmp_path).status == "failed"
+    assert read_record(tmp_path).status == "failed"
     assert {path.name for path in tmp_path.iterdir()} == {ARRAYS_FILE, RECORD_FILE, LOCK_FILE} | OWN_FILES
 
 
@@ -419,7 +419,7 @@ def test_a_wrong_request_leaves_the_older_run_with_its_report(tmp_path):
 
     with pytest.raises(UsageError, match="no such model"):
         run()
-    assert load_record(tmp_path).verb == "predict"
+    assert read_record(tmp_path).verb == "predict"
     assert drawn | {"report.html"} <= {path.name for path in tmp_path.iterdir()}
 
 
@@ -427,7 +427,7 @@ def test_a_run_killed_before_its_readable_copy_keeps_no_older_report(tmp_path):
     with_report(tmp_path / "run")
     example(0.5).save(tmp_path / "newer")
     shutil.copy(tmp_path / "newer" / ARRAYS_FILE, tmp_path / "run" / ARRAYS_FILE)
-    assert load_record(tmp_path / "run").scalars["value"] == 0.5
+    assert read_record(tmp_path / "run").scalars["value"] == 0.5
     assert {path.name for path in (tmp_path / "run").iterdir()} == {ARRAYS_FILE, RECORD_FILE} | OWN_FILES
 
 
@@ -453,7 +453,7 @@ def test_texts_lose_the_directories_of_absolute_paths(text, kept):
 def test_a_failed_record_names_no_directory(tmp_path):
     with pytest.raises(OSError, match="lost"), run_directory(tmp_path, verb="measure", arguments={}):
         raise OSError(5, "lost", str(tmp_path / "deep" / "model.safetensors"))
-    error = load_record(tmp_path).error
+    error = read_record(tmp_path).error
     assert str(tmp_path) not in error
     assert "model.safetensors" in error
 
@@ -465,7 +465,7 @@ def test_a_record_keeps_of_a_path_only_the_last_part(tmp_path):
     )
     record.resolved["command"] = f"posbias measure '{model}' --out {tmp_path}/run"
     record.save(tmp_path / "run")
-    for told in (load_record(tmp_path / "run"), Record(**vars(record))):
+    for told in (read_record(tmp_path / "run"), Record(**vars(record))):
         assert told.arguments == {"model": "gemma", "out": "run", "kinds": ["a", "b"]}
         assert told.resolved["command"] == "posbias measure 'gemma' --out run"
     assert str(tmp_path) not in (tmp_path / "run" / RECORD_FILE).read_text()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.evaluation.curve import complete_samples, shape_of
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
@@ -19,7 +19,7 @@ def _forms(measure: str) -> dict[tuple[str, str], set[str]]:
     """By task and model the forms of the curves of unchanged models, of at least 40 samples of one measure."""
     found: dict[tuple[str, str], set[str]] = {}
     for directory in (STUDIES / "mitigation" / "records").iterdir():
-        record = load_record(directory)
+        record = read_record(directory)
         scores = record.arrays.get(f"scores/{measure}/0")
         if scores is not None and len(complete := complete_samples(scores)) >= 40:
             model = Path(record.arguments["model"]).name.partition("-")[0].partition("2")[0]
@@ -51,7 +51,7 @@ def test_a_u_is_established_on_documents_alone_and_the_pages_say_so():
     ],
 )
 def test_the_u_on_documents_is_that_of_the_record(name: str, told: str, means: list[float], numbers: tuple[str, str]):
-    record = load_record(STUDIES / "mitigation" / "records" / name)
+    record = read_record(STUDIES / "mitigation" / "records" / name)
     scores = record.arrays["scores/accuracy/0"]
     shape = shape_of(scores, positions=record.arrays["positions"].astype(np.float64))
     assert shape.label == "u"
@@ -63,7 +63,7 @@ def test_the_u_on_documents_is_that_of_the_record(name: str, told: str, means: l
 def test_the_forms_on_pairs_and_demonstrations_are_those_of_the_records():
     page = " ".join((STUDIES / "behaviour" / "README.md").read_text().split())
     forms = {
-        path.name: load_record(path).scalars["curves"]["accuracy"]["shape"]["label"]
+        path.name: read_record(path).scalars["curves"]["accuracy"]["shape"]["label"]
         for path in (STUDIES / "behaviour").iterdir()
         if (path / "record.json").exists() and path.name != "tied"
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 from posbias.training import load_study
 
 STUDY = Path(__file__).parents[2] / "studies" / "design_training"
@@ -20,11 +20,11 @@ def analyse(monkeypatch):
 
 def test_the_page_shows_the_record(analyse):
     page = (STUDY / "README.md").read_text()
-    assert analyse.with_tables(page, analyse.tables(load_record(STUDY / "record"))) == page
+    assert analyse.with_tables(page, analyse.tables(read_record(STUDY / "record"))) == page
 
 
 def test_the_record_has_every_arm_and_seed_of_the_study_files(analyse):
-    record = load_record(STUDY / "record")
+    record = read_record(STUDY / "record")
     for study in analyse.results(record):
         members = load_study(STUDY / f"{study.name}.yaml").members()
         assert {each.coordinates["arm"] for each in members} == set(study.arms)
@@ -34,7 +34,7 @@ def test_the_record_has_every_arm_and_seed_of_the_study_files(analyse):
 
 
 def test_a_threshold_that_is_never_reached_counts_one_interval_after_the_end(analyse):
-    record = load_record(STUDY / "record")
+    record = read_record(STUDY / "record")
     study = analyse.StudyResult("cued_copy", record)
     record.arrays["cued_copy/none/curve"] = np.zeros_like(record.arrays["cued_copy/none/curve"])
     assert (study.steps("none") == 1700).all()

@@ -12,7 +12,7 @@ import pytest
 
 from posbias.mitigation.judging.endpoints import ALPHA
 from posbias.mitigation.judging.verdicts import APPLY, EVENS, HARM, RAISES, Verdict, corrected_together, settle
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
 BESIDE = {
@@ -109,7 +109,7 @@ def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
 def test_the_answers_under_a_fitted_bias_are_those_of_the_records(
     models: ModuleType, name: str, rows: list[str], verdicts: list[str]
 ) -> None:
-    record = load_record(STUDY / "records" / name)
+    record = read_record(STUDY / "records" / name)
     assert [each["verdict"] for each in record.scalars["judgement"]["verdicts"]] == verdicts
     shown = [[cell.strip("*") for cell in _cells(line)] for line in (STUDY / "key_bias.md").read_text().splitlines()]
     for arm, row in enumerate(rows):
@@ -132,7 +132,7 @@ def test_the_generated_answers_are_those_of_the_records(models: ModuleType, caps
 def test_the_verdicts_are_those_of_todays_rule_and_counted_as_the_page_says(models: ModuleType) -> None:
     found = []
     for directory in sorted((STUDY / "records").iterdir()):
-        judgement = load_record(directory).scalars["judgement"]
+        judgement = read_record(directory).scalars["judgement"]
         read = [Verdict.of_record(each) for each in judgement["verdicts"]]
         decided, recommended, _ = settle(corrected_together(read), judgement["measure"], judgement["smallest"])
         assert [each.words for each in decided] == [each["words"] for each in judgement["verdicts"]], directory.name
@@ -193,7 +193,7 @@ def test_other_intervals_miss_as_often_as_the_guide_says(
 
 
 def test_the_influence_shown_is_that_of_the_record() -> None:
-    found = load_record(STUDY / "records" / "demo_influence").scalars["influence"]
+    found = read_record(STUDY / "records" / "demo_influence").scalars["influence"]
     page = (STUDY / "key_bias.md").read_text()
     rows = {name: [_interval(each) for each in changes] for name, changes in found["changes"].items()}
     assert rows.keys() == {"from_question_8", "context_bias_8"}
@@ -204,7 +204,7 @@ def test_the_influence_shown_is_that_of_the_record() -> None:
 
 
 def test_the_influence_under_published_methods_is_that_of_the_record() -> None:
-    record = load_record(STUDY / "records" / "demo_documents_influence")
+    record = read_record(STUDY / "records" / "demo_documents_influence")
     found = record.scalars["influence"]
     shown = [_cells(line) for line in (STUDY / "README.md").read_text().splitlines()]
     verdicts = {each["name"]: each for each in record.scalars["judgement"]["verdicts"]}

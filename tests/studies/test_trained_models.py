@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "studies" / "trained_models"
@@ -26,24 +26,24 @@ def script(monkeypatch):
 
 def test_the_page_shows_the_record(script):
     summary, page = script("summary"), PAGE.read_text()
-    assert summary.with_tables(page, summary.tables_of(load_record(STUDY / "record"))) == page
+    assert summary.with_tables(page, summary.tables_of(read_record(STUDY / "record"))) == page
 
 
 def test_the_page_says_of_language_and_of_starts_what_the_records_say(script):
     targets, page = script("targets"), PAGE.read_text()
-    rows = load_record(STUDY / "record").scalars["rows"]
+    rows = read_record(STUDY / "record").scalars["rows"]
     assert len(rows) == 72
     assert all(row["prompts"] >= 32 for row in rows)
     language = [row["meets_target"] for row in rows if row["text"] != "scrambled"]
     assert all(language)
     assert "**On language the target is met in every cell**" in page
     assert f"{len(language)} of {len(language)}" in GUIDE.read_text()
-    assert targets.table(load_record(STUDY / "targets_record")) in page
+    assert targets.table(read_record(STUDY / "targets_record")) in page
 
 
 def test_kept_prompts_give_the_record(script):
     summary, cells = script("summary"), script("cells")
-    rows = {summary.key_of(row): row for row in load_record(STUDY / "record").scalars["rows"]}
+    rows = {summary.key_of(row): row for row in read_record(STUDY / "record").scalars["rows"]}
     judged = 0
     for cell in cells.cells(Path("nowhere"), STUDY / "kept", least=2):
         again = summary.row(cell, "jacobian", "diagonal_key")

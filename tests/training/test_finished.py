@@ -10,7 +10,7 @@ from posbias.errors import UsageError
 from posbias.models.loading import load_model
 from posbias.models.reference.network import WEIGHTS_FILE
 from posbias.runs.parts import _digest, made_by
-from posbias.runs.records import load_record
+from posbias.runs.records import read_record
 from posbias.training import TrainingOptions, TrainingRun, run_study, study_of, train, training_record
 from posbias.training.running import finished_training
 from posbias.training.trainer import DECIDING, StackWork
@@ -52,12 +52,12 @@ def test_a_finished_study_is_read_back_to_the_last_bit(finished, monkeypatch):
         assert_same(first, second)
     assert again.models == done.models
     assert again.trained.resumed == again.trained.n_stacks == done.trained.n_stacks
-    assert training_record(again, {"other": 1}).run_id == load_record(directory).run_id
+    assert training_record(again, {"other": 1}).run_id == read_record(directory).run_id
 
 
 def test_no_commit_and_no_other_version_has_it_trained_again(finished, monkeypatch):
     directory, _ = finished
-    record = load_record(directory)
+    record = read_record(directory)
     record.environment |= {"commit": "0" * 40, "posbias": "0.0.1"}
     record.save(directory)
     monkeypatch.setattr("posbias.training.running.train", never)
@@ -118,7 +118,7 @@ def test_models_of_another_study_are_never_taken_for_these(finished):
 
 def test_a_record_that_lost_losses_is_not_read_back(finished):
     directory, _ = finished
-    study, record = study_of(STUDY, name="tiny"), load_record(directory)
+    study, record = study_of(STUDY, name="tiny"), read_record(directory)
     record.arrays["losses"] = record.arrays["losses"][:, :1]
     record.save(directory)
     assert finished_training(study.members(), study.options, directory) is None

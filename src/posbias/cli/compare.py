@@ -41,11 +41,11 @@ def compare(
 ) -> None:
     """Compare the profiles of two runs. Every distance, beside a flat line's; prompts of both are resampled."""
     from posbias.auditing import Chosen, comparison_record
-    from posbias.runs.records import load_record, reading
+    from posbias.runs.records import read_record, reading
 
     options.check_apart(flags.out, (predicted, measured), verb="compared")
     with running(context, flags) as run:
-        records = load_record(predicted), load_record(measured)
+        records = read_record(predicted), read_record(measured)
         with reading(*records):
             chosen = Chosen(theory=theory, kind=kind, subject=subject)
             record = comparison_record(*records, chosen, command=run.command, seed=flags.seed)

@@ -32,11 +32,11 @@ def explore(
 
     from posbias.files import write_atomically
     from posbias.report.explore import explorer_page
-    from posbias.runs.records import load_record, reading
+    from posbias.runs.records import read_record, reading
 
     if out is not None and out.suffix != ".html":
         raise UsageError(f"--out {str(out)!r}: allowed is the name of a file that ends in .html")
-    records = [load_record(run.parent if run.name == "record.json" else run) for run in runs or ()]
+    records = [read_record(run.parent if run.name == "record.json" else run) for run in runs or ()]
     with reading(*records):
         page = explorer_page(presets(), records)
     path = Path(tempfile.mkdtemp(prefix="posbias-")) / "explorer.html" if out is None else out

@@ -25,9 +25,9 @@ def report(
     """Draw the report of finished runs anew. No model is loaded."""
     from posbias.report import write_report
     from posbias.runs.directories import held
-    from posbias.runs.records import RECORD_FILE, load_record, reading
+    from posbias.runs.records import RECORD_FILE, read_record, reading
 
-    records = [load_record(run) for run in runs]
+    records = [read_record(run) for run in runs]
     if len(runs) > 1:
         if out is None:
             raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")

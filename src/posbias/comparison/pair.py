@@ -14,7 +14,7 @@ from posbias.display.naming import numbered
 from posbias.display.showing import Showing
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.runs.records import ARRAYS_FILE, MEASURED, Record, load_record
+from posbias.runs.records import ARRAYS_FILE, MEASURED, Record, read_record
 
 if TYPE_CHECKING:
     from posbias.measurement.measurement import Measurement
@@ -74,7 +74,7 @@ def compare(
 def _found(given: Any, *, kinds: str, n_positions: int, count: int, seed: int) -> "Record | Measurement":
     """The run of a directory, or a model measured."""
     if isinstance(given, str | Path) and (Path(given) / ARRAYS_FILE).is_file():
-        return load_record(given)
+        return read_record(given)
     from torch import nn  # here and below: whoever compares two profiles needs no model
 
     from posbias.measurement.measurement import measure

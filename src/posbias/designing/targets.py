@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.registry import Registry
-from posbias.runs.records import MEASURED, RECORD_FILE, load_record
+from posbias.runs.records import MEASURED, RECORD_FILE, read_record
 
 TARGETS: Registry["Target"] = Registry("target")
 Vector = Float64[np.ndarray, "n_positions"]
@@ -193,7 +193,7 @@ def _read_csv(path: Path) -> Vector:
 
 
 def _read_run(directory: Path, chosen: str) -> Vector:
-    record = load_record(directory.parent if directory.name == RECORD_FILE else directory)
+    record = read_record(directory.parent if directory.name == RECORD_FILE else directory)
     held = record.profile_stems()
     measured = [name for name in held if MEASURED in name.split("/")]
     allowed = [chosen] if chosen in held else [] if chosen else measured or held

@@ -178,7 +178,7 @@ class Showing(ABC):
         """Write to a file by its ending: .csv, a picture (.png, .svg, .pdf), or .html as a notebook shows it.
 
         Without an ending, or where a directory stands, a run (a prediction, a measurement, an evaluation, a
-        decomposition, an audit, a record) becomes a directory, which `load_record` and the command line read; it is
+        decomposition, an audit, a record) becomes a directory, which `read_record` and the command line read; it is
         written atomically. `overwrite`: another finished run there, with its report, is replaced.
 
         Raises:

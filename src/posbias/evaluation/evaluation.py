@@ -48,7 +48,7 @@ from posbias.evaluation.verdicts import Reading, Verdicts, judge_verdicts
 from posbias.files import write_atomically
 from posbias.progress import track
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
-from posbias.runs.records import Record, load_record
+from posbias.runs.records import Record, read_record
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 from posbias.tasks.language.base import NOTICES
 
@@ -448,7 +448,7 @@ def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
 def load_behaviour(run: str | Path) -> Record:
     """The record of an evaluation from its directory, or from that of the audit above it."""
     below = Path(run) / BEHAVIOUR
-    return load_record(below if below.is_dir() else run)
+    return read_record(below if below.is_dir() else run)
 
 
 @checked

@@ -215,7 +215,7 @@ class Record(Showing):
 
 
 @checked
-def load_record(directory: str | Path) -> Record:
+def read_record(directory: str | Path) -> Record:
     """Read a run directory written by `Record.save`.
 
     Raises:
@@ -313,7 +313,7 @@ def reading(*records: Record) -> Iterator[None]:
 def finished_record(directory: str | Path) -> Record | None:
     """The record of a finished run that a directory holds; None where it holds none that can be read."""
     try:
-        record = load_record(directory)
+        record = read_record(directory)
     except UsageError:
         return None
     return record if record.status == "done" else None

@@ -28,7 +28,7 @@ from posbias.memory import show_bytes
 from posbias.models.reference.network import ITEMS, config_from, load_parameters, save_reference
 from posbias.models.reference.parameters import draw_parameters
 from posbias.runs.parts import below
-from posbias.runs.records import Record, check_unfinished, load_record, plain, remove_record
+from posbias.runs.records import Record, check_unfinished, plain, read_record, remove_record
 from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
 from posbias.training.members import STATUSES, Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS
@@ -222,7 +222,7 @@ def finished_training(
     is missing or damaged.
     """
     try:
-        record = load_record(directory)
+        record = read_record(directory)
         if record.verb != "train" or record.status != "done" or not _same(members, options, record):
             return None
         found = tuple(
