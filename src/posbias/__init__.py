@@ -29,7 +29,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     intervened: Within the context, the model with one ingredient replaced; measure it like any other.
     load_model: Load a causal language model, frozen and in evaluation mode.
     load_prompts: Equally long prompts for a model.
-    load_record: Read a run directory written by `Record.save`.
+    load_record: Read the result of a finished run from its directory.
     measure: Measure how much every input position influences the output, and how strongly each layer mixes.
     measured_use: The curve of a finished run, for placing passages.
     mitigated: Within the context, a model under a method against position bias; `install` leaves it so.
