@@ -1,0 +1,76 @@
+"""One typed result per verb, written and read by the same class.
+
+A verb's result holds its numbers in typed fields and keeps `record`, the form in which it is stored. Each class stands
+beside its verb and is registered here under the verb's name; `load_record` gives the result of a run directory back.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from posbias.display.showing import Showing
+from posbias.errors import UsageError
+from posbias.registry import Registry
+from posbias.runs.records import Record, read_record
+
+
+class Result(Showing):
+    """The answer of one verb in typed fields, with the record in which it is stored."""
+
+    record: Record
+    wording: ClassVar[Callable[["Result"], Iterable[str]] | None] = None
+    """Puts a result into sentences. `posbias.report` sets it when it is imported: no room below words its results."""
+
+    @classmethod
+    @abstractmethod
+    def from_record(cls, record: Record) -> "Result":
+        """The result that a record holds. KeyError, TypeError or ValueError: the record is damaged."""
+
+    def as_run(self) -> Record:
+        """The record that `save` writes into a directory."""
+        return self.record
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """The answer in one to three sentences, each only as strong as its interval.
+
+        Raises:
+            UsageError: the run failed, or its record is damaged.
+        """
+        return () if self.wording is None else tuple(self.wording())
+
+    def facts(self) -> Mapping[str, str]:
+        """The verdict, or why the run failed."""
+        if self.record.status == "failed":
+            return {"failed": str(self.record.error)}
+        return {"verdict": "\n".join(verdict)} if (verdict := self.verdict) else {}
+
+
+RESULTS: Registry[type[Result]] = Registry("result")
+"""The class of each verb's result, by verb."""
+
+
+def result_of(record: Record) -> Result:
+    """The typed result that a record holds.
+
+    Raises:
+        UsageError: no room reads records of this verb, or the record is damaged.
+    """
+    try:
+        kind: type[Result] = RESULTS[record.verb]
+        return kind.from_record(record)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"the record of run {record.run_id} is damaged: {type(error).__name__} {error}") from None
+
+
+def load_record(directory: str | Path) -> Result | Record:
+    """Read the result of a finished run from its directory.
+
+    Raises:
+        UsageError: no run there, an unknown format version, or a damaged file.
+    """
+    record = read_record(directory)
+    return result_of(record) if record.verb in RESULTS else record
