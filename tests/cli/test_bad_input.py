@@ -120,7 +120,6 @@ def test_wrong_values_of_flags_are_bad_usage(posbias):
     one_line(posbias("predict", "--count", "0"), "--count", "got '0'", "greater than or equal to 1")
     one_line(posbias("predict", "--length", "many"), "--length", "got 'many'")
     one_line(posbias("predict", "--lenght", "3"), "--lenght", "posbias predict --help")
-    one_line(posbias("audit", "demo", "--births=2"), "--births is called --initialisations now", "posbias audit --help")
     one_line(posbias("measure"), "MODEL")
     one_line(posbias("fortune"), "fortune")
     nothing = posbias()

@@ -35,29 +35,6 @@ def test_pooling_is_the_correlation_of_the_runs_tables_ranked_each_by_itself():
     ]
 
 
-def test_records_of_earlier_versions_have_the_names_of_today_once_loaded(tmp_path):
-    older = saved()
-    series = [
-        {name: value for name, value in older.scalars["influence"]["series"][0].items() if name != "correlations"}
-    ]
-    older.scalars = {"n_items": len(PLACES), "tie": {"series": [{**series[0], "ties": {}}], "left_out": []}}
-    older.arrays[GOLD.replace("influence", "tie")] = older.arrays.pop(GOLD)
-    older.seeds = {"contents": 0}
-    older.save(tmp_path)
-    given, expected = (
-        correlate_runs([tmp_path, saved(model="other")]),
-        correlate_runs([saved(), saved(model="other")]),
-    )
-    assert given.scalars["pooled"] == expected.scalars["pooled"]
-    found = {"pooled": [{"ties": {"accuracy": {"n_contents": 8}}}]}
-    pb.Record(verb="tie", arguments={}, scalars=found).save(tmp_path, overwrite=True)
-    loaded = pb.load_record(tmp_path)
-    assert (loaded.verb, loaded.scalars) == (
-        "correlate",
-        {"pooled": [{"correlations": {"accuracy": {"n_samples": 8}}}]},
-    )
-
-
 def test_runs_of_one_model_and_task_with_other_seeds_are_more_samples_of_one_group():
     (group,) = group_runs([read_run(saved(seed=seed)) for seed in (0, 1, 2)])
     assert len(group.samples) == 24

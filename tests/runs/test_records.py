@@ -55,17 +55,6 @@ def test_a_record_comes_back_as_it_was_saved(tmp_path):
     assert loaded.scalars == {"value": 0.25, "unbounded": None, "count": 3, "pair": [1, 2]}
 
 
-def test_an_older_record_has_the_names_of_today(tmp_path):
-    old = example(0.25)
-    old.resolved = {"options": {"births": 2}}
-    old.scalars = {"rows": [{"births": 2, "kind": "births"}]}
-    old.arrays = {"case/per_birth": np.ones(2), "births/influence": np.zeros(1)}
-    found = read_record(old.save(tmp_path / "run"))
-    assert found.resolved == {"options": {"initialisations": 2}}
-    assert found.scalars == {"rows": [{"initialisations": 2, "kind": "births"}]}
-    assert set(found.arrays) == {"case/per_initialisation", "births/influence"}
-
-
 def test_record_json_is_strict_json_with_versions_and_no_paths(tmp_path):
     example(0.25).save(tmp_path / "run")
     text = (tmp_path / "run" / RECORD_FILE).read_text()

@@ -38,8 +38,6 @@ from posbias.version import __version__
 WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
 """What typer raises for wrong flags and arguments; it exports only this error's children."""
 INTERRUPTED = 130
-RENAMED = {"--births": "--initialisations", "tie": "correlate"}
-"""Options and verbs of earlier versions: what each is called now."""
 
 app = typer.Typer(
     name="posbias",
@@ -118,10 +116,6 @@ def _refuse(error: Any) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         sys.exit(2)
-    option = getattr(error, "option_name", None)
-    old = next((word for word in (option, *sys.argv[1:2]) if word in RENAMED), None)
-    if old is not None:
-        fail(f"{old} is called {RENAMED[old]} now; `{command} --help` says what is allowed", 2)
     names = getattr(getattr(error, "param", None), "opts", ())
     values = [value for name, value in pairwise(sys.argv) if name in names]
     got = f", got {values[-1]!r}" if values else ""  # typer's message leaves it out

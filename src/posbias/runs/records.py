@@ -48,18 +48,6 @@ QUOTED_PATH = re.compile(
 )
 """The same in quotation marks, between which spaces belong to it."""
 
-RENAMED = {
-    "births": "initialisations",
-    "n_contents": "n_samples",
-    "contents": "samples",
-    "tie": "influence",
-    "ties": "correlations",
-}
-"""What keys of older records are called now."""
-RENAMED_ARRAYS = {"per_birth": "per_initialisation", "tie": "influence"}
-"""What parts of their arrays' names are called now."""
-RENAMED_VERBS = {"tie": "correlate"}
-
 PROFILES = "profiles"
 """The key of the JSON document under which numbers of arrays are repeated, for readers without the arrays."""
 MEASURED = "measured"
@@ -242,14 +230,9 @@ def read_record(directory: str | Path) -> Record:
             f"{str(directory)!r} has record format {version}; posbias {__version__} reads format {FORMAT_VERSION}"
         )
     try:
-        arrays = {
-            "/".join(RENAMED_ARRAYS.get(part, part) for part in name.split("/")): array
-            for name, array in arrays.items()
-        }
-        fields = {name: value for name, value in _renamed(document).items() if name != PROFILES}
+        fields = {name: value for name, value in document.items() if name != PROFILES}
         record = Record(**{**fields, "arrays": arrays})
         _check_types(record)
-        record.verb = RENAMED_VERBS.get(record.verb, record.verb)
         record.sealed = "sha256" in metadata
     except (TypeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
@@ -269,13 +252,6 @@ def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
         found.update(f"{name} {array.dtype} {array.shape}".encode())
         found.update(np.ascontiguousarray(array).data if array.size else b"")
     return found.hexdigest()
-
-
-def _renamed(value: Any) -> Any:
-    """A document with the keys of today."""
-    if isinstance(value, dict):
-        return {RENAMED.get(name, name): _renamed(held) for name, held in value.items()}
-    return [_renamed(held) for held in value] if isinstance(value, list) else value
 
 
 def _no_number(text: str) -> None:
