@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from posbias.files import TEMPORARY, write_atomically
 from posbias.errors import RunError, UsageError
+from posbias.files import TEMPORARY, write_atomically
 from posbias.progress import announce
 from posbias.runs.records import Record, describe_environment, finished_record, plain
 

@@ -23,11 +23,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from posbias.checks import checked
-from posbias.files import write_atomically
-from posbias.runs.directories import held
+from posbias.display.showing import INFLUENCE, Series, Showing, Shown
 from posbias.display.static import PICTURE_SOFTWARE
 from posbias.errors import RunError, UsageError
-from posbias.display.showing import INFLUENCE, Series, Showing, Shown
+from posbias.files import write_atomically
+from posbias.runs.directories import held
 from posbias.version import __version__
 
 FORMAT_VERSION = 1

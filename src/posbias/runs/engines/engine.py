@@ -20,9 +20,9 @@ import numpy as np
 from posbias.checks import check_size, check_whole
 from posbias.errors import RunError
 from posbias.limits import REPEATS
-from posbias.runs.parts import PartStore
 from posbias.progress import announce, track
 from posbias.registry import Registry
+from posbias.runs.parts import PartStore
 
 LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What tells the libraries below NumPy and PyTorch their number of threads, read when they start."""

@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from posbias.checks import check_whole
+from posbias.errors import RunError, UsageError
+from posbias.memory import give_back_freed_memory, keep_freed_memory, keeps_freed_memory
 from posbias.runs.engines.engine import (
     ENGINES,
     MOST_AT_ONCE,
@@ -32,8 +34,6 @@ from posbias.runs.engines.engine import (
     library_environment,
     pinned,
 )
-from posbias.errors import RunError, UsageError
-from posbias.memory import give_back_freed_memory, keep_freed_memory, keeps_freed_memory
 
 ORPHANED_SECONDS = 0.5
 """How often a worker looks whether its run is there."""

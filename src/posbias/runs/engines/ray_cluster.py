@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from posbias.checks import check_whole
+from posbias.errors import RunError, UsageError
 from posbias.runs.engines.engine import (
     ENGINES,
     OF_THE_HUB,
@@ -29,7 +30,6 @@ from posbias.runs.engines.engine import (
     pinned,
 )
 from posbias.runs.engines.local import answer, prepare_packed, unpack
-from posbias.errors import RunError, UsageError
 
 REACH_SECONDS = 10.0
 """How long a cluster's address may take to answer."""
