@@ -121,7 +121,7 @@ def test_a_statement_nobody_trained_for_is_not_run():
 
 
 def test_a_finding_carries_its_numbers():
-    finding = weighed("Figure 2", "it falls.", {"case": CLEAR}, sign=-1, found="Slope:")
+    finding = weighed("Figure 2", "it falls.", {"case": CLEAR}, sign=-1, quantity="Slope:")
     assert "+0.248" in finding.found
     assert finding_rows([finding])[0]["tests"]["case"]["p_value"] == CLEAR.p_value < 0.001
     assert finding.sentence().endswith("Not reproduced.")

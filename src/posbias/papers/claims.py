@@ -133,7 +133,7 @@ class Verdict:
         if self.premises is not None:
             document["assumptions"] = [premise.text for premise in self.premises]
             document["premises"] = [
-                {"premise": each.text, "met": each.met, "found": each.found} for each in self.premises
+                {"premise": premise.text, "met": premise.met, "found": premise.found} for premise in self.premises
             ]
         return document
 
@@ -247,7 +247,7 @@ def claims_record(
         stems = [f"evidence/{verdict.claim.name}/{number}" for number in range(len(figure.series))]
         for stem, series in zip(stems, figure.series, strict=True):
             record.arrays[f"{stem}/x"], record.arrays[f"{stem}/y"] = series.x, series.y
-        drawn = {
+        described = {
             "x_label": figure.x_label,
             "y_label": figure.y_label,
             "log_x": figure.log_x,
@@ -256,7 +256,7 @@ def claims_record(
                 {"label": series.label, "arrays": stem} for stem, series in zip(stems, figure.series, strict=True)
             ],
         }
-        entries.append({**verdict.as_dict(), "figure": drawn})
+        entries.append({**verdict.as_dict(), "figure": described})
     record.scalars["verdicts"] = entries
     return record
 
@@ -267,8 +267,8 @@ def described_verdict(verdict: Mapping[str, Any]) -> str:
     lines.append(_indented(verdict["statement"]))
     lines.append(_indented(f"computed {verdict['value']:.4g}: {verdict['computed']}"))
     for premise in verdict.get("premises", ()):
-        found = f" ({premise['found']})" if premise["found"] else ""
-        lines.append(_indented(f"premise {'met' if premise['met'] else 'NOT MET'}: {premise['premise']}{found}"))
+        evidence = f" ({premise['found']})" if premise["found"] else ""
+        lines.append(_indented(f"premise {'met' if premise['met'] else 'NOT MET'}: {premise['premise']}{evidence}"))
     if verdict["sharper"]:
         lines.append(_indented(f"sharper: {verdict['sharper']}"))
     return "\n".join(lines)

@@ -95,7 +95,7 @@ def with_control(predicted: Mapping[tuple[str, str], Rows]) -> dict[tuple[str, s
 
 def agreements(loops: Sequence[Loop]) -> list[Agreement]:
     """Every theory, moment and outcome, per architecture and pooled over architectures."""
-    found = []
+    results = []
     for key in dict.fromkeys(key for loop in loops for key in loop.predicted):
         for outcome in dict.fromkeys(name for loop in loops for name in loop.outcomes):
             units = []
@@ -103,12 +103,12 @@ def agreements(loops: Sequence[Loop]) -> list[Agreement]:
                 if key in loop.predicted and outcome in loop.outcomes:
                     measures = unit_measures(loop.predicted[key], loop.outcomes[outcome])
                     units.append(measures)
-                    found.append(_agreement(loop.architecture, key, outcome, measures))
+                    results.append(_agreement(loop.architecture, key, outcome, measures))
             if len(units) > 1:
                 means = np.array([np.nanmean(unit, axis=0) for unit in units if not np.isnan(unit).all()])
                 if len(means):
-                    found.append(_agreement(POOLED, key, outcome, means))
-    return found
+                    results.append(_agreement(POOLED, key, outcome, means))
+    return results
 
 
 def unit_measures(predicted: Rows, outcome: Rows) -> Float64[np.ndarray, "n_seeds 3"]:
@@ -134,29 +134,31 @@ def _agreement(
     return Agreement(architecture, *key, outcome, correlation, slope, float(ordered[:, 2].mean()))
 
 
-def loop_sentences(found: Sequence[Agreement]) -> list[str]:
+def loop_sentences(results: Sequence[Agreement]) -> list[str]:
     """One sentence per theory, moment and outcome, over all architectures; a negative answer is said as one."""
     sentences = []
-    for agreement in found:
+    for agreement in results:
         if agreement.architecture != POOLED or agreement.correlation is None or agreement.slope is None:
             continue
-        own = [
-            other
-            for other in found
-            if other.architecture != POOLED
-            and (other.theory, other.moment, other.outcome) == (agreement.theory, agreement.moment, agreement.outcome)
+        single = [
+            entry
+            for entry in results
+            if entry.architecture != POOLED
+            and (entry.theory, entry.moment, entry.outcome) == (agreement.theory, agreement.moment, agreement.outcome)
         ]
-        positive = sum(other.correlation is not None and other.correlation.supports(1) == "reproduced" for other in own)
-        negative = sum(
-            other.correlation is not None and other.correlation.supports(-1) == "reproduced" for other in own
+        positive = sum(
+            entry.correlation is not None and entry.correlation.supports(1) == "reproduced" for entry in single
         )
-        gain = _over_control(found, agreement)
+        negative = sum(
+            entry.correlation is not None and entry.correlation.supports(-1) == "reproduced" for entry in single
+        )
+        gain = _over_control(results, agreement)
         answer = ANSWERS[agreement.correlation.supports(1)]
         sentences.append(
             f"Loop: {NAMES[agreement.theory]}, {agreement.moment}, {answer} {agreement.outcome}: rank "
             f"correlation over places {agreement.correlation} over {agreement.correlation.n_seeds} architectures, "
             f"{100 * agreement.variance:.0f} % of the variance; its own interval is clear of zero "
-            f"above in {positive}, below in {negative} of {len(own)}.{gain}"
+            f"above in {positive}, below in {negative} of {len(single)}.{gain}"
         )
     return sentences
 
@@ -170,23 +172,23 @@ def loop_arrays(loops: Sequence[Loop]) -> dict[str, Float64[np.ndarray, "n_seeds
     return arrays
 
 
-def _over_control(found: Sequence[Agreement], pooled: Agreement) -> str:
+def _over_control(results: Sequence[Agreement], pooled: Agreement) -> str:
     """How much better than the control, architecture by architecture."""
-    known = {
+    correlations = {
         (entry.architecture, entry.theory, entry.moment): entry.correlation.interval.value
-        for entry in found
+        for entry in results
         if entry.outcome == pooled.outcome and entry.architecture != POOLED and entry.correlation is not None
     }
-    own = (pooled.theory, pooled.moment)
-    shared = [name for name, *key in known if tuple(key) == own and (name, *CONTROL) in known]
-    if own == CONTROL or not shared:
+    theory = (pooled.theory, pooled.moment)
+    shared = [name for name, *key in correlations if tuple(key) == theory and (name, *CONTROL) in correlations]
+    if theory == CONTROL or not shared:
         return ""
-    gaps = np.array([known[(name, *own)] - known[(name, *CONTROL)] for name in shared])
+    gaps = np.array([correlations[(name, *theory)] - correlations[(name, *CONTROL)] for name in shared])
     better = difference(gaps)
     return f" Rank correlation minus the control's: {better}."
 
 
-def loop_table(found: Sequence[Agreement]) -> Table:
+def loop_table(results: Sequence[Agreement]) -> Table:
     """All of them, pooled rows last of each."""
     header = ["architecture", "theory", "moment", "outcome", "rank [95 %]", "slope [95 %]", "variance", "seeds"]
     cells = [
@@ -200,21 +202,21 @@ def loop_table(found: Sequence[Agreement]) -> Table:
             "–" if np.isnan(agreement.variance) else f"{agreement.variance:.2f}",
             "0" if agreement.correlation is None else str(agreement.correlation.n_seeds),
         ]
-        for agreement in found
+        for agreement in results
     ]
     return Table("Closing the loop: influence against what is learnt, over places", header, cells)
 
 
-def loop_figure(slug: str, found: Sequence[Agreement], outcome: str) -> Figure | None:
+def loop_figure(slug: str, results: Sequence[Agreement], outcome: str) -> Figure | None:
     """Rank correlation per architecture, one curve per theory and moment; None where nothing was compared."""
-    architectures = list(dict.fromkeys(entry.architecture for entry in found if entry.architecture != POOLED))
-    known = {
-        (e.architecture, e.theory, e.moment): e for e in found if e.outcome == outcome and e.correlation is not None
+    architectures = list(dict.fromkeys(entry.architecture for entry in results if entry.architecture != POOLED))
+    by_curve = {
+        (e.architecture, e.theory, e.moment): e for e in results if e.outcome == outcome and e.correlation is not None
     }
     curves = []
-    for theory, moment in dict.fromkeys((entry.theory, entry.moment) for entry in found):
-        at = [n for n, name in enumerate(architectures) if (name, theory, moment) in known]
-        intervals = [known[architectures[n], theory, moment].correlation for n in at]
+    for theory, moment in dict.fromkeys((entry.theory, entry.moment) for entry in results):
+        at = [n for n, name in enumerate(architectures) if (name, theory, moment) in by_curve]
+        intervals = [by_curve[architectures[n], theory, moment].correlation for n in at]
         if not at:
             continue
         rows = np.array([[i.interval.value, i.interval.low, i.interval.high] for i in intervals if i is not None]).T

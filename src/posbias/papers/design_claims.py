@@ -58,8 +58,8 @@ def _gamma_rows(alphas: Sequence[float] | Vector, mixing: Vector, n_positions: i
     return np.asarray(rollout_rows(stack, np.arange(n_positions), n_positions=n_positions))
 
 
-def _relative(found: Vector, expected: Vector) -> float:
-    return float(np.max(np.abs(found / expected - 1)))
+def _relative(computed: Vector, expected: Vector) -> float:
+    return float(np.max(np.abs(computed / expected - 1)))
 
 
 @CLAIMS.register("design/any-target")
@@ -84,15 +84,15 @@ class AnyTarget(Claim):
             bias = key_bias_for(target, mixing)
             used = N_POSITIONS // 2 if broken else N_POSITIONS
             stack = Architecture(depth=len(mixing), mixing=mixing, encoding=KeyBias(bias.tolist()))
-            found = rollout_profile(stack, n_positions=used)
-            errors.append(_relative(found, Given(target).shape(used)))
-            closed.append(_relative(closed_profile(bias[:used], mixing), found))
+            profile = rollout_profile(stack, n_positions=used)
+            errors.append(_relative(profile, Given(target).shape(used)))
+            closed.append(_relative(closed_profile(bias[:used], mixing), profile))
         return Finding(
             computed=f"largest relative error of the rollout's profile over {INSTANCES} targets, entry by entry",
             value=max(errors),
             as_stated=max(errors) <= EXACT,
             figure=curves(
-                "position", "influence", np.arange(used), {"target": Given(target).shape(used), "rollout": found}
+                "position", "influence", np.arange(used), {"target": Given(target).shape(used), "rollout": profile}
             ),
             sharper=f"the closed form of the profile agrees with the product of matrices to {max(closed):.0e}",
             numbers={"closed_form_relative_error": max(closed)},
@@ -120,18 +120,18 @@ class EveryLength(Claim):
                 mixing = _mixings(generator, 10)
                 alphas = np.ones(10) if broken else telescoping_alphas(first - 1, mixing)
                 residual, position = float(np.prod(1 - mixing)), np.arange(n_positions)
-                found = _gamma_rows(alphas, mixing, n_positions)
+                rows = _gamma_rows(alphas, mixing, n_positions)
                 law = (1 - residual) * betabinom.pmf(position, position[:, None], first, 1) + residual * np.eye(
                     n_positions
                 )
                 visible = np.tril_indices(n_positions)
-                errors.append(_relative(found[visible], law[visible]))
+                errors.append(_relative(rows[visible], law[visible]))
         return Finding(
             computed=f"largest relative error over every entry of every row at N = {', '.join(map(str, LENGTHS))}",
             value=max(errors),
             as_stated=max(errors) <= EXACT,
             figure=curves(
-                "position", "influence on the last position", position, {"rollout": found[-1], "law": law[-1]}
+                "position", "influence on the last position", position, {"rollout": rows[-1], "law": law[-1]}
             ),
             sharper="another alpha_0 gives the power law alpha_0 x^(alpha_0 - 1), beta-binomial at every finite length",
             instances=2 * len(LENGTHS),
@@ -192,15 +192,15 @@ class MeanPosition(Claim):
         errors, mask = [], str(SlidingWindow(16)) if broken else "causal"
         for _ in range(INSTANCES):
             mixing, alphas = _mixings(generator, 12), generator.uniform(0.2, 8, 12)
-            found = _gamma_rows(alphas, mixing, N_POSITIONS, mask=mask) @ np.arange(N_POSITIONS)
+            means = _gamma_rows(alphas, mixing, N_POSITIONS, mask=mask) @ np.arange(N_POSITIONS)
             expected = np.arange(N_POSITIONS) * np.prod(1 - mixing / (alphas + 1))
-            errors.append(_relative(found[1:], expected[1:]))
+            errors.append(_relative(means[1:], expected[1:]))
         shared, distance = shared_alpha(np.full(24, 0.1), N_POSITIONS)
         return Finding(
             computed=f"largest relative error of a row's mean position over {INSTANCES} stacks",
             value=max(errors),
             as_stated=max(errors) <= EXACT,
-            figure=curves("row", "mean position", np.arange(N_POSITIONS), {"rollout": found, "product": expected}),
+            figure=curves("row", "mean position", np.arange(N_POSITIONS), {"rollout": means, "product": expected}),
             sharper=(
                 f"one alpha for all layers with the mean of a flat row is a near miss: 24 layers, m = .1, alpha = "
                 f"{shared:.3f}, W1 {distance:.3f} to flat at N = {N_POSITIONS}"
@@ -215,8 +215,8 @@ def shared_alpha(mixing: Vector, n_positions: int) -> tuple[float, float]:
     residual = float(np.prod(1 - mixing))
     middle = lambda alpha: float(np.prod(1 - mixing / (alpha + 1))) - (1 + residual) / 2  # noqa: E731
     alpha = float(brentq(middle, 1e-9, 1e9))
-    found = _gamma_rows(np.full(mixing.size, alpha), mixing, n_positions)[-1]
-    return alpha, profile_distance(found, Flat().profile(n_positions, residual))
+    profile = _gamma_rows(np.full(mixing.size, alpha), mixing, n_positions)[-1]
+    return alpha, profile_distance(profile, Flat().profile(n_positions, residual))
 
 
 @CLAIMS.register("design/uniqueness")
@@ -250,17 +250,17 @@ class Uniqueness(Claim):
 def _moment_misfit(depth: int, mixing: float, bound: float, generator: np.random.Generator) -> float:
     """Root mean square of ln E t^s - ln (1 + P0 s)/(1 + s), the best within alpha <= bound from one start."""
     orders, residual = np.arange(1, 13)[:, None], (1 - mixing) ** depth
-    wanted = np.log((1 + residual * orders) / (1 + orders))[:, 0]
+    target = np.log((1 + residual * orders) / (1 + orders))[:, 0]
 
     def misfit(logs: Vector) -> tuple[float, Vector]:
         above, below = np.exp(logs) + (1 - mixing) * orders, np.exp(logs) + orders
-        gaps = np.log(above / below).sum(axis=1) - wanted
+        gaps = np.log(above / below).sum(axis=1) - target
         slopes = np.exp(logs) * (1 / above - 1 / below)
         return float(np.mean(gaps**2)), 2 * gaps @ slopes / gaps.size
 
     top = float(np.log(bound))
     start = np.sort(generator.uniform(0, top, depth))
-    found = minimize(
+    optimum = minimize(
         misfit,
         start,
         jac=True,
@@ -268,7 +268,7 @@ def _moment_misfit(depth: int, mixing: float, bound: float, generator: np.random
         bounds=[(-6.0, top)] * depth,
         options={"ftol": 1e-18, "gtol": 1e-12, "maxfun": 3000},
     )
-    return float(np.sqrt(found.fun))
+    return float(np.sqrt(optimum.fun))
 
 
 @CLAIMS.register("design/energies-any-target")
@@ -299,8 +299,8 @@ class EnergiesAnyTarget(Claim):
                 ratios = energy_shares(shape, DEPTH, GAIN)
             layers = [[_kernel(ratios)]] * DEPTH
             norms = squared_norms(layers, gain=GAIN)[:-1]
-            wanted = shape[:-1] / shape[:-1].sum()
-            errors.append(_relative(norms / norms.sum(), wanted))
+            target_shape = shape[:-1] / shape[:-1].sum()
+            errors.append(_relative(norms / norms.sum(), target_shape))
         simulated = measured_norms(layers, generator, gain=GAIN)[:-1]
         noise = median_error(norms, simulated)
         return Finding(
@@ -311,7 +311,7 @@ class EnergiesAnyTarget(Claim):
                 "position",
                 "share of the Jacobian norm",
                 np.arange(ENERGY_POSITIONS - 1),
-                {"target": wanted, "energies": norms / norms.sum(), "simulated": simulated / simulated.sum()},
+                {"target": target_shape, "energies": norms / norms.sum(), "simulated": simulated / simulated.sum()},
             ),
             sharper=f"back-propagation through random value maps differs from the recursion by {noise:.3f} (median)",
             numbers={"simulated_error": noise},
@@ -328,21 +328,21 @@ def energy_shares(shape: Vector, depth: int, gain: float) -> Vector:
     """
     weights = np.array([comb(depth, k) * gain ** (2 * k) for k in range(1, depth + 1)])
 
-    def root(wanted: float, states: Vector) -> float:
-        return float(brentq(lambda ratio: _energy(ratio, states, weights) - wanted, 0.0, 1.0, xtol=1e-300, rtol=1e-15))
+    def root(energy: float, states: Vector) -> float:
+        return float(brentq(lambda ratio: _energy(ratio, states, weights) - energy, 0.0, 1.0, xtol=1e-300, rtol=1e-15))
 
     def solve(scale: float) -> tuple[float, Vector]:
         """What is left for the first position beyond its wanted energy (-1: nothing for an earlier one), and all r."""
-        wanted, ratios, states = (scale * shape / shape.max()) ** 2, np.ones(shape.size), np.eye(depth)[0]
+        energies, ratios, states = (scale * shape / shape.max()) ** 2, np.ones(shape.size), np.eye(depth)[0]
         for j in range(shape.size - 1, 0, -1):
-            if _energy(1.0, states, weights) <= wanted[j]:
+            if _energy(1.0, states, weights) <= energies[j]:
                 return -1.0, ratios
-            ratios[j] = root(wanted[j], states)
+            ratios[j] = root(energies[j], states)
             states = (1 - ratios[j]) * _terms(ratios[j], states)
-        return _energy(1.0, states, weights) - wanted[0], ratios
+        return _energy(1.0, states, weights) - energies[0], ratios
 
     top = np.sqrt(_energy(1.0, np.eye(depth)[0], weights))
-    scale = brentq(lambda one: solve(one)[0], 1e-12, top, xtol=1e-300, rtol=1e-15)
+    scale = brentq(lambda trial: solve(trial)[0], 1e-12, top, xtol=1e-300, rtol=1e-15)
     return solve(scale)[1]
 
 
@@ -380,7 +380,7 @@ class EnergiesNotScaleFree(Claim):
         grid = np.linspace(0, 6, 61)
         depths = (1,) if broken else (2, 3)
         best = [
-            min((_least_spread(depth, grid, generator) for _ in range(STARTS)), key=lambda found: found[0])
+            min((_least_spread(depth, grid, generator) for _ in range(STARTS)), key=lambda search: search[0])
             for depth in depths
         ]
         spreads = [spread for spread, _ in best]
@@ -434,6 +434,6 @@ def _least_spread(depth: int, grid: Vector, generator: np.random.Generator) -> t
         return float(np.std(logarithm))
 
     start = np.concatenate([generator.uniform(-0.5, 0.1, 1), generator.uniform(-2, 1, depth - 1)])
-    found = minimize(spread, start, method="Nelder-Mead", options={"maxiter": 400, "xatol": 1e-6, "fatol": 1e-9})
-    density = energy_density(alphas_of(found.x), grid)
-    return float(np.sqrt(density.max() / density.min()) - 1), alphas_of(found.x)
+    optimum = minimize(spread, start, method="Nelder-Mead", options={"maxiter": 400, "xatol": 1e-6, "fatol": 1e-9})
+    density = energy_density(alphas_of(optimum.x), grid)
+    return float(np.sqrt(density.max() / density.min()) - 1), alphas_of(optimum.x)

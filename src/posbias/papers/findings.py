@@ -166,10 +166,12 @@ class Outcomes:
         having = [member for member in self.members if member.finished and member.has(factors)]
         rows = []
         for seed in seeds:
-            found = [member for member in having if member.seed == seed and name in member.arrays]
-            if len(found) != 1:
-                raise RunError(f"{len(found)} finished members with {dict(factors)}, seed {seed} and {name!r}; need 1")
-            rows.append(np.asarray(found[0].arrays[name], dtype=np.float64))
+            matching = [member for member in having if member.seed == seed and name in member.arrays]
+            if len(matching) != 1:
+                raise RunError(
+                    f"{len(matching)} finished members with {dict(factors)}, seed {seed} and {name!r}; need 1"
+                )
+            rows.append(np.asarray(matching[0].arrays[name], dtype=np.float64))
         return np.stack(rows)
 
     def common_seeds(self, *cells: Mapping[str, Any]) -> list[int]:
@@ -194,9 +196,9 @@ class Outcomes:
     def lost(self) -> list[str]:
         """A line per member that did not finish: what it was, and how it ended."""
         return [
-            f"{', '.join(f'{name} {value}' for name, value in each.factors.items())}, seed {each.seed}: {each.status}"
-            for each in self.members
-            if not each.finished
+            f"{', '.join(f'{name} {value}' for name, value in member.factors.items())}, seed {member.seed}: {member.status}"
+            for member in self.members
+            if not member.finished
         ]
 
 
@@ -238,7 +240,7 @@ class Finding:
 _TEXTS = ("where", "reported", "found", "verdict")
 
 
-def weighed(where: str, reported: str, tests: Tests, *, sign: int = 1, found: str = "") -> Finding:
+def weighed(where: str, reported: str, tests: Tests, *, sign: int = 1, quantity: str = "") -> Finding:
     """A finding that says that quantities have a sign: all must have it.
 
     Args:
@@ -246,17 +248,17 @@ def weighed(where: str, reported: str, tests: Tests, *, sign: int = 1, found: st
         reported: The statement.
         tests: The quantities by case, as the statement would have them all of one sign.
         sign: That sign.
-        found: What the quantities are, in words; their values follow.
+        quantity: What the quantities are, in words; their values follow.
     """
-    return judged(where, reported, tests, rule=partial(combined, sign=sign), found=found)
+    return judged(where, reported, tests, rule=partial(combined, sign=sign), quantity=quantity)
 
 
-def judged(where: str, reported: str, tests: Tests, *, rule: Rule, found: str = "") -> Finding:
+def judged(where: str, reported: str, tests: Tests, *, rule: Rule, quantity: str = "") -> Finding:
     """A finding whose verdict a rule of its own makes of its quantities. Arguments as `weighed`."""
     if not tests:
         return Finding(where, reported, "no member for it in this study.", NOT_RUN)
     values = "; ".join(f"{name} {test}" for name, test in tests.items())
-    return Finding(where, reported, f"{found} {values}.".strip(), rule(tests, None), dict(tests), rule)
+    return Finding(where, reported, f"{quantity} {values}.".strip(), rule(tests, None), dict(tests), rule)
 
 
 def combined(tests: Tests, quantities: int | None = None, *, sign: int) -> str:
@@ -267,8 +269,8 @@ def combined(tests: Tests, quantities: int | None = None, *, sign: int) -> str:
         quantities: How many intervals are to hold together; None: those of this statement.
         sign: Of the quantities, were the statement true.
     """
-    own = [test.supports(sign, quantities=quantities or 1) for test in tests.values()]
-    if all(each == REPRODUCED for each in own):
+    alone = [test.supports(sign, quantities=quantities or 1) for test in tests.values()]
+    if all(verdict == REPRODUCED for verdict in alone):
         return REPRODUCED
     together = quantities or len(tests)
     counts = Counter(test.supports(sign, quantities=together) for test in tests.values())
@@ -342,8 +344,8 @@ def chance(findings: Sequence[Finding]) -> list[str]:
         return []
     count = quantities_of(findings)
     decided = [finding for finding in weighable if finding.verdict != UNDECIDED]
-    kept = [finding for finding in decided if finding.together(count) == finding.verdict]
-    kinds = Counter(finding.verdict for finding in kept)
+    lasting = [finding for finding in decided if finding.together(count) == finding.verdict]
+    kinds = Counter(finding.verdict for finding in lasting)
     of_all = Counter(finding.verdict for finding in decided)
     parts = ", ".join(f"{kinds[verdict]} of {total} {verdict}" for verdict, total in of_all.items())
     return [

@@ -61,15 +61,15 @@ def profiles_by_moment(members: Sequence[TrainedMember], *, seed: int) -> list[P
         members: Any shapes; all with parameters.
         seed: As `influence_profiles` and `mean_field_profiles` take it.
     """
-    before = influence_profiles([initial(each.member) for each in members], seed=seed)
-    after = influence_profiles([Profiled(each.member, each.parameters or {}) for each in members], seed=seed)
-    fields = mean_field_profiles([each.member for each in members], seed=seed)
-    found = []
+    before = influence_profiles([initial(trained.member) for trained in members], seed=seed)
+    after = influence_profiles([Profiled(trained.member, trained.parameters or {}) for trained in members], seed=seed)
+    fields = mean_field_profiles([trained.member for trained in members], seed=seed)
+    by_member = []
     for first, last, field in zip(before, after, fields, strict=True):
         moments = {"initial": first, "trained": last}
         profiles = {f"{kind}/{moment}": row[kind] for moment, row in moments.items() for kind in KINDS}
-        found.append(profiles if field is None else {**profiles, "mean_field/initial": field})
-    return found
+        by_member.append(profiles if field is None else {**profiles, "mean_field/initial": field})
+    return by_member
 
 
 def mean_field_profiles(members: Sequence[Member], *, seed: int = 0) -> list[Float64[np.ndarray, "n_positions"] | None]:
@@ -85,19 +85,19 @@ def mean_field_profiles(members: Sequence[Member], *, seed: int = 0) -> list[Flo
     Returns:
         A profile per member; None where the theory does not know the network (values not drawn for every head).
     """
-    known: dict[tuple[object, ...], Float64[np.ndarray, n_positions] | None] = {}
-    found = []
+    computed: dict[tuple[object, ...], Float64[np.ndarray, n_positions] | None] = {}
+    profiles = []
     for member in members:
         parameters = initial(member).parameters
         vectors = _sequences_of_vectors(member, seed)
         # Equal parameters are not enough: a residual or a mask has none.
         network = (repr(member.config.to_dict()), member.task.n_positions)
-        given = () if vectors is None else (vectors.numpy().tobytes(),)
-        key = (*network, *given, *(values.numpy().tobytes() for values in parameters.values()))
-        if key not in known:
-            known[key] = _mean_field_profile(member, parameters, vectors)
-        found.append(known[key])
-    return found
+        contents = () if vectors is None else (vectors.numpy().tobytes(),)
+        key = (*network, *contents, *(values.numpy().tobytes() for values in parameters.values()))
+        if key not in computed:
+            computed[key] = _mean_field_profile(member, parameters, vectors)
+        profiles.append(computed[key])
+    return profiles
 
 
 def _sequences_of_vectors(member: Member, seed: int) -> Float[Tensor, "batch position feature"] | None:
@@ -139,20 +139,20 @@ def influence_profiles(members: Sequence[Profiled], *, seed: int) -> list[Profil
     Returns:
         By kind a profile over the input positions; each sums to 1.
     """
-    found: dict[int, Profiles] = {}
-    for indices in group([each.member for each in members], stack_size=TOGETHER):
+    by_index: dict[int, Profiles] = {}
+    for indices in group([profiled.member for profiled in members], stack_size=TOGETHER):
         chosen = [members[index] for index in indices]
-        found |= dict(zip(indices, _stack_profiles(chosen, seed), strict=True))
-    return [found[index] for index in range(len(members))]
+        by_index |= dict(zip(indices, _stack_profiles(chosen, seed), strict=True))
+    return [by_index[index] for index in range(len(members))]
 
 
 def _stack_profiles(members: Sequence[Profiled], seed: int) -> list[Profiles]:
     first = members[0].member
     shape = replace(shape_of(first.config, first.task.n_positions), merges=False)
-    weights = stacked([each.parameters for each in members])
-    constants = stacked([constants_of(each.member.config, first.task.n_positions) for each in members])
-    tasks = [each.member.task for each in members]
-    inputs = stack_tasks(tasks, [seed + each.member.seed for each in members]).batch(0, SEQUENCES).inputs
+    weights = stacked([profiled.parameters for profiled in members])
+    constants = stacked([constants_of(profiled.member.config, first.task.n_positions) for profiled in members])
+    tasks = [profiled.member.task for profiled in members]
+    inputs = stack_tasks(tasks, [seed + profiled.member.seed for profiled in members]).batch(0, SEQUENCES).inputs
     vectors = embedded(shape, weights, inputs).detach()
     mixing, attention = layer_statistics(shape, weights, constants, vectors)
     uniform = torch.softmax(constants["bias"].double(), dim=-1).mean(dim=2)
@@ -182,11 +182,13 @@ def layer_statistics(
     plain = replace(shape, vocabulary_size=None)
     maps = attention_maps(plain, dict(weights), dict(constants), vectors).double().mean(dim=(2, 3))
     mixing = []
-    for own, fixed, stream in layer_inputs(plain, weights, constants, entrance(plain, weights, constants, vectors)):
-        kept, added = split(plain, own, fixed, stream, rows=None)
+    for parameters, fixed, stream in layer_inputs(
+        plain, weights, constants, entrance(plain, weights, constants, vectors)
+    ):
+        residual, added = split(plain, parameters, fixed, stream, rows=None)
         size = added.double().norm(dim=-1)
-        other = torch.zeros_like(size) if kept is None else kept.double().norm(dim=-1)
-        mixing.append((size / (size + other).clamp_min(torch.finfo(torch.float64).tiny)).mean(dim=(1, 2)))
+        carried = torch.zeros_like(size) if residual is None else residual.double().norm(dim=-1)
+        mixing.append((size / (size + carried).clamp_min(torch.finfo(torch.float64).tiny)).mean(dim=(1, 2)))
     return torch.stack(mixing, dim=1), maps.transpose(0, 1)
 
 

@@ -65,8 +65,8 @@ class ModelRun:
         if (self.visible != first).any():
             return None
         reach, ahead = int(first[-1].sum()), int(first[0].sum())
-        known = (Causal(), Full(), SlidingWindow(reach), Prefix(ahead))
-        return next((mask for mask in known if np.array_equal(mask.visible(n_positions), first)), None)
+        candidates = (Causal(), Full(), SlidingWindow(reach), Prefix(ahead))
+        return next((mask for mask in candidates if np.array_equal(mask.visible(n_positions), first)), None)
 
 
 def run_model(model: Model, prompts: Prompts) -> ModelRun:
@@ -84,14 +84,14 @@ def run_model(model: Model, prompts: Prompts) -> ModelRun:
         raise UsageError(
             f"claims on a model need prompts of 2 to {MOST_POSITIONS} positions, got {prompts.n_positions}"
         )
-    one = _of_reference if isinstance(model, ReferenceTransformer) else _of_described
-    found = [one(model, ids) for ids in track(prompts.token_ids, "attention")]
-    kernels = np.stack([kernel for kernel, _, _ in found])
-    mixing = np.stack([shares for _, shares, _ in found])
+    trace = _of_reference if isinstance(model, ReferenceTransformer) else _of_described
+    traces = [trace(model, ids) for ids in track(prompts.token_ids, "attention")]
+    kernels = np.stack([kernel for kernel, _, _ in traces])
+    mixing = np.stack([shares for _, shares, _ in traces])
     if not (np.isfinite(kernels).all() and np.isfinite(mixing).all()):
         raise RunError("the model's attention or mixing is not finite on a prompt; check its weights for overflow")
     # Rows of float32 softmaxes sum to 1 within 1e-7; the claims are compared to far less.
-    return ModelRun(kernels / kernels.sum(-1, keepdims=True), mixing, found[0][2])
+    return ModelRun(kernels / kernels.sum(-1, keepdims=True), mixing, traces[0][2])
 
 
 @torch.no_grad()
@@ -119,9 +119,9 @@ def _of_described(
     layers, mixing = trace_attention(model, model.token_tensor([ids.tolist()])[0])
     kernels = np.zeros((len(layers), len(ids), len(ids)))
     visible = np.empty(kernels.shape, dtype=bool)
-    for index, kept in enumerate(layers):
-        layer, given = kept.layer, kept.given
-        state = rotated(project_attention(layer.parts, given.read), given.cosine, given.sine)
+    for index, traced in enumerate(layers):
+        layer, inputs = traced.layer, traced.given
+        state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
         for block in query_blocks(layer.parts, state, reach=layer.reach):
             kernels[index, block.queries, block.keys] = block.weights.double().mean((0, 1)).cpu().numpy()
         mask = Causal() if layer.reach is None else SlidingWindow(layer.reach)
@@ -187,6 +187,6 @@ def bounded_below(run: ModelRun) -> Premise:
 def masked_as(run: ModelRun, kinds: Sequence[str]) -> Premise:
     """One of some masks in every layer."""
     mask = run.mask
-    found = "layers or heads differ, or no mask of the library" if mask is None else str(mask)
+    evidence = "layers or heads differ, or no mask of the library" if mask is None else str(mask)
     text = f"mask {' or '.join(kinds)} in every layer"
-    return Premise(text, mask is not None and type(mask).name in kinds, found)
+    return Premise(text, mask is not None and type(mask).name in kinds, evidence)

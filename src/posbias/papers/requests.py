@@ -51,9 +51,9 @@ def requested_reproduction(
     paper: str, settings: Any, arguments: Mapping[str, Any], *, command: str, resume: bool
 ) -> tuple[Record, bool]:
     """The record of a reproduction, and whether it was found finished in its directory, where `resume` looks for it."""
-    found = finished_reproduction(paper, settings) if resume else None
-    if found is not None:
-        return found, True
+    finished = finished_reproduction(paper, settings) if resume else None
+    if finished is not None:
+        return finished, True
     record = reproduction_record(reproduce(paper, settings=settings), arguments, command=command)
     if isinstance(settings, StudySettings) and settings.run.directory is not None:
         record.resolved["fingerprint"] = fingerprint(reproduction_settings(paper, settings))

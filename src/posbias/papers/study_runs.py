@@ -72,8 +72,8 @@ def shipped_studies(paper: str, settings: StudySettings) -> dict[str, Study]:
     if single.is_file():
         files = {WHOLE: single}
     else:
-        found = sorted((folder / settings.size).iterdir(), key=lambda file: file.name)
-        files = {file.name.removesuffix(".yaml"): file for file in found if file.name.endswith(".yaml")}
+        entries = sorted((folder / settings.size).iterdir(), key=lambda file: file.name)
+        files = {file.name.removesuffix(".yaml"): file for file in entries if file.name.endswith(".yaml")}
     for name in settings.studies:
         if name not in files:
             raise UsageError(f"{paper} has no study {name!r}; studies: {', '.join(files)}")
@@ -107,8 +107,8 @@ def reproduced(
         raise UsageError(f"{paper} takes StudySettings, got {type(chosen).__name__}")
     runs = run_studies(paper, chosen)
     members = [member for run in runs.values() for member in run.trained.members]
-    made = make(members, next(iter(runs.values())).trained.options, chosen)
-    return replace(made, statements=[*made.statements, *_trained_before(runs)])
+    reproduction = make(members, next(iter(runs.values())).trained.options, chosen)
+    return replace(reproduction, statements=[*reproduction.statements, *_trained_before(runs)])
 
 
 def run_studies(paper: str, settings: StudySettings) -> dict[str, StudyRun]:
@@ -125,23 +125,23 @@ def run_studies(paper: str, settings: StudySettings) -> dict[str, StudyRun]:
     studies = shipped_studies(paper, settings)
     runs = {name: replace(settings.run, directory=_below(settings.run.directory, name)) for name in studies}
     # All are checked before the first trains; those found finished are not read a second time.
-    found = {name: planned(study, run=runs[name], confirmed=True)[1] for name, study in studies.items()}
+    finished = {name: planned(study, run=runs[name], confirmed=True)[1] for name, study in studies.items()}
     arguments = {"paper": paper, "size": settings.size}
     return {
-        name: _settled(study, runs[name], found=found[name], arguments={**arguments, "study": name})
+        name: _settled(study, runs[name], finished=finished[name], arguments={**arguments, "study": name})
         for name, study in studies.items()
     }
 
 
-def _settled(study: Study, run: TrainingRun, *, found: StudyRun | None, arguments: Mapping[str, Any]) -> StudyRun:
+def _settled(study: Study, run: TrainingRun, *, finished: StudyRun | None, arguments: Mapping[str, Any]) -> StudyRun:
     """One study, found or trained; its directory holds its models and its record, and no checkpoints."""
     with nullcontext() if run.directory is None else held(run.directory):
-        done = found or run_study(study, run=run, confirmed=True)
+        completed = finished or run_study(study, run=run, confirmed=True)
         if run.directory is not None:
-            if done.found is None:
-                training_record(done, arguments).write_run(run.directory)
+            if completed.found is None:
+                training_record(completed, arguments).write_run(run.directory)
             clear_parts(run.directory)
-    return done
+    return completed
 
 
 def finished_reproduction(paper: str, settings: StudySettings) -> Record | None:
@@ -172,6 +172,6 @@ def _trained_before(runs: Mapping[str, StudyRun]) -> list[str]:
     for name, run in runs.items():
         code = this if run.found is None else run.found.environment
         if run.found is not None and any(code.get(part) != this[part] for part in ("posbias", "commit")):
-            known = f"posbias {code.get('posbias')}, commit {code.get('commit') or 'unknown'}"
-            by_code.setdefault(f"{known}, {run.found.created[:10]}", []).append(name)
+            trained_with = f"posbias {code.get('posbias')}, commit {code.get('commit') or 'unknown'}"
+            by_code.setdefault(f"{trained_with}, {run.found.created[:10]}", []).append(name)
     return [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]

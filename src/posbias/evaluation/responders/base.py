@@ -84,13 +84,13 @@ class Request:
             raise UsageError(f"an order must name each of {len(self.passages)} passages once, got {list(order)}")
         if self.fixed_order:
             raise UsageError("the right answer depends on the order of these passages, so they cannot be rearranged")
-        text, passages, done = "", [], 0
+        text, passages, copied = "", [], 0
         for slot, (begin, end) in enumerate(self.passages):
             moved = slice(*self.passages[order[slot]])
-            text += self.text[done:begin]
+            text += self.text[copied:begin]
             passages.append((len(text), len(text) + moved.stop - moved.start))
-            text, done = text + self.text[moved], end
-        return self.reworded(text + self.text[done:], tuple(passages))
+            text, copied = text + self.text[moved], end
+        return self.reworded(text + self.text[copied:], tuple(passages))
 
 
 @dataclass(frozen=True)

@@ -263,10 +263,10 @@ class Client:
             try:
                 return self._attempt(path, body, kind)
             except FailedError as error:
-                reason, wanted = self.mask.line(str(error)), error.retry_after
-            if wanted is not None and wanted > self._options.longest_retry_after:
-                raise RunError(f"server {self.address} asks to wait {wanted:g} s ({reason})")
-            delay = self._delay(attempt + 1, wanted)
+                reason, retry_after = self.mask.line(str(error)), error.retry_after
+            if retry_after is not None and retry_after > self._options.longest_retry_after:
+                raise RunError(f"server {self.address} asks to wait {retry_after:g} s ({reason})")
+            delay = self._delay(attempt + 1, retry_after)
             if self._reached is None and time.monotonic() - begin + delay > UNREACHED:
                 break  # more likely a wrong address than one that is about to answer
             if attempt < self._options.retries:
@@ -283,10 +283,10 @@ class Client:
             raise SaidError(status, words_of(content) if way is None else f"it sends requests on to {way}")
         except SaidError as said:
             meaning, words = meaning_of(said.status, said.words), self.mask.line(said.words)
-            shown = f"HTTP {status}{' with an error' if _fulfilled(status) else ''}{': ' if words else ''}{words}"
+            message = f"HTTP {status}{' with an error' if _fulfilled(status) else ''}{': ' if words else ''}{words}"
             if meaning == "passes":
-                raise FailedError(shown, _retry_after(headers.get("Retry-After"))) from None
-            raise RefusedError(said.status, shown, meaning) from None
+                raise FailedError(message, _retry_after(headers.get("Retry-After"))) from None
+            raise RefusedError(said.status, message, meaning) from None
 
     def _post(self, url: str, body: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and decoded content of an answer; of a refusal the beginning.
@@ -368,17 +368,17 @@ class Client:
             self._next = turn + self._spacing
             return turn - now
 
-    def _delay(self, attempt: int, wanted: float | None) -> float:
+    def _delay(self, attempt: int, retry_after: float | None) -> float:
         """Seconds before an attempt (1 = the first retry): exponential with jitter, or what the server asks for."""
         with self._lock:
             self.retried += 1
             shortened = 1.0 - 0.5 * self._jitter.random()
         doubled = self._options.first_delay * 2.0 ** min(attempt - 1, DOUBLINGS)
         delay = min(self._options.longest_delay, doubled) * shortened
-        if wanted is not None:
+        if retry_after is not None:
             with self._lock:
-                self._next = max(self._next, time.monotonic() + wanted)
-            delay = max(delay, wanted)
+                self._next = max(self._next, time.monotonic() + retry_after)
+            delay = max(delay, retry_after)
         return delay
 
     def _wait(self, seconds: float) -> None:

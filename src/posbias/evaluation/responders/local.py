@@ -241,8 +241,8 @@ class LocalResponder(Responder):
 
     def _room(self, started: Started) -> int:
         """How many prompts are kept for decoding together."""
-        each = 2 * size_of(started.kept)  # as kept, and joined to one batch
-        return max(1, min(self.options.batch, self.options.cache_bytes // each)) if each else 1
+        bytes_per_prompt = 2 * size_of(started.kept)  # as kept, and joined to one batch
+        return max(1, min(self.options.batch, self.options.cache_bytes // bytes_per_prompt)) if bytes_per_prompt else 1
 
     def _continue(self, runner: Runner, waiting: Sequence[Started]) -> dict[int, Response]:
         """The responses to prompts that have been run, those of one length together."""
@@ -262,18 +262,18 @@ def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.nda
     log p(a_t) = logit(a_t) - log sum exp(logits), in float32 at least; rank = 1 + tokens with a larger logit.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    own = logits.gather(1, torch.as_tensor(answer, device=logits.device)[:, None])
-    logprobs = (own[:, 0] - logits.logsumexp(dim=-1)).tolist()
-    ranks = (1 + (logits > own).sum(dim=-1)).tolist()
+    answer_logits = logits.gather(1, torch.as_tensor(answer, device=logits.device)[:, None])
+    logprobs = (answer_logits[:, 0] - logits.logsumexp(dim=-1)).tolist()
+    ranks = (1 + (logits > answer_logits).sum(dim=-1)).tolist()
     return AnswerScore(tuple(min(0.0, value) for value in logprobs), tuple(int(rank) for rank in ranks))
 
 
 def _end_tokens(model: Model) -> frozenset[int]:
     """By the model's generation settings, which nothing else has checked, and its tokenizer."""
     settings = getattr(model.network, "generation_config", None)
-    found: list[Any] = []
+    tokens: list[Any] = []
     for value in (getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id):
-        found += [] if value is None else value if isinstance(value, list | tuple) else [value]
-    for token in found:
+        tokens += [] if value is None else value if isinstance(value, list | tuple) else [value]
+    for token in tokens:
         check_whole("eos_token_id of the model", token, least=0, below=2**63)
-    return frozenset(found)
+    return frozenset(tokens)

@@ -44,7 +44,7 @@ class Mask:
         if key is not None and self._in_answers:
             core = key[CUT:-CUT]
             spellings += [
-                spelling for each in (key, core) for spelling in (*_in_base64(each.encode()), each.encode().hex())
+                spelling for text in (key, core) for spelling in (*_in_base64(text.encode()), text.encode().hex())
             ]
         # Base64 of either alphabet.
         patterns = [re.escape(spelling).replace(r"\+", "[+-]").replace("/", "[/_]") for spelling in spellings]
@@ -56,12 +56,12 @@ class Mask:
         """A text of any source but an answer: a short key is taken out, too."""
         if self._key is None or not _occurs(self._key, text):
             return text
-        parts, done = [], 0
+        parts, copied = [], 0
         for begin, end in _found(self._key, text):
-            if begin >= done:
-                parts += [text[done:begin], MASKED]
-            done = max(done, end)
-        return "".join([*parts, text[done:]])
+            if begin >= copied:
+                parts += [text[copied:begin], MASKED]
+            copied = max(copied, end)
+        return "".join([*parts, text[copied:]])
 
     def answer(self, text: str) -> str:
         """An answer as it may be kept."""
@@ -75,8 +75,8 @@ class Mask:
     @contextmanager
     def in_logs(self) -> Iterator[None]:
         """Meanwhile the client's log lines are masked, should anyone read them."""
-        known = logging.root.manager.loggerDict
-        loggers = [logging.getLogger(name) for name in known if name.partition(".")[0] in LOGGERS]
+        by_name = logging.root.manager.loggerDict
+        loggers = [logging.getLogger(name) for name in by_name if name.partition(".")[0] in LOGGERS]
         for logger in loggers:
             logger.addFilter(self._masked)
         try:
@@ -114,19 +114,19 @@ def _occurs(key: re.Pattern[str], text: str) -> bool:
 
 def _found(key: re.Pattern[str], text: str) -> list[tuple[int, int]]:
     """Where the key stands in a text, ascending: in the text itself, and in what it says once escapes are undone."""
-    found = []
+    places = []
     layers: list[_Undone] = []
     for _ in range(ROUNDS + 1):
         for match in key.finditer(text):
             begin, end = match.start(), match.end()
             for layer in reversed(layers):
                 begin, end = layer.source(begin)[0], layer.source(end - 1)[1]
-            found.append((begin, end))
+            places.append((begin, end))
         layers.append(_Undone(text))
         if layers[-1].text == text:
             break
         text = layers[-1].text
-    return sorted(found)
+    return sorted(places)
 
 
 class _Undone:
@@ -136,17 +136,17 @@ class _Undone:
         parts: list[str] = []
         # Pieces of the result: where each begins, where it began in the source, and how wide its characters were there.
         self._begins, self._sources, self._widths = [0], [0], [1]
-        done = length = 0
+        copied = length = 0
         for match in _ESCAPE.finditer(text):
-            said = _said(match)
-            parts += [text[done : match.start()], said]
-            length += match.start() - done
-            self._begins += [length, length + len(said)]
+            unescaped = _said(match)
+            parts += [text[copied : match.start()], unescaped]
+            length += match.start() - copied
+            self._begins += [length, length + len(unescaped)]
             self._sources += [match.start(), match.end()]
             self._widths += [match.end() - match.start(), 1]
-            length += len(said)
-            done = match.end()
-        parts.append(text[done:])
+            length += len(unescaped)
+            copied = match.end()
+        parts.append(text[copied:])
         self.text = "".join(parts)
 
     def source(self, index: int) -> tuple[int, int]:

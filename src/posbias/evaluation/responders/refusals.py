@@ -89,9 +89,9 @@ class SaidError(Exception):
 class RefusedError(Exception):
     """A request that the server refuses for good."""
 
-    def __init__(self, status: int, shown: str, meaning: Meaning) -> None:
+    def __init__(self, status: int, message: str, meaning: Meaning) -> None:
         """`shown`: what may be repeated of it."""
-        super().__init__(shown)
+        super().__init__(message)
         self.status = status
         self.meaning = meaning
 

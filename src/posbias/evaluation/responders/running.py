@@ -128,14 +128,16 @@ def counting_tokens(model: Model, count: Callable[[int], None]) -> Iterator[None
     beside itself, runs so many more. The network of a family that is not described is counted where it begins itself.
     """
 
-    def entering(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def entering(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         names = ("hidden_states", "inputs_embeds", "input_ids")
-        stream = given[0] if given else next((named[name] for name in names if named.get(name) is not None), None)
+        stream = (
+            arguments[0] if arguments else next((named[name] for name in names if named.get(name) is not None), None)
+        )
         if isinstance(stream, Tensor):
             count(stream.shape[0] * stream.shape[1])
 
-    known = isinstance(model, HuggingFaceModel) and model.described
-    first = model.family.blocks(model.network)[0].module if known else model.network  # type: ignore[attr-defined]
+    described = isinstance(model, HuggingFaceModel) and model.described
+    first = model.family.blocks(model.network)[0].module if described else model.network  # type: ignore[attr-defined]
     handle = first.register_forward_pre_hook(entering, with_kwargs=True)
     try:
         yield
@@ -184,8 +186,10 @@ def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
     except Exception:  # whatever an architecture without such a cache may raise; it is run whole then
         return Runner(model, cached=False)
     epsilon = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
-    same = all(float((ours - theirs).abs().max()) <= epsilon**0.5 * float(theirs.abs().max()) for ours, theirs in pairs)
-    return Runner(model, cached=same and live.processed < whole.processed)
+    agree = all(
+        float((ours - theirs).abs().max()) <= epsilon**0.5 * float(theirs.abs().max()) for ours, theirs in pairs
+    )
+    return Runner(model, cached=agree and live.processed < whole.processed)
 
 
 @dataclass(frozen=True)
@@ -225,28 +229,30 @@ class Ending:
     def told(self, generated: Sequence[int], started: Started) -> Told:
         """The text with its thoughts told from its answer, which is without special tokens; some marks are such."""
         request = started.request
-        found = told_apart(self._text(generated, special=True), opened=started.thinks, pattern=request.answer_pattern)
-        answer = found.answer
-        if found.thinking is None:
+        told_text = told_apart(
+            self._text(generated, special=True), opened=started.thinks, pattern=request.answer_pattern
+        )
+        answer = told_text.answer
+        if told_text.thinking is None:
             answer = self._text(generated)
         else:
             for token in self.tokenizer.all_special_tokens:
                 answer = answer.replace(token, "")
-        return replace(found, answer=answer).cut(request.stop)
+        return replace(told_text, answer=answer).cut(request.stop)
 
     def response(self, generated: Sequence[int], started: Started) -> Response:
         """What was generated."""
-        told = self.told(generated, started)
-        stopped = told.stopped or generated[-1] in self.end_tokens
+        parsed = self.told(generated, started)
+        stopped = parsed.stopped or generated[-1] in self.end_tokens
         return Response(
-            text=told.answer,
+            text=parsed.answer,
             finish="stop" if stopped else "length",
             prompt_tokens=len(started.prompt),
             tokens=len(generated),
             token_ids=tuple(generated),
             continues=isinstance(started.request.prompt, str),
-            thoughts=told.thoughts,
-            thinking=told.thinking,
+            thoughts=parsed.thoughts,
+            thinking=parsed.thinking,
         )
 
 
@@ -261,7 +267,7 @@ def decode(runner: Runner, batch: Sequence[Started], ending: Ending) -> list[lis
     if runner.cached:
         columns = zip(*(batch[index].kept for index in active), strict=True)
         cache = _cache_of(
-            [(torch.cat([own[0] for own in layer]), torch.cat([own[1] for own in layer])) for layer in columns]
+            [(torch.cat([pair[0] for pair in layer]), torch.cat([pair[1] for pair in layer])) for layer in columns]
         )
     while active:
         whole = np.array([[*batch[index].prompt, *generated[index]] for index in active], dtype=np.int64)
@@ -275,9 +281,9 @@ def decode(runner: Runner, batch: Sequence[Started], ending: Ending) -> list[lis
             choices = runner.step(whole[:, -1:], cache).argmax(dim=-1).tolist()
         for index, choice in zip(active, choices, strict=True):
             generated[index].append(choice)
-        left = unfinished(active)
-        if cache is not None and left and len(left) < len(active):
-            rows = [active.index(index) for index in left]
+        unended = unfinished(active)
+        if cache is not None and unended and len(unended) < len(active):
+            rows = [active.index(index) for index in unended]
             cache = _cache_of([(keys[rows], values[rows]) for keys, values in _layers_of(cache)])
-        active = left
+        active = unended
     return generated

@@ -192,31 +192,33 @@ class ServerResponder(Responder):
         # A conversation may open with thoughts, and end within them where a line does: its answers are cut here.
         if request.stop and self.options.kind == "text":
             body["stop"] = list(request.stop)
-        found, told = self._told(body, request)
-        if "stop" in body and found.finish == "stop" and not told.answer.strip():
+        generated, parsed = self._told(body, request)
+        if "stop" in body and generated.finish == "stop" and not parsed.answer.strip():
             del body["stop"]  # it ended in blank lines or thoughts, before the answer
-            found, told = self._told(body, request)
+            generated, parsed = self._told(body, request)
         return Response(
-            told.answer,
-            "stop" if told.stopped else found.finish,
-            prompt_tokens=found.prompt_tokens,
-            tokens=found.tokens,
+            parsed.answer,
+            "stop" if parsed.stopped else generated.finish,
+            prompt_tokens=generated.prompt_tokens,
+            tokens=generated.tokens,
             continues=self.options.kind == "text",
-            thoughts=told.thoughts,
-            thinking=told.thinking,
+            thoughts=parsed.thoughts,
+            thinking=parsed.thinking,
         )
 
     def _told(self, body: dict[str, Any], request: Request) -> tuple[Generated, Told]:
         """An answer, and its text with the thoughts told from it, by the server or by marks."""
-        found = self._answer(body, Message if self.options.kind == "chat" else Generated)
-        named = found.thoughts if isinstance(found, Message) else None
+        generated = self._answer(body, Message if self.options.kind == "chat" else Generated)
+        named = generated.thoughts if isinstance(generated, Message) else None
         if named is not None and request.answer_pattern is None:
-            told = told_apart(found.text)
-            thinking = MARKED if told.answer.strip() else UNFINISHED
-            return found, replace(told, thoughts=named + (told.thoughts or ""), thinking=thinking).cut(request.stop)
+            parsed = told_apart(generated.text)
+            thinking = MARKED if parsed.answer.strip() else UNFINISHED
+            return generated, replace(parsed, thoughts=named + (parsed.thoughts or ""), thinking=thinking).cut(
+                request.stop
+            )
         # Behind a prompt that opens thoughts a server may take them out without a word, but not before they end.
-        opened = found.finish == "length" and self._opens_thoughts(request)
-        return found, told_apart(found.text, opened=opened, pattern=request.answer_pattern).cut(request.stop)
+        opened = generated.finish == "length" and self._opens_thoughts(request)
+        return generated, told_apart(generated.text, opened=opened, pattern=request.answer_pattern).cut(request.stop)
 
     def _opens_thoughts(self, request: Request) -> bool:
         """Whether the prompt ends within thoughts, so far as its tokenizer is known."""
@@ -268,12 +270,12 @@ class ServerResponder(Responder):
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
         with turn:  # the same request twice at once is made once
-            found = self._cache.find(key, kind)
-            if found is not None:
-                counted = found.prompt_tokens is not None and found.generated is not None
-                tokens = (found.prompt_tokens or 0) + (found.generated or 0)
+            cached = self._cache.find(key, kind)
+            if cached is not None:
+                counted = cached.prompt_tokens is not None and cached.generated is not None
+                tokens = (cached.prompt_tokens or 0) + (cached.generated or 0)
                 self._count(reused=1, **({"reused_tokens": tokens} if counted else {"uncounted": 1}))
-                return found
+                return cached
             answer = self._client.request(path, whole, kind)
             self._cache.keep(key, answer)
         if answer.prompt_tokens is None or answer.generated is None:

@@ -85,9 +85,9 @@ def _status(error: object) -> int:
 
 def _finished(reason: object) -> object:
     """Why an answer ended; what a filter or a failure ended, whether or not there is some text, is none."""
-    said = reason.lower() if isinstance(reason, str) else ""
-    if said == "error" or said.startswith(FILTERED_FINISHES):
-        by = "an error" if said == "error" else f"a content filter ({said[:60]})"
+    lowered = reason.lower() if isinstance(reason, str) else ""
+    if lowered == "error" or lowered.startswith(FILTERED_FINISHES):
+        by = "an error" if lowered == "error" else f"a content filter ({lowered[:60]})"
         raise PydanticCustomError(SAID, "{words}", {"words": f"the answer was ended by {by}", "status": FULFILLED})
     return "unknown" if reason is None else reason
 
@@ -110,25 +110,25 @@ def _thoughts(content: object) -> list[str] | None:
     """The thoughts in a message that comes in parts, or as the cache holds them; None of a message in one piece."""
     if not isinstance(content, list):
         return None
-    found = []
+    thoughts = []
     for part in content:
         if isinstance(part, dict):
-            said = part.get("thinking", part.get("text"))
-            part = _as_text(said) if part.get("type") in THOUGHT_PARTS else None
+            content_of_part = part.get("thinking", part.get("text"))
+            part = _as_text(content_of_part) if part.get("type") in THOUGHT_PARTS else None
         if isinstance(part, str):
-            found.append(part)
-    return found
+            thoughts.append(part)
+    return thoughts
 
 
-def _as_text(said: object) -> str | None:
+def _as_text(thoughts: object) -> str | None:
     """Thoughts as a text, whatever a server makes of them."""
-    if not said:
+    if not thoughts:
         return None
-    if isinstance(said, str):
-        return said
-    texts = [part.get("text") for part in said if isinstance(part, dict)] if isinstance(said, list) else []
-    told = "".join(text for text in texts if isinstance(text, str))
-    return told or json.dumps(said, ensure_ascii=False)
+    if isinstance(thoughts, str):
+        return thoughts
+    texts = [part.get("text") for part in thoughts if isinstance(part, dict)] if isinstance(thoughts, list) else []
+    joined = "".join(text for text in texts if isinstance(text, str))
+    return joined or json.dumps(thoughts, ensure_ascii=False)
 
 
 def _hidden(text: str, hide: Hide | None) -> str:
@@ -206,10 +206,10 @@ class Message(Generated):
     def _with_content(cls, answer: Any) -> Any:
         """Some servers leave an empty content out, such as of an answer that never came out of its thoughts."""
         try:
-            first, *others = answer["choices"]
+            first, *further = answer["choices"]
             if first["finish_reason"] and "content" not in first["message"]:
                 whole = {**first, "message": {**first["message"], "content": None}}
-                return {**answer, "choices": [whole, *others]}
+                return {**answer, "choices": [whole, *further]}
         except (KeyError, TypeError, ValueError):
             pass  # the fields say what is wrong
         return answer
@@ -257,8 +257,8 @@ def read_answer(body: bytes, kind: type[Kind], hide: Hide) -> Kind:
         return kind.model_validate_json(body, context=hide)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-        for said in (each["ctx"] for each in errors if each["type"] == SAID):
-            raise SaidError(said["status"], said["words"]) from None
+        for context in (fault["ctx"] for fault in errors if fault["type"] == SAID):
+            raise SaidError(context["status"], context["words"]) from None
         if "choices" not in (document := _small_object(body)) and (words := said_in(document)):
             raise SaidError(_status(document), words) from None
         first = errors[0]
@@ -306,15 +306,15 @@ def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
     if len(values) < end - start:
         return None
     listed = echo.listed[start:end] if echo.listed else [None] * len(values)
-    ranks = tuple(_rank(value, others, n_listed) for value, others in zip(values, listed, strict=True))
+    ranks = tuple(_rank(value, alternatives, n_listed) for value, alternatives in zip(values, listed, strict=True))
     return AnswerScore(tuple(min(0.0, value) for value in values), ranks)
 
 
-def _rank(value: float, others: dict[str, float | None] | None, n_listed: int) -> int | None:
+def _rank(value: float, alternatives: dict[str, float | None] | None, n_listed: int) -> int | None:
     """1 + the listed tokens that are more probable; None where all that were requested are."""
-    if others is None:
+    if alternatives is None:
         return None
-    better = sum(other is not None and other > value for other in others.values())
+    better = sum(alternative is not None and alternative > value for alternative in alternatives.values())
     return None if better >= n_listed else 1 + better
 
 
@@ -340,14 +340,14 @@ class AnswerCache:
     def find(self, key: str, kind: type[Kind]) -> Kind | None:
         """The answer under a key; None where there is none, or a damaged one."""
         if self._memory is not None or self._directory is None:
-            known = (self._memory or {}).get(key)
-            return known if isinstance(known, kind) else None
+            remembered = (self._memory or {}).get(key)
+            return remembered if isinstance(remembered, kind) else None
         try:
             stored = self._path(self._directory, key).read_bytes()
-            kept = _Kept[kind].model_validate_json(stored, by_alias=False, by_name=True, context=self._hide)  # type: ignore[valid-type]
+            entry = _Kept[kind].model_validate_json(stored, by_alias=False, by_name=True, context=self._hide)  # type: ignore[valid-type]
         except (OSError, ValidationError):
             return None
-        return kept.answer if kept.key == key else None
+        return entry.answer if entry.key == key else None
 
     def keep(self, key: str, answer: ServerAnswer) -> None:
         """Store an answer, whole or not at all (RunError: the disk is full)."""

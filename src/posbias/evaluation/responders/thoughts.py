@@ -103,10 +103,10 @@ def _between_marks(text: str, opened: bool) -> Told:
     answers: list[str] = []
     thoughts: list[str] = []
     explained = False  # behind an answer
-    done, thinking = 0, MARKED if opened else None
+    read_to, thinking = 0, MARKED if opened else None
     for mark in _MARK.finditer(text):
         convention, closing = _convention(mark)
-        part = text[done : mark.start()]
+        part = text[read_to : mark.start()]
         if convention == _BEFORE_ALONE and inside is None and (explained or "".join([*answers, part]).strip()):
             explained = explained or not closing
             if explained:
@@ -121,12 +121,12 @@ def _between_marks(text: str, opened: bool) -> Told:
             inside, thinking = convention, MARKED
         else:
             continue
-        done = mark.end()
+        read_to = mark.end()
     if thinking is None:
         return Told(text)
     if inside is not None:
-        return Told("", "".join([*thoughts, text[done:]]), UNFINISHED)
-    answer = _WRAPPED.sub("", "".join([*answers, text[done:]]))
+        return Told("", "".join([*thoughts, text[read_to:]]), UNFINISHED)
+    answer = _WRAPPED.sub("", "".join([*answers, text[read_to:]]))
     return Told(answer, "".join(thoughts), thinking)
 
 

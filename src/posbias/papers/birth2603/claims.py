@@ -210,12 +210,12 @@ class RecencyAnchor(Claim):
         exponent, law = (-0.5, "m = L^-1/2") if broken else (-1.0, "m = 1/L")
         fixed = {mixing: np.array([_atom(depth, mixing) for depth in depths]) for mixing in MIXINGS}
         scaled = np.array([_atom(depth, depth**exponent) for depth in depths])
-        kept = {mixing: float(atoms[-1] / atoms[0]) for mixing, atoms in fixed.items()}
+        shares = {mixing: float(atoms[-1] / atoms[0]) for mixing, atoms in fixed.items()}
         scaled_kept = float(scaled[-1] / scaled[0])
         return Finding(
             computed="atom at 192 layers over atom at 12 layers, m = 0.1 (order 1 means near 1)",
-            value=kept[0.1],
-            as_stated=min(kept.values()) >= 0.5,
+            value=shares[0.1],
+            as_stated=min(shares.values()) >= 0.5,
             corrected=scaled_kept >= 0.5,
             figure=Figure(
                 "layers",
@@ -230,7 +230,7 @@ class RecencyAnchor(Claim):
                 f"order 1 only for m = O(1/L): from 12 to 192 layers {law} keeps {scaled_kept:.2g} of it"
             ),
             numbers={
-                **{f"kept_m_{mixing:g}": share for mixing, share in kept.items()},
+                **{f"kept_m_{mixing:g}": share for mixing, share in shares.items()},
                 "kept_scaled_mixing": scaled_kept,
                 "atom_m_0.2_24_layers": float(fixed[0.2][1]),
             },
@@ -261,8 +261,8 @@ class UShape(Claim):
         minima = [int(np.argmin(profile)) for profile in profiles.values()]
         spikes = [float(profile[-1] / profile[-2]) for profile in profiles.values()]
         # Without the encoding's own recency there is no U; the contrast shows what one looks like.
-        shown = 512
-        alibi = uniform_profile(shown, np.full(DEPTH, 0.1), slope=ALIBI_SLOPE)
+        shorter = 512
+        alibi = uniform_profile(shorter, np.full(DEPTH, 0.1), slope=ALIBI_SLOPE)
         return Finding(
             computed="interior recency: penultimate position over the interior minimum (1 means no rise)",
             value=max(recencies),
@@ -276,7 +276,7 @@ class UShape(Claim):
                 f"an L and one spike: the minimum is the penultimate token (position {minima[-1]} of {N_POSITIONS}), "
                 f"only the last token stands out ({min(spikes):.0f} to {max(spikes):.0f} times it); ALiBi (slope "
                 f"{ALIBI_SLOPE}) gives a U: interior recency {interior_recency(alibi):.2g}, minimum at "
-                f"{int(np.argmin(alibi))} of {shown}"
+                f"{int(np.argmin(alibi))} of {shorter}"
             ),
             numbers={
                 "minimum_position": float(minima[0]),

@@ -127,14 +127,14 @@ def shape_row(measured: Measured, generator: np.random.Generator) -> dict[str, A
 
 def rope_rows(cases: Sequence[Measured], generator: np.random.Generator) -> list[dict[str, Any]]:
     """With against without RoPE, initialisations paired: W1 and log error between profiles, beside split-half noise."""
-    known = {(measured.case.model, measured.case.tokens): measured for measured in cases}
+    by_case = {(measured.case.model, measured.case.tokens): measured for measured in cases}
     rows = []
     for models in MODELS.values():
-        for other in models[1:]:
+        for without in models[1:]:
             for tokens in TOKENS:
-                first, second = known[models[0], tokens].sample, known[other, tokens].sample
+                first, second = by_case[models[0], tokens].sample, by_case[without, tokens].sample
                 weights = leave_one_out(len(first.units))
-                row: dict[str, Any] = {"sort": "rope", "model": models[0], "without": other, "tokens": tokens}
+                row: dict[str, Any] = {"sort": "rope", "model": models[0], "without": without, "tokens": tokens}
                 for name, (least, most) in COMPARED.items():
                     values = METRICS[name](weights @ first.units, weights @ second.units)
                     row[name] = jackknife(values).interval(least=least, most=most).as_record()
@@ -150,12 +150,12 @@ def _distances(theory: Profile, measured: Measured, seed: int) -> dict[str, dict
     """Each compared metric with its interval; all theories see the same resampled initialisations."""
     units = measured.sample.units
     weights = leave_one_out(len(units))
-    found = {}
+    distances = {}
     for name, (least, most) in COMPARED.items():
-        found[name] = (
+        distances[name] = (
             jackknife(METRICS[name](theory.influence, weights @ units)).interval(least=least, most=most).as_record()
         )
-    return found
+    return distances
 
 
 def _arrays(cases: Sequence[Measured]) -> dict[str, np.ndarray]:
@@ -271,11 +271,11 @@ def birth_statements(
 
 def _rank(rows: Sequence[Row]) -> str:
     published = [_value(row, "spearman") for row in _of(rows, "continuous")]
-    other = [_value(row, "spearman") for row in _of(rows, "mean_field")]
+    mean_field = [_value(row, "spearman") for row in _of(rows, "mean_field")]
     control = [_value(row, "spearman") for row in _of(rows, "reciprocal")]
     far, near = ([_value(row, "wasserstein") for row in _of(rows, name)] for name in ("continuous", "mean_field"))
     reached = sum(value >= CLAIMED_RANK - CLAIM_DIGIT for value in published)
-    gap = max(abs(first - second) for first, second in zip(published, other, strict=True))
+    gap = max(abs(first - second) for first, second in zip(published, mean_field, strict=True))
     ratios = [first / second for first, second in zip(far, near, strict=True)]
     return (
         f"Rank correlation {CLAIMED_RANK}: the published density reaches it in {reached} of {len(published)} cases "
@@ -314,24 +314,25 @@ def _finite(rows: Sequence[Row]) -> str:
         [_value(row, "wasserstein") for row in _of(rows, name)]
         for name in ("continuous", "finite", "closed_form", "rollout")
     )
-    same = max(abs(first - second) for first, second in zip(exact, rollout, strict=True))
+    disagreement = max(abs(first - second) for first, second in zip(exact, rollout, strict=True))
     change = max(abs(first - second) for first, second in zip(exact, limit, strict=True))
     return (
         f"Exact at finite N instead of the limit: W1 {_span(constant, 3)} with mean mixing, {_span(exact, 3)} with "
         f"every layer's measured one; the step moves W1 by at most {change:.3f}. The residual rollout is the same "
-        f"theory (W1 differs by at most {same:.0e}): for uniform causal attention the exact form is its last row."
+        f"theory (W1 differs by at most {disagreement:.0e}): for uniform causal attention the exact form is its last "
+        "row."
     )
 
 
 def _mean_field(rows: Sequence[Row]) -> str:
-    found = [_value(row, "wasserstein") for row in _of(rows, "mean_field")]
+    distances = [_value(row, "wasserstein") for row in _of(rows, "mean_field")]
     errors = [_value(row, "log_error") for row in _of(rows, "mean_field")]
     noise = [float(row["noise"]["mean"]) for row in _of(rows, "mean_field")]
     exact = [_value(row, "wasserstein") for row in _of(rows, "closed_form")]
-    gains = [second / first for first, second in zip(found, exact, strict=True)]
+    gains = [second / first for first, second in zip(distances, exact, strict=True)]
     closer = sum(gain > 1 for gain in gains)
     return (
-        f"Mean field, where paths add in squares and nothing is fitted: W1 {_span(found, 4)} (split-half noise "
+        f"Mean field, where paths add in squares and nothing is fitted: W1 {_span(distances, 4)} (split-half noise "
         f"{_span(noise, 4)}), the typical position off by a factor {_span(_factors(errors), 2)}; closer than the exact "
         f"form with measured mixing in {closer} of {len(gains)} cases (its W1 is {_span(gains, 1)} times mean field's)."
     )
@@ -381,7 +382,7 @@ def _rope(contrasts: Sequence[Row]) -> str:
     gaps = [_value(row, "wasserstein") for row in contrasts]
     noise = [float(row["noise"]["mean"]) for row in contrasts]
     errors = [100 * _value(row, "log_error") for row in contrasts]
-    below = sum(gap <= other for gap, other in zip(gaps, noise, strict=True))
+    below = sum(gap <= level for gap, level in zip(gaps, noise, strict=True))
     verdict = "holds to within that noise" if below == len(gaps) else "does not hold as stated at this size"
     return (
         f"RoPE or not: with the same weights and prompts the two profiles are W1 {_span(gaps, 5)} apart (split-half "

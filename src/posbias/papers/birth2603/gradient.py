@@ -87,9 +87,9 @@ def linear_norms(layers: Layers, *, gain: float = GAIN) -> Float64[np.ndarray, "
     return row
 
 
-def profile_distance(left: Float64[np.ndarray, "n"], right: Float64[np.ndarray, "n"]) -> float:
+def profile_distance(first: Float64[np.ndarray, "n"], second: Float64[np.ndarray, "n"]) -> float:
     """Wasserstein distance of two profiles, each normalised, on positions / (N - 1)."""
-    gaps = np.cumsum(left / left.sum() - right / right.sum())
+    gaps = np.cumsum(first / first.sum() - second / second.sum())
     return float(np.abs(gaps[:-1]).sum() / (len(gaps) - 1))
 
 

@@ -154,8 +154,8 @@ class NoRotation(nn.Module):
         self, states: Float[Tensor, "batch position feature"], position_ids: Int[Tensor, "..."]
     ) -> tuple[Float[Tensor, "batch position head_dim"], Float[Tensor, "batch position head_dim"]]:
         """(ones, zeros) for every position."""
-        ones = states.new_ones((states.shape[0], states.shape[1], self.head_dim))
-        return ones, torch.zeros_like(ones)
+        cosine = states.new_ones((states.shape[0], states.shape[1], self.head_dim))
+        return cosine, torch.zeros_like(cosine)
 
 
 def untrained(family: str, size: str, *, seed: int, dtype: str = "float32") -> HuggingFaceModel:

@@ -66,10 +66,10 @@ def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: 
 
 def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
     """Final loss, learning and influence profiles of every member."""
-    finished = [each for each in members if each.parameters is not None]
-    found = profiles_by_moment(finished, seed=seed)
-    profiles = {each.member.name: own for each, own in zip(finished, found, strict=True)}
-    return Outcomes([_outcome(each, profiles.get(each.member.name, {})) for each in members])
+    finished = [trained for trained in members if trained.parameters is not None]
+    by_member = profiles_by_moment(finished, seed=seed)
+    profiles = {trained.member.name: arrays for trained, arrays in zip(finished, by_member, strict=True)}
+    return Outcomes([_outcome(trained, profiles.get(trained.member.name, {})) for trained in members])
 
 
 def _outcome(trained: TrainedMember, profiles: Mapping[str, np.ndarray]) -> Outcome:
@@ -102,8 +102,8 @@ class CopyOutcome:
 def position_copy_reproduction(outcomes: Outcomes, *, steps: int, settings: StudySettings) -> Reproduction:
     """Statements, tables and figures from trained members."""
     losses, speeds = (by_target(outcomes, name) for name in ("loss", "course"))
-    found = CopyOutcome(losses, speeds, position_copy_loops(outcomes), outcomes.lost_sentence())
-    return position_copy_page(found, settings={**settings.describe(), "steps": steps}, seed=settings.seed)
+    outcome = CopyOutcome(losses, speeds, position_copy_loops(outcomes), outcomes.lost_sentence())
+    return position_copy_page(outcome, settings={**settings.describe(), "steps": steps}, seed=settings.seed)
 
 
 def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], seed: int) -> Reproduction:
@@ -116,9 +116,9 @@ def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], see
     """
     losses, speeds, loops = outcome.losses, outcome.speeds, outcome.loops
     findings = position_copy_findings(losses)
-    found = agreements(loops)
+    results = agreements(loops)
     seeds = max((len(rows) for rows in losses.values()), default=0)
-    figures = [loop_figure(f"position-copy-loop-{n}", found, name) for n, name in enumerate((FINAL, SPEED))]
+    figures = [loop_figure(f"position-copy-loop-{n}", results, name) for n, name in enumerate((FINAL, SPEED))]
     return Reproduction(
         paper=SOURCE,
         title=f"Position copy: {len(losses)} networks, {CONTEXT} targets, {seeds} seeds, {settings['steps']} steps",
@@ -126,11 +126,11 @@ def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], see
             tally(findings),
             *chance(findings),
             *[finding.sentence() for finding in findings],
-            *loop_sentences(found),
+            *loop_sentences(results),
             *outcome.notes,
         ],
-        rows=[*finding_rows(findings), *[agreement.row() for agreement in found]],
-        tables=[*findings_tables(findings), losses_table(losses), loop_table(found)],
+        rows=[*finding_rows(findings), *[agreement.row() for agreement in results]],
+        tables=[*findings_tables(findings), losses_table(losses), loop_table(results)],
         figures=[*position_copy_figures(losses, speeds), *[figure for figure in figures if figure is not None]],
         arrays={**_arrays(losses, speeds), **loop_arrays(loops)},
         settings=dict(settings),
@@ -149,33 +149,43 @@ def recorded_outcome(record: Record) -> CopyOutcome:
     """
     arrays = record.arrays
     names = {str(configuration): configuration for configuration in CONFIGURATIONS}
-    known = {each: below(arrays, f"{name}/") for name, each in names.items()}
-    found = {each: own for each, own in known.items() if {"loss", "course"} <= set(own)}
-    if not found:
+    by_configuration = {network: below(arrays, f"{name}/") for name, network in names.items()}
+    recorded = {
+        network: rows_by_name
+        for network, rows_by_name in by_configuration.items()
+        if {"loss", "course"} <= set(rows_by_name)
+    }
+    if not recorded:
         raise UsageError(f"the record has no losses of position copy; networks: {', '.join(names)}")
-    seeds = {each: tuple(own.get("seeds", np.arange(len(own["loss"]))).tolist()) for each, own in found.items()}
+    seeds = {
+        network: tuple(rows_by_name.get("seeds", np.arange(len(rows_by_name["loss"]))).tolist())
+        for network, rows_by_name in recorded.items()
+    }
     losses, speeds = (
-        {each: Seeded(seeds[each], own[name]) for each, own in found.items()} for name in ("loss", "course")
+        {network: Seeded(seeds[network], rows_by_name[name]) for network, rows_by_name in recorded.items()}
+        for name in ("loss", "course")
     )
     loops = []
     for name, configuration in names.items():
-        own = below(arrays, f"loop/{name}/")
-        if configuration in found and own:
-            predicted = {(key.split("/")[0], key.split("/")[1]): rows for key, rows in own.items() if "/" in key}
-            loops.append(Loop(name, predicted, {key: rows for key, rows in own.items() if "/" not in key}))
+        rows_by_name = below(arrays, f"loop/{name}/")
+        if configuration in recorded and rows_by_name:
+            predicted = {
+                (key.split("/")[0], key.split("/")[1]): rows for key, rows in rows_by_name.items() if "/" in key
+            }
+            loops.append(Loop(name, predicted, {key: rows for key, rows in rows_by_name.items() if "/" not in key}))
     return CopyOutcome(losses, speeds, loops, [text for text in record.scalars["statements"] if LEFT_OUT in text])
 
 
 def by_target(outcomes: Outcomes, name: str) -> Losses:
     """A number of every member as [seed, target] by configuration; only seeds with all targets finished."""
-    found: Losses = {}
+    seeded: Losses = {}
     for configuration in CONFIGURATIONS:
         cells = _cells(configuration)
         seeds = outcomes.common_seeds(*cells)
         if seeds:
             rows = np.stack([outcomes.values(name, cell, seeds) for cell in cells], axis=1)
-            found[configuration] = Seeded(tuple(seeds), rows)
-    return found
+            seeded[configuration] = Seeded(tuple(seeds), rows)
+    return seeded
 
 
 def _cells(configuration: Configuration) -> list[dict[str, Any]]:
@@ -237,25 +247,29 @@ def position_copy_figures(losses: Losses, speeds: Losses) -> list[Figure]:
         speeds: Training loss over ln V, averaged over all steps, [seed, target]: small where learnt early.
     """
     figures = [
-        _losses_figure(f"position-copy-{slug}", title, {shown: losses[shown] for shown in panel if shown in losses})
+        _losses_figure(
+            f"position-copy-{slug}",
+            title,
+            {configuration: losses[configuration] for configuration in panel if configuration in losses},
+        )
         for slug, title, panel in _PANELS
-        if any(shown in losses for shown in panel)
+        if any(configuration in losses for configuration in panel)
     ]
     return [*figures, _speed_figure(speeds)] if speeds else figures
 
 
-def _losses_figure(slug: str, title: str, shown: Losses) -> Figure:
+def _losses_figure(slug: str, title: str, losses: Losses) -> Figure:
     targets = np.arange(CONTEXT, dtype=np.float64)
     curves = []
-    for configuration, seeded in shown.items():
+    for configuration, seeded in losses.items():
         curves.append(_curve(str(configuration), seeded.rows, Stroke(_COLOURS[configuration], "solid"), emphasis=True))
         published = published_losses(configuration)
         if published is not None:
             name = f"{configuration}, published"
             curves.append(Curve(name, targets, published, Stroke(_COLOURS[configuration], "dash")))
     levels = partial_information_losses(CONTEXT, VOCABULARY)
-    for known, (name, dash) in KNOWING.items():
-        curves.append(Curve(name, targets[[0, -1]], np.full(2, levels[known]), Stroke(FAINT, dash)))
+    for knowledge, (name, dash) in KNOWING.items():
+        curves.append(Curve(name, targets[[0, -1]], np.full(2, levels[knowledge]), Stroke(FAINT, dash)))
     return Figure(slug, title, X_LABEL, LOSS, tuple(curves), markers=True)
 
 

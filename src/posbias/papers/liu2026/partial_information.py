@@ -56,11 +56,11 @@ def _counted(places: int, vocabulary: int) -> float:
     """E ln(places / c), c = 1 + Binomial(places - 1, 1 / vocabulary)."""
     chance = 1 / vocabulary
     return math.fsum(
-        math.comb(places - 1, others)
-        * chance**others
-        * (1 - chance) ** (places - 1 - others)
-        * math.log(places / (1 + others))
-        for others in range(places)
+        math.comb(places - 1, repeats)
+        * chance**repeats
+        * (1 - chance) ** (places - 1 - repeats)
+        * math.log(places / (1 + repeats))
+        for repeats in range(places)
     )
 
 
@@ -107,8 +107,8 @@ def _partitions(total: int, most_parts: int, largest: int | None = None) -> Iter
     if most_parts == 0:
         return
     for part in range(min(total, largest or total), 0, -1):
-        for rest in _partitions(total - part, most_parts - 1, part):
-            yield (part, *rest)
+        for smaller in _partitions(total - part, most_parts - 1, part):
+            yield (part, *smaller)
 
 
 def _multiset_chance(part: tuple[int, ...], context: int, vocabulary: int) -> float:

@@ -88,9 +88,9 @@ def _two_layers(losses: Losses) -> Finding:
     if TWO in losses:
         tests = {f"{TWO}: {name}": value for name, value in _ends(losses[TWO].rows).items()}
     if TWO in losses and ONE in losses:
-        one, two, alone = paired(losses[ONE], losses[TWO])
-        if len(one):
-            gain = one[:, 0] - two[:, 0]
+        shallow, deep, alone = paired(losses[ONE], losses[TWO])
+        if len(shallow):
+            gain = shallow[:, 0] - deep[:, 0]
             tests[f"first token, one layer minus two{_left_out(alone)}"] = difference(gain)
     return weighed("Figure 1, right", reported, tests)
 
@@ -124,14 +124,14 @@ def _flat_plateau(losses: Losses) -> Finding:
         for configuration in (TWO, THREE, TWO_WIDE, THREE_WIDE)
         if configuration in losses
     }
-    found = f"range over targets 3 to 7 below {FLAT:g} ln V by"
-    return weighed("Figure 2", reported, tests, found=found)
+    quantity = f"range over targets 3 to 7 below {FLAT:g} ln V by"
+    return weighed("Figure 2", reported, tests, quantity=quantity)
 
 
 def _no_plateau(losses: Losses) -> Finding:
     reported = "residual connections and MLPs destroy the plateau."
     tests = _against_plain(losses, lambda rows: -rows[:, 1:-1].mean(axis=1))
-    return weighed("Figure 3", reported, tests, found="mean loss of targets 1 to 8, plain minus extended:")
+    return weighed("Figure 3", reported, tests, quantity="mean loss of targets 1 to 8, plain minus extended:")
 
 
 def _spiky(losses: Losses) -> Finding:
@@ -140,8 +140,8 @@ def _spiky(losses: Losses) -> Finding:
     def jump(rows: Rows) -> Float64[np.ndarray, "n_seeds"]:
         return np.asarray(np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1))
 
-    found = "largest step between neighbouring targets 1 to 8, extended minus plain:"
-    return weighed("Figure 3", reported, _against_plain(losses, jump), found=found)
+    quantity = "largest step between neighbouring targets 1 to 8, extended minus plain:"
+    return weighed("Figure 3", reported, _against_plain(losses, jump), quantity=quantity)
 
 
 def _against_plain(losses: Losses, quantity: Callable[[Rows], Float64[np.ndarray, "n_seeds"]]) -> dict[str, Difference]:
@@ -169,7 +169,7 @@ def _middle_is_harder(losses: Losses) -> Finding:
         if configuration.depth > 1:
             interior, ends = seeded.rows[:, 1:-1].mean(axis=1), seeded.rows[:, [0, -1]].mean(axis=1)
             tests[str(configuration)] = difference(interior - ends)
-    return weighed("Comment", reported, tests, found="mean loss of targets 1 to 8 minus mean of the two ends:")
+    return weighed("Comment", reported, tests, quantity="mean loss of targets 1 to 8 minus mean of the two ends:")
 
 
 def _numbers(losses: Losses, configuration: Configuration) -> Finding:
@@ -184,14 +184,14 @@ def _numbers(losses: Losses, configuration: Configuration) -> Finding:
     near = int(np.sum(np.abs(mean - published) <= NEAR))
     near_best = int(np.sum(np.abs(best - published) <= NEAR))
     count = len(published)
-    found = (
+    measured = (
         f"mean over seeds {_list(mean)}, {near} of {count} within {NEAR} nats; best seed {_list(best)}, {near_best} of "
         f"{count}; mean absolute difference {np.abs(mean - published).mean():.2f}."
     )
     verdict = REPRODUCED if near == count else IN_PART if near > count // 2 else NOT_REPRODUCED
     if len(losses[configuration]) < UNITS_FOR_CLAIM:
         verdict = UNDECIDED
-    return Finding(where, reported, found, verdict)
+    return Finding(where, reported, measured, verdict)
 
 
 def _list(values: Float64[np.ndarray, "context"]) -> str:

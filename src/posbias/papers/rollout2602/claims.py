@@ -421,8 +421,8 @@ class RowwiseDominance(Lemma):
         """Largest excess of a prefix mass of rho P over rho Q."""
         everything = np.ones((N_POSITIONS, N_POSITIONS), dtype=bool)
         recent = random_content_kernel(everything, generator, spread=CONTENT_SPREAD)
-        other = random_content_kernel(Causal().visible(N_POSITIONS), generator, spread=CONTENT_SPREAD)
-        early = random_content_kernel(everything, generator, spread=CONTENT_SPREAD) if broken else recent @ other
+        backwards = random_content_kernel(Causal().visible(N_POSITIONS), generator, spread=CONTENT_SPREAD)
+        early = random_content_kernel(everything, generator, spread=CONTENT_SPREAD) if broken else recent @ backwards
         law = random_law(generator)
         return dominance_gap(law @ recent, law @ early)
 

@@ -112,13 +112,13 @@ class Trail:
 def trail_of(kernels: Float64[np.ndarray, "layers n n"], mixing: Float64[np.ndarray, "layers"]) -> Trail:
     """Roll out T_l = (1 - m_l) I + m_l A_l and keep what the theorem speaks of."""
     rollout = np.eye(kernels.shape[1])
-    diagonal, column, rest = [], [], []
+    diagonal, column, outside = [], [], []
     for kernel, share in zip(kernels, mixing, strict=True):
         rollout = transition(kernel, share) @ rollout
         diagonal.append(np.diagonal(rollout).copy())
         column.append(rollout.max(axis=0))
-        rest.append(float(rollout[:, 1:].sum(axis=1).max()))
-    return Trail(np.array(diagonal), np.array(column), np.array(rest))
+        outside.append(float(rollout[:, 1:].sum(axis=1).max()))
+    return Trail(np.array(diagonal), np.array(column), np.array(outside))
 
 
 @CLAIMS.register("rollout-2602.16837/theorem-5.5-finite")
@@ -173,8 +173,8 @@ def _diagonal_product(
     kernels: Float64[np.ndarray, "layers n n"], mixing: Float64[np.ndarray, "layers"]
 ) -> Float64[np.ndarray, "layers n"]:
     """prod_l (1 - m_l + m_l A_l[i,i]) after every layer."""
-    own = np.diagonal(kernels, axis1=1, axis2=2)
-    product: Float64[np.ndarray, "layers n"] = np.cumprod(1 - mixing[:, None] * (1 - own), axis=0)
+    diagonal = np.diagonal(kernels, axis1=1, axis2=2)
+    product: Float64[np.ndarray, "layers n"] = np.cumprod(1 - mixing[:, None] * (1 - diagonal), axis=0)
     return product
 
 
@@ -195,10 +195,10 @@ class Collapse(Claim):
         ratios, sharp, rests, trails, epsilons = [], [], {}, {}, {}
         for name, mixing in schedules.items():
             runs = residual_runs(mixing, generator, violation=violation)
-            drawn = [trail_of(run.kernels, mixing) for _, run in runs]
-            trails[name], epsilons[name] = drawn[0], runs[0][1].smallest_entry
-            rests[name] = max(float(trail.rest[-1]) for trail in drawn)
-            for trail, (_, run) in zip(drawn, runs, strict=True):
+            rolled = [trail_of(run.kernels, mixing) for _, run in runs]
+            trails[name], epsilons[name] = rolled[0], runs[0][1].smallest_entry
+            rests[name] = max(float(trail.rest[-1]) for trail in rolled)
+            for trail, (_, run) in zip(rolled, runs, strict=True):
                 ratios.append(_excess(trail, mixing, run.smallest_entry, np.ones(N_POSITIONS - 1)))
                 sharp.append(_excess(trail, mixing, run.smallest_entry, np.arange(1.0, N_POSITIONS)))
         return Finding(
@@ -240,7 +240,7 @@ def _collapse_figure(
     layers = np.arange(1, DEPTH + 1)
     series = []
     for name, mixing in schedules.items():
-        left = trails[name].rest
-        series.append(curve(f"mass outside, {name} mixing", layers[left > 0], left[left > 0]))
+        outside = trails[name].rest
+        series.append(curve(f"mass outside, {name} mixing", layers[outside > 0], outside[outside > 0]))
         series.append(curve(f"bound, {name} mixing", layers, np.exp(-epsilons[name] * np.cumsum(mixing))))
     return Figure("layers", "mass outside position 0", series, log_y=True)

@@ -44,10 +44,10 @@ class OrderOfTheModel(ModelClaim):
         mean = run.kernels.mean(axis=0)
         gap = max(monotonicity_gap(kernel) for kernel in mean)
         share = float(np.mean([violated_share(kernel) for kernel in mean]))
-        found = f"largest gap {gap:.3f}, {share:.0%} of its inequalities fail"
+        evidence = f"largest gap {gap:.3f}, {share:.0%} of its inequalities fail"
         return (
             Premise("no attention to later positions", run.causal),
-            Premise("Assumption 4.1: stochastically monotone mean kernels", gap <= ROUNDING, found),
+            Premise("Assumption 4.1: stochastically monotone mean kernels", gap <= ROUNDING, evidence),
         )
 
     @abstractmethod
@@ -58,7 +58,7 @@ class OrderOfTheModel(ModelClaim):
         """On the mean over prompts; single prompts are counted beside it."""
         gap, laws = self.drift(run.kernels.mean(axis=0), run.mixing.mean(axis=0))
         single = [self.drift(*prompt)[0] for prompt in zip(run.kernels, run.mixing, strict=True)]
-        violated = float(np.mean([each > ROUNDING for each in single]))
+        violated = float(np.mean([violation > ROUNDING for violation in single]))
         positions = np.arange(run.kernels.shape[-1])
         return Finding(
             computed=self.computed,
@@ -82,8 +82,8 @@ class PrimacyDriftOfTheModel(OrderOfTheModel):
     def drift(self, kernels: Kernels, mixing: Mixing) -> tuple[float, Laws]:
         """Layers added on top, one by one."""
         laws = rollouts(_steps(kernels, mixing))[:, -1]
-        shown = sorted({0, 1, len(laws) // 2, len(laws) - 1})
-        return max(dominance_gap(*pair) for pair in pairwise(laws)), [(f"{t} layers", laws[t]) for t in shown]
+        depths = sorted({0, 1, len(laws) // 2, len(laws) - 1})
+        return max(dominance_gap(*pair) for pair in pairwise(laws)), [(f"{t} layers", laws[t]) for t in depths]
 
 
 @MODEL_CLAIMS.register("rollout-2602.16837/proposition-4.3")

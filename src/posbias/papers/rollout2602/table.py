@@ -95,9 +95,9 @@ def rollout_profiles() -> Profiles:
     for model in track(published_models(), "rollouts"):
         for variant in VARIANTS:
             published = _profile(model, "published", variant)
-            same = np.allclose(model.slopes_published, model.slopes_real, rtol=1e-12, atol=0)
+            equal_slopes = np.allclose(model.slopes_published, model.slopes_real, rtol=1e-12, atol=0)
             profiles[model.name, "published", variant] = published
-            profiles[model.name, "real", variant] = published if same else _profile(model, "real", variant)
+            profiles[model.name, "real", variant] = published if equal_slopes else _profile(model, "real", variant)
     return profiles
 
 
@@ -206,11 +206,11 @@ def _bound_table(rows: list[dict[str, Any]]) -> Table:
 
 def _figure(model: PublishedModel, profiles: Profiles, rows: list[dict[str, Any]]) -> Figure:
     """The paper's figure: the variants' profiles as published, and c as the model adds its content."""
-    own = {row["variant"]: row for row in rows if row["model"] == model.name and row["slopes"] == "published"}
+    by_variant = {row["variant"]: row for row in rows if row["model"] == model.name and row["slopes"] == "published"}
     theories: Mapping[str, tuple[Profile, Stroke]] = {
         LABELS[variant]: (profiles[model.name, "published", variant], _STROKES[variant]) for variant in VARIANTS
     }
-    means = [own[variant]["mean_position"] for variant in ("residual", "content_published", "content_scaled")]
+    means = [by_variant[variant]["mean_position"] for variant in ("residual", "content_published", "content_scaled")]
     title = (
         f"{model.name}: mean position {means[0]:.2f} with residual, {means[1]:.2f} with content as published, "
         f"{means[2]:.2f} with content as the model adds it"
@@ -275,7 +275,7 @@ def _flat(measured: Mapping[tuple[str, str], Row]) -> str:
 def _contradictions(rows: Sequence[Row]) -> list[str]:
     shipped = [row for row in rows if row["slopes"] == "published" and row["variant"] != "content_scaled"]
     against = [row for row in shipped if row["contradicts_table"]]
-    said = "; ".join(
+    contradictions = "; ".join(
         f"{row['model']}, variant {_letter(row)}: mean position {row['mean_position']:.3f} against a measured "
         f"{(row['measured_mean_low'] + row['measured_mean_high']) / 2:.2f} forces W1 >= {row['bound']:.3f}, the table "
         f"says {row['published']:.2f}"
@@ -286,16 +286,16 @@ def _contradictions(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row["slopes"] == "real" and row["variant"] in ("residual", "content_scaled") and row["contradicts_table"]
     ]
-    other = ", ".join(
+    out_of_reach = ", ".join(
         f"{row['model']} {row['variant'].replace('_', ' ')} (at least {row['bound']:.2f}, table {row['published']:.2f})"
         for row in real
     )
     statements = []
     if against:
-        statements.append(f"The shipped mixing, content and slopes contradict the table here: {said}.")
+        statements.append(f"The shipped mixing, content and slopes contradict the table here: {contradictions}.")
     if real:
         statements.append(
-            f"With the slopes and content that the models really have, the table's distance is out of reach: {other}."
+            f"With the slopes and content that the models really have, the table's distance is out of reach: {out_of_reach}."
         )
     return statements
 

@@ -38,12 +38,12 @@ def example_masks(generator: np.random.Generator) -> Iterator[Bool[np.ndarray, "
     for mask in (Causal(), SlidingWindow(WINDOW), Prefix(PREFIX)):
         yield mask.visible(N_POSITIONS)
     yield Causal().visible(N_POSITIONS).T
-    found = 0
-    while found < SEEDS:
+    drawn_masks = 0
+    while drawn_masks < SEEDS:
         visible = (generator.random((N_POSITIONS, N_POSITIONS)) < 0.12) | np.eye(N_POSITIONS, dtype=bool)
         centres = centre_nodes(visible)
         if 0 < len(centres) < N_POSITIONS:
-            found += 1
+            drawn_masks += 1
             yield visible
 
 
@@ -80,7 +80,7 @@ class CentreNodes(Claim):
                 factors.append(_block_factor(run.kernels, centre_nodes(visible)))
                 closed_factors.append(_block_factor(run.kernels, closed_positions(visible)))
         centres = centre_nodes(masks[0])
-        shown = trails[:: len(SETTINGS)]
+        examples = trails[:: len(SETTINGS)]
         if self.visible is None:
             subject = f"{len(masks)} masks"
         else:
@@ -94,7 +94,7 @@ class CentreNodes(Claim):
                 "mass outside the centre nodes (worst query)",
                 [
                     curve(f"mask {place}", np.arange(len(trail)), np.maximum(trail, 1e-18))
-                    for place, trail in enumerate(shown)
+                    for place, trail in enumerate(examples)
                 ],
                 log_y=True,
             ),

@@ -82,8 +82,8 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
     ]
     findings = [*published, *controls]
     loops = icl_loops(outcomes)
-    found = agreements(loops)
-    charts = [loop_figure(f"icl-loop-{number}", found, outcome) for number, outcome in enumerate((FINAL, SPEED))]
+    results = agreements(loops)
+    charts = [loop_figure(f"icl-loop-{number}", results, outcome) for number, outcome in enumerate((FINAL, SPEED))]
     seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
     return Reproduction(
         paper=SOURCE,
@@ -93,11 +93,11 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
             tally(published),
             *chance(findings),
             *[finding.sentence() for finding in findings],
-            *loop_sentences(found),
+            *loop_sentences(results),
             *outcomes.lost_sentence(),
         ],
-        rows=[*finding_rows(findings), *[agreement.row() for agreement in found]],
-        tables=[*findings_tables(findings), *_gap_tables(cells), loop_table(found)],
+        rows=[*finding_rows(findings), *[agreement.row() for agreement in results]],
+        tables=[*findings_tables(findings), *_gap_tables(cells), loop_table(results)],
         figures=[
             *[figure for name in cells for figure in retrieval_figures(name, cells[name])],
             *[chart for chart in charts if chart is not None],
@@ -111,8 +111,10 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
 def _controls(cells: Cells) -> list[Finding]:
     """What the source has not: gaps where the right label stands nowhere else, and sinks before training."""
     plain = Cells(cells.outcomes, cells.base, design="unconfounded")
-    found = retrieval_findings(plain, Figures("mixture"))
-    unconfounded = [replace(each, where=f"{each.where}, unconfounded sets") for each in found if each.tests]
+    findings = retrieval_findings(plain, Figures("mixture"))
+    unconfounded = [
+        replace(finding, where=f"{finding.where}, unconfounded sets") for finding in findings if finding.tests
+    ]
     return [*unconfounded, sink_control(cells, Figures("mixture"))]
 
 
@@ -148,10 +150,10 @@ def icl_loops(outcomes: Outcomes) -> list[Loop]:
         seeds = outcomes.seeds(**factors)
         if not seeds or factors["answers"] != "any":
             continue
-        said = [("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in ("initial", "trained"))]
+        theories = [("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in ("initial", "trained"))]
         predicted = {
             (kind, moment): outcomes.values(f"{kind}/{moment}", factors, seeds)
-            for kind, moment in said
+            for kind, moment in theories
             if outcomes.known(f"{kind}/{moment}", factors)
         }
         learnt = {
@@ -184,7 +186,8 @@ def _arrays(outcomes: Outcomes) -> dict[str, np.ndarray]:
         name = f"{cell_name(factors)}, {factors['answers']}"
         if seeds:
             arrays |= {
-                f"{name}/{what}": outcomes.values(what, factors, seeds) for what in ("accuracy", "gaps", "sinks")
+                f"{name}/{quantity}": outcomes.values(quantity, factors, seeds)
+                for quantity in ("accuracy", "gaps", "sinks")
             }
     return arrays
 
@@ -212,7 +215,7 @@ def retrieval_figures(name: str, cells: Cells) -> list[Figure]:
             if figure is not None:
                 figures.append(Figure(**{**vars(figure), "title": f"{name}: gap {gap} by depth, {word} connections"}))
     for answers in (ENDS, *NAMED):
-        shown = {
+        variants = {
             f"{ENCODINGS[encoding]}, {'no mask' if mask == 'full' else mask}": (
                 {"answers": answers, "mask": mask, "encoding": encoding, "residual": True},
                 Stroke(_COLOURS[encoding], _DASHES[mask]),
@@ -221,7 +224,7 @@ def retrieval_figures(name: str, cells: Cells) -> list[Figure]:
             for encoding in ("none", "sinusoidal", "rope")
         }
         title = f"{name}: accuracy by place of the answer, trained on {answers.replace('_', ' ')}"
-        figures += _curves(f"icl-{name}-{answers.replace('_', '-')}", title, cells, shown)
+        figures += _curves(f"icl-{name}-{answers.replace('_', '-')}", title, cells, variants)
     figures += _curves(
         f"icl-{name}-places", f"{name}: accuracy by place, no bias in the data, two layers", cells, _plain_cells()
     )
@@ -255,10 +258,10 @@ def _depth_figure(slug: str, cells: Cells, gap: int, residual: bool) -> Figure |
     return Figure(slug, "", "layers", "accuracy gap (earlier minus later)", tuple(curves), markers=True)
 
 
-def _curves(slug: str, title: str, cells: Cells, shown: Mapping[str, tuple[Cell, Stroke]]) -> list[Figure]:
+def _curves(slug: str, title: str, cells: Cells, variants: Mapping[str, tuple[Cell, Stroke]]) -> list[Figure]:
     """Accuracy by place of the answer of several cells; empty where none was trained."""
     curves = []
-    for name, (cell, stroke) in shown.items():
+    for name, (cell, stroke) in variants.items():
         if cells.has(cell):
             rows = cells.values("accuracy", cell)[0]
             curves.append(_banded(name, np.arange(1.0, rows.shape[1] + 1), rows, stroke))
@@ -270,11 +273,11 @@ def _curves(slug: str, title: str, cells: Cells, shown: Mapping[str, tuple[Cell,
 
 
 def _sink_figure(name: str, cells: Cells) -> list[Figure]:
-    shown: dict[str, Cell] = {"causal": {}}
-    shown.update({f"window {width}": {"mask": f"sliding_window(width={width})"} for width in SINK_WINDOWS})
-    shown.update({f"prefix {length}": {"mask": f"prefix(length={length})"} for length in SINK_PREFIXES})
+    variants: dict[str, Cell] = {"causal": {}}
+    variants.update({f"window {width}": {"mask": f"sliding_window(width={width})"} for width in SINK_WINDOWS})
+    variants.update({f"prefix {length}": {"mask": f"prefix(length={length})"} for length in SINK_PREFIXES})
     curves = []
-    for colour, (label, cell) in zip(_SPARE, shown.items(), strict=True):
+    for colour, (label, cell) in zip(_SPARE, variants.items(), strict=True):
         if cells.has(cell):
             rows = cells.values("sinks", cell)[0]
             curves.append(_banded(label, np.arange(1.0, rows.shape[1] + 1), rows, Stroke(colour, "solid")))
@@ -292,13 +295,13 @@ def gaps_table(name: str, cells: Cells) -> Table:
     """Every trained cell of a variant: accuracy, and the three gaps with intervals over seeds."""
     header = ["mask", "encoding", "layers", "residual", "trained on", "seeds", "accuracy", *GAPS]
     rows: list[Sequence[str]] = []
-    seen: set[tuple[Any, ...]] = set()
+    listed: set[tuple[Any, ...]] = set()
     for member in cells.outcomes.members:
         factors = dict(member.factors)
         key = tuple(factors.values())
-        if key in seen or not member.has(cells.base) or not cells.outcomes.seeds(**factors):
+        if key in listed or not member.has(cells.base) or not cells.outcomes.seeds(**factors):
             continue
-        seen.add(key)
+        listed.add(key)
         seeds = cells.outcomes.seeds(**factors)
         accuracy = cells.outcomes.values("accuracy", factors, seeds).mean(axis=1)
         gaps = cells.outcomes.values("gaps", factors, seeds)

@@ -49,10 +49,10 @@ def sink_scores(
         raise UsageError(f"the sink threshold must lie in [0, 1), got {threshold}")
     if visible.shape != tuple(maps.shape[-2:]):
         raise UsageError(f"the mask is {visible.shape}, the attention maps {tuple(maps.shape[-2:])}; they must agree")
-    seen = visible.sum(0)
-    if not seen.all():
-        raise UsageError(f"no query sees key {int(np.argmin(seen))}, so it has no sink score")
-    share = (maps > threshold).double().mean(dim=(0, 2, 3)).sum(1).cpu().numpy() / seen
+    queries_per_key = visible.sum(0)
+    if not queries_per_key.all():
+        raise UsageError(f"no query sees key {int(np.argmin(queries_per_key))}, so it has no sink score")
+    share = (maps > threshold).double().mean(dim=(0, 2, 3)).sum(1).cpu().numpy() / queries_per_key
     finite = maps.isfinite().all(0).flatten(1).all(1).cpu().numpy()
     return np.where(finite[:, None], share, np.nan)
 
@@ -79,15 +79,19 @@ def icl_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
         members: Of the studies of in-context retrieval.
         seed: Of the sequences that influence is measured on.
     """
-    finished = [each for each in members if each.parameters is not None]
+    finished = [trained for trained in members if trained.parameters is not None]
     profiles = profiles_by_moment(finished, seed=seed)
-    sinks = member_sinks([Profiled(each.member, each.parameters or {}) for each in finished])
-    sinks_before = member_sinks([initial(each.member) for each in finished])
-    found = {
-        id(each): {**{name: by_place(profile) for name, profile in own.items()}, "sinks": after, "sinks/initial": first}
-        for each, own, after, first in zip(finished, profiles, sinks, sinks_before, strict=True)
+    sinks = member_sinks([Profiled(trained.member, trained.parameters or {}) for trained in finished])
+    sinks_before = member_sinks([initial(trained.member) for trained in finished])
+    by_member = {
+        id(trained): {
+            **{name: by_place(profile) for name, profile in by_kind.items()},
+            "sinks": after,
+            "sinks/initial": first,
+        }
+        for trained, by_kind, after, first in zip(finished, profiles, sinks, sinks_before, strict=True)
     }
-    return Outcomes([_outcome(each, found.get(id(each), {})) for each in members])
+    return Outcomes([_outcome(trained, by_member.get(id(trained), {})) for trained in members])
 
 
 def by_place(profile: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "pairs"]:
@@ -96,7 +100,7 @@ def by_place(profile: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray,
     return pairs
 
 
-def _outcome(trained: TrainedMember, own: Mapping[str, np.ndarray]) -> Outcome:
+def _outcome(trained: TrainedMember, profiles: Mapping[str, np.ndarray]) -> Outcome:
     config, task = trained.member.config, trained.member.task
     assert isinstance(task, InContextRetrieval)
     architecture = config.architecture
@@ -110,7 +114,7 @@ def _outcome(trained: TrainedMember, own: Mapping[str, np.ndarray]) -> Outcome:
         "items": task.items,
         "scale": task.scale,
     }
-    arrays: dict[str, np.ndarray] = dict(own)
+    arrays: dict[str, np.ndarray] = dict(profiles)
     for name, quantity in EVALUATED.items():
         if quantity in trained.evaluations:
             arrays[name] = trained.evaluations[quantity][-1]
@@ -126,22 +130,22 @@ def member_sinks(members: Sequence[Profiled]) -> list[Float64[np.ndarray, "n_pos
 
     Measured on sequences without bias whatever the member was trained on.
     """
-    found: dict[int, np.ndarray] = {}
-    for indices in group([each.member for each in members], stack_size=TOGETHER):
+    scores: dict[int, np.ndarray] = {}
+    for indices in group([profiled.member for profiled in members], stack_size=TOGETHER):
         chosen = [members[index] for index in indices]
         first = chosen[0].member
         shape = shape_of(first.config, first.task.n_positions)
-        weights = stacked([each.parameters for each in chosen])
-        constants = stacked([constants_of(each.member.config, first.task.n_positions) for each in chosen])
-        tasks = [_unbiased(each.member.task) for each in chosen]
-        seeds = [each.member.seed for each in chosen]
+        weights = stacked([profiled.parameters for profiled in chosen])
+        constants = stacked([constants_of(profiled.member.config, first.task.n_positions) for profiled in chosen])
+        tasks = [_unbiased(profiled.member.task) for profiled in chosen]
+        seeds = [profiled.member.seed for profiled in chosen]
         inputs = stack_tasks(tasks, seeds).batch(SINK_STEP, SINK_SEQUENCES).inputs
         maps = attention_maps(shape, weights, constants, inputs)
         for place, index in enumerate(indices):
             mask = chosen[place].member.config.architecture.head_groups[0][0].mask
             visible = mask.visible(first.task.n_positions)
-            found[index] = sink_scores(maps[:, place : place + 1], visible)[0]
-    return [found[index] for index in range(len(members))]
+            scores[index] = sink_scores(maps[:, place : place + 1], visible)[0]
+    return [scores[index] for index in range(len(members))]
 
 
 def _unbiased(task: object) -> InContextRetrieval:

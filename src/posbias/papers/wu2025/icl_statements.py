@@ -139,30 +139,30 @@ def retrieval_findings(cells: Cells, figures: Figures) -> list[Finding]:
         _trained_place,
         _u_only_from_ends,
     )
-    reported = [each for each in statements if not (figures.fixed and each is _deep_rope_u)]
+    reported = [statement for statement in statements if not (figures.fixed and statement is _deep_rope_u)]
     return [statement(cells, figures) for statement in reported]
 
 
 def _slopes(cells: Cells, *, residual: bool = False) -> dict[str, Difference]:
     """Change of the gap first vs last per layer, by encoding."""
-    found = {}
+    slopes = {}
     for encoding in RELATIVE:
         depths = cells.depths(encoding=encoding, residual=residual)
         if len(depths) > 1:
             rows = cells.gaps(*({"encoding": encoding, "residual": residual, "depth": depth} for depth in depths))
-            found[ENCODINGS[encoding]] = slope([row[:, FIRST_LAST] for row in rows], depths)
-    return found
+            slopes[ENCODINGS[encoding]] = slope([row[:, FIRST_LAST] for row in rows], depths)
+    return slopes
 
 
 def _less(cells: Cells, more: str, less: str) -> dict[int, Difference]:
     """Gap first vs last of one encoding minus that of another, seed by seed, by depth."""
-    found = {}
+    by_depth = {}
     for depth in cells.depths(encoding=less):
         pair: tuple[Cell, Cell] = ({"encoding": more, "depth": depth}, {"encoding": less, "depth": depth})
         if cells.has(*pair):
             first, second = cells.gaps(*pair)
-            found[depth] = difference(first[:, FIRST_LAST] - second[:, FIRST_LAST])
-    return found
+            by_depth[depth] = difference(first[:, FIRST_LAST] - second[:, FIRST_LAST])
+    return by_depth
 
 
 def _each(cells: Cells, named: Mapping[str, Cell], quantity: Callable[[PerSeedGaps], PerSeed]) -> dict[str, Difference]:
@@ -186,7 +186,7 @@ def _biased(answers: str, mask: str, encoding: str) -> Cell:
 
 def _depth_amplifies(cells: Cells, figures: Figures) -> Finding:
     reported = "without residual connections more layers mean more bias to the first place, whatever the encoding."
-    return weighed(figures.depth, reported, _slopes(cells), found="Change of the gap first vs last per layer:")
+    return weighed(figures.depth, reported, _slopes(cells), quantity="Change of the gap first vs last per layer:")
 
 
 def _end_gap_is_small(cells: Cells, figures: Figures) -> Finding:
@@ -200,8 +200,8 @@ def _end_gap_is_small(cells: Cells, figures: Figures) -> Finding:
         for depth in cells.depths(encoding=encoding)[-1:]
     }
     reported = "the gap between middle and last is notably smaller than those with the first place."
-    found = "Mean size of the gaps with the first place minus it:"
-    return weighed(figures.depth, reported, _each(cells, named, smaller), found=found)
+    quantity = "Mean size of the gaps with the first place minus it:"
+    return weighed(figures.depth, reported, _each(cells, named, smaller), quantity=quantity)
 
 
 def _encodings_reduce_primacy(cells: Cells, figures: Figures) -> Finding:
@@ -211,21 +211,21 @@ def _encodings_reduce_primacy(cells: Cells, figures: Figures) -> Finding:
         for depth, test in _less(cells, "none", encoding).items()
     }
     reported = "decay and RoPE reduce the bias to the first place that the causal mask brings."
-    return weighed(figures.depth, reported, tests, found="Gap first vs last without encoding minus with it:")
+    return weighed(figures.depth, reported, tests, quantity="Gap first vs last without encoding minus with it:")
 
 
 def _decay_is_stronger(cells: Cells, figures: Figures) -> Finding:
     tests = {f"{depth} layers": test for depth, test in _less(cells, "rope", "decay").items()}
     reported = "decay does so more than RoPE."
-    return weighed(figures.depth, reported, tests, found="Gap first vs last with RoPE minus with decay:")
+    return weighed(figures.depth, reported, tests, quantity="Gap first vs last with RoPE minus with decay:")
 
 
 def _residual(cells: Cells, figures: Figures) -> Finding:
     """Mixture: not monotone in depth for some encoding; fixed vocabulary: depth amplifies."""
     if figures.fixed:
         reported = "even with residual connections more layers mean more bias to the first place."
-        found = "Change of the gap first vs last per layer:"
-        return weighed(figures.residual, reported, _slopes(cells, residual=True), found=found)
+        quantity = "Change of the gap first vs last per layer:"
+        return weighed(figures.residual, reported, _slopes(cells, residual=True), quantity=quantity)
     steps = {}
     for encoding in RELATIVE:
         depths = cells.depths(encoding=encoding, residual=True)
@@ -234,7 +234,7 @@ def _residual(cells: Cells, figures: Figures) -> Finding:
             name = f"{ENCODINGS[encoding]}, {low} to {high} layers"
             steps[name] = difference(after[:, FIRST_LAST] - before[:, FIRST_LAST])
     reported = "with residual connections the effect of depth is not monotone and depends on the encoding."
-    return judged(figures.residual, reported, steps, rule=_not_monotone, found="Change of the gap first vs last:")
+    return judged(figures.residual, reported, steps, rule=_not_monotone, quantity="Change of the gap first vs last:")
 
 
 def _not_monotone(steps: Tests, quantities: int | None) -> str:
@@ -244,12 +244,12 @@ def _not_monotone(steps: Tests, quantities: int | None) -> str:
     """
     signs: dict[str, set[str]] = {}
     for name, step in steps.items():
-        found = step.supports(1, quantities=quantities or len(steps))
-        signs.setdefault(name.partition(",")[0], set()).add(found)
-    both = {REPRODUCED, NOT_REPRODUCED}
-    if any(both <= found for found in signs.values()):
+        supported = step.supports(1, quantities=quantities or len(steps))
+        signs.setdefault(name.partition(",")[0], set()).add(supported)
+    up_and_down = {REPRODUCED, NOT_REPRODUCED}
+    if any(up_and_down <= supported for supported in signs.values()):
         return REPRODUCED
-    if both <= set().union(*signs.values()):
+    if up_and_down <= set().union(*signs.values()):
         return IN_PART
     several = len(steps) > len(signs)
     return NOT_REPRODUCED if several and UNDECIDED not in set().union(*signs.values()) else UNDECIDED
@@ -272,7 +272,7 @@ def _mask_alone_favours_first(cells: Cells, figures: Figures) -> Finding:
         tests["causal"] = difference(first[:, FIRST_LAST])
         tests["causal minus no mask"] = difference(first[:, FIRST_LAST] - second[:, FIRST_LAST])
     reported = "trained on first and last, the causal mask without encoding favours the first place, no mask does not."
-    return weighed(figures.ends, reported, tests, found="Gap first vs last:")
+    return weighed(figures.ends, reported, tests, quantity="Gap first vs last:")
 
 
 def _mask_alone_misses_last(cells: Cells, figures: Figures) -> Finding:
@@ -297,14 +297,14 @@ def _first_above_last(cells: Cells, figures: Figures) -> Finding:
     named = {ENCODINGS[encoding]: _biased(ENDS, "causal", encoding) for encoding in ABSOLUTE}
     reported = "and the first place does slightly better than the last."
     tests = _each(cells, named, lambda gaps: gaps[:, FIRST_LAST])
-    return weighed(figures.ends, reported, tests, found="Gap first vs last, causal:")
+    return weighed(figures.ends, reported, tests, quantity="Gap first vs last, causal:")
 
 
 def _mask_alone_everywhere(cells: Cells, figures: Figures) -> Finding:
     named = {f"trained on {answers}": _biased(answers, "causal", "none") for answers in NAMED}
     reported = "the causal mask without encoding favours the beginning wherever the answers stood in training."
     tests = _each(cells, named, lambda gaps: gaps[:, FIRST_LAST])
-    return weighed(figures.places, reported, tests, found="Gap first vs last:")
+    return weighed(figures.places, reported, tests, quantity="Gap first vs last:")
 
 
 def _by_trained_place(
@@ -313,7 +313,7 @@ def _by_trained_place(
     """By the place that was trained, a quantity of its own, for sin and RoPE."""
     tests: dict[str, Difference] = {}
     for answers in NAMED:
-        named = {f"{ENCODINGS[each]}, {answers}": _biased(answers, "causal", each) for each in ABSOLUTE}
+        named = {f"{ENCODINGS[encoding]}, {answers}": _biased(answers, "causal", encoding) for encoding in ABSOLUTE}
         tests |= _each(cells, named, quantities[answers])
     return tests
 
@@ -325,8 +325,8 @@ def _trained_place(cells: Cells, figures: Figures) -> Finding:
         "last": lambda gaps: (-gaps[:, FIRST_LAST] - gaps[:, MIDDLE_LAST]) / 2,
     }
     reported = "sin and RoPE let the model favour the trained place, wherever it is."
-    found = "Mean gap of the trained place against the two others:"
-    return weighed(figures.places, reported, _by_trained_place(cells, quantities), found=found)
+    quantity = "Mean gap of the trained place against the two others:"
+    return weighed(figures.places, reported, _by_trained_place(cells, quantities), quantity=quantity)
 
 
 def _u_only_from_ends(cells: Cells, figures: Figures) -> Finding:
@@ -337,8 +337,8 @@ def _u_only_from_ends(cells: Cells, figures: Figures) -> Finding:
         "last": lambda gaps: ABOVE - gaps[:, FIRST_MIDDLE],
     }
     reported = "no lost-in-the-middle from data biased to one place only."
-    found = f"Gap of the end that was not trained (trained on middle: of both) against the middle, below {ABOVE} by:"
-    return weighed(figures.places, reported, _by_trained_place(cells, quantities), found=found)
+    quantity = f"Gap of the end that was not trained (trained on middle: of both) against the middle, below {ABOVE} by:"
+    return weighed(figures.places, reported, _by_trained_place(cells, quantities), quantity=quantity)
 
 
 def sink_findings(cells: Cells, figures: Figures) -> list[Finding]:
@@ -360,19 +360,19 @@ def sink_findings(cells: Cells, figures: Figures) -> list[Finding]:
             figures.sinks,
             "under the causal mask the attention sink is the first token.",
             first,
-            found="Sink score of the first token minus the largest other:",
+            quantity="Sink score of the first token minus the largest other:",
         ),
         weighed(
             figures.sinks,
             "the larger the window, the more the first token is the sink.",
             growing,
-            found="Change of its lead over the largest other score:",
+            quantity="Change of its lead over the largest other score:",
         ),
         weighed(
             figures.sinks,
             "under a prefix mask all K prefix tokens are sinks, not the first alone.",
             prefixes,
-            found="Least sink score of the prefix minus the largest other:",
+            quantity="Least sink score of the prefix minus the largest other:",
         ),
     ]
 
@@ -391,8 +391,8 @@ def sink_control(cells: Cells, figures: Figures) -> Finding:
             after, before = cells.values("sinks", cell)[0], cells.values("sinks/initial", cell)[0]
             tests[name] = difference(_lead(after, count) - _lead(before, count))
     reported = "sinks emerge in training: the score before the first step is lower."
-    found = "Lead of the sink tokens, trained minus initial:"
-    return weighed(f"{figures.sinks}, control", reported, tests, found=found)
+    quantity = "Lead of the sink tokens, trained minus initial:"
+    return weighed(f"{figures.sinks}, control", reported, tests, quantity=quantity)
 
 
 def _lead(sinks: np.ndarray, count: int) -> np.ndarray:
@@ -412,27 +412,27 @@ def flag_findings(paper: Cells, code: Cells) -> list[Finding]:
             CODE,
             "items and labels of norm 1/8 (std 1/d, the code) are learnt less well than of norm 1 (variance 1/d).",
             _lost_accuracy(paper, code),
-            found="Accuracy on novel classes with variance 1/d minus with std 1/d:",
+            quantity="Accuracy on novel classes with variance 1/d minus with std 1/d:",
         ),
         weighed(
             CODE,
             "with std 1/d, as the code draws vectors, more layers mean more bias to the first place.",
             _slopes(code),
-            found="Change of the gap first vs last per layer, std 1/d:",
+            quantity="Change of the gap first vs last per layer, std 1/d:",
         ),
         weighed(
             CODE,
             "`--not_res` is inverted; were the figures' labels exchanged, depth would amplify the bias with residual "
             "connections.",
             _slopes(paper, residual=True),
-            found="Change of the gap first vs last per layer, with residual:",
+            quantity="Change of the gap first vs last per layer, with residual:",
         ),
         weighed(
             CODE,
             "`--pe decay` is silently no encoding; the published decay bars differ from those without, so it was not "
             "used.",
             {f"{depth} layers": test for depth, test in _less(paper, "none", "decay").items()},
-            found="Gap first vs last without encoding minus with decay:",
+            quantity="Gap first vs last without encoding minus with decay:",
         ),
     ]
 
@@ -445,6 +445,6 @@ def _lost_accuracy(paper: Cells, code: Cells) -> dict[str, Difference]:
             cell = {"encoding": encoding, "depth": depth}
             seeds = paper.outcomes.common_seeds(paper.factors(**cell), code.factors(**cell))
             if seeds:
-                rows = [which.outcomes.values("novel", which.factors(**cell), seeds) for which in (paper, code)]
+                rows = [variant.outcomes.values("novel", variant.factors(**cell), seeds) for variant in (paper, code)]
                 tests[f"{ENCODINGS[encoding]}, {depth} layers"] = difference(rows[0] - rows[1])
     return tests

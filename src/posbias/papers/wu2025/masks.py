@@ -130,7 +130,7 @@ def decay_of(run: Run, *, epsilon: float, offset: int, stride: int = 1) -> Decay
 def collapse_figure(decay: Decay, key: int, bound: Float64[np.ndarray, "layers"]) -> Figure:
     """The last query's weight on one key, the printed bound, and the rate of the diagonals."""
     layers = np.arange(1, 1 + len(decay.last))
-    shown = decay.last[:, key] > 0
+    positive = decay.last[:, key] > 0
     # Anchored where the rate was read: under a window the first layers may not reach the key at all.
     anchor = len(decay.last) // 8
     rate = decay.last[anchor, key] * decay.diagonal[key] ** (layers - 1.0 - anchor)
@@ -138,7 +138,7 @@ def collapse_figure(decay: Decay, key: int, bound: Float64[np.ndarray, "layers"]
         "layers",
         f"cumulative attention of the last query on key {key}",
         [
-            curve("rollout", layers[shown], decay.last[shown, key]),
+            curve("rollout", layers[positive], decay.last[positive, key]),
             curve("bound as printed", layers, bound),
             curve("rate of the slowest diagonal", layers[rate > 0], rate[rate > 0]),
         ],
@@ -162,13 +162,13 @@ class CausalCollapse(Claim):
         decays = [decay_of(run, epsilon=run.smallest_entry, offset=0) for run in runs]
         # The proof's constant is C = 1 - eps.
         ratios = [decay.ratio / (1 - run.smallest_entry) for run, decay in zip(runs, decays, strict=True)]
-        rest = max(decay.rest for decay in decays)
+        mass_left = max(decay.rest for decay in decays)
         second, epsilon = decays[0], runs[0].smallest_entry
         bound = (1 - epsilon) * (1 - epsilon) ** np.arange(DEPTH)
         return Finding(
-            computed=f"largest rollout/bound over layers, queries, keys (<= 1); mass left after {DEPTH}: {rest:.1e}",
+            computed=f"largest rollout/bound over layers, queries, keys (<= 1); mass left after {DEPTH}: {mass_left:.1e}",
             value=max(ratios),
-            as_stated=max(ratios) <= SLACK and rest < LIMIT_REST,
+            as_stated=max(ratios) <= SLACK and mass_left < LIMIT_REST,
             figure=collapse_figure(second, 1, bound),
             sharper=(
                 f"the rate is the slowest diagonal entry among positions j ... i, prod_l A_l[j,j] where diagonals fall "
@@ -176,7 +176,7 @@ class CausalCollapse(Claim):
                 f"bound {1 - epsilon:.4f}; uniform attention has (1/(j+1))^t"
             ),
             numbers={
-                "mass_left": rest,
+                "mass_left": mass_left,
                 "epsilon_min": min(run.smallest_entry for run in runs),
                 "measured_rate_position_1": float(second.rate[1]),
                 "diagonal_rate_position_1": float(second.diagonal[1]),
@@ -201,21 +201,21 @@ class WindowCollapse(Claim):
         hops = -(-(N_POSITIONS - 1) // (WINDOW - 1))
         runs = list(instances(SlidingWindow(WINDOW), generator, broken=broken))
         decays = [decay_of(run, epsilon=run.smallest_entry**hops, offset=0, stride=2 * hops) for run in runs]
-        constant, rest = max(decay.ratio for decay in decays), max(decay.rest for decay in decays)
+        constant, mass_left = max(decay.ratio for decay in decays), max(decay.rest for decay in decays)
         first, epsilon = decays[0], runs[0].smallest_entry
         base = -np.expm1(np.log1p(-min(epsilon**hops, 0.5)) / (2 * hops))
         bound = first.ratio * (1 - base) ** np.arange(DEPTH)
         return Finding(
-            computed=f"smallest constant C that works (must be < 1), mass left after {DEPTH} layers {rest:.1e}",
+            computed=f"smallest constant C that works (must be < 1), mass left after {DEPTH} layers {mass_left:.1e}",
             value=constant,
-            as_stated=constant < 1 and rest < LIMIT_REST,
+            as_stated=constant < 1 and mass_left < LIMIT_REST,
             figure=collapse_figure(first, 1, bound),
             sharper=(
                 f"diagonals set the rate here too: {first.rate[1]:.3f} per layer at position 1, where the bound gives "
                 f"1 - {base:.1e}, that is {np.log(2) / max(base, 1e-300):.1e} layers to halve"
             ),
             numbers={
-                "mass_left": rest,
+                "mass_left": mass_left,
                 "bound_halving_layers": float(np.log(2) / max(base, 1e-300)),
                 "measured_rate_position_1": float(first.rate[1]),
                 "diagonal_rate_position_1": float(first.diagonal[1]),
@@ -284,16 +284,16 @@ class PrefixCollapse(Claim):
         runs = list(instances(Prefix(PREFIX), generator, broken=broken))
         decays = [decay_of(run, epsilon=run.smallest_entry, offset=PREFIX - 1) for run in runs]
         ratios = [decay.ratio / (1 - run.smallest_entry) for run, decay in zip(runs, decays, strict=True)]
-        rest = max(decay.rest for decay in decays)
+        mass_left = max(decay.rest for decay in decays)
         shares = [float(decay.last[-1, :PREFIX].min()) for decay in decays]
         floors = [_share_floor(run.kernels[0]) * (1 - decay.rest) for run, decay in zip(runs, decays, strict=True)]
         sharp = [_sharper_prefix(run) for run in runs]
-        kept = min(share / floor if floor > 0 else 0.0 for share, floor in zip(shares, floors, strict=True))
+        least_ratio = min(share / floor if floor > 0 else 0.0 for share, floor in zip(shares, floors, strict=True))
         layers = np.arange(1, DEPTH + 1)
         return Finding(
-            computed=f"largest rollout/bound (<= 1); outside the prefix {rest:.1e}, least share {min(shares):.3f}",
+            computed=f"largest rollout/bound (<= 1); outside the prefix {mass_left:.1e}, least share {min(shares):.3f}",
             value=max(ratios),
-            as_stated=max(ratios) <= SLACK and rest < LIMIT_REST and kept * SLACK >= 1,
+            as_stated=max(ratios) <= SLACK and mass_left < LIMIT_REST and least_ratio * SLACK >= 1,
             figure=Figure(
                 "layers",
                 "cumulative attention of the last query",
@@ -305,9 +305,9 @@ class PrefixCollapse(Claim):
                 f"not j-K+1; kappa = min_l,k,k' A_0[l,k]/(K A_0[l,k'])"
             ),
             numbers={
-                "mass_left": rest,
+                "mass_left": mass_left,
                 "least_share": min(shares),
-                "share_over_explicit_kappa": kept,
+                "share_over_explicit_kappa": least_ratio,
                 "sharper_ratio": max(sharp),
             },
             instances=len(runs),

@@ -184,15 +184,15 @@ class CentreNodesOfTheModel(ModelClaim):
         """Largest share of any query outside the centre nodes after all layers."""
         centres = centre_nodes(run.visible[0])
         trails = [outside_trail(kernels, centres) for kernels in run.kernels]
-        left = max(float(trail[-1]) for trail in trails)
+        outside = max(float(trail[-1]) for trail in trails)
         depth, needed = run.kernels.shape[1], run.kernels.shape[-1] - 1
         return Finding(
             computed=f"share outside the centre nodes after {depth} layers, worst query and prompt",
-            value=left,
-            as_stated=left < 1 - ROUNDING,
+            value=outside,
+            as_stated=outside < 1 - ROUNDING,
             figure=trail_figure(trails, "mass outside the centre nodes (worst query)"),
             sharper=f"{needed} layers are enough for any mask with a centre; this model has {depth}",
-            numbers={"outside": left, "centre_nodes": float(len(centres))},
+            numbers={"outside": outside, "centre_nodes": float(len(centres))},
             instances=len(run.kernels),
         )
 
@@ -270,26 +270,26 @@ class NoCollapseOfTheModel(ResidualBound):
 
     def examine(self, run: ModelRun) -> Finding:
         """Least R_ii over the product, with the share that the last position keeps of itself."""
-        ratios, kept = [], []
+        ratios, last_shares = [], []
         products = np.cumprod(1 - run.mixing, axis=1)
         for rolled, product in zip(self.rolled(run), products, strict=True):
-            own = np.diagonal(rolled, axis1=1, axis2=2)
-            ratios.append(float((own - product[:, None]).min()))
-            kept.append(np.concatenate([[1.0], own[:, -1]]))
+            diagonal = np.diagonal(rolled, axis1=1, axis2=2)
+            ratios.append(float((diagonal - product[:, None]).min()))
+            last_shares.append(np.concatenate([[1.0], diagonal[:, -1]]))
         least = min(ratios)
         return Finding(
             computed="least R_ii - prod (1 - m_l) over depths, positions, prompts (>= 0)",
             value=least,
             as_stated=least >= -ROUNDING,
-            figure=trail_figure(kept, "share that the last position keeps of itself"),
+            figure=trail_figure(last_shares, "share that the last position keeps of itself"),
             sharper=(
-                f"the last position keeps {np.mean([trail[-1] for trail in kept]):.3g} of itself through "
+                f"the last position keeps {np.mean([trail[-1] for trail in last_shares]):.3g} of itself through "
                 f"{run.kernels.shape[1]} layers; prod (1 - m_l) is {products[:, -1].mean():.3g}, what attention to "
                 "oneself adds is not in it"
             ),
             numbers={
                 "product": float(products[:, -1].mean()),
-                "last_position_keeps": float(np.mean([trail[-1] for trail in kept])),
+                "last_position_keeps": float(np.mean([trail[-1] for trail in last_shares])),
             },
             instances=len(run.kernels),
         )

@@ -36,11 +36,11 @@ def best_subspan_em(prediction: str, answers: Sequence[str]) -> float:
     blank lines before an answer, with which it is always wrong there.
     """
     first_line = normalise_answer(prediction.lstrip().split("\n")[0])
-    wanted = [normalise_answer(answer) for answer in _checked(answers)]
-    empty = [answer for answer, bare in zip(answers, wanted, strict=True) if not bare]
+    accepted = [normalise_answer(answer) for answer in _checked(answers)]
+    empty = [answer for answer, bare in zip(answers, accepted, strict=True) if not bare]
     if empty:
         raise UsageError(f"answer {empty[0]!r} holds nothing but articles and punctuation, so it cannot be scored")
-    return float(any(answer in first_line for answer in wanted))
+    return float(any(answer in first_line for answer in accepted))
 
 
 @SCORERS.register("substring")
@@ -64,11 +64,11 @@ def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> fl
     What an answer that names several passages, or copies the context, holds somewhere is not counted. `goes_on`: the
     prediction was cut off; then None where it may still become an accepted answer.
     """
-    said = normalise_answer(prediction)
-    wanted = [normalise_answer(answer) for answer in _checked(answers)]
-    if any(f"{said} ".startswith(f"{answer} ") for answer in wanted if answer):
+    normalised = normalise_answer(prediction)
+    accepted = [normalise_answer(answer) for answer in _checked(answers)]
+    if any(f"{normalised} ".startswith(f"{answer} ") for answer in accepted if answer):
         return 1.0
-    return None if goes_on and any(answer.startswith(said) for answer in wanted) else 0.0
+    return None if goes_on and any(answer.startswith(normalised) for answer in accepted) else 0.0
 
 
 def share_found(prediction: str, values: Sequence[str]) -> float:

@@ -189,7 +189,7 @@ class LanguageTask(ABC):
         """What `draft` makes the prompts of each sample from, in order, lazily; files are read and checked at once."""
 
     @abstractmethod
-    def draft(self, drawn: Any, position: int) -> Draft:
+    def draft(self, sample: Any, position: int) -> Draft:
         """The prompt of a drawn sample with the moved item at a position."""
 
     def right(self, text: str, answers: Sequence[str]) -> float:
@@ -207,8 +207,8 @@ class LanguageTask(ABC):
             return tuple(range(self.n_items))
         wrong = [position for position in positions if type(position) is not int or not 0 <= position < self.n_items]
         if wrong or not positions:
-            found = repr(wrong[0]) if wrong else "none"
-            raise UsageError(f"{self.name}: positions must be whole numbers 0 ... {self.n_items - 1}, got {found}")
+            example = repr(wrong[0]) if wrong else "none"
+            raise UsageError(f"{self.name}: positions must be whole numbers 0 ... {self.n_items - 1}, got {example}")
         if len(set(positions)) < len(positions):
             raise UsageError(f"{self.name}: each position once, got {list(positions)}")
         return tuple(sorted(positions))
@@ -234,8 +234,8 @@ class LanguageTask(ABC):
         EXAMPLES.check(f"{self.name}: count x positions", count * len(columns))
         samples = self.draw(tokenizer, count=count, seed=seed)
         return (
-            self._example(tokenizer, self.draft(drawn, position), position, f"{seed}-{index}")
-            for index, drawn in enumerate(samples)
+            self._example(tokenizer, self.draft(sample, position), position, f"{seed}-{index}")
+            for index, sample in enumerate(samples)
             for position in columns
         )
 
@@ -252,20 +252,20 @@ class LanguageTask(ABC):
         text, answer = draft.text, draft.answers[0]
         if self.chat:
             return text, answer
-        listed_to = max([end for _, end in draft.passages] + [0 if draft.gold is None else draft.gold[1]], default=0)
-        kept = max(len(text.rstrip(BLANKS)), listed_to)
-        begun = text[kept:] or ("" if text[-1:].isspace() else " ")
-        return text[:kept], begun + answer
+        listed_to = max([stop for _, stop in draft.passages] + [0 if draft.gold is None else draft.gold[1]], default=0)
+        stop = max(len(text.rstrip(BLANKS)), listed_to)
+        begun = text[stop:] or ("" if text[-1:].isspace() else " ")
+        return text[:stop], begun + answer
 
     def _example(self, tokenizer: Any, draft: Draft, position: int, sample: str) -> Example:
         text, target = self._joined(draft)
         prompt = self.wrapped(text)
         spelled, meant = (control_pattern(tokenizer).findall(text) for text in (draft.text, draft.template))
         if meant and (self.chat or len(spelled) > len(meant)):
-            other = "a chat template" if self.chat else f"sample {sample}"
+            second_source = "a chat template" if self.chat else f"sample {sample}"
             raise UsageError(
-                f"{self.name}: both the template and {other} hold control tokens ({meant[0]!r}), of which only the "
-                "template's would be meant; take them out of one of the two"
+                f"{self.name}: both the template and {second_source} hold control tokens ({meant[0]!r}), of which only "
+                "the template's would be meant; take them out of one of the two"
             )
         spans, n_tokens = locate(prompt, [] if draft.gold is None else [draft.gold], tokenizer, own_control=bool(meant))
         first, end = spans[0] if spans else (None, None)
@@ -321,9 +321,9 @@ def encode(prompt: str | Sequence[Message], tokenizer: Any, *, own_control: bool
     """The token ids of a prompt, with their places in its text. Arguments and errors as `rendered`."""
     (text, ordinary), before = rendered(prompt, tokenizer, own_control=own_control)
     fast = bool(getattr(tokenizer, "is_fast", False))
-    found = tokenised(text, tokenizer, ordinary, offsets=fast)
-    offsets = ((0, 0),) * len(before) + tuple(found.offsets) if fast else None
-    return Encoded(text, (*before, *found.token_ids), offsets)
+    tokens = tokenised(text, tokenizer, ordinary, offsets=fast)
+    offsets = ((0, 0),) * len(before) + tuple(tokens.offsets) if fast else None
+    return Encoded(text, (*before, *tokens.token_ids), offsets)
 
 
 def locate(
@@ -358,11 +358,11 @@ def locate(
         if begin < 0:
             raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
     low, high = np.array(encoded.offsets).T
-    found = []
+    places = []
     for begin, end in spans:
         touching = np.flatnonzero((high > begin + shift) & (low < end + shift))
-        found.append((int(touching[0]), int(touching[-1]) + 1))
-    return tuple(found), len(encoded.token_ids)
+        places.append((int(touching[0]), int(touching[-1]) + 1))
+    return tuple(places), len(encoded.token_ids)
 
 
 def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -370,17 +370,17 @@ def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, 
 
     None: all of them, of at most as many lines as a task may have examples.
     """
-    found = 0
+    n_read = 0
     for where, line in read_lines(path):
         record = json_object(line, where)
         check_text(json.dumps(record, ensure_ascii=False), where)
         yield where, record
-        found += 1
-        if found == count:
+        n_read += 1
+        if n_read == count:
             return
-        EXAMPLES.check(f"{path!r}: what one file holds", found)
+        EXAMPLES.check(f"{path!r}: what one file holds", n_read)
     if count is not None:
-        raise UsageError(f"{path!r} holds {found} examples; {count} asked")
+        raise UsageError(f"{path!r} holds {n_read} examples; {count} asked")
 
 
 def check_path(owner: str, parameter: str, value: object) -> None:

@@ -93,14 +93,16 @@ def read_sets(path: str, *, count: int, documents: int, seed: int) -> list[Docum
     if documents > 1 and not lines[0][1].distractors:
         pool = _gold_documents(path, beside=lines[0][0])
         return [
-            _with_others(found, where, pool, count=documents - 1, source=random.Random(f"distractors {seed} {index}"))
-            for index, (where, found) in enumerate(lines)
+            _with_others(
+                document_set, where, pool, count=documents - 1, source=random.Random(f"distractors {seed} {index}")
+            )
+            for index, (where, document_set) in enumerate(lines)
         ]
-    for where, found in lines:
-        there = 1 + len(found.distractors)
+    for where, document_set in lines:
+        there = 1 + len(document_set.distractors)
         if there < documents:
             raise UsageError(f"{where} has {there} documents; {documents} were asked (documents={there} takes all)")
-    return [replace(found, distractors=found.distractors[: documents - 1]) for _, found in lines]
+    return [replace(document_set, distractors=document_set.distractors[: documents - 1]) for _, document_set in lines]
 
 
 def read_questions(path: str, *, count: int) -> list[DocumentSet]:
@@ -121,22 +123,22 @@ def _question_of(record: dict[str, Any], where: str) -> tuple[str, tuple[str, ..
     return question, tuple(answers)
 
 
-def noticed(found: DocumentSet) -> DocumentSet:
+def noticed(document_set: DocumentSet) -> DocumentSet:
     """A question with its documents, and what is odd about them.
 
     That the gold document has an answer is decided as the published scoring rule finds answers; another document only
     has it where it stands there as words of its own, not as part of another one.
     """
-    answers = [normalise_answer(answer) for answer in found.answers]
+    answers = [normalise_answer(answer) for answer in document_set.answers]
     alone = re.compile("|".join(f"{APART[0]}{re.escape(answer)}{APART[1]}" for answer in answers))
-    others = [_said(document) for document in found.distractors]
-    text = normalise_answer(found.gold.text)
+    distractors = [_said(document) for document in document_set.distractors]
+    text = normalise_answer(document_set.gold.text)
     odd = {
-        "gold_without_answer": not any(answer in _said(found.gold) for answer in answers),
-        "gold_repeated": any(normalise_answer(document.text) == text for document in found.distractors),
-        "answer_elsewhere": any(map(alone.search, others)),
+        "gold_without_answer": not any(answer in _said(document_set.gold) for answer in answers),
+        "gold_repeated": any(normalise_answer(document.text) == text for document in document_set.distractors),
+        "answer_elsewhere": any(map(alone.search, distractors)),
     }
-    return replace(found, notices=tuple(name for name, holds in odd.items() if holds))
+    return replace(document_set, notices=tuple(name for name, holds in odd.items() if holds))
 
 
 def _said(document: Document) -> str:
@@ -149,32 +151,32 @@ def _set_of(record: dict[str, Any], where: str) -> DocumentSet:
     schema = _schema_of(record, where)
     try:
         question, answers = _question_of(record, where)
-        gold, others = _documents_of(record, schema, where)
+        gold, distractors = _documents_of(record, schema, where)
     except UsageError as error:
         raise UsageError(f"{error}; a line holds {schema.text}") from None
-    return DocumentSet(question, answers, gold, others)
+    return DocumentSet(question, answers, gold, distractors)
 
 
 def _schema_of(record: dict[str, Any], where: str) -> Schema:
     there = [schema for schema in (OWN, PUBLISHED) if schema.name in record]
     if len(there) != 1:
-        found = "both 'documents' and 'ctxs'" if there else "neither 'documents' nor 'ctxs'"
-        raise UsageError(f"{where} has {found}; a line holds either {OWN.text}, or as published {PUBLISHED.text}")
+        fields = "both 'documents' and 'ctxs'" if there else "neither 'documents' nor 'ctxs'"
+        raise UsageError(f"{where} has {fields}; a line holds either {OWN.text}, or as published {PUBLISHED.text}")
     return there[0]
 
 
 def _documents_of(record: dict[str, Any], schema: Schema, where: str) -> tuple[Document, tuple[Document, ...]]:
     """The gold document of a line, and the others in their order."""
     gold: list[Document] = []
-    others: list[Document] = []
+    distractors: list[Document] = []
     for number, entry in enumerate(list_field(record, schema.name, where), start=1):
         of_document = f"{where}, document {number}"
         if not isinstance(entry, dict):
             raise UsageError(f"{of_document}: an entry of {schema.name!r} must be an object, got {entry!r:.80}")
-        (gold if _is_gold(entry, schema, of_document) else others).append(_document_of(entry, schema, of_document))
+        (gold if _is_gold(entry, schema, of_document) else distractors).append(_document_of(entry, schema, of_document))
     if len(gold) != 1:
         raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold ({schema.flag} true); exactly 1 is needed")
-    return gold[0], tuple(others)
+    return gold[0], tuple(distractors)
 
 
 def _is_gold(entry: dict[str, Any], schema: Schema, where: str) -> bool:
@@ -194,10 +196,10 @@ def _gold_documents(path: str, *, beside: str) -> list[tuple[Document, str]]:
     """The different gold documents of a file that holds no others, each with its normalised title and text."""
     pool: dict[str, Document] = {}
     for where, record in published_lines(path):
-        gold, others = _documents_of(record, _schema_of(record, where), where)
-        if others:
+        gold, distractors = _documents_of(record, _schema_of(record, where), where)
+        if distractors:
             raise UsageError(
-                f"{where} has {1 + len(others)} documents where {beside} has only the gold one; lines of a file hold "
+                f"{where} has {1 + len(distractors)} documents where {beside} has only the gold one; lines of a file hold "
                 "either only the gold document or all that are asked"
             )
         pool[gold.text] = gold
@@ -205,20 +207,20 @@ def _gold_documents(path: str, *, beside: str) -> list[tuple[Document, str]]:
 
 
 def _with_others(
-    found: DocumentSet, where: str, pool: Sequence[tuple[Document, str]], *, count: int, source: random.Random
+    document_set: DocumentSet, where: str, pool: Sequence[tuple[Document, str]], *, count: int, source: random.Random
 ) -> DocumentSet:
     """A question with documents of a pool, neither its own one nor one that holds an accepted answer."""
-    answers = [normalise_answer(answer) for answer in found.answers]
+    answers = [normalise_answer(answer) for answer in document_set.answers]
     shuffled = (pool[place] for place in source.sample(range(len(pool)), len(pool)))
     allowed = (
         document
-        for document, said in shuffled
-        if document.text != found.gold.text and not any(answer in said for answer in answers)
+        for document, text in shuffled
+        if document.text != document_set.gold.text and not any(answer in text for answer in answers)
     )
-    others = tuple(itertools.islice(allowed, count))
-    if len(others) < count:
+    distractors = tuple(itertools.islice(allowed, count))
+    if len(distractors) < count:
         raise UsageError(
-            f"{where} has only its gold document, and the file only {len(others)} of other questions without one of "
+            f"{where} has only its gold document, and the file only {len(distractors)} of other questions without one of "
             f"its answers; documents={count + 1} takes {count}: ask for fewer documents, or give a file of more lines"
         )
-    return replace(found, distractors=others)
+    return replace(document_set, distractors=distractors)

@@ -134,14 +134,17 @@ class Documents(LanguageTask):
             sets = read_questions(self.file, count=count)
         else:
             sets = read_sets(self.file, count=count, documents=self.n_items, seed=seed)
-        return (self._ordered(found, random.Random(f"order {seed} {index}")) for index, found in enumerate(sets))
+        return (
+            self._ordered(document_set, random.Random(f"order {seed} {index}"))
+            for index, document_set in enumerate(sets)
+        )
 
-    def _ordered(self, found: DocumentSet, source: random.Random) -> DocumentSet:
-        ordered = list(found.distractors) if self.setting == "gold" else []
+    def _ordered(self, document_set: DocumentSet, source: random.Random) -> DocumentSet:
+        ordered = list(document_set.distractors) if self.setting == "gold" else []
         if self.order == "shuffled":
             source.shuffle(ordered)
-        found = replace(found, distractors=tuple(ordered))
-        return found if self.file is None or self.setting == "closed_book" else noticed(found)
+        document_set = replace(document_set, distractors=tuple(ordered))
+        return document_set if self.file is None or self.setting == "closed_book" else noticed(document_set)
 
     @cached_property
     def _own_words(self) -> tuple[str, str]:
@@ -159,19 +162,19 @@ class Documents(LanguageTask):
         if self.template is not None:
             before, after = (part.replace("{question}", question) for part in self._own_words)
             return before, after
-        asked = f"Question: {question}\n"
+        question_line = f"Question: {question}\n"
         if self.setting == "closed_book":
-            return "", f"{asked}Answer:"
+            return "", f"{question_line}Answer:"
         head = f"{INSTRUCTION}{RANDOM_ORDER if self.mention_order else ''}\n\n"
-        head += f"{asked}\n" if self.query != "after" else ""
-        return head, "\n\n" + (asked if self.query != "before" else "") + "Answer:"
+        head += f"{question_line}\n" if self.query != "after" else ""
+        return head, "\n\n" + (question_line if self.query != "before" else "") + "Answer:"
 
     def _listing(self, document: Document) -> str:
         """A document without what numbers its slot."""
         if self.entry is None:
             return ("" if document.title is None else f"(Title: {document.title})") + f" {document.text}"
-        held = {"title": document.title or "", "text": document.text}
-        return OF_DOCUMENT.sub(lambda found: held[found[1]], self._entry_parts[1])
+        fields = {"title": document.title or "", "text": document.text}
+        return OF_DOCUMENT.sub(lambda match: fields[match[1]], self._entry_parts[1])
 
     def _number(self, slot: int) -> str:
         """What the slots 1, 2 ... put before whatever document stands in them."""
@@ -183,21 +186,21 @@ class Documents(LanguageTask):
     def _entry_parts(self) -> tuple[str, str]:
         """The form of an entry of one's own: what its slot gives, and what its document gives."""
         form = str(self.entry)
-        own = OF_DOCUMENT.search(form)
-        assert own is not None  # see `ENTRY`
-        return form[: own.start()], form[own.start() :]
+        field = OF_DOCUMENT.search(form)
+        assert field is not None  # see `ENTRY`
+        return form[: field.start()], form[field.start() :]
 
-    def draft(self, drawn: DocumentSet, position: int) -> Draft:
+    def draft(self, sample: DocumentSet, position: int) -> Draft:
         """The published wording, or one's own."""
-        head, tail = self._around(drawn.question)
+        head, tail = self._around(sample.question)
         template = "".join(self._own_words) if self.template is not None else ""
         if self.setting == "closed_book":
-            return Draft(head + tail, drawn.answers, None, template=template)
-        documents = [*drawn.distractors[:position], drawn.gold, *drawn.distractors[position:]]
+            return Draft(head + tail, sample.answers, None, template=template)
+        documents = [*sample.distractors[:position], sample.gold, *sample.distractors[position:]]
         entries = list(map(self._listing, documents))
-        found = listed(entries, head=head, between="\n", tail=tail, numbered=self._number)
-        place, passages = found.items[position], found.passages
-        return Draft(found.text, drawn.answers, place, passages=passages, template=template, notices=drawn.notices)
+        listing = listed(entries, head=head, between="\n", tail=tail, numbered=self._number)
+        place, passages = listing.items[position], listing.passages
+        return Draft(listing.text, sample.answers, place, passages=passages, template=template, notices=sample.notices)
 
 
 def drawn_documents(documents: int, seed: int, index: int) -> DocumentSet:
@@ -281,25 +284,25 @@ class KeyValue(LanguageTask):
             raise UsageError(f"{where}: no gold: the asked key {key!r} with its value is not among the pairs")
         return (key, value), [(entry[0], entry[1]) for entry in records if entry[0] != key]
 
-    def draft(self, drawn: tuple[Pair, list[Pair]], position: int) -> Draft:
+    def draft(self, sample: tuple[Pair, list[Pair]], position: int) -> Draft:
         """The published wording."""
-        gold, others = drawn
-        entries = [f'"{key}": "{value}"' for key, value in [*others[:position], gold, *others[position:]]]
-        asked = f'Key: "{gold[0]}"\n'
-        head = f"{EXTRACT}\n\n" + (f"{asked}\n" if self.query != "after" else "") + "JSON data:\n{"
-        tail = "}\n\n" + (asked if self.query != "before" else "") + "Corresponding value:"
-        found = listed(entries, head=head, between=",\n ", tail=tail)
-        twice = self.file is not None and any(gold[1].lower() in value.lower() for _, value in others)
+        gold, distractors = sample
+        entries = [f'"{key}": "{value}"' for key, value in [*distractors[:position], gold, *distractors[position:]]]
+        key_line = f'Key: "{gold[0]}"\n'
+        head = f"{EXTRACT}\n\n" + (f"{key_line}\n" if self.query != "after" else "") + "JSON data:\n{"
+        tail = "}\n\n" + (key_line if self.query != "before" else "") + "Corresponding value:"
+        listing = listed(entries, head=head, between=",\n ", tail=tail)
+        twice = self.file is not None and any(gold[1].lower() in value.lower() for _, value in distractors)
         notices = ("answer_elsewhere",) if twice else ()
-        return Draft(found.text, (gold[1],), found.items[position], passages=found.passages, notices=notices)
+        return Draft(listing.text, (gold[1],), listing.items[position], passages=listing.passages, notices=notices)
 
 
 def drawn_pairs(pairs: int, seed: int, index: int) -> tuple[Pair, list[Pair]]:
     """The asked pair and the other ones of a generated sample: version-4 UUIDs, keys all different."""
     source = random.Random(f"key_value {seed} {index}")
-    drawn: dict[str, str] = {}
-    while len(drawn) < pairs:
+    values: dict[str, str] = {}
+    while len(values) < pairs:
         value, key = (str(uuid.UUID(int=source.getrandbits(128), version=4)) for _ in range(2))
-        drawn[key] = value
-    gold, *others = drawn.items()
-    return gold, others
+        values[key] = value
+    gold, *distractors = values.items()
+    return gold, distractors

@@ -104,10 +104,10 @@ class Needle(LanguageTask):
         return (self._hidden(tokenizer, groups, source) for source in sources)
 
     def _hidden(self, tokenizer: Any, groups: list[Group], source: random.Random) -> Hidden:
-        city, *others = source.sample(CITIES, 1 + self.distractors)
+        city, *other_cities = source.sample(CITIES, 1 + self.distractors)
         values = [str(value) for value in source.sample(range(1_000_000, 10_000_000), self.needles + self.distractors)]
         fixed = [(city, value) for value in values[1 : self.needles]]
-        fixed += list(zip(others, values[self.needles :], strict=True))
+        fixed += list(zip(other_cities, values[self.needles :], strict=True))
         source.shuffle(fixed)
         article = "One" if self.needles > 1 else "The"
         gold, *facts = (f"{article} number of {name} is {value}." for name, value in [(city, values[0]), *fixed])
@@ -128,9 +128,9 @@ class Needle(LanguageTask):
     def _border(self, haystack: Haystack, position: int) -> int:
         return haystack.border_at(position / (self.depths - 1))
 
-    def draft(self, drawn: Hidden, position: int) -> Draft:
+    def draft(self, sample: Hidden, position: int) -> Draft:
         """The text with the gold needle before a clause and the other facts evenly spread, always alike."""
-        haystack, facts = drawn.haystack, drawn.facts
+        haystack, facts = sample.haystack, sample.facts
         borders = [haystack.border_at(number / (len(facts) + 1)) for number in range(1, len(facts) + 1)]
         # At one border facts come first, then the moved needle, then the clause.
         parts = [(border, 0, fact) for border, fact in zip(borders, facts, strict=True)]
@@ -140,8 +140,8 @@ class Needle(LanguageTask):
         before = [text for number, rank, text in parts if (number, rank) <= place]
         after = [text for _, _, text in parts[len(before) :]]
         begin = len(OPENING) + sum(len(part) + 1 for part in before)
-        text = _prompt(" ".join([*before, drawn.gold, *after]), drawn.question)
-        return Draft(text, drawn.values[:1], (begin, begin + len(drawn.gold)), companions=drawn.values[1:])
+        text = _prompt(" ".join([*before, sample.gold, *after]), sample.question)
+        return Draft(text, sample.values[:1], (begin, begin + len(sample.gold)), companions=sample.values[1:])
 
 
 def _prompt(text: str, question: str) -> str:
@@ -153,10 +153,10 @@ def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source:
     group = source.choice(groups)
     documents = source.choice(group.segments)()
     text = " ".join(" ".join(document.split()) for document in documents if isinstance(document, str))
-    wanted = CHARACTERS_PER_TOKEN * tokens
-    start = source.randrange(max(1, len(text) - wanted))
+    characters = CHARACTERS_PER_TOKEN * tokens
+    start = source.randrange(max(1, len(text) - characters))
     begin = CLAUSE_END.search(text, start) if start else None
-    text = text[begin.end() if begin else 0 :][:wanted]
+    text = text[begin.end() if begin else 0 :][:characters]
     offsets = tokenised(text, tokenizer, spelled_in(text, tokenizer), offsets=True).offsets
     if len(offsets) < tokens:
         raise UsageError(f"{group.name} has too little text: {len(offsets)} tokens where {tokens} are asked")

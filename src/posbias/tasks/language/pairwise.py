@@ -82,17 +82,17 @@ class Pairwise(LanguageTask):
             return (_drawn_pair(seed, index) for index in range(count))
         return iter([_pair_of(record, where) for where, record in published_lines(self.file, count)])
 
-    def draft(self, drawn: ResponsePair, position: int) -> Draft:
+    def draft(self, sample: ResponsePair, position: int) -> Draft:
         """The question, Response A and Response B, and what is asked."""
-        responses = [drawn.better, drawn.worse] if position == 0 else [drawn.worse, drawn.better]
-        found = listed(
+        responses = [sample.better, sample.worse] if position == 0 else [sample.worse, sample.better]
+        listing = listed(
             responses,
-            head=f"{INSTRUCTION}Question:\n{drawn.question}\n\n",
+            head=f"{INSTRUCTION}Question:\n{sample.question}\n\n",
             between="\n\n",
             tail=CLOSING + ("" if self.chat else f"\n\n{LEAD_IN}"),
             numbered=lambda slot: f"Response {LETTERS[slot - 1]}:\n",
         )
-        return Draft(found.text, (LETTERS[position],), found.items[position], passages=found.passages)
+        return Draft(listing.text, (LETTERS[position],), listing.items[position], passages=listing.passages)
 
     def right(self, text: str, answers: Sequence[str]) -> float:
         """1 where the verdict names the better response; a tie, and what cannot be read, is wrong."""
@@ -123,8 +123,8 @@ def _pair_of(record: dict[str, Any], where: str) -> ResponsePair:
 
 def _drawn_pair(seed: int, index: int) -> ResponsePair:
     """A text about a person, and the right and a wrong town in the same words."""
-    found = drawn_documents(2, seed, index)
-    asked = f"{found.question[0].upper()}{found.question[1:]}?"
-    wrong = random.Random(f"pairwise {seed} {index}").choice([town for town in CITIES if town != found.answers[0]])
-    right_text, wrong_text = (f"{found.gold.title} was born in {town}." for town in (found.answers[0], wrong))
-    return ResponsePair(f"{found.gold.text}\n{asked}", right_text, wrong_text)
+    documents = drawn_documents(2, seed, index)
+    question = f"{documents.question[0].upper()}{documents.question[1:]}?"
+    wrong = random.Random(f"pairwise {seed} {index}").choice([town for town in CITIES if town != documents.answers[0]])
+    right_text, wrong_text = (f"{documents.gold.title} was born in {town}." for town in (documents.answers[0], wrong))
+    return ResponsePair(f"{documents.gold.text}\n{question}", right_text, wrong_text)

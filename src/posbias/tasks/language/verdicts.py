@@ -108,12 +108,12 @@ def verdict_of(text: str, pattern: str | None = None) -> str | None:
         return _agreed([first, last])
     sentences = list(_sentences(plain))
     leading = _LEADING.match(plain)
-    found = [first, *map(_alone, sentences[-1:]), None if leading is None else leading[1]]
+    outcomes = [first, *map(_alone, sentences[-1:]), None if leading is None else leading[1]]
     for sentence in sentences:
         if not _UNSURE.search(sentence):
-            found += [_of_groups(match.groups()) for match in _LABELLED.finditer(sentence)]
-            found += [match[1] for form in _SAID for match in form.finditer(sentence)]
-    outcome, (_, *behind) = _agreed(found), _CONTRAST.split(plain)
+            outcomes += [_of_groups(match.groups()) for match in _LABELLED.finditer(sentence)]
+            outcomes += [match[1] for form in _SAID for match in form.finditer(sentence)]
+    outcome, (_, *behind) = _agreed(outcomes), _CONTRAST.split(plain)
     conceded = outcome in LETTERS and any(
         letter != outcome for part in behind[-1:] for letter in re.findall(r"\b[AB]\b", part)
     )
@@ -131,11 +131,11 @@ def check_own(owner: str, pattern: object, *, groups: int) -> None:
             f"{owner} must be a regular expression of 1 to {LONGEST_PATTERN} characters, got {pattern!r:.80}"
         )
     try:
-        found = regex.compile(pattern).groups
+        count = regex.compile(pattern).groups
     except (regex.error, OverflowError, RecursionError) as error:
         raise UsageError(f"{owner} {pattern!r:.80} is not a regular expression: {error}") from None
-    if found != groups:
-        raise UsageError(f"{owner} {pattern!r:.80} has {found} groups in brackets; allowed: {groups}")
+    if count != groups:
+        raise UsageError(f"{owner} {pattern!r:.80} has {count} groups in brackets; allowed: {groups}")
 
 
 def search_own(pattern: str, text: str) -> list[Any]:
@@ -167,11 +167,11 @@ def _alone(text: str, *, marked: bool = False) -> str | None:
 
 def _of_groups(groups: Sequence[str | None]) -> str | None:
     """The outcome of what a form holds: a letter, `tie`, or two letters with the sign between them."""
-    held = [group.upper() for group in groups if group is not None]
-    if len(held) == 3:
-        first, sign, second = held
+    parts = [group.upper() for group in groups if group is not None]
+    if len(parts) == 3:
+        first, sign, second = parts
         return None if first == second else TIE if sign == "=" else first if sign == ">" else second
-    return _OUTCOMES.get(held[0]) if held else None
+    return _OUTCOMES.get(parts[0]) if parts else None
 
 
 def _agreed(outcomes: Iterable[str | None]) -> str | None:

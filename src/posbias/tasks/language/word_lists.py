@@ -62,17 +62,17 @@ class ExampleOrder(LanguageTask):
         gold_word, other_word = source.sample(CATEGORIES[categories[0]], 2)
         decks = [source.sample(CATEGORIES[category], len(CATEGORIES[category])) for category in categories]
         kinds = [1 + number % (self.classes - 1) for number in range(self.shots - 1)]
-        others = [(decks[kind].pop(), labels[kind]) for kind in kinds]
-        source.shuffle(others)
-        return (gold_word, labels[0]), others, gold_word if self.ask == "same" else other_word
+        distractors = [(decks[kind].pop(), labels[kind]) for kind in kinds]
+        source.shuffle(distractors)
+        return (gold_word, labels[0]), distractors, gold_word if self.ask == "same" else other_word
 
-    def draft(self, drawn: tuple[Shot, list[Shot], str], position: int) -> Draft:
+    def draft(self, sample: tuple[Shot, list[Shot], str], position: int) -> Draft:
         """Demonstrations, then the word without its label."""
-        gold, others, asked = drawn
-        pairs = [*others[:position], gold, *others[position:]]
+        gold, distractors, word = sample
+        pairs = [*distractors[:position], gold, *distractors[position:]]
         entries = [f"Word: {word}\nLabel: {label}" for word, label in pairs]
-        found = listed(entries, head="", between="\n\n", tail=f"\n\nWord: {asked}\nLabel:")
-        return Draft(found.text, (gold[1],), found.items[position], passages=found.passages)
+        listing = listed(entries, head="", between="\n\n", tail=f"\n\nWord: {word}\nLabel:")
+        return Draft(listing.text, (gold[1],), listing.items[position], passages=listing.passages)
 
 
 @LANGUAGE_TASKS.register("token_copy")
@@ -104,27 +104,27 @@ class TokenCopy(LanguageTask):
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[list[str]]:
         """The asked word, then the others of the list."""
-        known: Sequence[str] = COMMON
+        vocabulary: Sequence[str] = COMMON
         if tokenizer is not None:
             encoded = tokenizer([f" {word}" for word in COMMON], add_special_tokens=False)["input_ids"]
-            known = [word for word, token_ids in zip(COMMON, encoded, strict=True) if len(token_ids) == 1]
-        if len(known) < self.length:
+            vocabulary = [word for word, token_ids in zip(COMMON, encoded, strict=True) if len(token_ids) == 1]
+        if len(vocabulary) < self.length:
             raise UsageError(
-                f"{self.name}: only {len(known)} of {len(COMMON)} words are one token of this tokenizer; "
+                f"{self.name}: only {len(vocabulary)} of {len(COMMON)} words are one token of this tokenizer; "
                 f"{self.length} are asked"
             )
-        return (random.Random(f"token_copy {seed} {index}").sample(known, self.length) for index in range(count))
+        return (random.Random(f"token_copy {seed} {index}").sample(vocabulary, self.length) for index in range(count))
 
-    def draft(self, drawn: list[str], position: int) -> Draft:
+    def draft(self, sample: list[str], position: int) -> Draft:
         """The list, then the cue."""
-        gold, *others = drawn
-        words = [*others[:position], gold, *others[position:]]
+        gold, *distractors = sample
+        words = [*distractors[:position], gold, *distractors[position:]]
         numbered = self.cue == "numbered"
         tail = f"\nWord number {position + 1} of the list is:"
         if self.cue == "repeated":
             tail = "\nWords:" + "".join(f" {word}" for word in words[:position])
         if numbered:
-            found = listed(words, head="Words:\n", between="\n", tail=f"\n{tail}", numbered=lambda slot: f"{slot}. ")
+            listing = listed(words, head="Words:\n", between="\n", tail=f"\n{tail}", numbered=lambda slot: f"{slot}. ")
         else:
-            found = listed([f" {word}" for word in words], head="Words:", between="", tail=tail)
-        return Draft(found.text, (gold,), found.items[position], passages=found.passages)
+            listing = listed([f" {word}" for word in words], head="Words:", between="", tail=tail)
+        return Draft(listing.text, (gold,), listing.items[position], passages=listing.passages)
