@@ -196,7 +196,8 @@ class Outcomes:
     def lost(self) -> list[str]:
         """A line per member that did not finish: what it was, and how it ended."""
         return [
-            f"{', '.join(f'{name} {value}' for name, value in member.factors.items())}, seed {member.seed}: {member.status}"
+            f"{', '.join(f'{name} {value}' for name, value in member.factors.items())}, seed {member.seed}: "
+            f"{member.status}"
             for member in self.members
             if not member.finished
         ]

@@ -295,7 +295,8 @@ def _contradictions(rows: Sequence[Row]) -> list[str]:
         statements.append(f"The shipped mixing, content and slopes contradict the table here: {contradictions}.")
     if real:
         statements.append(
-            f"With the slopes and content that the models really have, the table's distance is out of reach: {out_of_reach}."
+            "With the slopes and content that the models really have, the table's distance is out of reach: "
+            f"{out_of_reach}."
         )
     return statements
 

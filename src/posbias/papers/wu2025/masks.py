@@ -166,7 +166,9 @@ class CausalCollapse(Claim):
         second, epsilon = decays[0], runs[0].smallest_entry
         bound = (1 - epsilon) * (1 - epsilon) ** np.arange(DEPTH)
         return Finding(
-            computed=f"largest rollout/bound over layers, queries, keys (<= 1); mass left after {DEPTH}: {mass_left:.1e}",
+            computed=(
+                f"largest rollout/bound over layers, queries, keys (<= 1); mass left after {DEPTH}: {mass_left:.1e}"
+            ),
             value=max(ratios),
             as_stated=max(ratios) <= SLACK and mass_left < LIMIT_REST,
             figure=collapse_figure(second, 1, bound),

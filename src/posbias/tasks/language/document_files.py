@@ -199,8 +199,8 @@ def _gold_documents(path: str, *, beside: str) -> list[tuple[Document, str]]:
         gold, distractors = _documents_of(record, _schema_of(record, where), where)
         if distractors:
             raise UsageError(
-                f"{where} has {1 + len(distractors)} documents where {beside} has only the gold one; lines of a file hold "
-                "either only the gold document or all that are asked"
+                f"{where} has {1 + len(distractors)} documents where {beside} has only the gold one; lines of a file "
+                "hold either only the gold document or all that are asked"
             )
         pool[gold.text] = gold
     return [(document, _said(document)) for document in pool.values()]
@@ -220,7 +220,8 @@ def _with_others(
     distractors = tuple(itertools.islice(allowed, count))
     if len(distractors) < count:
         raise UsageError(
-            f"{where} has only its gold document, and the file only {len(distractors)} of other questions without one of "
-            f"its answers; documents={count + 1} takes {count}: ask for fewer documents, or give a file of more lines"
+            f"{where} has only its gold document, and the file only {len(distractors)} of other questions without one "
+            f"of its answers; documents={count + 1} takes {count}: ask for fewer documents, or give a file of more "
+            "lines"
         )
     return replace(document_set, distractors=distractors)
