@@ -28,8 +28,8 @@ from posbias.runs.records import (
     RECORD_FILE,
     Record,
     commit_of,
-    read_record,
     portable,
+    read_record,
     run_directory,
     without_paths,
 )
