@@ -24,6 +24,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 import posbias as pb
+from posbias.architecture.published_models import bloom_influence, published_models
 from posbias.cli.explore import presets
 from posbias.comparison import Subject
 from posbias.display.figures import (
@@ -45,7 +46,6 @@ from posbias.display.figures import (
 )
 from posbias.display.static import DASHES, STYLE
 from posbias.papers.birth2603.claims import continuous_density
-from posbias.papers.rollout2602.published_models import bloom_influence, published_models
 from posbias.report.correlate import figures
 from posbias.report.explore import explorer_page
 from posbias.report.layout import view_of

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posbias.architecture.published_models import bloom_influence, published_models, read_data
 from posbias.errors import UsageError
 from posbias.papers import reproduce
-from posbias.papers.rollout2602.published_models import TABLE_DIGIT, bloom_influence, published_models, read_data
+from posbias.papers.rollout2602.table import TABLE_DIGIT
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,12 +16,12 @@ import pytest
 
 from browser import BROWSER, QUIET
 from posbias.architecture import Alibi, Architecture, GammaKey, published_alibi_slopes
+from posbias.architecture.published_models import bloom_influence, published_models
 from posbias.cli.explore import presets
 from posbias.comparison import MeasuredKind, Subject, TheoryProfile
 from posbias.comparison.metrics import first_tenth, wasserstein
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.targets import Recency, UShape
-from posbias.papers.rollout2602.published_models import bloom_influence, published_models
 from posbias.profiles import Profile
 from posbias.report import store_subjects
 from posbias.report.explore import explorer_page

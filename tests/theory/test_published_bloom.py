@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from posbias.architecture import Architecture
-from posbias.papers.rollout2602.published_models import read_data
+from posbias.architecture.published_models import read_data
 from posbias.theory import predict
 
 

@@ -10,7 +10,7 @@ from posbias.cli.output import print_document
 from posbias.errors import UsageError
 
 if TYPE_CHECKING:
-    from posbias.papers.rollout2602.published_models import PublishedModel
+    from posbias.architecture.published_models import PublishedModel
 
 EXAMPLE = (
     "Example: `posbias explore` · as a file, with what a finished run measured beside the theory: "
@@ -49,7 +49,7 @@ def explore(
 
 def presets() -> dict[str, dict[str, Any]]:
     """Where the page may start from: textbook stacks, and the models whose mixing arXiv 2602.16837 published."""
-    from posbias.papers.rollout2602.published_models import bloom_influence, published_models
+    from posbias.architecture.published_models import bloom_influence, published_models
     from posbias.report.explore import curve_of
 
     found = {

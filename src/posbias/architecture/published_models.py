@@ -1,4 +1,4 @@
-"""What arXiv 2602.16837 published about five models: measured mixing and content, its Table 2, one measured curve.
+"""Five ALiBi models as arXiv 2602.16837 published them: measured mixing and content, and one measured curve.
 
 The files under `data/` are the authors' measurements (MIT licence), each with its source written inside.
 """
@@ -12,23 +12,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.architecture import published_alibi_slopes
+from posbias.architecture.encodings import published_alibi_slopes
 from posbias.profiles import Profile
 
-TABLE_2 = {
-    "falcon-rw-7b": (0.63, 0.19, 0.16),
-    "mpt-7b": (0.62, 0.09, 0.10),
-    "mpt-30b": (0.61, 0.16, 0.05),
-    "bloom-7b1": (0.63, 0.04, 0.18),
-    "bloom": (0.65, 0.08, 0.01),
+DATA_FILES = {
+    "falcon-rw-7b": "falcon-rw-7b",
+    "mpt-7b": "mpt-7b",
+    "mpt-30b": "mpt-30b",
+    "bloom-7b": "bloom-7b1",
+    "bloom-176b": "bloom",
 }
-"""W1 to the measured influence, FineWeb-Edu, 256 positions: (a) attention only, (b) with residual, (c) with content."""
-TABLE_DIGIT = 0.005
-"""Half a unit of the table's last digit."""
-TITLES = {"bloom": "bloom-176b", "bloom-7b1": "bloom-7b"}
-"""The paper's names, where they differ from the files'."""
+"""The paper's names of the models, in the order of its table, and what the files of their measurements are called."""
 SCALED_BIAS = frozenset({"falcon-rw-7b"})
-"""Models whose attention divides the ALiBi bias, too, by sqrt(head_dim)."""
+"""Models whose attention divides the ALiBi bias by sqrt(head_dim) as it does the logits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +32,7 @@ class PublishedModel:
     """One model as the paper's rollout sees it."""
 
     name: str
-    """As in the paper's tables."""
+    """The model's name in the paper's tables."""
     depth: int
     heads: int
     head_dim: int
@@ -47,10 +43,10 @@ class PublishedModel:
     """Mean diagonal minus mean strictly-lower q.k, not divided by sqrt(head_dim)."""
     slopes_published: tuple[float, ...]
     """2^(-8h/H) for any head count, as the authors' rollout has it."""
-    table: tuple[float, float, float]
-    """Published W1 of variants a, b, c."""
     source: str
+    """Where the measurements come from."""
     scales_bias: bool
+    """Whether its attention divides the ALiBi bias by sqrt(head_dim)."""
 
     @property
     def content_scaled(self) -> Float64[np.ndarray, "depth heads"]:
@@ -67,7 +63,7 @@ class PublishedModel:
 @cache
 def published_models() -> tuple[PublishedModel, ...]:
     """The five models, in the order of the paper's table."""
-    return tuple(_model(name) for name in TABLE_2)
+    return tuple(_read_model(name) for name in DATA_FILES)
 
 
 @cache
@@ -78,15 +74,15 @@ def bloom_influence() -> Profile:
 
 def read_data(name: str) -> dict[str, Any]:
     """One file of the package's data, `measured_<model>` or `influence_bloom`."""
-    text = (resources.files("posbias.papers.rollout2602") / "data" / f"{name}.json").read_text(encoding="utf-8")
+    text = (resources.files("posbias.architecture") / "data" / f"{name}.json").read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
 
 
-def _model(name: str) -> PublishedModel:
-    measured = read_data(f"measured_{name}")
+def _read_model(name: str) -> PublishedModel:
+    measured = read_data(f"measured_{DATA_FILES[name]}")
     return PublishedModel(
-        name=TITLES.get(name, name),
+        name=name,
         depth=measured["depth"],
         heads=measured["heads"],
         head_dim=measured["head_dim"],
@@ -94,7 +90,6 @@ def _model(name: str) -> PublishedModel:
         mixing=np.array(measured["mixing"], dtype=np.float64),
         content_unscaled=np.array(measured["content_diagonal_unscaled"], dtype=np.float64),
         slopes_published=tuple(measured["slopes_as_published"]),
-        table=TABLE_2[name],
         source=measured["source"],
         scales_bias=name in SCALED_BIAS,
     )
