@@ -55,15 +55,6 @@ from posbias.report.wording import THEORIES, label
 IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"
 """A record for each model."""
-INGREDIENTS = Path(__file__).parents[1] / "studies" / "trained_models" / "ingredients_record"
-VARIANTS = {
-    "signs": ("sign-randomised back-propagation", SKY),
-    "value_path": ("value path alone", GREEN),
-    "whole": ("power rollout", VERMILION),
-    "key_path": ("power rollout without keys", ORANGE),
-    "flat": ("flat line", "grey"),
-}
-"""What the study of ingredients compared, by its name there: legend and colour."""
 TIED = Path(__file__).parents[1] / "studies" / "behaviour" / "tied"
 EXPERIMENTS = Path(__file__).parents[1] / "studies" / "experiments"
 COPY_TITLES = {"sizes": "Two and three layers, width 2 and 10", "residual": "With residual connections and MLPs"}
@@ -121,8 +112,6 @@ def main() -> None:
         "audit": partial(audit, trained, birth),
         "trained_models": partial(trained_models, pb.load_record(STUDY)),
         "shared_direction": partial(shared_direction, pb.load_record(STUDY)),
-        "sign_randomised": partial(variants, pb.load_record(INGREDIENTS), "signs"),
-        "value_path": partial(variants, pb.load_record(INGREDIENTS), "value_path"),
         "position_copy": partial(stored, "position-copy", COPY_TITLES),
         "icl_depth": partial(stored, "icl", DEPTH_TITLES),
         "icl_data": partial(stored, "icl", DATA_TITLES),
@@ -417,31 +406,6 @@ def shared_direction(study: pb.Record) -> Canvas:
         "with a shared direction": ("theory/shared/jacobian", GREEN),
     }
     return of_study(study, curves, between=(0.3, 30))
-
-
-def variants(study: pb.Record, name: str) -> Canvas:
-    """W1 to the measured profile of one variant and of what it stands beside, a panel per kind of influence."""
-    shown = [entry for entry in VARIANTS if entry in (name, "whole", "key_path", "flat")]
-    models = list(study.scalars)
-    canvas = Canvas(figsize=(11.0, 3.4), dpi=100, layout="constrained")
-    FigureCanvasAgg(canvas)
-    for axes, kind in zip(canvas.subplots(1, 2, sharex=True, sharey=True), ("jacobian", "probability"), strict=True):
-        for number, variant in enumerate(shown):
-            legend, colour = VARIANTS[variant]
-            found = [study.scalars[model][kind][variant] for model in models]
-            value, low, high = (np.array([entry[part] for entry in found]) for part in ("value", "low", "high"))
-            rows = np.arange(len(models)) + 0.15 * (number - (len(shown) - 1) / 2)
-            axes.errorbar(value, rows, xerr=[value - low, high - value], fmt="o", color=colour, label=legend)
-        axes.set_yticks(range(len(models)), models)
-        axes.set_ylim(len(models) - 0.5, -0.5)
-        axes.set_xlim(left=0)
-        axes.set_title(
-            f"{kind}, {study.arguments['count']} prompts of {study.arguments['text']}", loc="left", fontsize=9
-        )
-    handles = canvas.axes[0].get_legend_handles_labels()
-    canvas.legend(*handles, loc="outside right upper", frameon=False, fontsize=8)
-    canvas.supxlabel("W1 to the measured profile")
-    return canvas
 
 
 def of_study(study: pb.Record, curves: Mapping[str, tuple[str, str]], *, between: tuple[float, float]) -> Canvas:

@@ -3,7 +3,7 @@
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
 from posbias.theory import ModelTheory, Prediction, predict
-from posbias.theory.power_rollout import PowerRollout, SharedDirection, SignRandomised, ValuePath
+from posbias.theory.power_rollout import PowerRollout
 
 
 def of_prompts(theory: ModelTheory, model: Model, prompts: Prompts, seed: int = 0) -> Prediction:
@@ -12,15 +12,3 @@ def of_prompts(theory: ModelTheory, model: Model, prompts: Prompts, seed: int = 
 
 def power_rollout(model: Model, prompts: Prompts, **parameters) -> Prediction:
     return of_prompts(PowerRollout(**parameters), model, prompts)
-
-
-def shared_direction_rollout(model: Model, prompts: Prompts, *, seed: int = 0, **parameters) -> Prediction:
-    return of_prompts(SharedDirection(**parameters), model, prompts, seed)
-
-
-def sign_randomised_rollout(model: Model, prompts: Prompts, *, seed: int = 0, **parameters) -> Prediction:
-    return of_prompts(SignRandomised(**parameters), model, prompts, seed)
-
-
-def value_path_share(model: Model, prompts: Prompts, *, seed: int = 0, **parameters) -> Prediction:
-    return of_prompts(ValuePath(**parameters), model, prompts, seed)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
+from signed_walks import score_path_share, sign_randomised_energies, value_path_squares
 from variants import computed_once
 
 from posbias.comparison.subject import compare_with_prompts
@@ -19,7 +20,9 @@ from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts
 from posbias.runs.records import Record
 from posbias.statistics import mean_of
-from posbias.theory.power_rollout import SignRandomised, ValuePath, ingredients
+from posbias.theory.power_rollout import ingredients
+from posbias.theory.power_rollout.rollout import trace_model
+from posbias.theory.power_rollout.walk import generators
 
 SEED, DRAWS, PROBES = 0, 8, 4
 KINDS = ("jacobian", "probability")
@@ -56,10 +59,13 @@ def _prompt(path: Path, model: Model, prompts: Prompts, index: int) -> dict[str,
     def compute() -> dict[str, np.ndarray]:
         one = Prompts(prompts.token_ids[index : index + 1])
         arrays = {name: rows[0] for name, rows in ingredients(model, one).items()}
-        signs = SignRandomised(DRAWS).predict(model, one.n_positions, one, seed=SEED + index)
-        arrays["signs"] = signs.profile.influence
-        share = ValuePath(PROBES).predict(model, one.n_positions, one, seed=SEED + index)
-        return arrays | {"value_path": share.profile.influence, SHARE: share.arrays["score_path/total"]}
+        trace = trace_model(model, one.token_ids[0])
+        signs, probes = (next(generators(SEED + index, 1, model.device)) for _ in range(2))
+        energies = sign_randomised_energies(trace, signs, draws=DRAWS)
+        squares = value_path_squares(trace, probes, probes=PROBES)
+        norms = {"signs": np.sqrt(energies.mean(0)), "value_path": np.sqrt(squares.mean(0)[:, 1])}
+        arrays |= {name: values / values.sum() for name, values in norms.items()}
+        return arrays | {SHARE: np.array([score_path_share(squares)])}
 
     return computed_once(path, compute)
 

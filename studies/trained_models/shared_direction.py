@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from jaxtyping import Float
+from signed_walks import right_singular
 from torch import Tensor
 from variants import Experiment, run
 
 from posbias.theory.power_rollout.rollout import PromptTrace
-from posbias.theory.power_rollout.signed_walks import right_singular
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, draw_signs, generators
 
 DRAWS = 4

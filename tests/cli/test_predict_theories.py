@@ -13,7 +13,7 @@ from posbias.errors import UsageError
 from posbias.prompts.prompts import PromptSource
 from posbias.theory import parse_theory
 from posbias.theory.power_rollout import INGREDIENTS, ingredients
-from theory_calls import power_rollout, sign_randomised_rollout, value_path_share
+from theory_calls import power_rollout
 
 LENGTH, COUNT, SEED = 12, 3, 5
 FLAGS = ("--length", LENGTH, "--count", COUNT, "--seed", SEED)
@@ -60,34 +60,6 @@ def test_scrambled_tokens_in_another_type(posbias, tiny_llama, tmp_path):
     assert_profile(record, power_rollout(model, prompts))
 
 
-def test_sign_randomised_has_its_spread_over_draws(posbias, tiny_llama, loaded, tmp_path):
-    flags = ("--model", tiny_llama, "--theory", "sign_randomised(draws=3)", *FLAGS)
-    record, printed = run(posbias, tmp_path, *flags)
-    found = sign_randomised_rollout(*loaded, draws=3, seed=SEED)
-    assert_profile(record, found)
-    for end in ("low", "high"):
-        np.testing.assert_allclose(record.arrays[f"draws/{end}"], found.arrays[f"draws/{end}"], rtol=1e-10)
-    np.testing.assert_allclose(record.arrays["draws/energies"], found.arrays["draws/energies"], rtol=1e-10)
-    half = float(np.median((found.arrays["draws/high"] - found.arrays["draws/low"]) / (2 * found.profile.influence)))
-    assert record.scalars["found"]["half_width_over_draws"]["value"] == pytest.approx(half)
-    assert f"{half:.3f}" in printed
-    assert record.seeds["theory"] == SEED
-
-
-def test_value_path_has_the_share_of_the_score_path(posbias, tiny_llama, loaded, tmp_path):
-    flags = ("--model", tiny_llama, "--theory", "value_path(probes=3)", *FLAGS)
-    record, printed = run(posbias, tmp_path, *flags)
-    found = value_path_share(*loaded, probes=3, seed=SEED)
-    norms = np.sqrt(found.details["squares"].mean(1))[..., 1]
-    rows = norms / norms.sum(1, keepdims=True)
-    np.testing.assert_allclose(record.arrays["profile/per_prompt"], rows, rtol=1e-10)
-    np.testing.assert_allclose(record.arrays["profile/influence"], rows.mean(0), rtol=1e-10)
-    np.testing.assert_allclose(record.arrays["score_path/total"], found.arrays["score_path/total"], rtol=1e-10)
-    share = found.found["score_path_share"]
-    assert record.scalars["found"]["score_path_share"] == pytest.approx(share.as_record())
-    assert str(share) in printed
-
-
 def test_ingredients_are_measured_and_set_beside_the_flat_line(posbias, tiny_llama, loaded, tmp_path):
     record, printed = run(posbias, tmp_path, "--model", tiny_llama, "--ingredients", *FLAGS)
     table, measurement = ingredients(*loaded), pb.measure(*loaded, seed=SEED)
@@ -125,9 +97,6 @@ def test_one_prompt_has_no_interval(posbias, tiny_llama, tmp_path):
         ("power_rollout(shape=round)", "parameters of power_rollout: form, key_path, target"),
         ("power_rollout(form=round)", "unknown form 'round' of the power rollout; known: diagonal, isotropic"),
         ("power_rollout(target=logits)", "unknown target 'logits' of the power rollout; known: jacobian"),
-        ("sign_randomised(draws=1)", "draws must be a whole number >= 2, got 1"),
-        ("value_path(probes=0)", "probes must be a whole number >= 2, got 0"),
-        ("shared_direction(directions=-1)", "directions must be a whole number >= 0, got -1"),
         ("mean_field(level=last)", "unknown mean-field level 'last'"),
         ("rollout(mixing=1)", "theory rollout takes no parameters"),
         ("astrology(sign=leo)", "unknown theory 'astrology'"),

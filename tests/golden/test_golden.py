@@ -50,7 +50,6 @@ ARCHITECTURE_THEORIES = {
     "continuous": ["--theory", "continuous"],
 }
 CONFIGURATION_THEORIES = {"mean_field": "config:demo", "rollout": "demo", "attention_only": "demo"}
-PROMPT_THEORIES = ["power_rollout", "shared_direction", "sign_randomised", "value_path"]
 CASES: dict[str, list[str]] = {
     "audit": ["audit", "demo", "--length", "64", "--count", "6", "--initialisations", "2"],
     "measure": ["measure", "demo", "--length", "24", "--count", "2", "--kinds", KINDS],
@@ -72,7 +71,7 @@ CASES: dict[str, list[str]] = {
         f"explain_{name}": ["predict", "--model", model, "--length", "48", "--theory", name]
         for name, model in CONFIGURATION_THEORIES.items()
     },
-    **{f"explain_{name}": ["predict", "--model", "demo", *SMALL, "--theory", name] for name in PROMPT_THEORIES},
+    "explain_power_rollout": ["predict", "--model", "demo", *SMALL, "--theory", "power_rollout"],
     **{
         f"evaluate_{name}": ["evaluate", "demo", "--task", task, "--count", "4", "--max-tokens", "8"]
         for name, task in TASKS.items()

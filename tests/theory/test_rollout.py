@@ -9,10 +9,6 @@ from posbias.architecture import Architecture
 from posbias.errors import UsageError
 from posbias.theory.rollout import (
     Rollout,
-    rollout_by_depth,
-    rollout_columns,
-    rollout_down,
-    rollout_mean_row,
     rollout_profile,
     rollout_rows,
 )
@@ -45,37 +41,13 @@ def product(layers: list[np.ndarray]) -> np.ndarray:
     return total
 
 
-def test_rows_columns_and_means_are_those_of_the_product() -> None:
+def test_rows_are_those_of_the_product() -> None:
     n_positions = 33
     dense = product(dense_layers(MIXED, n_positions))
     np.testing.assert_allclose(rollout_profile(MIXED, n_positions=n_positions), dense[-1], rtol=1e-12)
     np.testing.assert_allclose(
         rollout_rows(MIXED, [0, 17, -2], n_positions=n_positions), dense[[0, 17, -2]], rtol=1e-12
     )
-    np.testing.assert_allclose(
-        rollout_columns(MIXED, [0, 17, 32], n_positions=n_positions), dense.T[[0, 17, 32]], rtol=1e-12
-    )
-    np.testing.assert_allclose(rollout_mean_row(MIXED, n_positions=n_positions), dense.mean(axis=0), rtol=1e-12)
-
-
-def test_trajectories_are_partial_products() -> None:
-    n_positions = 21
-    layers = dense_layers(MIXED, n_positions)
-    by_depth = rollout_by_depth(MIXED, n_positions=n_positions)
-    down = rollout_down(MIXED, n_positions=n_positions)
-    for count in range(MIXED.depth + 1):
-        expected = product(layers[:count])[-1] if count else np.eye(n_positions)[-1]
-        np.testing.assert_allclose(by_depth[count], expected, rtol=1e-12)
-        upper = product(layers[MIXED.depth - count :])[-1] if count else np.eye(n_positions)[-1]
-        np.testing.assert_allclose(down[count], upper, rtol=1e-12)
-
-
-def test_equal_layers_take_the_short_way_to_the_same_trajectory() -> None:
-    architecture = Architecture(depth=6, heads=2, encoding="alibi", mixing=0.3)
-    trajectory = rollout_by_depth(architecture, n_positions=50)
-    for depth in range(1, 7):
-        alone = rollout_profile(Architecture(depth=depth, heads=2, encoding="alibi", mixing=0.3), n_positions=50)
-        np.testing.assert_allclose(trajectory[depth], alone, rtol=1e-12)
 
 
 def test_mixing_zero_is_the_identity() -> None:

@@ -63,7 +63,6 @@ _THEORIES = {
     "closed_form": Stroke(GREEN, "dash"),
     "continuous": Stroke(SKY, "dashdot"),
     "mean_field": Stroke(GREEN, "solid"),
-    "shared_direction": Stroke(SKY, "solid"),
 }
 _OTHERS = [Stroke(colour, dash) for dash in ("dot", "longdashdot") for colour in (GREEN, PURPLE, SKY, YELLOW, BLUE)]
 RUNS = tuple(

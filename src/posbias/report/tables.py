@@ -23,7 +23,7 @@ from posbias.profiles import uniform_profile
 from posbias.report.findings import point_statistics
 from posbias.report.layout import RunView
 from posbias.report.names import is_measured, kind_name, settings_table, state_of, theory_name
-from posbias.report.wording import FOUND, KINDS, MIXINGS, label
+from posbias.report.wording import KINDS, MIXINGS, label
 from posbias.report.wording import METRICS as METRIC_NAMES
 from posbias.report.wording import STATISTICS as STATISTIC_NAMES
 from posbias.statistics import MISSING, Interval
@@ -281,7 +281,7 @@ def _detail_table(views: Sequence[RunView]) -> Table:
 def _found_table(views: Sequence[RunView]) -> Table:
     """What theories found beside their profiles, with intervals where they have them."""
     cells = [
-        [view.title, label(FOUND, name), interval_text(stored)]
+        [view.title, name.replace("_", " "), interval_text(stored)]
         for view in views
         for name, stored in view.scalars.get("found", {}).items()
     ]

@@ -20,9 +20,6 @@ THEORIES = {
     "continuous": "continuous limit",
     "closed_form": "closed form",
     "power_rollout": "power rollout",
-    "shared_direction": "power rollout with a shared direction",
-    "sign_randomised": "sign-randomised back-propagation",
-    "value_path": "exact Jacobian, value path alone",
     "without_residual": "power rollout without residual paths",
     "without_mlp": "power rollout without MLPs",
     "without_norm_position": "power rollout with norms that are the same at all positions",
@@ -31,13 +28,6 @@ THEORIES = {
     "without_squares": "power rollout with amplitudes for energies",
     "mean_field": "mean-field theory",
     "flat": "flat line",
-}
-
-FOUND = {
-    "score_path_share": "share of the score path, norm of J - J_value over J",
-    "score_path_share_error_of_probes": "its standard error over probes",
-    "half_width_over_draws": "half the interval over draws, as a share of the profile (median position)",
-    "half_width_over_prompts": "half the interval over prompts, as a share of the profile (median position)",
 }
 
 ATTENTION_ROLLOUTS = {

@@ -6,10 +6,6 @@ from posbias.theory.gradients import ProfileGradient, profile_gradient
 from posbias.theory.predict import known_theories, parse_theory, predict
 from posbias.theory.rollout import (
     Rollout,
-    rollout_by_depth,
-    rollout_columns,
-    rollout_down,
-    rollout_mean_row,
     rollout_profile,
     rollout_rows,
 )
@@ -28,10 +24,6 @@ __all__ = [
     "predict",
     "predictions_record",
     "profile_gradient",
-    "rollout_by_depth",
-    "rollout_columns",
-    "rollout_down",
-    "rollout_mean_row",
     "rollout_profile",
     "rollout_rows",
 ]

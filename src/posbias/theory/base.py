@@ -47,11 +47,9 @@ class Prediction(Showing):
     per_prompt: Float64[np.ndarray, "count n_positions"] | None = None
     """Each prompt's own profile, where the theory reads prompts; rows sum to 1."""
     found: Mapping[str, Interval | float] = field(default_factory=dict)
-    """Numbers beside the profile, by name, such as the value path's `score_path_share`."""
+    """Numbers beside the profile, by name, such as mean field's `largest_logit_variance`."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Arrays beside the profile, by slash-separated name."""
-    details: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Further arrays, which a record does not keep."""
     caveats: tuple[str, ...] = ()
     """What bounds the trust in this prediction, one sentence each."""
     seed: int = 0

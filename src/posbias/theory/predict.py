@@ -64,7 +64,7 @@ def predict(
         n_positions: Context length N in positions, >= 1.
         theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
             (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models with
-            their parameters: `power_rollout(form=isotropic)`, `sign_randomised(draws=8)` ...
+            their parameters: `power_rollout(form=isotropic)`, `mean_field(level=first)` ...
         prompts: What `load_prompts` returns, for theories that read activations or need a model's mixing.
         seed: Of what a theory of a model draws (signs, probes, heads, resamples of prompts), >= 0.
 

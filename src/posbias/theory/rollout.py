@@ -1,8 +1,7 @@
-"""Attention rollout: R = T_{L-1} ... T_0 with T_l = (1 - m_l) I + m_l A_l, by pulls and pushes only.
+"""Attention rollout: rows of R = T_{L-1} ... T_0 with T_l = (1 - m_l) I + m_l A_l, by pulls only.
 
-A row of R says how much each input position influences one output position, a column how much one input position
-influences every output position (docs/theory, section 1). With attention sinks rows sum to less than 1: what is
-missing flowed in from the sinks, which are no input positions.
+A row of R says how much each input position influences one output position (docs/theory, section 1). With attention
+sinks rows sum to less than 1: what is missing flowed in from the sinks, which are no input positions.
 """
 
 from collections.abc import Sequence
@@ -37,30 +36,11 @@ class Rollout:
             pulled += (1 - mixing) * row
         return pulled
 
-    def push_layer(self, layer: int, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """T_l @ column."""
-        mixing = self.mixing[layer]
-        if mixing == 0:
-            return column
-        pushed = self.kernels[layer].push(column)
-        if mixing < 1:
-            pushed *= mixing
-            pushed += (1 - mixing) * column
-        return pushed
-
-    def pull(
-        self, row: Float64[np.ndarray, "n_positions"], *, depth: int | None = None
-    ) -> Float64[np.ndarray, "n_positions"]:
-        """row @ T_{depth-1} ... T_0; all layers by default."""
-        for layer in reversed(range(self.architecture.depth if depth is None else depth)):
+    def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
+        """row @ T_{L-1} ... T_0."""
+        for layer in reversed(range(self.architecture.depth)):
             row = self.pull_layer(layer, row)
         return row
-
-    def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """T_{L-1} ... T_0 @ column."""
-        for layer in range(self.architecture.depth):
-            column = self.push_layer(layer, column)
-        return column
 
     def unit(self, position: int) -> Float64[np.ndarray, "n_positions"]:
         """1 at a position (0-based; negative counts from the end), 0 elsewhere.
@@ -109,39 +89,3 @@ def rollout_rows(
     """
     rollout = Rollout(architecture, n_positions)
     return np.array([rollout.pull(rollout.unit(int(position))) for position in positions]).reshape(-1, n_positions)
-
-
-def rollout_mean_row(architecture: Architecture, *, n_positions: int) -> Float64[np.ndarray, "n_positions"]:
-    """Influence of every input position on the mean of all output positions (the mean over rows)."""
-    rollout = Rollout(architecture, n_positions)
-    return rollout.pull(np.full(rollout.n_positions, 1 / rollout.n_positions))
-
-
-def rollout_columns(
-    architecture: Architecture, positions: Sequence[int] | Int64[np.ndarray, "columns"], *, n_positions: int
-) -> Float64[np.ndarray, "columns n_positions"]:
-    """Columns of the rollout: influence of each chosen input position on every output position, by pushes."""
-    rollout = Rollout(architecture, n_positions)
-    return np.array([rollout.push(rollout.unit(int(position))) for position in positions]).reshape(-1, n_positions)
-
-
-def rollout_by_depth(architecture: Architecture, *, n_positions: int) -> Float64[np.ndarray, "depths n_positions"]:
-    """How the profile forms with depth: row t is the profile of the first t layers alone, t = 0 ... L.
-
-    O(L) pulls where all layers are equal, O(L^2) otherwise.
-    """
-    rollout = Rollout(architecture, n_positions)
-    depth = architecture.depth
-    equal = len({id(kernel) for kernel in rollout.kernels}) == 1 and np.ptp(rollout.mixing) == 0
-    if equal:
-        return rollout_down(architecture, n_positions=n_positions)
-    return np.array([rollout.pull(rollout.unit(-1), depth=layers) for layers in range(depth + 1)])
-
-
-def rollout_down(architecture: Architecture, *, n_positions: int) -> Float64[np.ndarray, "depths n_positions"]:
-    """Where the last output reads from on the way down: row t is its profile over the inputs of layer L - t."""
-    rollout = Rollout(architecture, n_positions)
-    rows = [rollout.unit(-1)]
-    for layer in reversed(range(architecture.depth)):
-        rows.append(rollout.pull_layer(layer, rows[-1]))
-    return np.array(rows)

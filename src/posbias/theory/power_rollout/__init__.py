@@ -16,7 +16,6 @@ from posbias.theory.power_rollout.rollout import (
     power_rollout_prompt,
     trace_of_first_pass,
 )
-from posbias.theory.power_rollout.signed_walks import SharedDirection, SignRandomised, ValuePath
 
 __all__ = [
     "INGREDIENTS",
@@ -24,9 +23,6 @@ __all__ = [
     "WHOLE",
     "AttentionRollouts",
     "PowerRollout",
-    "SharedDirection",
-    "SignRandomised",
-    "ValuePath",
     "attention_rollout",
     "attention_rollout_of",
     "attention_rollout_prompt",
