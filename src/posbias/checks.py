@@ -1,4 +1,4 @@
-"""What several packages refuse in the same words: numbers out of range, and arguments of a wrong class."""
+"""Refusals that several packages share: numbers out of range, and arguments of a wrong class."""
 
 import inspect
 import math
@@ -17,7 +17,7 @@ from posbias.errors import UsageError
 from posbias.limits import Limit
 
 MACHINE_INTEGERS = 2**63
-"""Whole numbers lie below it, on either side of 0: arrays and records hold no larger ones."""
+"""Bound of whole numbers on either side of 0: arrays and records hold no larger ones."""
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 SEE = {
@@ -31,7 +31,7 @@ SEE = {
     "MeasuredUse": "measured_use",
     "Study": "training.load_study",
 }
-"""What of posbias makes the objects that no user makes by calling their class."""
+"""The function of posbias that makes an object, by class, for objects that no user makes by calling their class."""
 PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     int: ((Integral,), "a whole number"),
     float: ((Real,), "a number"),
@@ -40,33 +40,33 @@ PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     Path: ((str, os.PathLike), "a path"),
     NoneType: ((NoneType,), "None"),
 }
-"""Of a plain annotation, the classes that are taken, and their name in a message."""
+"""Classes that a plain annotation accepts, and their name in a message."""
 
 
 def check_whole(
     name: str, value: object, *, least: int | None = None, below: int | None = None, numpy: bool = False
 ) -> None:
-    """Refuse what is not a whole number in [least, below); True and False are none.
+    """Refuse anything but a whole number in [least, below); True and False are no numbers.
 
-    `name` is what the user calls the value; `numpy` allows numpy's whole numbers too, for values that no record keeps.
+    `name` is the user's name of the value; `numpy` allows numpy's whole numbers too, for values that no record keeps.
     """
     allowed = (int, np.integer) if numpy else (int,)
     above = MACHINE_INTEGERS if below is None else below
-    bounded, shown = below is not None, repr(value)[:120]
+    bounded, text = below is not None, repr(value)[:120]
     if isinstance(value, allowed) and not isinstance(value, bool):
         number = int(value)
         if (-above if least is None else least) <= number < above:
             return
         if abs(number) >= MACHINE_INTEGERS:
-            bounded, shown = True, f"a number of {number.bit_length()} bits"
+            bounded, text = True, f"a number of {number.bit_length()} bits"
     bounds = "" if least is None else f" >= {least}"
     if bounded:
         bounds = f" in [{'-2^63' if least is None else least}, {_power(above)})"
-    raise UsageError(f"{name} must be a whole number{bounds}, got {shown}")
+    raise UsageError(f"{name} must be a whole number{bounds}, got {text}")
 
 
 def check_size(name: str, value: object, limit: Limit, *, least: int = 1, numpy: bool = False) -> None:
-    """Refuse what is no whole number >= `least`, or more than a limit allows; `numpy` as of `check_whole`."""
+    """Refuse anything but a whole number >= `least` within a limit; `numpy` as in `check_whole`."""
     check_whole(name, value, least=least, numpy=numpy)
     limit.check(name, int(value))  # type: ignore[call-overload]
 
@@ -74,7 +74,7 @@ def check_size(name: str, value: object, limit: Limit, *, least: int = 1, numpy:
 def check_number(
     name: str, value: object, *, least: float = 0.0, above: float | None = None, below: float | None = math.inf
 ) -> None:
-    """Refuse what is not a number >= `least`, or > `above`, and < `below` (None: may be infinite); True is none."""
+    """Refuse anything but a number >= `least`, or > `above`, and < `below` (None: may be infinite); True is none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         enough = value >= least if above is None else value > above
         if enough and (below is None or value < below):
@@ -86,17 +86,16 @@ def check_number(
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse what is not one of the allowed words, which the message lists."""
+    """Refuse anything but one of the allowed words, which the message lists."""
     if value not in allowed:
         raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def checked(function: Public) -> Public:
-    """Decorator of what is public: an argument of a wrong class is refused before anything is done with it.
+    """Decorator of public functions and classes: refuse an argument of a wrong class before anything else is done.
 
-    A text where only a path is meant becomes one.
-    The annotations say what is allowed; where they name no class (`Any`, callables) the function itself decides. A
-    dataclass checks the arguments that it is made from.
+    The annotations say what is allowed; if they name no class (`Any`, callables), the function itself decides. A text
+    given for a path becomes one. A dataclass checks the arguments that it is made from.
     """
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
@@ -108,13 +107,13 @@ def checked(function: Public) -> Public:
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
         try:
             bound = signature.bind(*arguments, **keywords)
-        except TypeError:  # an argument too many or too few, which Python itself tells best
+        except TypeError:  # an argument too many or too few: Python's own message is the best
             return function(*arguments, **keywords)
         hints = _hints(function)
         for parameter, value in bound.arguments.items():
             hint = hints.get(parameter, Any)
             if not _fits(value, hint):
-                raise UsageError(f"{name}: {parameter} must be {_wanted(hint)}, got {_shown(value)}")
+                raise UsageError(f"{name}: {parameter} must be {_described(hint)}, got {_shown(value)}")
             if isinstance(value, str) and hint in (Path, Path | None):
                 bound.arguments[parameter] = Path(value)
         return function(*bound.args, **bound.kwargs)
@@ -123,12 +122,12 @@ def checked(function: Public) -> Public:
 
 
 def check_seed(seed: object) -> None:
-    """Refuse a seed that is not a whole number >= 0."""
+    """Refuse any seed but a whole number >= 0."""
     check_whole("seed", seed, least=0, numpy=True)
 
 
 def _power(number: int) -> str:
-    """2^62 for that number, the digits for one that is no large power of 2."""
+    """A large power of 2 as such, `2^62`; any other number in digits."""
     exponent = number.bit_length() - 1
     return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else str(number)
 
@@ -139,7 +138,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value is of a class that an annotation allows."""
+    """True if an annotation allows a value's class."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, member) for member in get_args(hint))
@@ -155,29 +154,29 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _fits_list(value: object, member: Any, *, arrays: bool) -> bool:
-    """Whether a value lists what an annotation allows; where `arrays`, a vector of numbers does."""
+    """True if a value is a list whose members an annotation allows; `arrays` allows a vector of numbers as well."""
     if isinstance(value, np.ndarray):
         return arrays and (member is Any or (member in (int, float) and value.ndim == 1))
     return isinstance(value, Sequence) and not isinstance(value, str) and all(_fits(entry, member) for entry in value)
 
 
 def _numbers(dtype: object) -> str:
-    """The sort of number that an array's dtype, numpy's, torch's or jaxtyping's, stands for."""
+    """Sort of number behind an array's dtype, be it numpy's, torch's or jaxtyping's."""
     name = str(dtype).removeprefix("torch.")
     return "whole numbers" if name.startswith(("int", "uint")) else "numbers" if "float" in name else name
 
 
-def _wanted(hint: Any) -> str:
-    """What an annotation allows, in words."""
+def _described(hint: Any) -> str:
+    """Words for the values that an annotation allows."""
     origin, members = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_wanted(member) for member in members))
+        return " or ".join(dict.fromkeys(_described(member) for member in members))
     if hasattr(hint, "array_type"):
         return f"an array of {_numbers(hint.dtypes[0])} ({hint.array_type.__module__}.{hint.array_type.__name__})"
     if hint in PLAIN:
         return PLAIN[hint][1]
     if origin in (Sequence, list, tuple):
-        return f"a list, each {_wanted(members[0])}"
+        return f"a list, each {_described(members[0])}"
     if origin in (Mapping, dict):
         return "a mapping"
     name = getattr(origin or hint, "__name__", str(hint))
@@ -185,7 +184,7 @@ def _wanted(hint: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value in a few words: short ones as they are written, others by their class."""
+    """A value in a few words: written out if short, otherwise its class."""
     if value is None or isinstance(value, str | int | float | list | tuple | dict):
         return " ".join(reprlib.repr(value).split())
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)

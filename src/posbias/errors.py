@@ -1,13 +1,13 @@
 """The errors a user can meet, each one line that names the value and what is allowed.
 
 `UsageError` is a wrong request (exit code 2), `RunError` a run that could not be finished (exit code 1).
-Both derive from ValueError / RuntimeError so that library users need not import them. `printable` is what everything
-passes that comes from elsewhere, names above all, before a person sees it.
+Both derive from ValueError / RuntimeError so that library users need not import them. Everything that comes from
+elsewhere, names above all, passes `printable` before a person sees it.
 """
 
 
 def printable(text: str) -> str:
-    """A text as it may be shown: what steers a terminal, turns the direction of writing or ends a line is escaped."""
+    """A text with everything escaped that steers a terminal, turns the direction of writing or ends a line."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
@@ -18,8 +18,8 @@ LONGEST_LIST = 120
 
 
 def without_long_lists(text: str) -> str:
-    """A message in which lists longer than `LONGEST_LIST` characters are cut, with what stands inside them."""
-    parts, done, opened = [], 0, []
+    """A message with every list longer than `LONGEST_LIST` characters cut, nested lists included."""
+    parts, copied_to, opened = [], 0, []
     for place, letter in enumerate(text):
         if letter == "[":
             opened.append(place)
@@ -27,9 +27,9 @@ def without_long_lists(text: str) -> str:
             begin = opened.pop()
             if not opened and place - begin > LONGEST_LIST:
                 numbers = text.count(",", begin, place) + 1
-                parts.append(f"{text[done : begin + LONGEST_LIST // 2]} ... {numbers} entries]")
-                done = place + 1
-    return "".join([*parts, text[done:]])
+                parts.append(f"{text[copied_to : begin + LONGEST_LIST // 2]} ... {numbers} entries]")
+                copied_to = place + 1
+    return "".join([*parts, text[copied_to:]])
 
 
 class UsageError(ValueError):
@@ -51,7 +51,7 @@ MOST_REPEATED = 240
 
 
 def one_line(error: BaseException | str) -> str:
-    """The first line of an error's message (its name where there is none) or of a text: short, and printable.
+    """The first line of an error's message (its class if there is none) or of a text: short, and printable.
 
     Other libraries repeat what they read; it may be of any length, and hold characters that steer a terminal.
     """

@@ -1,6 +1,6 @@
 """Files that users name, read so that none can block, fill the memory or go on for ever.
 
-Only regular files are opened; lines and whole files are held to `limits.READ_BYTES`; what is not UTF-8 or JSON is
+Only regular files are opened; lines and whole files are held to `limits.READ_BYTES`; anything but UTF-8 or JSON is
 refused in one line that names the place.
 """
 
@@ -23,7 +23,7 @@ TEMPORARY = "posbias.tmp"
 
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_LEVELS = 64
-"""Lists and objects of JSON inside each other."""
+"""Deepest nesting of lists and objects of JSON."""
 MOST_DIGITS = 40
 """Digits of a whole number in JSON; files of tokenizers write "no limit" as 10^30."""
 SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
@@ -47,19 +47,19 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def file_exists(path: str | Path) -> bool:
-    """Whether something has this name; False for what can be no name (too long, with a zero byte)."""
+    """True if something has this name; False for a text that can be no name (too long, with a zero byte)."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
         return False
 
 
-def read_whole(path: str | Path, what: str, limit: Limit = READ_BYTES) -> bytes:
-    """The content of a file that is read at once."""
+def read_whole(path: str | Path, sort: str, limit: Limit = READ_BYTES) -> bytes:
+    """The content of a file that is read at once; `sort` names it in a message, such as "study file"."""
     with open_file(path) as file:
         content = file.read(limit.most + 1)
     if len(content) > limit.most:
-        raise limit.exceeded(f"{what} {str(path)!r} is too long")
+        raise limit.exceeded(f"{sort} {str(path)!r} is too long")
     return content
 
 
@@ -104,7 +104,7 @@ def decoded(content: bytes, where: str) -> str:
 
 
 def read_json(path: Path, *, most_bytes: int) -> Any:
-    """The value that a file of JSON holds; OSError where there is no such file, ValueError where it is refused.
+    """The value that a file of JSON holds; OSError if there is no such file, ValueError if it is refused.
 
     A pipe or device, which may never end, is not read.
     """
@@ -118,10 +118,11 @@ def read_json(path: Path, *, most_bytes: int) -> Any:
 
 
 def strict_json(content: bytes) -> Any:
-    """A JSON value without what Python's parser lets through and later code stumbles over.
+    """A JSON value, held to more than Python's parser asks for, so that later code does not stumble over it.
 
-    Raises ValueError, one line that says what the document is or holds, for a number of 400 digits, half a surrogate
-    pair, a thousand brackets, a key twice, or no JSON at all.
+    Raises:
+        ValueError: a number of 400 digits, half a surrogate pair, a thousand brackets, a key twice, or no JSON at all;
+            one line that says what the document is or holds.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -159,7 +160,7 @@ def json_object(content: bytes, where: str) -> dict[str, Any]:
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse half of a surrogate pair, which is no character and which no tokenizer takes."""
+    """Refuse half of a surrogate pair: it is no character, and no tokenizer takes it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -180,19 +181,19 @@ def _real(text: str) -> float:
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"holds the key {next(name for name in names if names.count(name) > 1)[:80]!r} twice")
-    return found
+    return by_name
 
 
 def _check_levels(value: Any) -> None:
-    """Level by level, as a recursion would end in the same trouble."""
+    """Refuse a value nested too deep, level by level: a recursion would end in the same trouble."""
     level = [value]
     for _ in range(MOST_LEVELS + 1):
-        below = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [each for items in below for each in items if isinstance(each, dict | list)]
+        members = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [item for items in members for item in items if isinstance(item, dict | list)]
         if not level:
             return
     raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")

@@ -1,5 +1,7 @@
-"""Most bytes, nodes, items, cells and seconds that one input may take, so that a hostile file or a slip of the keyboard
-ends at once; each limit is raised by an environment variable that its message names.
+"""Most bytes, nodes, items, cells and seconds that one input may take.
+
+With them a hostile file or a slip of the keyboard ends at once; each limit is raised by an environment variable that
+its message names.
 """
 
 import os
@@ -16,7 +18,7 @@ class Limit:
     """The environment variable that replaces the default."""
     default: int
     unit: str
-    """What is counted, in the plural, for messages."""
+    """Plural name of the things counted, for messages."""
 
     @property
     def most(self) -> int:
@@ -32,49 +34,50 @@ class Limit:
             raise UsageError(f"{self.variable} must be a number of {self.unit} in [1, 2^63), got {text!r}")
         return int(number)
 
-    def check(self, what: str, number: int) -> None:
+    def check(self, subject: str, number: int) -> None:
         """Refuse more than the limit; the message says how to raise it."""
         if number > self.most:
-            shown = f"{number:,}" if number < 10**15 else f"10^{len(str(number)) - 1} or more"
-            raise self.exceeded(f"{what} {'takes' if self.unit == 'cells' else 'is'} {shown} {self.unit}")
+            digits = f"{number:,}" if number < 10**15 else f"10^{len(str(number)) - 1} or more"
+            raise self.exceeded(f"{subject} {'takes' if self.unit == 'cells' else 'is'} {digits} {self.unit}")
 
-    def exceeded(self, what: str) -> UsageError:
-        """The refusal of an input of which it is known only that it is more."""
+    def exceeded(self, complaint: str) -> UsageError:
+        """The refusal of an input that is too much, by an unknown amount."""
         return UsageError(
-            f"{what}; allowed are at most {self.most:,} {self.unit} (more by {self.variable}=NUMBER in the environment)"
+            f"{complaint}; allowed are at most {self.most:,} {self.unit} "
+            f"(more by {self.variable}=NUMBER in the environment)"
         )
 
 
 READ_BYTES = Limit("POSBIAS_MAX_READ_BYTES", 1 << 25, "bytes")
-"""Of a line, or of a file that is read whole: as Python objects it can take twenty times as much memory."""
+"""A line, or a file that is read whole: as Python objects it can take twenty times as much memory."""
 BLANK_LINES = Limit("POSBIAS_MAX_BLANK_LINES", 100_000, "blank lines")
-"""Before the next record of a file; 10 GB of line ends fit into 10 MB of gzip."""
+"""Blank lines before the next record of a file; 10 GB of line ends fit into 10 MB of gzip."""
 PARQUET_BYTES = Limit("POSBIAS_MAX_PARQUET_BYTES", 1 << 27, "bytes")
-"""Of the records of one batch of a Parquet file, decoded: 1 MB of text stored once can stand for a million records."""
+"""Records of one batch of a Parquet file, decoded: 1 MB of text stored once can stand for a million records."""
 YAML_BYTES = Limit("POSBIAS_MAX_YAML_BYTES", 1_000_000, "bytes")
-"""Of a YAML document; it is read at about 2 MB a second."""
+"""A YAML document; it is read at about 2 MB a second."""
 NODES = Limit("POSBIAS_MAX_YAML_NODES", 20_000, "nodes")
-"""Of a YAML document, and of what it stands for with its aliases written out: 446 bytes can be 10^9."""
+"""Nodes of a YAML document with its aliases written out: 446 bytes can be 10^9."""
 MASK_BYTES = Limit("POSBIAS_MAX_MASK_BYTES", 1_000_000, "bytes")
-"""Of a mask file; 256 x 256 positions as text take about 130,000."""
+"""A mask file; 256 x 256 positions as text take about 130,000."""
 ITEMS = Limit("POSBIAS_MAX_ITEMS", 100_000, "items")
-"""In one prompt of a task: 10^5 key-value pairs are 8 MB of text, some four million tokens."""
+"""Items in one prompt of a task: 10^5 key-value pairs are 8 MB of text, some four million tokens."""
 EXAMPLES = Limit("POSBIAS_MAX_EXAMPLES", 1_000_000, "examples")
-"""Of a task: samples times positions."""
+"""Examples of a task: samples times positions."""
 TOKENS = Limit("POSBIAS_MAX_PROMPT_TOKENS", 10_000_000, "tokens")
-"""Of one prompt that is made, and of one answer."""
+"""Tokens of one prompt that is made, or of one answer."""
 REPEATS = Limit("POSBIAS_MAX_REPEATS", 100_000, "repeats")
 """Probes, draws, re-initialisations, starts, rounds, retries and steps of a path."""
 UPDATES = Limit("POSBIAS_MAX_UPDATES", 10_000_000, "updates")
-"""Of one training or fit; the longest published one here has 100,000."""
+"""Updates of one training or fit; the longest published one here has 100,000."""
 AT_ONCE = Limit("POSBIAS_MAX_AT_ONCE", 100_000, "at a time")
 """Prompts, samples, members and rows that are worked on together."""
 HEADS = Limit("POSBIAS_MAX_HEADS", 30_000, "heads")
-"""Of all layers of an architecture, each resolved by itself; the largest models have 16,000."""
+"""Heads in all layers of an architecture, each resolved by itself; the largest models have 16,000."""
 CELLS = Limit("POSBIAS_MAX_CELLS", 5 * 10**7, "cells")
 """Numbers that one array holds, 0.4 GB in double precision; several stand beside each other."""
 STEPS = Limit("POSBIAS_MAX_STEPS", 10**10, "steps")
-"""Of a theory: layers times heads times positions, at 10^8 to 10^9 a second."""
+"""Steps of a theory: layers times heads times positions, at 10^8 to 10^9 a second."""
 TEMPLATE_SECONDS = Limit("POSBIAS_MAX_TEMPLATE_SECONDS", 2, "seconds")
 """Processor time that a chat template may take for one conversation."""
 TEMPLATE_BYTES = Limit("POSBIAS_MAX_TEMPLATE_BYTES", 1 << 28, "bytes")

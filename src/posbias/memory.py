@@ -15,41 +15,40 @@ UNITS = {"": 1, "B": 1} | {
     for power, letter in enumerate("KMGT", start=1)
     for unit, base in ((f"{letter}B", 1000), (f"{letter}IB", 1024))
 }
-"""By upper-case unit: bytes."""
+"""Bytes by upper-case unit."""
 
 CGROUPS = Path("/sys/fs/cgroup")
-"""Where the kernel shows control groups: their memory limits bind containers, batch jobs and services."""
+"""The kernel's view of control groups, whose memory limits bind containers, batch jobs and services."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of glibc's settings, from its malloc.h."""
 KEPT, MAPPED_FROM = 1 << 29, 1 << 25
 """Freed bytes that glibc may keep at the end of a heap, and the size from which a block is given back at once."""
 GIVEN_BACK_FROM = 1 << 16
-"""Both where memory is promised: no tensor that counts is smaller."""
+"""Both numbers when memory is promised: no tensor that counts is smaller."""
 TO_LOAD, TO_COME = 220 * 10**6, 100 * 10**6
 """Bytes that a process takes on beside the weights while it loads a model (its classes, a tokenizer), and after that
 (kernels' workspaces, the drawing of a report)."""
 UNKNOWN = 600 * 10**6
-"""What Python and all of that take together, where the system does not say."""
+"""Bytes that Python and all of that take together, if the system does not say."""
 
-
-_kept = False
-"""Whether this process was told last to keep what it frees."""
+_keeps_freed = False
+"""The last setting of this process: keep what it frees, or give it back."""
 
 
 def keep_freed_memory() -> None:
     """Let this process keep up to 512 MiB of what it frees, for the next allocation; only glibc has the setting.
 
-    Training and passes allocate and free the same megabytes again and again. Where they are returned each time, the
+    Training and passes allocate and free the same megabytes again and again. If they are returned each time, the
     kernel clears every page anew: up to a fifth of the processor time of training (benchmarks/train), a third of a
     measurement's.
     """
-    _allocate(kept=KEPT, mapped_from=MAPPED_FROM)
+    _allocate(most_freed=KEPT, mapped_from=MAPPED_FROM)
 
 
 def keeps_freed_memory() -> bool:
-    """Whether this process keeps what it frees."""
-    return _kept
+    """True if this process keeps what it frees."""
+    return _keeps_freed
 
 
 def give_back_freed_memory() -> None:
@@ -58,18 +57,18 @@ def give_back_freed_memory() -> None:
     By default glibc keeps freed blocks of up to 32 MiB, and the holes between them: 1.4 times what the
     tensors of a pass hold, and 2 to 4 times with checkpointing (benchmarks/README.md). Costs processor time.
     """
-    _allocate(kept=GIVEN_BACK_FROM, mapped_from=GIVEN_BACK_FROM)
+    _allocate(most_freed=GIVEN_BACK_FROM, mapped_from=GIVEN_BACK_FROM)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
     if trim is not None:
         trim(0)
 
 
-def _allocate(*, kept: int, mapped_from: int) -> None:
-    global _kept
-    _kept = kept == KEPT
+def _allocate(*, most_freed: int, mapped_from: int) -> None:
+    global _keeps_freed
+    _keeps_freed = most_freed == KEPT
     setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if setting is not None:
-        setting(M_TRIM_THRESHOLD, kept)
+        setting(M_TRIM_THRESHOLD, most_freed)
         setting(M_MMAP_THRESHOLD, mapped_from)
 
 
@@ -78,10 +77,10 @@ def beside_weights(weights: int | None = None) -> int:
 
     `weights` are the bytes of those in its memory; None: the model is still to be loaded.
     """
-    held = resident_bytes()
-    if held is None:
+    resident = resident_bytes()
+    if resident is None:
         return UNKNOWN
-    return held + TO_LOAD if weights is None else max(held - weights, 0) + TO_COME
+    return resident + TO_LOAD if weights is None else max(resident - weights, 0) + TO_COME
 
 
 def parse_bytes(text: str) -> int:
@@ -111,50 +110,50 @@ def show_bytes(count: float) -> str:
 
 
 def available_bytes() -> int | None:
-    """What this process could still take: of the machine and of every limit above it; None if unknown.
+    """Bytes that this process could still take, within the machine and every limit above it; None if unknown.
 
     Limits are those of the process's control group and of all groups that hold it (container, service, batch job).
     Pages of files that the kernel may drop at any time do not count as used.
     """
     free = _field("/proc/meminfo", "MemAvailable")
-    left = [_left_of(group, *names) for group, names in _memory_groups()]
-    known = [value for value in (free, *left) if value is not None]
-    return max(min(known), 0) if known else None
+    below_limits = [_left_of(group, *names) for group, names in _memory_groups()]
+    bounds = [bound for bound in (free, *below_limits) if bound is not None]
+    return max(min(bounds), 0) if bounds else None
 
 
 def resident_bytes() -> int | None:
-    """What this process holds; None where the system does not say."""
+    """Bytes that this process holds; None if the system does not say."""
     return _field("/proc/self/status", "VmRSS")
 
 
 def peak_bytes() -> int | None:
-    """The most this process has held; None where the system does not say."""
+    """Most bytes that this process has held; None if the system does not say."""
     return _field("/proc/self/status", "VmHWM")
 
 
 def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """Control groups that may limit this process, each with its names of limit, use and file pages."""
     for line in _text("/proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        _, controllers, path, *_ = [*line.split(":", 2), "", ""]
         if not controllers:
             root, names = CGROUPS, ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             root, names = CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
-        own = root / path.strip("/")
+        group_of_process = root / path.strip("/")
+        groups = (group_of_process, *group_of_process.parents)
         # Inside a container the path may be the host's; then only the mounted root is there.
-        yield from ((group, names) for group in (own, *own.parents) if group.is_relative_to(root) and group.is_dir())
+        yield from ((group, names) for group in groups if group.is_relative_to(root) and group.is_dir())
 
 
 def _left_of(group: Path, limit: str, used: str, file_pages: str) -> int | None:
-    """Limit less use of one control group; None where it has no limit."""
-    allowed, taken = _text(group / limit).strip(), _text(group / used).strip()
-    if not allowed.isdigit() or not taken.isdigit():  # no file, or "max"
+    """Limit less use of one control group; None if it has no limit."""
+    allowed, in_use = _text(group / limit).strip(), _text(group / used).strip()
+    if not allowed.isdigit() or not in_use.isdigit():  # no file, or "max"
         return None
     droppable = re.search(rf"^{file_pages} (\d+)$", _text(group / "memory.stat"), re.MULTILINE)
-    return int(allowed) - int(taken) + (int(droppable[1]) if droppable else 0)
+    return int(allowed) - int(in_use) + (int(droppable[1]) if droppable else 0)
 
 
 def _field(path: str, name: str) -> int | None:
@@ -164,7 +163,7 @@ def _field(path: str, name: str) -> int | None:
 
 
 def _text(path: str | Path) -> str:
-    """What a file of the kernel's holds; nothing where it cannot be read."""
+    """Content of a file of the kernel's; empty if it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:

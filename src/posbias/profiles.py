@@ -50,9 +50,9 @@ class Profile(Showing):
         """The mean of independent units' profiles (rows that sum to 1), with its pointwise interval."""
         return cls(units.mean(axis=0), *mean_ends(units, confidence=confidence, least=0.0, most=1.0))
 
-    def series(self, name: str, *, drawn: bool = True) -> Series:
-        """The profile under a name, beside others."""
-        return Series(name, self.influence, self.low, self.high, drawn)
+    def series(self, name: str) -> Series:
+        """The profile as a named curve."""
+        return Series(name, self.influence, self.low, self.high)
 
     def shown(self) -> Shown:
         """Its single curve."""

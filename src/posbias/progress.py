@@ -1,4 +1,4 @@
-"""Progress on stderr for anything longer than a second, silent where it is not a terminal; what a log needs, always."""
+"""Progress on stderr for anything longer than a second, silent if it is no terminal; lines for a log, always."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sized
@@ -19,8 +19,9 @@ def track(items: Iterable[Item], description: str, *, total: int | None = None) 
     from rich.progress import track as rich_track
 
     total = len(items) if isinstance(items, Sized) else total
-    shown = escape(printable(description))
-    yield from rich_track(items, description=shown, total=total, console=Console(stderr=True), transient=True)
+    yield from rich_track(
+        items, description=escape(printable(description)), total=total, console=Console(stderr=True), transient=True
+    )
 
 
 def report(line: str) -> None:

@@ -23,7 +23,7 @@ UNQUOTED = re.compile(r"(\w+)\s*=\s*([^\W\d][^,'\"()\[\]]*|[/~.][^,'\"()\[\]]+)"
 """A parameter and its value, where that is no quoted text, list or call."""
 
 PLAIN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}
-"""By sort of a plain parameter: what it must be."""
+"""Words for a plain parameter's values, by its type."""
 PLAIN_SORTS = set(PLAIN_WORDS)
 
 Variant = TypeVar("Variant")
@@ -35,7 +35,7 @@ class Registry(Generic[Variant]):
 
     def __init__(self, sort: str) -> None:
         self.sort = sort
-        """What is registered here, in the singular, for messages: "mask", "encoding" ..."""
+        """Singular name of the variants, for messages: "mask", "encoding" ..."""
         self._variants: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable[[_Registered], _Registered]:
@@ -91,7 +91,7 @@ class Registry(Generic[Variant]):
         return built
 
     def _check_types(self, variant: Any) -> None:
-        """Refuse values of another sort than a plain field has, for variants that do not look themselves."""
+        """Refuse values of another type than a plain field's, for variants that do not check them themselves."""
         hints = get_type_hints(type(variant))
         for field in dataclasses.fields(variant):
             value, hint = getattr(variant, field.name), hints[field.name]
@@ -141,20 +141,20 @@ def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, 
 
 
 def _unquoted(text: str) -> str:
-    """What to write instead, where a parameter's value is a text without quotation marks, such as a file's name."""
+    """Advice if a parameter's value is a text without quotation marks, such as a file's name; else empty."""
     for match in UNQUOTED.finditer(text):
         parameter, value = match[1], match[2].strip()
         if value.capitalize() in ("True", "False", "None"):
             if value != value.capitalize():
                 return f"; write {parameter}={value.capitalize()}"
             continue
-        what = "file name" if "." in value or "/" in value else "text"
-        return f"; put the {what} in quotes: {parameter}={value!r}"
+        sort = "file name" if "." in value or "/" in value else "text"
+        return f"; put the {sort} in quotes: {parameter}={value!r}"
     return ""
 
 
 def _plain(value: Any) -> Any:
-    """As a user would type it: tuples as lists, and of NumPy's numbers Python's."""
+    """A value as a user would type it: tuples become lists, and NumPy's numbers Python's."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value

@@ -2,9 +2,9 @@
 
 Smooth statistics, in closed form: with T = (estimate - truth) / error, an interval holds every truth that neither of
 two tests rejects: Student's, which is right for symmetric units, and Student's after Hall's transformation, which takes
-the skewness out of T. It is the wider of the two on each side, and its p-value the larger. An end is infinite where
+the skewness out of T. It is the wider of the two on each side, and its p-value the larger. An end is infinite if
 nothing is known; an interval without width says that all units agreed, not that the truth is known. A cautious estimate
-takes the skewness for larger than it looks, and for known to one standard error only.
+takes the skewness to be larger than it looks, and known to one standard error only.
 
 Statistics that jump (the place of a minimum, a median, a rank correlation, a choice among orders) have no standard
 error: they are resampled, the generator passed in, and have expanded percentile intervals.
@@ -27,7 +27,7 @@ from posbias.errors import UsageError
 CONFIDENCE = 0.95
 """Coverage that an interval claims by default."""
 MISSING = "–"
-"""What stands for a number that does not exist."""
+"""Text in place of a number that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Interval:
 
     @classmethod
     def of_record(cls, stored: Mapping[str, Any]) -> "Interval":
-        """What `as_record` made plain."""
+        """The interval that `as_record` turned into plain numbers."""
         value, low, high = stored["value"], stored["low"], stored["high"]
         return cls(
             math.nan if value is None else value, -math.inf if low is None else low, math.inf if high is None else high
@@ -48,11 +48,11 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether the ends say anything: one of them is finite, and they differ."""
+        """True if the ends say anything: one of them is finite, and they differ."""
         return self.low < self.high and (math.isfinite(self.low) or math.isfinite(self.high))
 
     def excludes(self, reference: float) -> bool:
-        """Whether `reference` lies outside the interval."""
+        """True if `reference` lies outside the interval."""
         return not self.low <= reference <= self.high
 
     def including(self, value: float) -> "Interval":
@@ -60,7 +60,7 @@ class Interval:
         return Interval(self.value, min(self.low, value), max(self.high, value))
 
     def as_record(self) -> dict[str, float | None]:
-        """Plain numbers; None where a value is infinite or undefined, both ends where the interval is not known."""
+        """Plain numbers; None for an infinite or undefined one, and for both ends if the interval is not known."""
         ends = {"low": self.low, "high": self.high} if self.known else {"low": math.nan, "high": math.nan}
         return {
             name: float(number) if math.isfinite(number) else None
@@ -68,7 +68,7 @@ class Interval:
         }
 
     def text(self, spec: str = ".3f", *, scale: float = 1.0, unit: str = "") -> str:
-        """The value with its ends in brackets, such as `31.0 % [28.0, 35.0]`; no brackets where they are not known.
+        """The value with its ends in brackets, such as `31.0 % [28.0, 35.0]`; no brackets if they are not known.
 
         Every number is multiplied by `scale` (100 for percent); the unit stands between the value and the ends.
         """
@@ -94,31 +94,31 @@ UNITS_FOR_SKEWNESS = 6
 LEAST_SKEWNESS = 1e-6
 """Below it Hall's transformation is the identity to within rounding."""
 UNDERSTATED = 1.25
-"""By what a cautious estimate multiplies the skewness: few units mostly lack the rare large values that make it up."""
+"""Factor on the skewness of a cautious estimate: few units mostly lack the rare large values that make it up."""
 
 Numbers = Float64[np.ndarray, "*values"]
 Scalars = Numbers | float
-"""What NumPy makes of numbers without axes is a scalar."""
+"""Numbers, or the scalar that NumPy makes of numbers without axes."""
 PerUnit = Float64[np.ndarray, "_ *values"]
 """One row per unit; the units of several samples differ in number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """One estimate, or many at once, with what its intervals and p-values need."""
+    """One estimate, or many at once, with all that its intervals and p-values need."""
 
     value: Numbers
     error: Numbers
-    """Standard error. Where no unit differs from another, that of one unit in n which shows nothing; 0 where there is a
-    single unit, or all show nothing: then nothing is known."""
+    """Standard error. If no unit differs from another, the error as if one unit in n showed nothing; 0 if nothing is
+    known, because there is a single unit or all units show nothing."""
     skewness: Numbers
     """Third cumulant of the estimate over its standard error cubed: g / sqrt(n) for the mean of n units of skewness g.
     """
     freedom: Numbers
     """Degrees of freedom of the error; n - 1 for n units, Welch's number for several samples."""
     cautious: bool = False
-    """Whether the skewness may be a quarter larger than estimated, and one standard error more or less, sqrt(6 / n) of
-    n normal units: the mean of one sample, with rates of false findings in studies/intervals."""
+    """Allow for a skewness a quarter larger than estimated, and one standard error more or less, sqrt(6 / n) for n
+    normal units: for the mean of one sample, with rates of false findings in studies/intervals."""
 
     @property
     def plausible(self) -> tuple[Numbers, ...]:
@@ -131,7 +131,7 @@ class Estimate:
     def ends(
         self, confidence: float = CONFIDENCE, *, least: float = -np.inf, most: float = np.inf
     ) -> tuple[Numbers, Numbers]:
-        """Low and high ends of the intervals, within the truth's range; infinite where nothing is known."""
+        """Low and high ends of the intervals, within the truth's range; infinite if nothing is known."""
         from scipy.special import stdtrit
 
         if not 0 < confidence < 1:
@@ -141,8 +141,7 @@ class Estimate:
         up = np.max([quantile, *(-_with_skewness(-quantile, skewness) for skewness in self.plausible)], axis=0)
         low = np.minimum(np.maximum(self.value - down * self.error, least), self.value)
         high = np.maximum(np.minimum(self.value + up * self.error, most), self.value)
-        known = self.error > 0
-        return np.where(known, low, -np.inf), np.where(known, high, np.inf)
+        return np.where(self.error > 0, low, -np.inf), np.where(self.error > 0, high, np.inf)
 
     def interval(self, confidence: float = CONFIDENCE, *, least: float = -np.inf, most: float = np.inf) -> Interval:
         """The interval of a single estimate, as `ends`."""
@@ -150,22 +149,19 @@ class Estimate:
         return Interval(float(self.value), float(low), float(high))
 
     def p(self, reference: float = 0.0) -> Numbers:
-        """Two-sided p-value of the truth being `reference`, which `ends` excludes where it is below 1 - confidence.
-
-        1 where nothing is known.
-        """
+        """Two-sided p-value of the truth being `reference`, below 1 - confidence if `ends` excludes it."""
         from scipy.special import stdtr
 
-        known = self.error > 0
-        distance = np.divide(self.value - reference, self.error, out=np.zeros(np.shape(self.value)), where=known)
+        has_error = self.error > 0
+        distance = np.divide(self.value - reference, self.error, out=np.zeros(np.shape(self.value)), where=has_error)
         sign = np.sign(distance)
         turned = (sign * _without_skewness(distance, skewness) for skewness in self.plausible)
         least = np.min([sign * distance, *turned], axis=0)
-        return np.where(known, 2 * stdtr(self.freedom, -np.maximum(least, 0.0)), 1.0)
+        return np.where(has_error, 2 * stdtr(self.freedom, -np.maximum(least, 0.0)), 1.0)
 
 
 def estimate(value: Scalars, *influences: PerUnit, scale: float = 0.0) -> Estimate:
-    """An estimate that is, to first order, the truth plus the mean influence of the units of each sample.
+    """The estimate of a statistic that is, to first order, the truth plus the mean influence of each sample's units.
 
     Args:
         value: The estimate.
@@ -185,18 +181,18 @@ def estimate(value: Scalars, *influences: PerUnit, scale: float = 0.0) -> Estima
         largest = np.maximum(np.max([np.abs(rows).max(axis=0) for rows in influences], axis=0), scale)
         for count, rows in zip(counts, influences, strict=True):
             centred = (rows - rows.mean(axis=0)) / largest  # powers of tiny influences would vanish
-            own = np.square(centred).sum(axis=0) / (count * (count - 1))
-            variance, squared = variance + own, squared + own**2 / (count - 1)
-            moment, third = moment + own * (count - 1) / count, third + (centred**3).sum(axis=0) / count**3
-        known = np.isfinite(variance) & (variance > ROUNDING**2)
+            of_sample = np.square(centred).sum(axis=0) / (count * (count - 1))
+            variance, squared = variance + of_sample, squared + of_sample**2 / (count - 1)
+            moment, third = moment + of_sample * (count - 1) / count, third + (centred**3).sum(axis=0) / count**3
+        varies = np.isfinite(variance) & (variance > ROUNDING**2)
         agreed = np.isfinite(value) & (np.abs(value) > ROUNDING * largest)
-        error = np.where(known, largest * np.sqrt(variance), np.where(agreed, np.abs(value) / fewest, 0.0))
+        error = np.where(varies, largest * np.sqrt(variance), np.where(agreed, np.abs(value) / fewest, 0.0))
         skewness, freedom = third / moment**1.5, variance**2 / squared
     return Estimate(
         np.asarray(value),
         error=error,
-        skewness=np.where(known & (fewest >= UNITS_FOR_SKEWNESS), skewness, 0.0),
-        freedom=np.where(known, freedom, fewest - 1),
+        skewness=np.where(varies & (fewest >= UNITS_FOR_SKEWNESS), skewness, 0.0),
+        freedom=np.where(varies, freedom, fewest - 1),
     )
 
 
@@ -244,11 +240,11 @@ def _without_skewness(distance: Scalars, skewness: Scalars) -> Scalars:
 
 
 def _with_skewness(transformed: Scalars, skewness: Numbers) -> Scalars:
-    """Its inverse: 3 / g ((1 + g (h - g / 6))^(1/3) - 1)."""
+    """The inverse of `_without_skewness`: 3 / g ((1 + g (h - g / 6))^(1/3) - 1)."""
     tiny = np.abs(skewness) < LEAST_SKEWNESS
     divisor = np.where(tiny, 1.0, skewness)
-    found: Scalars = 3 / divisor * (np.cbrt(1 + divisor * (transformed - divisor / 6)) - 1)
-    return np.where(tiny, transformed, found)
+    skewed: Scalars = 3 / divisor * (np.cbrt(1 + divisor * (transformed - divisor / 6)) - 1)
+    return np.where(tiny, transformed, skewed)
 
 
 DRAWS = 1000
@@ -256,7 +252,7 @@ DRAWS = 1000
 BLOCK_VALUES = 4_000_000
 """Float64 values of averaged draws held at a time (32 MB)."""
 HALF_SLACK = 1e-9
-"""Relative rounding allowed where cumulated weights, multiples of 1 / units, are exactly one half."""
+"""Relative rounding allowed when cumulated weights, multiples of 1 / units, are exactly one half."""
 
 Weights = Float64[np.ndarray, "draws n_units"]
 Values = Float64[np.ndarray, "draws"]
@@ -307,13 +303,13 @@ def expanded_tail(n_units: int) -> float:
     return float(ndtr(-np.sqrt(n_units / (n_units - 1)) * quantile))
 
 
-def percentile_interval(value: float, drawn: Values, n_units: int) -> Interval:
+def percentile_interval(value: float, resampled: Values, n_units: int) -> Interval:
     """Expanded percentile interval of the draws, widened to contain the estimate; infinite without draws.
 
     Draws that leave the statistic undefined (NaN) are left out; infinite draws count, and may make an end infinite.
-    Widening matters where a distance is at the noise floor.
+    Widening matters when a distance is at the noise floor.
     """
-    defined = np.sort(drawn[~np.isnan(drawn)])
+    defined = np.sort(resampled[~np.isnan(resampled)])
     if defined.size == 0:
         return Interval(float(value), -np.inf, np.inf)
     tail = expanded_tail(n_units) * (defined.size - 1)
@@ -323,14 +319,14 @@ def percentile_interval(value: float, drawn: Values, n_units: int) -> Interval:
 
 
 def _between(outer: float, inner: float, share: float) -> float:
-    """Linear interpolation; the outer draw where one of the two is infinite, which errs on the wide side."""
+    """Linear interpolation; the outer draw if one of the two is infinite, which errs on the wide side."""
     if outer == inner or not (np.isfinite(outer) and np.isfinite(inner)):
         return float(outer)
     return float(outer + share * (inner - outer))
 
 
 def weighted_median(values: Float64[np.ndarray, "n_units"], weights: Weights) -> Values:
-    """Median of the values repeated in proportion to their weights, midway where half the weight lies on either side.
+    """Median of the values repeated in proportion to their weights, midway if half the weight lies on either side.
 
     Equal to `np.median` of the repeated values: the mean of the smallest value with at least half of the weight at or
     below it and of the smallest with more than half. One row of weights >= 0, not all zero, per draw.
@@ -346,7 +342,7 @@ def weighted_median(values: Float64[np.ndarray, "n_units"], weights: Weights) ->
 
 
 POWER = 0.8
-"""Chance of finding an effect of the size that is called detectable."""
+"""Chance that a test finds an effect of detectable size."""
 NUDGE = 1e-9
 """Share of the way to the limit at which the search for an end begins."""
 CACHED = 1 << 14
@@ -357,7 +353,7 @@ Binary = Float64[np.ndarray, "n_units"]
 
 
 def wilson(values: Float64[np.ndarray, "n"], confidence: float = CONFIDENCE) -> Interval:
-    """Wilson's score interval of a proportion; infinite where there are no values.
+    """Wilson's score interval of a proportion; infinite if there are no values.
 
     Source: Wilson 1927; it inverts the score test and has length above 0 at 0 % and 100 % too.
     """
@@ -377,17 +373,17 @@ def _wilson(successes: int, count: int, confidence: float) -> Interval:
 def paired_shares(first: Binary, second: Binary, confidence: float = CONFIDENCE) -> tuple[Interval, float]:
     """Mean of `first` less mean of `second` on the same units, and the two-sided p-value of their being equal.
 
-    Tango's interval, extended to 0 where the exact test does not reject; hence it leaves out 0 exactly where p is below
+    Tango's interval, extended to 0 if the exact test does not reject; so it leaves out 0 exactly if p is below
     1 - confidence.
     """
     from scipy.special import bdtr
 
     gained, lost = round((first * (1 - second)).sum()), round(((1 - first) * second).sum())
     p = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))  # McNemar's exact test
-    found = tango(first, second, confidence)
-    if found.excludes(0.0) and p < 1 - confidence:
-        return found, p
-    return found.including(0.0), max(p, 1 - confidence)
+    interval = tango(first, second, confidence)
+    if interval.excludes(0.0) and p < 1 - confidence:
+        return interval, p
+    return interval.including(0.0), max(p, 1 - confidence)
 
 
 def tango(first: Binary, second: Binary, confidence: float = CONFIDENCE) -> Interval:
@@ -402,18 +398,18 @@ def tango(first: Binary, second: Binary, confidence: float = CONFIDENCE) -> Inte
 
 @lru_cache(maxsize=CACHED)
 def _tango(gained: float, lost: float, count: int, confidence: float) -> Interval:
-    """Of units that only the first has, that only the second has, and of all."""
+    """`tango` from the numbers of units that only the first has, that only the second has, and of all units."""
     from scipy.optimize import brentq
     from scipy.special import ndtri
 
     critical = float(ndtri((1 + confidence) / 2))
 
     def score(difference: float, level: float) -> float:
-        """How far the score lies above the level, times its standard error."""
+        """Distance of the score above the level, times its standard error."""
         linear = (2 * count - gained + lost) * difference - gained - lost
         product = -lost * difference * (1 - difference)
-        other = (np.sqrt(max(linear**2 - 8 * count * product, 0.0)) - linear) / (4 * count)
-        variance = max(count * (2 * other + difference * (1 - difference)), 0.0)
+        only_second = (np.sqrt(max(linear**2 - 8 * count * product, 0.0)) - linear) / (4 * count)
+        variance = max(count * (2 * only_second + difference * (1 - difference)), 0.0)
         return float(gained - lost - count * difference - level * np.sqrt(variance))
 
     def end(level: float, limit: float) -> float:

@@ -1,4 +1,4 @@
-"""What mixes tokens in a transformer: masks, encodings, mixing schedules, and the `Architecture` that joins them."""
+"""Masks, encodings and mixing schedules of transformers, and the `Architecture` that joins them."""
 
 from posbias.architecture.absolute import AbsoluteEncoding, Learned, Sinusoidal
 from posbias.architecture.encodings import (

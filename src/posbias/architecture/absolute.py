@@ -1,7 +1,7 @@
 """Absolute positional encodings: vectors added to the input, which act on logits through given content vectors.
 
-With queries from `query + p_i` and keys from `key + p_j`, the logit is scale * (query + p_i).(key + p_j). What depends
-on the query alone cancels in the softmax, but `query.p_j` favours positions for every query and `p_i.p_j` joins pairs.
+With queries from `query + p_i` and keys from `key + p_j`, the logit is scale * (query + p_i).(key + p_j). Terms of
+the query alone cancel in the softmax, but `query.p_j` favours positions for every query and `p_i.p_j` joins pairs.
 """
 
 from abc import abstractmethod
@@ -26,7 +26,7 @@ class AbsoluteEncoding(Encoding):
     key: Sequence[float] | None
     """Content vector of every key; None: zero."""
     scale: float | None
-    """What the product is multiplied by; None: 1 / sqrt(features)."""
+    """Factor of the product; None: 1 / sqrt(features)."""
 
     @abstractmethod
     def vectors_at(self, positions: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n feature"]:
@@ -81,9 +81,9 @@ class Sinusoidal(AbsoluteEncoding):
     base: float = 10000.0
     """Base of the geometric series of frequencies (> 1)."""
     query: Sequence[float] | None = None
-    """Content that every query has beside its position, `width` numbers; None: none."""
+    """Content of every query beside its position, `width` numbers; None: none."""
     key: Sequence[float] | None = None
-    """The same of every key."""
+    """Content of every key beside its position, `width` numbers; None: none."""
     scale: float | None = None
     """Factor of the product; None: 1 / sqrt(width)."""
 
@@ -110,9 +110,9 @@ class Learned(AbsoluteEncoding):
     vectors: Sequence[Sequence[float]]
     """[position][feature], finite."""
     query: Sequence[float] | None = None
-    """Content that every query has beside its position, `width` numbers; None: none."""
+    """Content of every query beside its position, `width` numbers; None: none."""
     key: Sequence[float] | None = None
-    """The same of every key."""
+    """Content of every key beside its position, `width` numbers; None: none."""
     scale: float | None = None
     """Factor of the product; None: 1 / sqrt(width)."""
 

@@ -7,7 +7,7 @@ that fall off linearly (none, ALiBi, decay) say so through `linear_slopes`, whic
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -28,7 +28,7 @@ class Encoding(ABC):
 
     name: ClassVar[str]
     relative: ClassVar[bool] = True
-    """Whether the bias depends on the distance alone."""
+    """True if the bias depends on the distance alone."""
 
     @abstractmethod
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
@@ -42,7 +42,7 @@ class Encoding(ABC):
         return self.logits(distance.ravel(), heads).reshape(heads, len(query), len(key))
 
     def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"] | None:
-        """Slopes s with logits = -s |distance| for each head, or None where the bias is not linear."""
+        """Slopes s with logits = -s |distance| for each head, or None if the bias is not linear."""
         return None
 
     def check_heads(self, heads: int) -> None:
@@ -50,6 +50,21 @@ class Encoding(ABC):
 
     def __str__(self) -> str:
         return ENCODINGS.spell(self)
+
+
+def one_or_per_head(parameter: Any) -> np.ndarray:
+    """A number or a list of numbers as an array; NaN, which no range allows, for anything else."""
+    try:
+        values = np.asarray(parameter, dtype=np.float64)
+    except (TypeError, ValueError):
+        return np.full(1, np.nan)
+    return values if values.ndim < 2 and values.size else np.full(1, np.nan)
+
+
+def check_count(encoding: str, name: str, parameter: Any, heads: int, *, ndim: int = 1) -> None:
+    """Refuse a parameter that is listed per head, with `ndim` axes, for another number of heads."""
+    if np.ndim(parameter) == ndim and len(parameter) != heads:
+        raise UsageError(f"{encoding}: {len(parameter)} {name} given for {heads} heads; give one or {heads}")
 
 
 class LinearEncoding(Encoding):
@@ -157,23 +172,17 @@ class PerHeadEncoding(Encoding):
     """An encoding whose parameters are each one finite number >= 0 for all heads, or one per head."""
 
     def __post_init__(self) -> None:
-        for name, given in list(vars(self).items()):
-            try:
-                values = np.asarray(given, dtype=np.float64)
-            except (TypeError, ValueError):
-                values = np.full(1, np.nan)
-            if values.ndim > 1 or not values.size or not np.all(np.isfinite(values)) or values.min() < 0:
-                raise UsageError(f"{self.name}: {name} must be a number >= 0 or one per head, got {given}")
+        for name, parameter in list(vars(self).items()):
+            values = one_or_per_head(parameter)
+            if not np.all(np.isfinite(values)) or values.min() < 0:
+                raise UsageError(f"{self.name}: {name} must be a number >= 0 or one per head, got {parameter}")
             object.__setattr__(self, name, tuple(values.tolist()) if values.ndim else float(values))
 
     def columns(self, heads: int) -> list[Float64[np.ndarray, "heads 1"]]:
         """Every parameter spread over heads."""
-        for name, given in vars(self).items():
-            if np.ndim(given) and len(given) != heads:
-                raise UsageError(
-                    f"{self.name}: {len(given)} values of {name} given for {heads} heads; give one or {heads}"
-                )
-        return [np.broadcast_to(np.asarray(given), (heads,))[:, None] for given in vars(self).values()]
+        for name, parameter in vars(self).items():
+            check_count(self.name, f"values of {name}", parameter, heads)
+        return [np.broadcast_to(np.asarray(parameter), (heads,))[:, None] for parameter in vars(self).values()]
 
     def check_heads(self, heads: int) -> None:
         """Lists must be one per head."""
@@ -272,10 +281,7 @@ class T5Buckets(Encoding):
 
     def check_heads(self, heads: int) -> None:
         """Values given per head must be one list per head."""
-        if np.ndim(self.values) == 2 and len(self.values) != heads:
-            raise UsageError(
-                f"t5_buckets: {len(self.values)} lists of values given for {heads} heads; give one or {heads}"
-            )
+        check_count("t5_buckets", "lists of values", self.values, heads, ndim=2)
 
 
 def published_alibi_slopes(heads: int) -> list[float]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.architecture.encodings import ENCODINGS, MAX_SLOPE, Encoding
+from posbias.architecture.encodings import ENCODINGS, MAX_SLOPE, Encoding, check_count, one_or_per_head
 from posbias.errors import UsageError
 
 MAX_BIAS = 300.0
@@ -20,7 +20,7 @@ MAX_BIAS = 300.0
 MAX_ALPHA = 1e12
 """Largest exponent of a gamma key: its shares alpha / (j + alpha) stay exact, whatever the weights would be."""
 MAX_SPAN = 10_000.0
-"""Most nats between the weights of two keys where they are summed: an extended float holds e^-11355."""
+"""Most nats between the weights of two keys that are summed: an extended float holds e^-11355."""
 
 Vector = Float64[np.ndarray, "heads"]
 Shares = tuple[Float64[np.ndarray, "n heads"], Float64[np.ndarray, "n heads"]]
@@ -36,7 +36,7 @@ class KeyEncoding(Encoding):
 
     @property
     def smooth(self) -> bool:
-        """Whether the bias is a smooth function of ln(1 + j): keys of nearly equal logarithm may be taken together."""
+        """True if the bias is smooth in ln(1 + j): keys of nearly equal logarithm may be taken together."""
         return False
 
     @abstractmethod
@@ -49,23 +49,23 @@ class KeyEncoding(Encoding):
 
     @abstractmethod
     def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
-        """What decides each head's bias: heads with equal rows are equal."""
+        """The numbers that decide each head's bias: heads with equal rows are equal."""
 
     def bias_and_slopes(self, n_positions: int, heads: int) -> tuple[Float64[np.ndarray, "heads n"], Vector]:
-        """The bias as b_j + slope j, where a recursion over keys should have the slope of ALiBi apart: by head."""
+        """The bias of each head as b_j + slope j, for recursions over keys that take a slope as ALiBi's."""
         return self.key_logits(n_positions, heads), np.zeros(heads)
 
     def key_shares(self, heads: Sequence[int], n_positions: int, n_heads: int) -> KeyShares:
-        """The share r_j of a key among the keys up to it, and what it leaves, of some heads by position.
+        """The share r_j of a key among the keys up to it, and the rest 1 - r_j, of some heads by position.
 
-        From running sums of the weights, kept for all positions.
+        They come from running sums of the weights, kept for all positions.
         """
         values = self.key_logits(n_positions, n_heads)[heads].T.astype(np.longdouble)
         weights = np.exp(values - values.max(axis=0))
         total = np.cumsum(weights, axis=0)
         before = np.concatenate([np.zeros_like(total[:1]), total[:-1]])
-        share, kept = (weights / total).astype(np.float64), (before / total).astype(np.float64)
-        return lambda low, high: (share[low:high], kept[low:high])
+        share, remainder = (weights / total).astype(np.float64), (before / total).astype(np.float64)
+        return lambda low, high: (share[low:high], remainder[low:high])
 
     def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
         """Refused: distance does not decide."""
@@ -80,30 +80,15 @@ class KeyEncoding(Encoding):
 
 
 def _biases(encoding: str, values: np.ndarray) -> tuple[Any, ...]:
-    """Values for all heads or [head], as a variant keeps them, each within what a key bias may be."""
+    """Values for all heads or [head] as tuples, each held to the range of a key bias."""
     wrong = values[~(np.abs(values) <= MAX_BIAS)]
     if wrong.size:
         raise UsageError(f"{encoding}: values must lie in [-{MAX_BIAS:g}, {MAX_BIAS:g}], got {wrong[0]}")
     return tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
 
 
-def _one_or_per_head(given: Any) -> np.ndarray:
-    """A number or a list of numbers as an array; NaN, which no range allows, where it is neither."""
-    try:
-        values = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError):
-        return np.full(1, np.nan)
-    return values if values.ndim < 2 and values.size else np.full(1, np.nan)
-
-
-def _check_count(encoding: str, name: str, given: Any, heads: int, *, ndim: int) -> None:
-    """What is given per head, with `ndim` axes, must be one for each."""
-    if np.ndim(given) == ndim and len(given) != heads:
-        raise UsageError(f"{encoding}: {len(given)} {name} given for {heads} heads; give one or {heads}")
-
-
 def _of_heads(values: Any, heads: int) -> Float64[np.ndarray, "heads values"]:
-    """The same list for every head, or one for each."""
+    """One row per head, from one list for all heads or one list for each."""
     table = np.atleast_2d(np.asarray(values))
     return np.broadcast_to(table, (heads, table.shape[1]))
 
@@ -127,7 +112,7 @@ class KeyBias(KeyEncoding):
 
     def check_heads(self, heads: int) -> None:
         """Values given per head must be one list per head."""
-        _check_count("key_bias", "lists of values", self.values, heads, ndim=2)
+        check_count("key_bias", "lists of values", self.values, heads, ndim=2)
 
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
         """The beginning of the list."""
@@ -158,7 +143,7 @@ class GammaKey(KeyEncoding):
     """Added per position, in [-700, 700]: a positive one is ALiBi's, minus ALiBi's takes it away; or one per head."""
 
     def __post_init__(self) -> None:
-        slope, alpha = _one_or_per_head(self.slope), _one_or_per_head(self.alpha)
+        slope, alpha = one_or_per_head(self.slope), one_or_per_head(self.alpha)
         if not np.all(np.abs(slope) <= MAX_SLOPE):
             raise UsageError(
                 f"gamma_key: slope must lie in [-{MAX_SLOPE:g}, {MAX_SLOPE:g}], one or one per head, got {self.slope}"
@@ -170,8 +155,8 @@ class GammaKey(KeyEncoding):
 
     def check_heads(self, heads: int) -> None:
         """Lists must be one per head."""
-        for name, given in (("alphas", self.alpha), ("slopes", self.slope)):
-            _check_count("gamma_key", name, given, heads, ndim=1)
+        check_count("gamma_key", "alphas", self.alpha, heads)
+        check_count("gamma_key", "slopes", self.slope, heads)
 
     @property
     def smooth(self) -> bool:
@@ -179,7 +164,7 @@ class GammaKey(KeyEncoding):
         return not np.any(self.slope)
 
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:
-        """ln w_j, and what the slope adds.
+        """ln w_j + slope j.
 
         Raises:
             UsageError: a slope so steep that weights of two keys differ by more than 10,000 nats.
@@ -202,8 +187,7 @@ class GammaKey(KeyEncoding):
     def parameters(self, heads: int) -> Float64[np.ndarray, "heads parameters"]:
         """alpha beside slope."""
         self.check_heads(heads)
-        columns = [np.broadcast_to(np.asarray(given), (heads,)) for given in (self.alpha, self.slope)]
-        return np.column_stack(columns)
+        return np.column_stack([np.broadcast_to(np.asarray(column), (heads,)) for column in (self.alpha, self.slope)])
 
     def key_shares(self, heads: Sequence[int], n_positions: int, n_heads: int) -> KeyShares:
         """alpha / (j + alpha) and j / (j + alpha); with a slope from running sums."""
@@ -246,11 +230,11 @@ class LogSpline(KeyEncoding):
 
     def check_heads(self, heads: int) -> None:
         """Values given per head must be one list per head."""
-        _check_count("log_spline", "lists of values", self.values, heads, ndim=2)
+        check_count("log_spline", "lists of values", self.values, heads, ndim=2)
 
     @property
     def smooth(self) -> bool:
-        """By construction."""
+        """True by construction."""
         return True
 
     def key_logits(self, n_positions: int, heads: int) -> Float64[np.ndarray, "heads n"]:

@@ -1,4 +1,4 @@
-"""Attention masks: which keys each query sees.
+"""Attention masks: the keys that each query sees.
 
 Every mask here is an interval mask: query i sees keys max(0, i - reach + 1) ... i, and positions inside the mutual
 prefix also see each other forwards. Two numbers therefore describe a mask at a given length, and every kernel in
@@ -19,17 +19,17 @@ MASKS: Registry["Mask"] = Registry("mask")
 
 
 class Mask(ABC):
-    """Which keys each query sees."""
+    """A rule for the keys that each query sees."""
 
     name: ClassVar[str]
 
     def reach(self, n_positions: int) -> int:
-        """How many keys a query sees looking back, its own included (positions, 1 ... n_positions)."""
+        """Number of keys a query sees looking back, its own included (positions, 1 ... n_positions)."""
         return n_positions
 
     @abstractmethod
     def mutual_prefix(self, n_positions: int) -> int:
-        """How many leading positions also see each other forwards (0 ... n_positions; below 2 means none)."""
+        """Number of leading positions that also see each other forwards (0 ... n_positions; below 2 means none)."""
 
     def visible(
         self, n_positions: int, queries: Int64[np.ndarray, "query"] | None = None
@@ -68,7 +68,7 @@ class SlidingWindow(Mask):
         check_whole("sliding_window: width", self.width, least=1)
 
     def reach(self, n_positions: int) -> int:
-        """The window, or everything where the context is shorter."""
+        """The window, or everything if the context is shorter."""
         return min(self.width, n_positions)
 
     def mutual_prefix(self, n_positions: int) -> int:
@@ -88,7 +88,7 @@ class Prefix(Mask):
         check_whole("prefix: length", self.length, least=1)
 
     def mutual_prefix(self, n_positions: int) -> int:
-        """The prefix, or everything where the context is shorter."""
+        """The prefix, or everything if the context is shorter."""
         return min(self.length, n_positions)
 
 

@@ -1,4 +1,4 @@
-"""Mixing schedules: how much of each layer's update is attention, T_l = (1 - m_l) I + m_l A_l.
+"""Mixing schedules: the share of attention in each layer's update, m_l in T_l = (1 - m_l) I + m_l A_l.
 
 A schedule turns a depth into one coefficient per layer, layer 0 nearest the input.
 """
@@ -16,7 +16,7 @@ from posbias.registry import Registry
 SCHEDULES: Registry["Schedule"] = Registry("mixing schedule")
 
 RESIDUAL_MIXING = 0.1
-"""Default wherever mixing may be left out, a residual network: attention carries a tenth of each layer's update, the
+"""The default mixing, that of a residual network: attention carries a tenth of each layer's update, the
 stream nine tenths. Five published models have .06 to .14 on average (arXiv 2602.16837)."""
 
 
@@ -36,10 +36,10 @@ class Schedule(ABC):
 @SCHEDULES.register("constant")
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The same mixing in every layer."""
+    """Equal mixing in every layer."""
 
     value: float
-    """In [0, 1]."""
+    """The mixing of every layer, in [0, 1]."""
 
     def per_layer(self, depth: int) -> Float64[np.ndarray, "depth"]:
         """`value` everywhere."""
@@ -52,7 +52,7 @@ class PowerDecay(Schedule):
     """m_l = start * (l + 1)^(-exponent): summable, hence without collapse, exactly when exponent > 1."""
 
     start: float
-    """Of the first layer, in [0, 1]."""
+    """Mixing of the first layer, in [0, 1]."""
     exponent: float
     """Larger: faster decay with depth."""
 
@@ -64,12 +64,12 @@ class PowerDecay(Schedule):
 @SCHEDULES.register("linear")
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """From `start` in the first layer to `end` in the last, in equal steps."""
+    """Mixing that changes in equal steps, from `start` in the first layer to `end` in the last."""
 
     start: float
-    """Of the first layer, in [0, 1]."""
+    """Mixing of the first layer, in [0, 1]."""
     end: float
-    """Of the last layer, in [0, 1]."""
+    """Mixing of the last layer, in [0, 1]."""
 
     def per_layer(self, depth: int) -> Float64[np.ndarray, "depth"]:
         """Equally spaced."""
@@ -83,7 +83,10 @@ def resolve_mixing(mixing: object, depth: int) -> tuple[float, ...]:
         UsageError: wrong list length, or a coefficient outside [0, 1].
     """
     if isinstance(mixing, str):
-        mixing = SCHEDULES.parse(mixing) if not _is_number(mixing) else float(mixing)
+        try:
+            mixing = float(mixing)
+        except ValueError:
+            mixing = SCHEDULES.parse(mixing)
     if isinstance(mixing, Schedule):
         values = mixing.per_layer(depth)
     else:
@@ -99,11 +102,3 @@ def resolve_mixing(mixing: object, depth: int) -> tuple[float, ...]:
         if not 0 <= value <= 1:
             raise UsageError(f"mixing must lie in [0, 1], got {value} at layer {layer}")
     return tuple(values.tolist())
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -29,7 +29,7 @@ SCALED_BIAS = frozenset({"falcon-rw-7b"})
 
 @dataclass(frozen=True, eq=False)
 class PublishedModel:
-    """One model as the paper's rollout sees it."""
+    """One published model in the terms of the paper's rollout."""
 
     name: str
     """The model's name in the paper's tables."""
@@ -42,11 +42,11 @@ class PublishedModel:
     content_unscaled: Float64[np.ndarray, "depth heads"]
     """Mean diagonal minus mean strictly-lower q.k, not divided by sqrt(head_dim)."""
     slopes_published: tuple[float, ...]
-    """2^(-8h/H) for any head count, as the authors' rollout has it."""
+    """The slopes of the authors' rollout, 2^(-8h/H) for any head count."""
     source: str
-    """Where the measurements come from."""
+    """Origin of the measurements."""
     scales_bias: bool
-    """Whether its attention divides the ALiBi bias by sqrt(head_dim)."""
+    """True if its attention divides the ALiBi bias by sqrt(head_dim)."""
 
     @property
     def content_scaled(self) -> Float64[np.ndarray, "depth heads"]:

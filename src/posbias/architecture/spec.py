@@ -34,7 +34,7 @@ class HeadGroup:
     content: Float64[np.ndarray, "group"]
     """Diagonal logit offset of each head of the group."""
     sinks: Float64[np.ndarray, "group"]
-    """Logit of each head's sink key, an extra key every query sees; -inf where there is none."""
+    """Logit of each head's sink key, an extra key every query sees; -inf if there is none."""
 
     def linear_slopes(self) -> Float64[np.ndarray, "group"] | None:
         """Linear slopes of the group's heads, or None."""
@@ -49,13 +49,13 @@ class HeadGroup:
     def logits_of_rows(
         self, queries: Int64[np.ndarray, "n_queries"], n_positions: int
     ) -> Float64[np.ndarray, "group n_queries n_positions"]:
-        """Logits of some queries over all keys, diagonal content included; what the mask hides is not removed."""
+        """Logits of some queries over all keys, diagonal content included; hidden keys are not removed."""
         logits = self.encoding.pair_logits(queries, np.arange(n_positions), self.n_heads)[self.heads]
         logits[:, np.arange(len(queries)), queries] += self.content[:, None]
         return np.asarray(logits)
 
     def masked_logits(self, n_positions: int) -> Float64[np.ndarray, "group query key"]:
-        """All logits of the group's heads, -inf where the mask hides the key; dense, for small contexts."""
+        """All logits of the group's heads, -inf for keys that the mask hides; dense, for small contexts."""
         logits = self.logits_of_rows(np.arange(n_positions), n_positions)
         logits[:, ~self.mask.visible(n_positions)] = -np.inf
         return logits
@@ -64,7 +64,7 @@ class HeadGroup:
 @checked
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """What mixes positions: `depth` layers of `heads` heads, each layer T_l = (1 - m_l) I + m_l mean_h A_lh.
+    """A stack that mixes positions: `depth` layers of `heads` heads, each T_l = (1 - m_l) I + m_l mean_h A_lh.
 
     Args:
         depth: Layers L, >= 1. Layer 0 is nearest the input.
@@ -73,7 +73,7 @@ class Architecture:
             themselves be lists per head.
         encoding: An `Encoding` or its literal spelling, likewise.
         mixing: m_l in [0, 1]: a number, a list per layer, a `Schedule` or its literal spelling. 0.1 by default, about
-            what residual networks have; 1 is attention without residual stream.
+            that of residual networks; 1 is attention without residual stream.
         content: Offset of the diagonal logit (natural-log units, any finite value), relative to all other keys: a
             number, a list per layer, or `[layer][head]`.
         sinks: Logit of an extra key that every query sees and that is no input position (a learned sink or key bias, as
@@ -149,7 +149,8 @@ class Architecture:
         return tuple(layers)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for a record: the architecture as resolved."""
+        """Plain values for a record: the architecture as resolved, null for no sink since JSON has no -inf."""
+        no_sink = self.layer_sinks == -np.inf
         return {
             "depth": int(self.depth),
             "heads": int(self.heads),
@@ -157,7 +158,7 @@ class Architecture:
             "encoding": _spelling(self.encoding),
             "mixing": self.layer_mixing.tolist(),
             "content": self.layer_content.tolist() if np.any(self.layer_content) else 0.0,
-            "sinks": _plain_sinks(self.layer_sinks),
+            "sinks": None if np.all(no_sink) else np.where(no_sink, None, self.layer_sinks).tolist(),
         }
 
     @classmethod
@@ -170,8 +171,8 @@ class Architecture:
         content, so they read as "none"; to study them with constant content, give `encoding`.
 
         Args:
-            model: What `posbias.load_model` returns.
-            mixing: As above; `posbias.measure(model, prompts).mixing` is what the published rollout uses.
+            model: A model that `posbias.load_model` returned.
+            mixing: As above; the published rollout uses `posbias.measure(model, prompts).mixing`.
             content: As above.
             encoding: In place of the configured one, e.g. `"rope(base=1e5, head_dim=64)"`.
 
@@ -201,33 +202,24 @@ def _per_layer_and_head(name: str, value: Any, shape: tuple[int, int]) -> Float6
     return np.broadcast_to(values[:, None] if values.ndim == 1 else values, (depth, heads)).copy()
 
 
-def _plain_sinks(sinks: Float64[np.ndarray, "depth heads"]) -> list[list[float | None]] | None:
-    """Sinks for a record: JSON has no -inf."""
-    if np.all(sinks == -np.inf):
-        return None
-    return [[None if logit == -np.inf else logit for logit in layer] for layer in sinks.tolist()]
-
-
 def _per_head(value: Any, registry: Registry[Any], depth: int, heads: int) -> list[list[Any]]:
     """Spread one variant, a list per layer, or lists per layer and head to [layer][head]."""
     if not isinstance(value, list | tuple):
         return [[_variant(value, registry)] * heads] * depth
     rows = []
-    for layer in _spread(value, depth, f"{registry.sort} list", "layers"):
+    _check_length(value, depth, f"{registry.sort} list", "layers")
+    for layer in value:
         if isinstance(layer, list | tuple):
-            items = _spread(layer, heads, f"{registry.sort} list of a layer", "heads")
-            rows.append([_variant(item, registry) for item in items])
+            _check_length(layer, heads, f"{registry.sort} list of a layer", "heads")
+            rows.append([_variant(item, registry) for item in layer])
         else:
             rows.append([_variant(layer, registry)] * heads)
     return rows
 
 
-def _spread(value: Any, count: int, what: str, of: str) -> list[Any]:
-    if isinstance(value, list | tuple):
-        if len(value) != count:
-            raise UsageError(f"{what}: {len(value)} values given for {count} {of}; give one or {count}")
-        return list(value)
-    return [value] * count
+def _check_length(values: Sequence[Any], count: int, name: str, of: str) -> None:
+    if len(values) != count:
+        raise UsageError(f"{name}: {len(values)} values given for {count} {of}; give one or {count}")
 
 
 def _variant(value: Any, registry: Registry[Any]) -> Any:
