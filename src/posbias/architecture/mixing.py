@@ -4,6 +4,7 @@ A schedule turns a depth into one coefficient per layer, layer 0 nearest the inp
 """
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -83,10 +84,10 @@ def resolve_mixing(mixing: object, depth: int) -> tuple[float, ...]:
         UsageError: wrong list length, or a coefficient outside [0, 1].
     """
     if isinstance(mixing, str):
-        try:
-            mixing = float(mixing)
-        except ValueError:
-            mixing = SCHEDULES.parse(mixing)
+        number = None
+        with suppress(ValueError):
+            number = float(mixing)
+        mixing = SCHEDULES.parse(mixing) if number is None else number
     if isinstance(mixing, Schedule):
         values = mixing.per_layer(depth)
     else:

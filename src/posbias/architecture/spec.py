@@ -150,7 +150,7 @@ class Architecture:
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record: the architecture as resolved, null for no sink since JSON has no -inf."""
-        no_sink = self.layer_sinks == -np.inf
+        sinks = [[None if logit == -np.inf else logit for logit in layer] for layer in self.layer_sinks.tolist()]
         return {
             "depth": int(self.depth),
             "heads": int(self.heads),
@@ -158,7 +158,7 @@ class Architecture:
             "encoding": _spelling(self.encoding),
             "mixing": self.layer_mixing.tolist(),
             "content": self.layer_content.tolist() if np.any(self.layer_content) else 0.0,
-            "sinks": None if np.all(no_sink) else np.where(no_sink, None, self.layer_sinks).tolist(),
+            "sinks": sinks if np.any(self.layer_sinks > -np.inf) else None,
         }
 
     @classmethod
