@@ -281,7 +281,7 @@ def test_models_whose_logits_are_large_or_by_position_are_flat_in_full_mean_fiel
     model = born_model(family, 0, times_wider=1)
     found = design("flat", over=over, model=model, theory="mean_field", n_positions=16, starts=1)
     after, before = found.distances[16]
-    spec = spec_of(found.intervention.description(model, own=True))
+    spec = spec_of(found.intervention.description(model, rerun=True))
     again = mean_field(spec, 16, seed=1)  # other heads
     assert after < 0.3 * before
     assert distance_apart(again.profile, found.targets[16]) < 0.5 * before
@@ -337,7 +337,7 @@ def test_slopes_of_a_model_are_a_key_bias_in_place_of_its_own():
     found = design("flat", over="alibi", model=model, theory="mean_field", n_positions=24, starts=1)
     after, before = found.distances[24]
     assert after < before
-    again = mean_field(spec_of(found.intervention.description(model, own=True)), 24)  # other heads
+    again = mean_field(spec_of(found.intervention.description(model, rerun=True)), 24)  # other heads
     assert distance_apart(again.profile, found.profiles[24].influence) < 0.2 * before
 
 

@@ -338,7 +338,7 @@ def test_with_one_layer_kept_activations_are_the_changed_networks_own(literal, t
         parameter.data.add_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     model = HuggingFaceModel(network)
     (intervention,) = resolve_interventions(literal)
-    found = attention_rollout_prompt(intervention.description(model, own=False), token_ids, 0.4)
+    found = attention_rollout_prompt(intervention.description(model, rerun=False), token_ids, 0.4)
     with intervened(model, literal) as changed:
         expected = dense_rollout(changed, token_ids, 0.4)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
@@ -422,7 +422,7 @@ def test_bad_requests_are_refused(token_ids):
         last(changed, token_ids)
     with intervened(model, f"sink_masked(positions={POSITIONS})") as changed, too_many:
         power_rollout(changed, Prompts(token_ids[None]))
-    described = resolve_interventions(f"sink_masked(positions={POSITIONS})")[0].description(model, own=True)
+    described = resolve_interventions(f"sink_masked(positions={POSITIONS})")[0].description(model, rerun=True)
     with too_many:
         power_rollout(described, Prompts(token_ids[None]))
 
@@ -458,13 +458,13 @@ def test_no_theory_takes_out_what_is_not_there():
     llama, bloom = shaken_model("llama"), shaken_model("bloom")
     (rope,), (alibi,) = resolve_interventions("no_rope"), resolve_interventions("no_alibi")
     with pytest.raises(UsageError, match="no rotary module"):
-        rope.description(bloom, own=False)
+        rope.description(bloom, rerun=False)
     with pytest.raises(UsageError, match="made for bloom, mpt"):
-        alibi.description(llama, own=False)
+        alibi.description(llama, rerun=False)
     with pytest.raises(UsageError, match="in the activations"):
-        resolve_interventions("no_learned_positions")[0].description(llama, own=False)
+        resolve_interventions("no_learned_positions")[0].description(llama, rerun=False)
     with pytest.raises(UsageError, match="the changed network's own"):
-        resolve_interventions("scaled_rope(factor=2)")[0].description(llama, own=False)
+        resolve_interventions("scaled_rope(factor=2)")[0].description(llama, rerun=False)
 
 
 def test_spellings_parse_back():

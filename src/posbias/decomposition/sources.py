@@ -65,7 +65,7 @@ class Examiner:
 
     def described(self, intervention: Intervention | None, *, own: bool) -> HuggingFaceModel:
         """The model as theories should read it under the intervention, or as it is."""
-        return self.model if intervention is None else intervention.description(self.model, own=own)
+        return self.model if intervention is None else intervention.description(self.model, rerun=own)
 
     def profiles(
         self, intervention: Intervention | None, names: Sequence[str]

@@ -18,34 +18,36 @@ from typing import Any, Generic, TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from posbias.errors import UsageError
-from posbias.interventions.base import Intervention, around_calls, hooked
+from posbias.interventions.base import Intervention, around_calls, before_calls
 from posbias.models.hugging_face import HuggingFaceModel
 
 FUNCTION = "posbias"
-"""Under which name the function is registered with transformers."""
+"""Name under which the function is registered with transformers."""
 SITE = "posbias_site"
 """Attribute of a changed attention module."""
 CACHES = ("past_key_values", "layer_past")
-"""Under which names attention modules are given their cache."""
+"""Names of the argument that hands attention modules their cache."""
 GROUPS = "num_key_value_groups"
-"""Attribute of an attention module: how many heads share a key head."""
+"""Attribute of an attention module: the number of heads that share a key head."""
 ROOM = 64
-"""Positions for which there is room behind kept keys, beside a quarter of their number."""
+"""Spare positions behind kept keys, beside a quarter of their number."""
 ALIGNMENT = 8
-"""Features of a head are filled up to a multiple of this, which kernels are quick at."""
-
+"""Features of a head are filled up to a multiple of this, at which kernels are quick."""
 PLAIN_KERNEL = "sdpa_attention_forward"
-"""The kernel of transformers that gives no weights."""
+"""The kernel of transformers that returns no weights."""
 
 Attended = tuple[Tensor, Tensor | None]
-"""What an attention function returns: [batch query head feature], and weights where the kernel has them."""
+"""Result of an attention function: [batch query head feature], and weights if the kernel returns them."""
+Attend = Callable[["AttentionCall"], Attended]
+"""An intervention's own attention function, called in place of a layer's."""
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of a layer's attention: what it is given, where its tokens stand, and the kernel that does the work."""
+    """One call of a layer's attention: arguments, positions of the tokens, and the kernel that does the work."""
 
     layer: int
     module: nn.Module
@@ -54,18 +56,18 @@ class AttentionCall:
     key: Float[Tensor, "batch key_head key feature"]
     """Rotated, with everything that is cached."""
     value: Float[Tensor, "batch value_head key feature"]
-    """As many heads as the keys have, unless an intervention has more of them cached."""
+    """Has as many heads as the keys, unless an intervention has more keys cached."""
     mask: Tensor | None
-    """As transformers made it, additive or boolean; None where causality alone hides keys."""
+    """The mask transformers made, additive or boolean; None if causality alone hides keys."""
     options: dict[str, Any]
-    """Everything else, `scaling` among it."""
+    """All other arguments, `scaling` among them."""
     query_positions: Int[Tensor, "_ query"]
-    """Of every query in its prompt, 0 at its first token; one row for all prompts, or one for each where some are
-    padded (padding counts as 0)."""
+    """Position of every query in its prompt, 0 at the first token; one row for all prompts, or one for each if some
+    are padded (padding counts as 0)."""
     key_positions: Int[Tensor, "_ key"]
     kernel: Callable[..., Attended]
-    held: Tensor | None = None
-    """The tensor of keys that the layer's cache held before the call; None where there was none, or it is not known."""
+    cached_keys: Tensor | None = None
+    """The tensor of keys that the layer's cache held before the call; None if there was none, or it is not known."""
 
     @property
     def scaling(self) -> float:
@@ -79,24 +81,25 @@ class AttentionCall:
         return self.query.shape[1] // self.key.shape[1]
 
     def run(self, **changed: Any) -> Attended:
-        """What the kernel makes of it, with some fields changed."""
+        """Run the kernel on the call, with some fields changed."""
         call = replace(self, **changed)
         options = {**call.options, "scaling": self.scaling}
-        own = vars(call.module).get(GROUPS)
+        module_groups = vars(call.module).get(GROUPS)
         try:
-            if own is not None:
+            if module_groups is not None:
                 setattr(call.module, GROUPS, call.group)  # kernels repeat key heads so many times
             return call.kernel(call.module, call.query, call.key, call.value, call.mask, **options)
         finally:
-            if own is not None:
-                setattr(call.module, GROUPS, own)
+            if module_groups is not None:
+                setattr(call.module, GROUPS, module_groups)
 
     def run_biased(self, added: Float[Tensor, "_ head key"], share: Float[Tensor, "_ query"] | None = None) -> Attended:
-        """The same with a number added to the logit of every key, for each head, times a share of every query.
+        """Run with a number added to the logit of every key, for each head, times a share for every query.
 
-        Carried by further features: the queries' name the head among those that share a key head, the keys' hold the
-        numbers. No matrix of queries by keys is formed, so that every kernel stays as quick as it is, without a mask
-        too; a single query has a short mask. In half precision a number is split into two that have its digits.
+        The numbers are carried by further features: those of queries name the head among the heads that share a key
+        head, those of keys hold the numbers. No matrix of queries by keys is formed, so every kernel stays as quick as
+        it is, without a mask too; a single query gets a short mask. In half precision a number is split into two that
+        together have its digits.
         """
         batch = len(self.query)
         if self.query.shape[2] == 1:
@@ -117,98 +120,90 @@ class AttentionCall:
         return self._run_extended(names, numbers)
 
     def run_grouped(self, added: Float[Tensor, "_ _ query group"], members: Float[Tensor, "_ key group"]) -> Attended:
-        """The same with a number added to the logits of every group of keys: what a query thinks of that group.
+        """Run with a number added to the logits of every group of keys, a different one for each query.
 
-        A key in several groups (`members` is 1 there, 0 elsewhere) gets the sum. Carried by one further feature per
-        group, two in half precision: no matrix of queries by keys is formed.
+        A key in several groups (`members` is 1 there, 0 elsewhere) gets the sum. Each group is carried by one further
+        feature, two in half precision: no matrix of queries by keys is formed.
         """
         if self.query.shape[2] == 1:
             logits = added[:, :, 0] @ members.to(added).mT
             return self._run_single(logits.expand(-1, self.query.shape[1], -1))
         largest = torch.finfo(self.query.dtype).max / 2
-        wanted = (added / self.scaling).clamp(-largest, largest)
-        parts = [wanted.to(self.query.dtype)]
+        amounts = (added / self.scaling).clamp(-largest, largest)
+        parts = [amounts.to(self.query.dtype)]
         if self.query.dtype not in (torch.float32, torch.float64):
-            parts.append((wanted - parts[0].to(wanted)).to(self.query.dtype))
+            parts.append((amounts - parts[0].to(amounts)).to(self.query.dtype))
         numbers = torch.cat([members.to(self.key)] * len(parts), -1)
         return self._run_extended(torch.cat(parts, -1), numbers[:, None])
 
     def run_repeated(
         self, query: Float[Tensor, "batch head query feature"], key: Float[Tensor, "batch key_head key feature"]
     ) -> Attended:
-        """The same with keys of every head, or shared as values are; one query reads shared values without a copy."""
+        """Run with keys for every head, or shared as values are; a single query reads shared values without a copy."""
         times = key.shape[1] // self.value.shape[1]
         if times == 1 or query.shape[2] > 1 or getattr(self.kernel, "__name__", "") != PLAIN_KERNEL:
             return self.run(query=query, key=key, value=self.value.repeat_interleave(times, 1))
         logits = query @ key.mT * self.scaling
         if self.mask is not None:
-            shown = self.mask[..., : key.shape[2]]
-            logits = logits.masked_fill(~shown, -torch.inf) if shown.dtype == torch.bool else logits + shown
+            mask = self.mask[..., : key.shape[2]]
+            logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
         weights = logits.softmax(-1).reshape(len(query), -1, times, key.shape[2])
         return (weights @ self.value).reshape(len(query), 1, query.shape[1], -1), None
 
     def run_on(self, value: Float[Tensor, "batch key_head key values"], **changed: Any) -> Attended:
-        """What the kernel makes of values of any width: it is given all three equally wide."""
+        """Run on values of any width; the kernel gets queries, keys and values filled with zeros to one width."""
         query, key = changed.get("query", self.query), changed.get("key", self.key)
         width = max(query.shape[-1], value.shape[-1])
         width += -width % ALIGNMENT if width > self.query.shape[-1] else 0
-        query, key, wide = (_filled(given, width - given.shape[-1]) for given in (query, key, value))
+        query, key, wide = (pad(features, (0, width - features.shape[-1])) for features in (query, key, value))
         output, weights = self.run(query=query, key=key, value=wide)
         return output[..., : value.shape[-1]], weights
 
     def _run_extended(self, names: Float[Tensor, "_ _ _ extra"], numbers: Float[Tensor, "_ _ key extra"]) -> Attended:
-        """The same with further features of queries and keys."""
+        """Run with further features of queries and keys."""
         query = torch.cat([self.query, names.expand(*self.query.shape[:3], -1)], -1)
         key = torch.cat([self.key, numbers.expand(*self.key.shape[:3], -1)], -1)
         return self.run_on(self.value, query=query, key=key)
 
     def _run_single(self, added: Float[Tensor, "_ head key"]) -> Attended:
-        """`run_biased` of one query, which sees every key that its mask, if any, does not hide."""
-        shown = added.to(self.query.dtype)[:, :, None]
+        """Run one query with numbers added to its logits; it sees every key that its mask, if any, does not hide."""
+        logits = added.to(self.query.dtype)[:, :, None]
         if self.mask is not None and self.mask.dtype == torch.bool:
-            shown = torch.where(self.mask, shown, torch.finfo(shown.dtype).min)
+            logits = torch.where(self.mask, logits, torch.finfo(logits.dtype).min)
         elif self.mask is not None:
-            shown = (shown + self.mask).clamp(min=torch.finfo(shown.dtype).min)
-        return self.run(mask=shown.expand(len(self.query), -1, -1, -1))
-
-
-Attend = Callable[[AttentionCall], Attended]
-"""What an intervention makes of a layer's attention."""
-
-
-def _filled(values: Tensor, features: int) -> Tensor:
-    """With zeros as further features."""
-    return torch.nn.functional.pad(values, (0, features)) if features > 0 else values
+            logits = (logits + self.mask).clamp(min=torch.finfo(logits.dtype).min)
+        return self.run(mask=logits.expand(len(self.query), -1, -1, -1))
 
 
 class Padding:
-    """How many slots at the beginning of every prompt of a batch are padding, as the network is told."""
+    """Follows how many slots at the beginning of every prompt of a batch are padding, by the mask of the network."""
 
     def __init__(self) -> None:
         self.slots: Tensor | None = None
         self._known: dict[tuple[int, int], Tensor] = {}
 
-    def read(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A hook on the whole network: its two-dimensional mask, if any."""
-        self.slots = padded_slots(told(network, given, named))
+    def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook on the whole network: take in its two-dimensional mask, if any."""
+        self.slots = padded_slots(named_arguments(network, positional, named))
         self._known.clear()
 
     def followed(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Within the context they are those of the network's own call; a part of it that is called alone has none."""
-        return around_calls(network, self.read, self._forget, always=True)
+        """Within the context, follow the network's own calls; a part of it that is called alone has no padding."""
 
-    def _forget(self, *_: Any) -> None:
-        self.slots = None
-        self._known.clear()
+        def forget(*_: Any) -> None:
+            self.slots = None
+            self._known.clear()
+
+        return around_calls(network, self.read, forget, always=True)
 
     def between(self, first: int, last: int, device: torch.device) -> Int[Tensor, "_ slot"]:
-        """`positions` of the slots first ... last - 1, made once for all layers of a pass."""
+        """Compute `positions` of the slots first ... last - 1, once for all layers of a pass."""
         if (first, last) not in self._known:
             self._known[first, last] = self.positions(torch.arange(first, last, device=device))
         return self._known[first, last].to(device)
 
     def positions(self, slots: Int[Tensor, "slot"]) -> Int[Tensor, "_ slot"]:
-        """Where the tokens in some slots of a batch stand in their prompts; padding counts as 0."""
+        """Positions, in their prompts, of the tokens in some slots of a batch; padding counts as 0."""
         if self.slots is None:
             return slots[None]
         return (slots - self.slots[:, None].to(slots)).clamp(min=0)
@@ -218,13 +213,13 @@ State = TypeVar("State")
 
 
 class PerCache(Generic[State]):
-    """What is kept of the prompts that a network reads, known again by their cache, so that prompts may take turns.
+    """A state for each prompt that a network reads, recognised by the prompt's cache, so that prompts may take turns.
 
     Args:
-        read: Called before the network reads: what is kept from then on, of the network, what it is called with, and
-            what was kept of its cache (None: nothing is cached, or nothing known of that cache).
-        copied: Whether a cache that is not known is taken for a copy of the last one.
-        latest: In its place before the first call.
+        read: Called before the network reads, with the network, its arguments, and the state of its cache (None:
+            nothing is cached, or the cache is unknown); returns the state from then on.
+        copied: Whether an unknown cache is taken for a copy of the last one.
+        latest: The last state, before the first call.
     """
 
     def __init__(
@@ -239,53 +234,54 @@ class PerCache(Generic[State]):
         self._now = threading.local()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "PerCache[State]":
-        """The same: it holds nothing of one network."""
+        """Return the object itself, which holds nothing of any one network."""
         return self
 
     @property
     def current(self) -> State | None:
-        """What is kept of what this thread's network reads; None where only a part of the network was called."""
+        """State of what this thread's network is reading; None if only a part of the network was called."""
         return getattr(self._now, "state", None)
 
     def followed(self, network: nn.Module) -> AbstractContextManager[None]:
-        """Within the context everything that the network reads is followed."""
-        return around_calls(network, self._before, self._after)
+        """Within the context, follow everything that the network reads."""
 
-    def _before(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        arguments = told(network, given, named)
-        held = None
-        if cached_length(arguments):
-            held = self._kept.get(cache_of(arguments), self.latest if self._copied else None)
-        state = self._now.state = self._read(network, arguments, held)
-        if self._copied and state is not None:
-            self.latest = state
+        def before(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            arguments = named_arguments(network, positional, named)
+            state = None
+            if cached_length(arguments):
+                state = self._kept.get(cache_of(arguments), self.latest if self._copied else None)
+            state = self._now.state = self._read(network, arguments, state)
+            if self._copied and state is not None:
+                self.latest = state
 
-    def _after(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        cache, state = cache_of(told(network, given, named)), self.current
-        cache = getattr(output, CACHES[0], None) if cache is None else cache
-        if cache is not None and state is not None:
-            self._kept[cache] = state
-        self._now.state = None
+        def after(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            cache, state = cache_of(named_arguments(network, positional, named)), self.current
+            cache = getattr(output, CACHES[0], None) if cache is None else cache
+            if cache is not None and state is not None:
+                self._kept[cache] = state
+            self._now.state = None
+
+        return around_calls(network, before, after)
 
 
-def told(network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """What a network is called with, by name; what comes first without a name is the token ids."""
-    if not given:
+def named_arguments(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a network's call by name; a first one without a name is the token ids."""
+    if not positional:
         return named
     names = [name for name in signature(network.forward).parameters if name != "args"]
-    return {"input_ids": given[0], **dict(zip(names, given, strict=False)), **named}
+    return {"input_ids": positional[0], **dict(zip(names, positional, strict=False)), **named}
 
 
 def padded_slots(arguments: dict[str, Any]) -> Int[Tensor, "prompt"] | None:
     """Slots of padding at the beginning of every prompt, by a network's two-dimensional mask; None without any."""
-    shown = arguments.get("attention_mask")
-    if not isinstance(shown, Tensor) or shown.ndim != 2 or bool(shown.all()):
+    mask = arguments.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or bool(mask.all()):
         return None
-    return (shown.cumsum(-1) == 0).sum(-1)
+    return (mask.cumsum(-1) == 0).sum(-1)
 
 
 def cached_length(arguments: dict[str, Any]) -> int:
-    """Tokens of every prompt that a network has cached before those that it is given."""
+    """Tokens of every prompt that a network has cached before the ones it is called with."""
     cache = cache_of(arguments)
     return 0 if cache is None else int(cache.get_seq_length())
 
@@ -297,30 +293,30 @@ def past_length(module: nn.Module, named: dict[str, Any]) -> int:
 
 
 def cache_of(named: Mapping[str, Any]) -> Any:
-    """What a module or a network is given, or gives back, as its cache; None without."""
+    """The cache among the named arguments, or outputs, of a module or network; None if there is none."""
     return next((named[name] for name in CACHES if named.get(name) is not None), None)
 
 
 class _Site:
-    """Where an intervention acts: a layer's attention module, and how many slots it has read when it is called."""
+    """A layer's attention module under an intervention, with the slots it has read before its current call."""
 
     def __init__(self, layer: int, module: nn.Module, attend: Attend, padding: Padding) -> None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         self.layer, self.attend, self.padding, self.past = layer, attend, padding, 0
-        self.held: Tensor | None = None
+        self.cached_keys: Tensor | None = None
         home = vars(sys.modules[type(module).__module__])
         implementation: Any = module.config
         self.kernel = ALL_ATTENTION_FUNCTIONS.get_interface(
             implementation._attn_implementation, home.get("eager_attention_forward")
         )
 
-    def read(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A hook on the attention module, before its cache is extended."""
+    def read(self, module: nn.Module, _positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook on the attention module, called before its cache is extended."""
         self.past = past_length(module, named)
         layers = getattr(cache_of(named), "layers", ())
         index: Any = module.layer_idx
-        self.held = getattr(layers[index], "keys", None) if index < len(layers) else None
+        self.cached_keys = getattr(layers[index], "keys", None) if index < len(layers) else None
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
@@ -339,7 +335,7 @@ class _Site:
                 query_positions=self.padding.between(self.past, total, query.device),
                 key_positions=self.padding.between(first, first + key.shape[2], query.device),
                 kernel=self.kernel,
-                held=self.held,
+                cached_keys=self.cached_keys,
             )
         )
 
@@ -347,18 +343,18 @@ class _Site:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> Attended:
-    """The registered function: what the intervention on this module makes of its attention."""
+    """The function registered with transformers, which hands the call to the intervention on its module."""
     site: _Site = getattr(module, SITE)
     return site(module, query, key, value, attention_mask, **options)
 
 
 def has_sinks(model: HuggingFaceModel) -> bool:
-    """Whether the softmax of its attention has a learned logit that belongs to no key."""
+    """Tell whether the softmax of a model's attention has a learned logit that belongs to no key."""
     return any(hasattr(block.attention, "sinks") for block in model.family.blocks(model.network))
 
 
 def is_wired(model: HuggingFaceModel) -> bool:
-    """Whether every attention module calls a function registered with transformers, and caps no logits."""
+    """Tell whether every attention module calls a function registered with transformers, and caps no logits."""
     modules = [block.attention for block in model.family.blocks(model.network)]
     homes = [vars(sys.modules[type(module).__module__]) for module in modules]
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
@@ -367,7 +363,7 @@ def is_wired(model: HuggingFaceModel) -> bool:
 
 @contextmanager
 def attending(model: HuggingFaceModel, intervention: Intervention | str, attend: Attend) -> Iterator[None]:
-    """Within the context, every layer's attention is what `attend` makes of it.
+    """Within the context, `attend` computes every layer's attention.
 
     Raises:
         UsageError: on entry, the family's attention does not go through functions registered with transformers.
@@ -383,48 +379,47 @@ def attending(model: HuggingFaceModel, intervention: Intervention | str, attend:
     padding = Padding()
     modules = [block.attention for block in model.family.blocks(model.network)]
     sites = [_Site(layer, module, attend, padding) for layer, module in enumerate(modules)]
-    own: list[Any] = [module.config for module in modules]
-    hooks = [(module, site.read) for module, site in zip(modules, sites, strict=True)]
+    configs: list[Any] = [module.config for module in modules]
     try:
         for module, site in zip(modules, sites, strict=True):
             config: Any = copy.copy(module.config)
             config._attn_implementation_internal = FUNCTION
             module.config = config
             setattr(module, SITE, site)
-        reading = hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks)
-        with padding.followed(model.network), reading:
+        with padding.followed(model.network), before_calls(zip(modules, [site.read for site in sites], strict=True)):
             yield
     finally:
-        for module, config in zip(modules, own, strict=True):
+        for module, config in zip(modules, configs, strict=True):
             module.config = config
             vars(module).pop(SITE, None)
 
 
 class KeptKeys:
-    """Keys as a method changes them, kept beside the cache, so that a step of decoding changes the new ones alone.
+    """Changed keys, kept beside the cache, so that a step of decoding has to change the new ones alone.
 
     They serve the next single query of a layer while its cache goes on from the very tensor of the last; after anything
-    else (a prompt, a window that moves on, a cache that was cut or reordered, or is filled in place) all are changed.
+    else (a prompt, a window that moves on, a cache that was cut or reordered, or is filled in place) all are changed
+    anew.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[weakref.ref[Tensor], object, Tensor]] = {}
 
     def of(self, call: AttentionCall, mark: object, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """What `change` makes of keys and their positions, each on its own; of another `mark` all are changed anew."""
-        kept, total, done = self._kept.pop(call.layer, None), call.key.shape[2], 0
-        if call.query.shape[2] > 1 or call.key.requires_grad or call.held is call.key:
+        """Keys after `change`, which takes keys and positions, each on its own; another `mark` changes all anew."""
+        entry, total, ready = self._kept.pop(call.layer, None), call.key.shape[2], 0
+        if call.query.shape[2] > 1 or call.key.requires_grad or call.cached_keys is call.key:
             return change(call.key, call.key_positions)
-        if kept is not None and call.held is not None:
-            last, own, room = kept
-            done = call.held.shape[2] if last() is call.held and own is mark else 0
-        new = change(call.key[:, :, done:], call.key_positions[:, done:])
-        if not done or room.shape[2] < total:
+        if entry is not None and call.cached_keys is not None:
+            last, last_mark, room = entry
+            ready = call.cached_keys.shape[2] if last() is call.cached_keys and last_mark is mark else 0
+        new = change(call.key[:, :, ready:], call.key_positions[:, ready:])
+        if not ready or room.shape[2] < total:
             larger = new.new_empty(*new.shape[:2], total + total // 4 + ROOM, new.shape[3])
-            if done:
-                larger[:, :, :done] = room[:, :, :done]
+            if ready:
+                larger[:, :, :ready] = room[:, :, :ready]
             room = larger
-        room[:, :, done:total] = new
+        room[:, :, ready:total] = new
         self._kept[call.layer] = weakref.ref(call.key), mark, room
         return room[:, :, :total]
 
@@ -432,7 +427,7 @@ class KeptKeys:
 def turned(
     values: Float[Tensor, "batch head position feature"], angles: Float[Tensor, "_ head position pair"]
 ) -> Float[Tensor, "batch head position feature"]:
-    """Queries or keys turned further by angles in radians, half against half; features beyond the pairs stay."""
+    """Turn queries or keys further by angles in radians, half against half; features beyond the pairs stay."""
     return turned_by(values, angles.cos(), angles.sin())
 
 
@@ -441,20 +436,20 @@ def turned_by(
     cosine: Float[Tensor, "*shown pair"],
     sine: Float[Tensor, "*shown pair"],
 ) -> Float[Tensor, "batch head position feature"]:
-    """The same, from the cosines and sines of the angles."""
+    """Turn queries or keys as `turned` does, by the cosines and sines of the angles."""
     pairs = cosine.shape[-1]
     precise = torch.promote_types(values.dtype, torch.float32)
     whole = values.to(precise)
-    first, second, rest = whole[..., :pairs], whole[..., pairs : 2 * pairs], whole[..., 2 * pairs :]
+    first, second, unturned = whole[..., :pairs], whole[..., pairs : 2 * pairs], whole[..., 2 * pairs :]
     cosine, sine = cosine.to(precise), sine.to(precise)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], -1).to(values.dtype)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine, unturned], -1).to(values.dtype)
 
 
 def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | None]:
-    """Radians per position of every layer's feature pairs, in float64; None where a layer turns nothing."""
+    """Radians per position of every layer's feature pairs, in float64; None for a layer that turns nothing."""
     family, network = model.family, model.network
-    found = [
+    by_layer = [
         family.rotary_frequencies(network, block, config=model.config, layer=layer)
         for layer, block in enumerate(family.blocks(network))
     ]
-    return [None if one is None else torch.as_tensor(one, device=model.device) for one in found]
+    return [None if pairs is None else torch.as_tensor(pairs, device=model.device) for pairs in by_layer]

@@ -24,6 +24,8 @@ from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.registry import Registry
 
 INTERVENTIONS: Registry["Intervention"] = Registry("intervention")
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of a module's call, as a hook before it may change them."""
 
 
 class Intervention(ABC):
@@ -31,34 +33,34 @@ class Intervention(ABC):
 
     name: ClassVar[str]
     ingredient: ClassVar[str]
-    """What it changes: "causal mask", "residual strength", "encoding", "content" or "sinks"."""
+    """The ingredient: "causal mask", "residual strength", "encoding", "content" or "sinks"."""
     patterns_stay: ClassVar[bool] = False
-    """Whether the attention weights of a layer are what they were, given the same input."""
+    """Set if the attention weights of a layer stay what they were, given the same input."""
     undescribed: ClassVar[str] = ""
-    """Why the unchanged network's activations cannot be read with the change, where a subclass does not describe it."""
+    """Why the unchanged network's activations cannot be read with the change, if a subclass does not describe it."""
     no_ingredient: ClassVar[str] = ""
-    """Why the change cannot be made in an architecture, where a subclass does not make it."""
+    """Why the change cannot be made in an architecture, if a subclass does not make it."""
 
     @abstractmethod
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
-        """Within the context the network computes with the change; afterwards it is bit for bit what it was.
+        """Within the context, the network computes with the change; afterwards it is bit for bit what it was.
 
         Raises:
             UsageError: on entry, the model does not allow it; the message says why.
         """
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """The model as theories of its weights and activations should read it: by default as it is.
 
         Args:
             model: As loaded.
-            own: Whether the activations come from the changed network; otherwise they are the unchanged network's,
-                and the description alone carries the change.
+            rerun: Whether the activations come from running the changed network; otherwise they are the unchanged
+                network's, and the description alone carries the change.
 
         Raises:
             UsageError: no description says what the change does; the message says why.
         """
-        if own:
+        if rerun:
             return model
         raise UsageError(self.undescribed)
 
@@ -71,7 +73,7 @@ class Intervention(ABC):
         raise UsageError(self.no_ingredient)
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
-        """What the change makes of every layer's mixing |a| / (|x| + |a|); nothing by default."""
+        """The mixing |a| / (|x| + |a|) of every layer under the change; by default as it was."""
         return mixing
 
     def __str__(self) -> str:
@@ -87,11 +89,11 @@ def intervened(model: Any, intervention: Intervention | str) -> Iterator[Hugging
     is touched, and afterwards every logit is bit for bit what it was.
 
     Args:
-        model: What `load_model` returns.
+        model: A Hugging Face model of `load_model`.
         intervention: An object or its literal spelling, `"window(width=64)"`.
 
     Yields:
-        The changed model, described as it now is where a description can say it.
+        The changed model, described as it now is if a description can say it.
 
     Raises:
         UsageError: an unknown intervention, one the model does not allow, or a second one on the same network.
@@ -103,15 +105,15 @@ def intervened(model: Any, intervention: Intervention | str) -> Iterator[Hugging
     try:
         with resolved.change(checked):
             setattr(checked.network, INTERVENTION_MARK, str(resolved))
-            yield resolved.description(checked, own=True)
+            yield resolved.description(checked, rerun=True)
     finally:
         vars(checked.network).pop(INTERVENTION_MARK, None)
 
 
 def resolve_interventions(interventions: Sequence[Intervention | str] | Intervention | str) -> tuple[Intervention, ...]:
-    """Interventions from literal spellings, from objects, or both; at least one, none twice."""
-    given = [interventions] if isinstance(interventions, str | Intervention) else list(interventions)
-    resolved = tuple(INTERVENTIONS.parse(item) if isinstance(item, str) else item for item in given)
+    """Parse interventions from literal spellings, objects, or both; at least one, none twice."""
+    requested = [interventions] if isinstance(interventions, str | Intervention) else list(interventions)
+    resolved = tuple(INTERVENTIONS.parse(item) if isinstance(item, str) else item for item in requested)
     for item in resolved:
         if not isinstance(item, Intervention):
             raise UsageError(f"{item!r} is not an intervention; known: {', '.join(INTERVENTIONS)}")
@@ -125,7 +127,7 @@ def resolve_interventions(interventions: Sequence[Intervention | str] | Interven
 
 
 def check_model(model: Any) -> HuggingFaceModel:
-    """The same, if it is a Hugging Face model of a described family."""
+    """Return a Hugging Face model of a described family; refuse anything else."""
     if not isinstance(model, HuggingFaceModel):
         raise UsageError(
             f"interventions need a Hugging Face model (what load_model returns), got {type(model).__name__}"
@@ -135,14 +137,14 @@ def check_model(model: Any) -> HuggingFaceModel:
 
 
 def described(model: HuggingFaceModel, **answers: Callable[..., Any]) -> HuggingFaceModel:
-    """The model described by a family like its own that answers some questions differently."""
+    """Describe the model by a family like its own that answers some questions differently."""
     changed = copy.copy(model.family)
     vars(changed).update(answers)  # an instance precedes its class
     return model.described_by(changed)
 
 
 def with_attention(model: HuggingFaceModel, change: Callable[[AttentionParts], AttentionParts]) -> HuggingFaceModel:
-    """The model described with its family's own `attention_parts`, changed."""
+    """Describe the model with its family's own `attention_parts`, changed."""
     family = model.family
     return described(model, attention_parts=lambda block, config: change(family.attention_parts(block, config)))
 
@@ -151,11 +153,11 @@ def with_attention(model: HuggingFaceModel, change: Callable[[AttentionParts], A
 def around_calls(
     network: nn.Module, before: Callable[..., Any], after: Callable[..., Any], *, always: bool = False
 ) -> Iterator[None]:
-    """Within the context hooks stand before and after every call of a network, and are given all that it is.
+    """Within the context, hooks stand before and after every call of a network, and get all its arguments.
 
     Args:
-        before: hook(network, given, named).
-        after: hook(network, given, named, output); after a call that fails too where `always`.
+        before: hook(network, positional, named).
+        after: hook(network, positional, named, output); with `always`, also after a call that fails.
     """
     first = network.register_forward_pre_hook(before, with_kwargs=True)
     last = network.register_forward_hook(after, with_kwargs=True, always_call=always)
@@ -164,8 +166,15 @@ def around_calls(
 
 
 @contextmanager
+def before_calls(hooks: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Within the context, each hook(module, positional, named) stands before every call of its module."""
+    with hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks):
+        yield
+
+
+@contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Within the context hooks are where they were registered."""
+    """Within the context, hooks stay where they were registered."""
     with ExitStack() as hooks:
         for handle in handles:
             hooks.enter_context(handle)

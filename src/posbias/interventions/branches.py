@@ -17,7 +17,7 @@ from posbias.architecture import Architecture
 from posbias.checks import check_number
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
-from posbias.models.families.base import Block
+from posbias.models.families.base import Block, stream_read
 from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -48,14 +48,14 @@ class AttentionScaled(Intervention):
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Multiply what every branch adds."""
 
-        def scaled(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
+        def scaled(_: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             return output * self.factor
 
         with hooked(added_by(block).register_forward_hook(scaled) for block in model.family.blocks(model.network)):
             yield
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """The factor in the output projection, or in the norm after it."""
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Put the factor into the output projection, or into the norm after it."""
         family = model.family
         after = {id(block.attention_post_norm) for block in family.blocks(model.network)}
 
@@ -82,7 +82,7 @@ class AttentionScaled(Intervention):
         return np.divide(branch, total, out=np.zeros_like(branch), where=total > 0)
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
-        """The same masks and encodings under the new mixing."""
+        """Keep masks and encodings under the new mixing."""
         return replace(architecture, mixing=self.mixing(architecture.layer_mixing))
 
 
@@ -116,9 +116,9 @@ class NoResidual(Intervention):
                 hooks.enter_context(added_by(block).register_forward_hook(subtract))
             yield
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """The changed network's own activations are marked as a misfit."""
-        whole = super().description(model, own=own)
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Mark the changed network's own activations as a misfit."""
+        whole = super().description(model, rerun=rerun)
         return whole.described_by(model.family, misfit="its attention branches have no residual")
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
@@ -156,7 +156,7 @@ class NoContent(Intervention):
             for module, scale in zip(modules, before, strict=True):
                 setattr(module, SCALE, scale)
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Scale 0 in every layer."""
         return with_attention(model, lambda parts: replace(parts, scale=0.0))
 
@@ -174,10 +174,10 @@ def _subtract_stream(branch_scale: float) -> tuple[Callable[..., None], Callable
     """A pair of hooks for one block: keep the stream where its branch reads it, take it off what the branch adds."""
     streams: list[Tensor] = []
 
-    def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        streams[:] = [given[0] if given else named["hidden_states"]]
+    def keep(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        streams[:] = [stream_read(positional, named)]
 
-    def subtract(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
+    def subtract(_: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         (stream,) = streams
         streams.clear()
         return output - stream.reshape(output.shape) / branch_scale

@@ -15,22 +15,22 @@ from torch import nn
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
 from posbias.checks import check_number
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
+from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.rotary import changing_kinds
 
 ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
-"""Under which name a family's attention modules are given their ALiBi logits."""
+"""Argument of a family's attention modules that hands them their ALiBi logits."""
 
 
 @contextmanager
 def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: float) -> Iterator[None]:
-    """Meanwhile the positions that the rotary module sees, and so every angle, are multiplied by a factor."""
+    """Within the context, the positions that the rotary module sees, and so every angle, are multiplied by a factor."""
 
-    def scaled(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def scaled(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
         if "position_ids" in named:
-            return given, {**named, "position_ids": named["position_ids"].float() * scale}
-        return (given[0], given[1].float() * scale, *given[2:]), named
+            return positional, {**named, "position_ids": named["position_ids"].float() * scale}
+        return (positional[0], positional[1].float() * scale, *positional[2:]), named
 
     modules = _rotary_modules(model, intervention)
     for module in modules:
@@ -40,7 +40,7 @@ def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: fl
                 f"{intervention}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
                 "length; default, linear, yarn and llama3 are allowed"
             )
-    with hooked(module.register_forward_pre_hook(scaled, with_kwargs=True) for module in modules):
+    with before_calls((module, scaled) for module in modules):
         yield
 
 
@@ -58,9 +58,9 @@ class NoRope(Intervention):
         """Factor 0."""
         return rotary_scaled(model, self, 0.0)
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """As it is where the activations carry the angles; no layer that rotates otherwise."""
-        if own:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Leave the model as it is if the activations carry the angles; otherwise no layer rotates."""
+        if rerun:
             return model
         _rotary_modules(model, self)
         return described(model, rotates=lambda attention, config: False)
@@ -110,7 +110,7 @@ class NoLearnedPositions(Intervention):
         if table is None:
             raise UsageError(f"{self}: {model.family.name} models have no table of learned positions")
         module = model.network.get_submodule(table)
-        with module.register_forward_hook(lambda _, given, output: torch.zeros_like(output)):
+        with module.register_forward_hook(lambda _, _inputs, output: torch.zeros_like(output)):
             yield
 
 
@@ -128,16 +128,13 @@ class NoAlibi(Intervention):
         _check_alibi(model, self)
         argument = ALIBI_ARGUMENTS[family.name]
 
-        def without(
-            _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return given, {**named, argument: torch.zeros_like(named[argument])}
+        def without(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+            return positional, {**named, argument: torch.zeros_like(named[argument])}
 
-        attentions = (block.attention for block in family.blocks(model.network))
-        with hooked(attention.register_forward_pre_hook(without, with_kwargs=True) for attention in attentions):
+        with before_calls((block.attention, without) for block in family.blocks(model.network)):
             yield
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """No logits by position, no encoding."""
         _check_alibi(model, self)
         without = with_attention(model, lambda parts: replace(parts, position_logits=None))
@@ -148,24 +145,24 @@ class NoAlibi(Intervention):
         return replace(architecture, encoding=_without(architecture.encoding, Alibi, self))
 
 
-def _without(encoding: Any, taken: type[Encoding], intervention: Intervention) -> Any:
-    """An encoding, its spelling, or lists of them, with one sort, which must be there, replaced by none."""
-    found = False
+def _without(encoding: Any, kind: type[Encoding], intervention: Intervention) -> Any:
+    """Replace one kind of encoding, which must be there, by none, in an encoding, its spelling, or lists of them."""
+    replaced_any = False
 
     def replaced(item: Any) -> Any:
-        nonlocal found
+        nonlocal replaced_any
         if isinstance(item, list | tuple):
             return [replaced(part) for part in item]
-        own = ENCODINGS.parse(item) if isinstance(item, str) else item
-        if not isinstance(own, taken):
-            return own
-        found = True
+        variant = ENCODINGS.parse(item) if isinstance(item, str) else item
+        if not isinstance(variant, kind):
+            return variant
+        replaced_any = True
         return NoEncoding()
 
     result = replaced(encoding)
-    if not found:
+    if not replaced_any:
         raise UsageError(
-            f"{intervention}: the architecture has no {taken.name} to take out (rotary positions of a model add no "
+            f"{intervention}: the architecture has no {kind.name} to take out (rotary positions of a model add no "
             "logit of their own without content and read as none)"
         )
     return result

@@ -25,8 +25,9 @@ from posbias.interventions.attention import (
     is_wired,
     past_length,
 )
-from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked
+from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
 from posbias.interventions.masks import HIDDEN_SCORE, additive, check_maskable
+from posbias.models.families.base import stream_read
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -79,8 +80,8 @@ class KeyBiased(Intervention):
     """A key encoding for all layers, or a list of them, layer 0 nearest the input."""
 
     def __post_init__(self) -> None:
-        given = [self.biases] if isinstance(self.biases, str | KeyEncoding) else list(self.biases)
-        parsed = [ENCODINGS.parse(item) if isinstance(item, str) else item for item in given]
+        biases = [self.biases] if isinstance(self.biases, str | KeyEncoding) else list(self.biases)
+        parsed = [ENCODINGS.parse(item) if isinstance(item, str) else item for item in biases]
         wrong = next((item for item in parsed if not isinstance(item, KeyEncoding)), None)
         if wrong is not None or not parsed:
             raise UsageError(f"key_biased: biases must be key_bias(...) or gamma_key(...), got {wrong or 'none'}")
@@ -89,10 +90,10 @@ class KeyBiased(Intervention):
 
     def layers(self, depth: int) -> list[Any]:
         """The bias of every layer."""
-        given = [self.biases] * depth if isinstance(self.biases, str) else self.biases
-        if len(given) != depth:
-            raise UsageError(f"key_biased: {len(given)} biases given for {depth} layers; give one or {depth}")
-        return [ENCODINGS.parse(item) for item in given]
+        biases = [self.biases] * depth if isinstance(self.biases, str) else self.biases
+        if len(biases) != depth:
+            raise UsageError(f"key_biased: {len(biases)} biases given for {depth} layers; give one or {depth}")
+        return [ENCODINGS.parse(item) for item in biases]
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -105,7 +106,7 @@ class KeyBiased(Intervention):
         with biased(model, self, lambda layer, n: torch.tensor(biases[layer].key_logits(n, heads))):
             yield
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """The bias among the logits by position of every layer."""
         family = model.family
         blocks = family.blocks(model.network)
@@ -123,8 +124,8 @@ class KeyBiased(Intervention):
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """The key bias in place of encoding `none`."""
-        own = {group.encoding for groups in architecture.head_groups for group in groups}
-        if any(not isinstance(encoding, NoEncoding) for encoding in own):
+        encodings = {group.encoding for groups in architecture.head_groups for group in groups}
+        if any(not isinstance(encoding, NoEncoding) for encoding in encodings):
             raise UsageError("key_biased: an architecture holds one encoding per head; only none can be replaced")
         return replace(architecture, encoding=self.layers(architecture.depth))
 
@@ -132,7 +133,7 @@ class KeyBiased(Intervention):
 Logits = Callable[[int, int], Float[Tensor, "heads n"]]
 """The bias of the first n keys in a layer, from the layer and n; a gradient flows through it."""
 Begins = Callable[[], Int[Tensor, "_ one"]]
-"""Where something begins in every prompt that the network now reads: its token, 0 the prompt's first."""
+"""Returns the token at which something begins in every prompt that the network now reads, 0 the prompt's first."""
 
 
 @contextmanager
@@ -152,12 +153,12 @@ def biased(
     be multiplied by a scale for each head of a layer, too. `by_side`: `logits` gives two numbers, for the keys before
     the first query and for those from it on.
     """
-    known: dict[int, Tensor] = {}
+    tables: dict[int, Tensor] = {}
     with_sinks = has_sinks(model)
 
     def bias(layer: int, n_positions: int, like: Tensor) -> Float[Tensor, "heads n"]:
-        """Of at least so many keys."""
-        table = known.get(layer)
+        """The layer's biases of at least so many keys."""
+        table = tables.get(layer)
         if table is not None and table.shape[1] >= n_positions:
             return table
         with torch.enable_grad():  # whether a gradient flows is then known of what is asked for without one, too
@@ -166,7 +167,7 @@ def biased(
         added = table if with_sinks else table - table.detach().amax(dim=1, keepdim=True)
         added = added.to(like.device).to(torch.promote_types(like.dtype, torch.float32))
         if not table.requires_grad:
-            known[layer] = added
+            tables[layer] = added
         return added
 
     def attend(call: AttentionCall) -> Attended:
@@ -186,37 +187,31 @@ def biased(
         return
     check_maskable(model, intervention)
     padding = Padding()
-    hooks: list[tuple[nn.Module, Any]] = []
-    for layer, block in enumerate(model.family.blocks(model.network)):
-        mask = model.family.mask(model.config, layer)
-        hooks.append((block.attention, _in_mask(partial(bias, layer), mask, padding)))
-    adding = hooked(module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in hooks)
-    with padding.followed(model.network), adding:
+    hooks = [
+        (block.attention, _in_mask(partial(bias, layer), model.family.mask(model.config, layer), padding))
+        for layer, block in enumerate(model.family.blocks(model.network))
+    ]
+    with padding.followed(model.network), before_calls(hooks):
         yield
 
 
 def _with_room(logits: Logits, layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
-    """Of more keys than there are, where the bias allows: decoding asks for one length after another."""
+    """Biases of more keys than there are, if the bias allows: decoding asks for one length after another."""
     try:
         return logits(layer, n_positions + n_positions // 4)
     except UsageError:
         return logits(layer, n_positions)
 
 
-def _in_mask(
-    bias: Callable[[int, Tensor], Tensor], own: Mask, padding: Padding
-) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Add a layer's bias to the mask that its attention module is given, or to its own mask where it is given none."""
+def _in_mask(bias: Callable[[int, Tensor], Tensor], layer_mask: Mask, padding: Padding) -> Callable[..., Arguments]:
+    """Make a hook that adds a layer's bias to the mask its attention module gets, or to the layer's own without one."""
 
-    def hook(
-        module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        read: Tensor = given[0] if given else named["hidden_states"]
-        mask = named.get("attention_mask")
+    def hook(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+        read, mask = stream_read(positional, named), named.get("attention_mask")
         past = past_length(module, named)
         total = past + read.shape[1]
         if mask is None:
-            mask = additive(own.visible(total)[past:]).to(read)
+            mask = additive(layer_mask.visible(total)[past:]).to(read)
         elif mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=read.dtype, device=read.device).masked_fill(~mask, HIDDEN_SCORE)
         keys = mask.shape[-1]
@@ -224,7 +219,7 @@ def _in_mask(
         position = padding.positions(torch.arange(first, first + keys, device=read.device))
         added = bias(first + keys, read).to(read)[:, position].transpose(0, 1)[:, :, None]
         # Sums beyond the type's range stay hidden: the least finite number, not -inf, whose rows would be NaN.
-        return given, {**named, "attention_mask": (mask + added).clamp(min=torch.finfo(read.dtype).min)}
+        return positional, {**named, "attention_mask": (mask + added).clamp(min=torch.finfo(read.dtype).min)}
 
     return hook
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from posbias.architecture import MASKS, Architecture, Full, Mask, NoEncoding, SlidingWindow
 from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
-from posbias.models.families.base import Block
+from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
+from posbias.models.families.base import Block, stream_read
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -28,11 +28,11 @@ WIRED = ("eager", "sdpa")
 OWN_MASKS = ("gpt_neo", "mpt")
 """Families whose attention modules apply masks of their own."""
 BIASED_MASKS = ("falcon",)
-"""Families that carry ALiBi, where they have it, in the mask they hand down."""
+"""Families whose ALiBi, if configured, comes in the mask they hand down."""
 HIDDEN_SCORE = torch.finfo(torch.float16).min
-"""What hides a key from the network: every floating type holds it, and no logit outweighs it."""
+"""Number that hides a key from the network: every floating type holds it, and no logit outweighs it."""
 HIDDEN_LOGIT = -1e4
-"""What hides a key in a theory's logits: exp of it is 0, and the digits of logits it is added to survive."""
+"""Number that hides a key in a theory's logits: exp of it is 0, and the digits of logits it is added to survive."""
 
 
 class Visibility(Intervention):
@@ -41,8 +41,8 @@ class Visibility(Intervention):
     ingredient: ClassVar[str] = "causal mask"
 
     @abstractmethod
-    def visible(self, own: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
-        """What a layer with the mask `own` shows under the change; refused where the prompt is too short for it."""
+    def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
+        """Keys that a layer with the mask `layer_mask` shows under the change; refused if the prompt is too short."""
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -51,20 +51,18 @@ class Visibility(Intervention):
         check_maskable(model, self)
         masks: dict[tuple[Mask, int, torch.dtype, torch.device], Tensor] = {}
 
-        def replaced(
-            own: Mask, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
-        ) -> tuple[Any, dict[str, Any]]:
-            read: Tensor = given[0] if given else named["hidden_states"]
-            key = own, read.shape[1], read.dtype, read.device
+        def replaced(layer_mask: Mask, _: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+            read = stream_read(positional, named)
+            key = layer_mask, read.shape[1], read.dtype, read.device
             if key not in masks:  # layers with equal masks share one
-                masks[key] = additive(self.visible(own, read.shape[1])).to(read)
-            return given, {**named, "attention_mask": masks[key]}
+                masks[key] = additive(self.visible(layer_mask, read.shape[1])).to(read)
+            return positional, {**named, "attention_mask": masks[key]}
 
         hooks = [
             (block.attention, partial(replaced, family.mask(model.config, layer)))
             for layer, block in enumerate(family.blocks(model.network))
         ]
-        with hooked(attention.register_forward_pre_hook(hook, with_kwargs=True) for attention, hook in hooks):
+        with before_calls(hooks):
             yield
 
 
@@ -82,11 +80,11 @@ class Bidirectional(Visibility):
     In a theory: mask `full`. With uniform attention the profile is then flat after one layer of attention alone.
     """
 
-    def visible(self, own: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
+    def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
         """Everything."""
         return Full().visible(n_positions)
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Full masks; theories that recompute causal attention refuse them."""
         return described(model, mask=lambda config, layer: Full())
 
@@ -106,12 +104,12 @@ class Window(Visibility):
     def __post_init__(self) -> None:
         check_whole("window: width", self.width, least=1)
 
-    def visible(self, own: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
+    def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
         """The layer's own mask within the window."""
         window = SlidingWindow(width=self.width).visible(n_positions)
-        return np.asarray(own.visible(n_positions) & window)
+        return np.asarray(layer_mask.visible(n_positions) & window)
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Windows in place of longer masks."""
         family = model.family
         return described(model, mask=lambda config, layer: self._narrowed(family.mask(config, layer)))
@@ -124,10 +122,10 @@ class Window(Visibility):
         """A mask that does not look forwards, its spelling, or lists of them, cut to the window."""
         if isinstance(mask, list | tuple):
             return [self._narrowed(item) for item in mask]
-        own = MASKS.parse(mask) if isinstance(mask, str) else mask
-        if own.mutual_prefix(self.width + 1) > 1:
-            raise UsageError(f"{self}: the mask {own} looks forwards; a window needs causal layers")
-        return own if own.reach(self.width) < self.width else SlidingWindow(width=self.width)
+        variant = MASKS.parse(mask) if isinstance(mask, str) else mask
+        if variant.mutual_prefix(self.width + 1) > 1:
+            raise UsageError(f"{self}: the mask {variant} looks forwards; a window needs causal layers")
+        return variant if variant.reach(self.width) < self.width else SlidingWindow(width=self.width)
 
 
 @INTERVENTIONS.register("sink_masked")
@@ -144,20 +142,20 @@ class SinkMasked(Visibility):
     )
 
     positions: int = 1
-    """How many leading positions are hidden (>= 1, fewer than the prompt has)."""
+    """Leading positions that are hidden (>= 1, fewer than the prompt has)."""
 
     def __post_init__(self) -> None:
         check_whole("sink_masked: positions", self.positions, least=1)
 
-    def visible(self, own: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
+    def visible(self, layer_mask: Mask, n_positions: int) -> Bool[np.ndarray, "query key"]:
         """The layer's own mask without the first keys, but for their own queries."""
         self._check_length(n_positions)
         index = np.arange(n_positions)
         hidden = (index[:, None] >= self.positions) & (index[None, :] < self.positions)
-        visible: np.ndarray = own.visible(n_positions) & ~hidden
+        visible: np.ndarray = layer_mask.visible(n_positions) & ~hidden
         return visible
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """A logit so low at the first keys that later queries do not see them."""
         return with_attention(model, lambda parts: replace(parts, position_logits=partial(self._logits, parts)))
 
@@ -168,17 +166,16 @@ class SinkMasked(Visibility):
     def _logits(self, parts: AttentionParts, n_positions: int) -> Float[Tensor, "heads n_positions"]:
         self._check_length(n_positions)
         device = parts.query.device
-        own = torch.zeros(parts.heads, n_positions, device=device)
-        if parts.position_logits is not None:
-            own = parts.position_logits(n_positions)
-        hidden = torch.arange(n_positions, device=device) < self.positions
-        return own + hidden * HIDDEN_LOGIT
+        hidden = (torch.arange(n_positions, device=device) < self.positions) * HIDDEN_LOGIT
+        if parts.position_logits is None:
+            return torch.zeros(parts.heads, 1, device=device) + hidden
+        return parts.position_logits(n_positions) + hidden
 
 
 @INTERVENTIONS.register("no_learned_sinks")
 @dataclass(frozen=True)
 class NoLearnedSinks(Intervention):
-    """The learned sinks of every head take nothing (GPT-OSS): what they took goes to the visible keys in proportion."""
+    """The learned sinks of every head take nothing (GPT-OSS): their shares go to the visible keys in proportion."""
 
     ingredient: ClassVar[str] = "sinks"
     no_ingredient: ClassVar[str] = "an architecture has no learned sinks to take out"
@@ -194,8 +191,8 @@ class NoLearnedSinks(Intervention):
                 later.callback(block.attention.register_parameter, "sinks", learned)
             yield
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
-        """The same attention without sinks."""
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
+        """Describe attention without sinks."""
         self._blocks(model)
         return with_attention(model, lambda parts: replace(parts, sinks=None))
 

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
+from posbias.models.families.base import stream_read
 from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
@@ -124,11 +125,11 @@ def watch_attention(
     """
 
     def hook_of(layer: AttentionLayer) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            read = args[0] if args else kwargs["hidden_states"]
+        def hook(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+            read = stream_read(positional, named)
             cosine = sine = None
             if layer.angles is not None:
-                cosine, sine = (part.detach().to(dtype) for part in layer.angles(kwargs))
+                cosine, sine = (part.detach().to(dtype) for part in layer.angles(named))
             receive(layer, AttentionInput(read[0].detach().to(dtype), cosine, sine))
 
         return hook

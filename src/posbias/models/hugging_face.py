@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posbias.chat_templates import template_options_of
 from posbias.errors import UsageError
-from posbias.models.families.base import FAMILIES, Block, Family
+from posbias.models.families.base import FAMILIES, Block, Family, stream_read
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.rotary import AngleLengths, stretched_positions
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
@@ -301,7 +301,7 @@ class BranchWatch:
             return length
 
         def before(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self.stream.append(norm(positional[0] if positional else named["hidden_states"]))
+            self.stream.append(norm(stream_read(positional, named)))
 
         def after(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
             self.branch.append(abs(block.branch_scale) * norm(output[0] if isinstance(output, tuple) else output))

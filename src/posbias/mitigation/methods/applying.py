@@ -98,7 +98,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
                     setattr(model.network, LOOKS_AHEAD_MARK, True)
                     opened.callback(vars(model.network).pop, LOOKS_AHEAD_MARK, None)
             self._open = opened.pop_all()
-        return method.description(model, own=True) if self._own else self._given
+        return method.description(model, rerun=True) if self._own else self._given
 
     def __exit__(self, *error: object) -> None:
         self._open.close()

@@ -82,7 +82,7 @@ class Mitigation(Intervention):
         with self.apply(model, places):  # type: ignore[arg-type] # methods that take a question say so
             yield
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Marked as a misfit, unless a method says how theories should read it."""
         if self.strength == 0:
             return model

@@ -69,11 +69,11 @@ class KeyBiasMethod(Mitigation):
         ):
             yield
 
-    def description(self, model: HuggingFaceModel, *, own: bool) -> HuggingFaceModel:
+    def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """At full strength, for all queries, the logits by position that theories read."""
         if self.strength == 1 and not self.from_question and self.scales is None:
-            return KeyBiased(self.biases).description(model, own=own)
-        return super().description(model, own=own)
+            return KeyBiased(self.biases).description(model, rerun=rerun)
+        return super().description(model, rerun=rerun)
 
 
 @MITIGATIONS.register("context_bias")

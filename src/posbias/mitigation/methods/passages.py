@@ -24,8 +24,8 @@ from posbias.interventions.attention import (
     PerCache,
     attending,
     cached_length,
+    named_arguments,
     padded_slots,
-    told,
 )
 from posbias.interventions.base import hooked
 from posbias.interventions.keys import Begins
@@ -278,7 +278,7 @@ def in_one_place(model: HuggingFaceModel, method: Mitigation, passages: Spans) -
     end = passages[-1][1]
 
     def check(network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        arguments = told(network, given, named)
+        arguments = named_arguments(network, given, named)
         entering, shown = arguments.get("inputs_embeds"), arguments.get("attention_mask")
         read: Any = arguments.get("input_ids") if entering is None else entering
         if not isinstance(shown, Tensor) or shown.shape != read.shape[:2]:  # no padding, or what goes on from a cache

@@ -76,6 +76,12 @@ class Block:
         return replace(parts, down=parts.down * self.branch_scale, down_bias=bias)
 
 
+def stream_read(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Float[Tensor, "batch position feature"]:
+    """The stream that a block, or its attention, is about to read, among the arguments of its call."""
+    stream: Tensor = positional[0] if positional else named["hidden_states"]
+    return stream
+
+
 class Family:
     """One family of Hugging Face decoders, keyed by its `config.model_type`."""
 
