@@ -39,7 +39,7 @@ class AttentionState:
     key: Float[Tensor, "key_head position head_dim"]
     value: Float[Tensor, "key_head position head_dim"]
     raw_query: Float[Tensor, "position query_features"]
-    """As projected and clamped, before q/k norm."""
+    """Queries as projected and clamped, before q/k norm."""
     raw_key: Float[Tensor, "position key_features"]
 
 
@@ -52,7 +52,7 @@ class AttentionBlock:
     weights: Float[Tensor, "key_head group query key"]
     """Rows sum to 1, or to what a learned sink leaves."""
     sink: Float[Tensor, "key_head group query"] | None = None
-    """What a learned sink takes of every row; None where there is none."""
+    """Share of every row that a learned sink takes; None if there is no sink."""
 
     def among_keys(self) -> Float[Tensor, "key_head group query key"]:
         """The weights with every row summing to 1: how a query shares out what a learned sink leaves."""
@@ -76,10 +76,10 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class AttentionInput:
-    """What an attention module read of one prompt, in the precision the recomputation works in."""
+    """The input of an attention module for one prompt, in the precision that attention is recomputed in."""
 
     read: Float[Tensor, "position feature"]
-    """After the norm before the branch, where the family has one."""
+    """The stream after the norm before the branch, if the family has one."""
     cosine: Turn
     sine: Turn
 
@@ -164,7 +164,7 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
 
 
 def rotated(state: AttentionState, cosine: Turn, sine: Turn) -> AttentionState:
-    """The same with queries and keys turned by position; as it is where the layer has no RoPE."""
+    """Turn queries and keys by position; they stay as they are if the layer has no RoPE."""
     return replace(state, query=rotary_forward(state.query, cosine, sine), key=rotary_forward(state.key, cosine, sine))
 
 
@@ -214,9 +214,9 @@ def query_blocks(
         if added is not None:
             # Less the last query's own: only differences between keys count, and small numbers keep their digits. A
             # learned sink stands beside every query's own position, so each row is set against its own.
-            own = added[:, stop - 1 : stop] if parts.sinks is None else added[:, start:stop]
-            fall = added[:, None, first:stop] - own[..., None]
-            logits += fall.reshape(parts.key_heads, -1, own.shape[1], stop - first)
+            diagonal = added[:, stop - 1 : stop] if parts.sinks is None else added[:, start:stop]
+            fall = added[:, None, first:stop] - diagonal[..., None]
+            logits += fall.reshape(parts.key_heads, -1, diagonal.shape[1], stop - first)
         logits = logits.masked_fill_(hidden, -torch.inf)
         if parts.sinks is None:
             yield AttentionBlock(slice(start, stop), slice(first, stop), logits.softmax(-1))
@@ -254,6 +254,6 @@ def rotary_forward(
     if cosine is None or sine is None:
         return values
     rotary = cosine.shape[-1]
-    turned, rest = values[..., :rotary], values[..., rotary:]
+    turned, unturned = values[..., :rotary], values[..., rotary:]
     first, second = turned.chunk(2, -1)
-    return torch.cat([turned * cosine + torch.cat([-second, first], -1) * sine, rest], -1)
+    return torch.cat([turned * cosine + torch.cat([-second, first], -1) * sine, unturned], -1)

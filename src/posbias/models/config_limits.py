@@ -1,4 +1,4 @@
-"""What a configuration may ask for, checked on its numbers alone before transformers builds anything from it.
+"""Limits of a configuration, checked on its numbers alone before transformers builds anything from it.
 
 Transformers makes lists and modules as long as these numbers say, so that one of them can take all memory or never end.
 What is left is counted in bytes, with none taken, by `network_size`. The configuration of a GGUF file is its metadata.
@@ -45,14 +45,14 @@ def check_numbers(plain: Mapping[str, Any], name: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if POSITIVE.search(key) and not 0 < value < math.inf:
-            said = one_line(f"configuration has {key} {value}")
-            raise UsageError(f"model {name!r}: {said}; finite and positive ones are allowed")
+            entry = one_line(f"configuration has {key} {value}")
+            raise UsageError(f"model {name!r}: {entry}; finite and positive ones are allowed")
         if isinstance(value, float):
             continue
         most = next((limit for pattern, limit in LIMITS if pattern.search(key)), SIZE)
         if abs(value) > most:
-            said = one_line(f"configuration has {key} {value:,}")
-            raise UsageError(f"model {name!r}: {said}; at most {most:,} are allowed")
+            entry = one_line(f"configuration has {key} {value:,}")
+            raise UsageError(f"model {name!r}: {entry}; at most {most:,} are allowed")
 
 
 def _entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

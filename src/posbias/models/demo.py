@@ -18,7 +18,7 @@ from typing import Any
 
 from posbias.errors import RunError, UsageError
 from posbias.files import read_json
-from posbias.models.networks import Wanted, pretrained_network, read_tokenizer
+from posbias.models.networks import LoadingPlan, pretrained_network, read_tokenizer
 from posbias.models.sources import Source, quiet, read_config
 from posbias.progress import report
 from posbias.runs.engines.engine import keys_of_environment
@@ -37,7 +37,7 @@ _WHOLE: set[tuple[object, ...]] = set()
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept: $POSBIAS_CACHE, else posbias under $XDG_CACHE_HOME or ~/.cache.
+    """The directory of converted models: $POSBIAS_CACHE, else posbias under $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
         UsageError: a variable names no absolute path, or one that cannot be expanded.
@@ -93,15 +93,15 @@ def fetch_demo() -> Path:
 
 
 def _write_hashes(directory: Path) -> None:
-    """Write down what a new copy consists of."""
+    """Write names, sizes and hashes of a new copy's files beside them."""
     files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in directory.iterdir()}
     (directory / HASHES).write_text(json.dumps({"made_from": GGUF_SHA256, "files": files}, indent=1))
 
 
 def _fault(directory: Path) -> str | None:
-    """What is wrong with a copy; None where it is what was made. RunError: somebody else could have changed it."""
-    found = {path.name: path.lstat() for path in directory.iterdir()}  # a link is none of the files that were made
-    strangers = [name for name, status in found.items() if status.st_uid not in (os.geteuid(), 0)]
+    """Describe what is wrong with a copy, None if nothing is. RunError: somebody else could have changed it."""
+    files = {path.name: path.lstat() for path in directory.iterdir()}  # a link is none of the files that were made
+    strangers = [name for name, status in files.items() if status.st_uid not in (os.geteuid(), 0)]
     if strangers or directory.stat().st_uid not in (os.geteuid(), 0):
         raise RunError(
             f"the copy of the demo model in {str(directory)!r} belongs to another user; "
@@ -109,22 +109,22 @@ def _fault(directory: Path) -> str | None:
         )
     try:
         written = read_json(directory / HASHES, most_bytes=MOST_HASHES)
-        wanted = {name: (entry["bytes"], entry["sha256"]) for name, entry in written["files"].items()}
+        expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in written["files"].items()}
         if written["made_from"] != GGUF_SHA256:
             return f"was made from another file ({HASHES})"
     except FileNotFoundError:
         return f"has no {HASHES}, as those of earlier versions"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"has a damaged {HASHES}"
-    new = {name for name in found if not name.startswith(".")} - {HASHES}  # hidden files are a file system's own
-    odd = sorted((set(wanted) - set(found)) | (new - set(wanted)))
-    odd += [name for name in sorted(wanted) if name in found and found[name].st_size != wanted[name][0]]
+    new = {name for name in files if not name.startswith(".")} - {HASHES}  # hidden files are a file system's own
+    odd = sorted((set(expected) - set(files)) | (new - set(expected)))
+    odd += [name for name in sorted(expected) if name in files and files[name].st_size != expected[name][0]]
     if odd:
         return f"is damaged: {odd[0]!r} is missing, new or of another size"
-    state = [(name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in sorted(found.items())]
+    state = [(name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in sorted(files.items())]
     if (str(directory), *state) in _WHOLE:
         return None
-    for name, (_, sha256) in wanted.items():
+    for name, (_, sha256) in expected.items():
         if _sha256(directory / name) != sha256:
             return f"is damaged: {name!r} holds something else"
     _WHOLE.add((str(directory), *state))
@@ -173,9 +173,9 @@ def _download_gguf(scratch: Path) -> Path:
 
 
 def _check_hash(path: Path, expected: str) -> None:
-    found = _sha256(path)
-    if found != expected:
-        raise RunError(f"{path.name} has sha256 {found}, expected {expected}; refusing it")
+    actual = _sha256(path)
+    if actual != expected:
+        raise RunError(f"{path.name} has sha256 {actual}, expected {expected}; refusing it")
 
 
 def _sha256(path: Path) -> str:
@@ -186,7 +186,7 @@ def _sha256(path: Path) -> str:
 def _convert(gguf: Path, target: Path) -> None:
     source = Source(gguf.name, str(gguf.parent), local=True, gguf=gguf.name)
     with quiet(local=True):
-        network: Any = pretrained_network(read_config(source), Wanted(source))
+        network: Any = pretrained_network(read_config(source), LoadingPlan(source))
         tokenizer, unread = read_tokenizer(source)
         if tokenizer is None:
             raise RunError(f"{gguf.name} holds no tokenizer transformers can read: {unread}")

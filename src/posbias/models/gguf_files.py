@@ -29,10 +29,10 @@ FLOAT32 = 0
 
 
 class GgufTensor(NamedTuple):
-    """Where one tensor lies and how it is stored."""
+    """The place of one tensor in a file, and how it is stored."""
 
     shape: tuple[int, ...]
-    """As torch has it: the slowest dimension first."""
+    """Dimensions in torch's order: the slowest first."""
     kind: int
     """Type of the format's numbering."""
     start: int
@@ -42,7 +42,7 @@ class GgufTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a file says of itself, checked."""
+    """A file's metadata and table of tensors, checked."""
 
     path: Path
     entries: dict[str, Any]
@@ -83,13 +83,13 @@ class _Header:
             raise ValueError(f"is GGUF version {version}; allowed: {' and '.join(map(str, VERSIONS))}")
         if max(tensors, count) > MOST_ENTRIES:
             raise ValueError(f"says it has {tensors:,} tensors and {count:,} entries; at most {MOST_ENTRIES:,} each")
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for _ in range(count):
             key = self.value(STRING)
-            if key in found:
+            if key in entries:
                 raise ValueError(f"holds the key {key[:80]!r} twice")
-            found[key] = self.value(self.number("I"))
-        return found, tensors
+            entries[key] = self.value(self.number("I"))
+        return entries, tensors
 
     def tensors(self, count: int, *, alignment: Any) -> dict[str, GgufTensor]:
         """The table that follows the metadata, with offsets counted from the beginning of the file."""
@@ -151,10 +151,10 @@ class _Header:
         return struct.unpack(f"<{spelling}", self.bytes(struct.calcsize(spelling)))[0]
 
     def bytes(self, length: int) -> bytes:
-        found = self.file.read(length)
-        if len(found) < length:
+        content = self.file.read(length)
+        if len(content) < length:
             raise ValueError("ends in the middle of its metadata")
-        return found
+        return content
 
 
 def _bytes_of(name: str, shape: tuple[int, ...], kind: int) -> int:

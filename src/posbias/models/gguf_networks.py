@@ -54,9 +54,9 @@ class _Keys:
         self.unread = {key.removeprefix(prefix): value for key, value in file.entries.items() if key.startswith(prefix)}
         self.unread_factors = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS} & set(file.tensors)
 
-    def refusal(self, said: str) -> UsageError:
+    def refusal(self, reason: str) -> UsageError:
         """The file, and what of it is refused."""
-        return UsageError(f"model {self.name!r}: configuration refused: {one_line(said)}")
+        return UsageError(f"model {self.name!r}: configuration refused: {one_line(reason)}")
 
     def take(self, key: str, sort: type, default: Any = REQUIRED) -> Any:
         """The value of a key, of one sort; a number is at least 1, or positive and finite."""
@@ -74,9 +74,9 @@ class _Keys:
     def same(self, key: str, *allowed: Any) -> None:
         """Refuse a value other than those that the network runs by anyway."""
         value = self.unread.pop(key, allowed[0])
-        if not any(type(value) is type(known) and value == known for known in allowed):
-            shown = " or ".join(str(known) for known in allowed)
-            raise self.refusal(f"its metadata has {self.architecture}.{key} {value!r:.80}; only {shown} is read")
+        if not any(type(value) is type(choice) and value == choice for choice in allowed):
+            allowed_text = " or ".join(str(choice) for choice in allowed)
+            raise self.refusal(f"its metadata has {self.architecture}.{key} {value!r:.80}; only {allowed_text} is read")
 
     def factors(self, tensor: str, count: int) -> list[float] | None:
         """The values of a tensor of RoPE factors, one for each frequency; None if the file has none."""
@@ -89,7 +89,7 @@ class _Keys:
         return values
 
     def has(self, *tensors: str) -> bool:
-        """Whether the file has a tensor of one of these names in its first block."""
+        """Tell whether the file has a tensor of one of these names in its first block."""
         return any(f"blk.0.{tensor}" in self.file.tensors for tensor in tensors)
 
     def end(self) -> None:
@@ -137,7 +137,7 @@ def check_places(file: GgufFile, weights: Mapping[str, Tensor], *, n_layers: int
     """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    architecture = next(key for key, known in MODEL_ARCH_NAMES.items() if known == file.entries[ARCHITECTURE])
+    architecture = next(key for key, spelling in MODEL_ARCH_NAMES.items() if spelling == file.entries[ARCHITECTURE])
     names = get_tensor_name_map(architecture, n_layers)
     places = {}
     for weight, value in weights.items():
@@ -145,10 +145,11 @@ def check_places(file: GgufFile, weights: Mapping[str, Tensor], *, n_layers: int
         # Some are named with the body's own name in front, some (of BLOOM) without.
         places[f"{names.get_name(stem) or names.get_name(stem.partition('.')[2])}.{suffix}"] = value
     # The factors of RoPE have been read into the configuration, or refused there.
-    left = sorted(set(file.tensors) - set(places) - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS})
-    if left:
+    unplaced = sorted(set(file.tensors) - set(places) - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS})
+    if unplaced:
+        first = unplaced[0][:80]
         raise RunError(
-            f"model {name!r}: {len(left)} tensors of its file have no place in its network, first {left[0][:80]!r}"
+            f"model {name!r}: {len(unplaced)} tensors of its file have no place in its network, first {first!r}"
         )
     for tensor, value in places.items():
         shape = file.tensors[tensor].shape if tensor in file.tensors else value.shape
@@ -228,7 +229,7 @@ def _rope(keys: _Keys, head_dim: int, *, partial: bool = False) -> dict[str, Any
 
 
 def _scaling(keys: _Keys) -> dict[str, Any]:
-    """What `rope.scaling` says: nothing, or linear or YaRN with its factor."""
+    """Read `rope.scaling`: nothing, or linear or YaRN with its factor."""
     # Linear is the format's default where there is a factor; `scale_linear` is its older name.
     older = keys.take("rope.scale_linear", float, None)
     factor = keys.take("rope.scaling.factor", float, older)
@@ -277,12 +278,12 @@ def _llama3(keys: _Keys, factors: list[float], rope: dict[str, Any]) -> dict[str
         original = ((high - 1) * blend[between] + 1)[0] * waves[between][0]
     else:  # whatever lies between the two groups
         original = math.sqrt(high * waves[blend > 0.5].max() * waves[blend < 0.5].min())
-    found = {"factor": most, "low_freq_factor": 1.0, "high_freq_factor": high}
-    found["original_max_position_embeddings"] = round(float(original))
+    scaling = {"factor": most, "low_freq_factor": 1.0, "high_freq_factor": high}
+    scaling["original_max_position_embeddings"] = round(float(original))
     share = np.clip((round(float(original)) / waves - 1) / (high - 1), 0, 1)
     if not np.allclose(1 / ((1 - share) / most + share), stored, rtol=FACTOR_TOLERANCE, atol=0):
         raise keys.refusal(f"its tensor {ROPE_FACTORS} holds factors that are not those of Llama 3's rule")
-    return {**rope, "rope_type": "llama3", **found}
+    return {**rope, "rope_type": "llama3", **scaling}
 
 
 def _llama(keys: _Keys) -> dict[str, Any]:
@@ -417,7 +418,7 @@ def _gemma(keys: _Keys, *, largest: int, period: int) -> tuple[dict[str, Any], i
 
 
 def _layer_types(keys: _Keys, depth: int, *, period: int) -> list[str]:
-    """Which layers have a window: all but every `period`-th, or as the file says, by its own period or one by one."""
+    """The layers that have a window: all but every `period`-th, or as the file says, by its period or one by one."""
     pattern = keys.unread.pop("attention.sliding_window_pattern", period)
     if type(pattern) is int and pattern > 0:
         pattern = [bool((layer + 1) % pattern) for layer in range(depth)]

@@ -34,16 +34,16 @@ other rows."""
 OFF_TABLE = 0.9
 """Factor that takes an embedding to where no token has one, as every gradient does."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
-"""What the longest input is called in configurations of families that are not described."""
+"""Names of the longest input in configurations of families that are not described."""
 INTERVENTION_MARK = "posbias_intervention"
-"""Attribute of a network that is changed by hooks: what is replaced, so that records and stored parts tell it apart."""
+"""Attribute of a network that hooks change: the spelling of the change, so that records and parts tell it apart."""
 LOOKS_AHEAD_MARK = "posbias_looks_ahead"
 """Attribute of a network that a method lets look ahead, so that nothing of a prompt's beginning serves another."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model came from, for the record."""
+    """The source of a model, for the record."""
 
     source: str = "network"
     """Hub id, "demo", "config:..." or the base name of a local directory or file; never a machine path."""
@@ -68,7 +68,7 @@ class HuggingFaceModel(Model):
         self.tokenizer = tokenizer
         self.origin = origin or Origin()
         outer: Any = network.config
-        # Of a multimodal model the decoder's own part; it counts as another type, whose modules lie elsewhere.
+        # A multimodal model's decoder has a part of its own; the model counts as another type, with modules elsewhere.
         self.config: Any = outer.get_text_config(decoder=True)
         self.model_type = str(outer.model_type)
         weight: Tensor = network.get_input_embeddings().weight  # type: ignore[operator]
@@ -83,8 +83,8 @@ class HuggingFaceModel(Model):
         self._family: Family | None = FAMILIES[self.model_type]() if self.model_type in FAMILIES else None
         self._misfit = None if self._family is None else self._family.unsupported(self.config)
         lengths = (getattr(self.config, name, None) for name in LENGTHS)
-        known = next((length for length in lengths if isinstance(length, int)), None)
-        self.max_positions = known if self._family is None else self._family.max_positions(self.config)
+        length = next((length for length in lengths if isinstance(length, int)), None)
+        self.max_positions = length if self._family is None else self._family.max_positions(self.config)
         self._stretched_from: int | None = None
         stretched = stretched_positions(self.config)
         if stretched is not None and self.max_positions is not None and stretched > self.max_positions:
@@ -96,7 +96,7 @@ class HuggingFaceModel(Model):
 
     @property
     def described(self) -> bool:
-        """Whether the family is known and this configuration fits its description."""
+        """Tell whether the family is known and this configuration fits its description."""
         return self._family is not None and self._misfit is None
 
     @property
@@ -115,14 +115,14 @@ class HuggingFaceModel(Model):
         return self._family
 
     def described_by(self, family: Family, *, misfit: str | None = None) -> "HuggingFaceModel":
-        """The same network, changed from outside, under another description, or none, for the reason `misfit`."""
+        """A view of the network, changed from outside, under another description, or none, for the reason `misfit`."""
         view = copy.copy(self)
         view._family, view._misfit = family, misfit
         return view
 
     @property
     def identity(self) -> dict[str, Any]:
-        """As its origin says, with what is replaced in it at the moment."""
+        """Source and seed of the model's origin, with the intervention that lasts at the moment."""
         return {
             "source": self.origin.source,
             "init_seed": self.origin.init_seed,
@@ -131,7 +131,7 @@ class HuggingFaceModel(Model):
 
     @property
     def intervention(self) -> str | None:
-        """As the network itself is marked."""
+        """The spelling that the network itself is marked with."""
         spelling: str | None = getattr(self.network, INTERVENTION_MARK, None)
         return spelling
 
@@ -143,7 +143,7 @@ class HuggingFaceModel(Model):
     def outputs(
         self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int], *, cache: Any = None
     ) -> Outputs:
-        """As `Model.outputs`, or of what follows the positions in a cache of keys and values, which it extends.
+        """Run the network like `Model.outputs`, or on after the positions in a cache of keys and values, which grows.
 
         Raises:
             UsageError: the network also reads the tokens themselves, which embeddings leave out.
@@ -356,8 +356,8 @@ class Prefix:
 
     @property
     def n_bytes(self) -> int:
-        """What keys and values take."""
-        return sum(kept.nbytes for layer in self._cache.layers for kept in (layer.keys, layer.values))
+        """Bytes of keys and values."""
+        return sum(tensor.nbytes for layer in self._cache.layers for tensor in (layer.keys, layer.values))
 
     def outputs(self, start: int, embeddings: Float[Tensor, "batch rest feature"], positions: Sequence[int]) -> Outputs:
         """Outputs of prompts that begin with the prompt's first `start` positions and go on with `embeddings`.
@@ -373,11 +373,11 @@ class Prefix:
         if self._lengths.angles(length) != self._lengths.angles(self._embeddings.shape[1]):
             whole = torch.cat([self._embeddings[:, :start].expand(batch, -1, -1), embeddings], 1)
             return self._model.outputs(whole, [start + position for position in positions])
-        kept = [
+        layers = [
             (layer.keys[:, :, :start].expand(batch, -1, -1, -1), layer.values[:, :, :start].expand(batch, -1, -1, -1))
             for layer in self._cache.layers
         ]
-        return self._model.outputs(embeddings, positions, cache=DynamicCache(kept))
+        return self._model.outputs(embeddings, positions, cache=DynamicCache(layers))
 
 
 def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature"]) -> Prefix | None:
@@ -403,14 +403,14 @@ def trusted_prefix(model: Model, embeddings: Float[Tensor, "one position feature
     # Never below float32's: many families compute their softmax and norms in it whatever the model's type.
     epsilon = max(torch.finfo(alone.dtype).eps, torch.finfo(torch.float32).eps)
     tolerance = epsilon**0.5 * float(alone.abs().max())
-    same = all(float((output.logits - alone).abs().max()) <= tolerance for output in (prefix.whole, continued))
-    return prefix if same else None
+    reproduces = all(float((output.logits - alone).abs().max()) <= tolerance for output in (prefix.whole, continued))
+    return prefix if reproduces else None
 
 
 def looks_ahead(model: HuggingFaceModel, embeddings: Float[Tensor, "one position feature"]) -> bool:
-    """Whether an output in the middle of the first positions depends on later ones: its gradient by them is not 0.
+    """Tell whether an output in the middle of the first positions depends on later ones: its gradient by them is not 0.
 
-    So it is of a network that a method has marked, too, whatever its first positions do.
+    A network that a method has marked looks ahead, whatever its first positions do.
     """
     if hasattr(model.network, LOOKS_AHEAD_MARK):
         return True

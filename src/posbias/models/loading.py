@@ -24,7 +24,7 @@ from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import (
     AUTO,
-    Wanted,
+    LoadingPlan,
     check_device,
     drawn_network,
     pretrained_network,
@@ -46,9 +46,9 @@ from posbias.models.weights import first_not_finite, network_sha256, quantised
 CACHED_MODEL = "models--"
 """How the hub's cache begins the name of a model's directory: models--ORGANISATION--NAME/snapshots/COMMIT."""
 COMPILED = "_orig_mod"
-"""Where `torch.compile` keeps the network that it has wrapped."""
+"""Name under which `torch.compile` keeps the network that it has wrapped."""
 COMPILED_CALL = "_compiled_call_impl"
-"""What a module is called by in place of its hooks and its forward pass, if `compile()` has set it."""
+"""Attribute of a module that is called in place of its hooks and its forward pass, if `compile()` has set it."""
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
 
@@ -69,19 +69,19 @@ def load_model(
         source: A hub id, a directory, a `.gguf` file, `"demo"` (SmolLM2-135M-Instruct), or `"config:PATH_OR_ID"` for a
             random network from a configuration alone. Or a causal language model of transformers: it is frozen and
             evaluates from now on, where it is; worker processes cannot load it.
-        tokenizer: Of a model of transformers, where text will be read; one that is named has its own.
+        tokenizer: The tokenizer of a model of transformers, if text will be read; a model that is named has its own.
         init_seed: Draw all weights anew from the model class's own initialiser with this seed, instead of loading
             them; same configuration. The global random state is left as it was. `"config:..."` without a seed takes 0.
-        dtype: `float32`, `float64`, `bfloat16` or `float16`; of a quantised model, that of what is not packed.
-        device: `cpu`, `cuda`, `cuda:1` ..., or `auto`: spread over the accelerators, the CPU and, where these
-            are full, the disk. Measure such a model with checkpointing, or the passes keep all its weights in place.
-        max_memory: Bytes that the process may hold while it loads the model; with `auto`, half of what they leave for
-            weights, as on each accelerator half of them; None: what is free.
-        template_options: What the tokenizer's chat template is told beside the messages, wherever a conversation is
+        dtype: `float32`, `float64`, `bfloat16` or `float16`; for a quantised model, the type of unpacked weights.
+        device: `cpu`, `cuda`, `cuda:1` ..., or `auto`: spread over the accelerators, the CPU and, if these are
+            full, the disk. Measure such a model with checkpointing, or the passes keep all its weights in place.
+        max_memory: Bytes that the process may hold while it loads the model; with `auto`, half of the rest is for
+            weights, as on each accelerator half of them; None: all that is free.
+        template_options: Options of the tokenizer's chat template, beside the messages, wherever a conversation is
             rendered: `{"enable_thinking": False}` turns thoughts off in templates that know it.
 
     Returns:
-        The model; its tokenizer is None where none was found. What `save_reference` wrote is a `ReferenceTransformer`.
+        The model; its tokenizer is None if none was found. What `save_reference` wrote is a `ReferenceTransformer`.
 
     Raises:
         UsageError: no such model, not a decoder, pickled weights, remote code, a configuration that no network runs by
@@ -93,33 +93,53 @@ def load_model(
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
     if isinstance(source, nn.Module):
-        tokenizer = with_template_options(tokenizer, template_options)
-        return _usable_in_hand(source, tokenizer, (init_seed, dtype, device, max_memory))
+        if (init_seed, dtype, device, max_memory) != (None, "float32", "cpu", None):
+            raise UsageError(
+                "init_seed, dtype, device and max_memory go with a model's name; this one is loaded already"
+            )
+        model = model_in_hand(source, with_template_options(tokenizer, template_options))
+        _check_usable(model)
+        return model
     if tokenizer is not None:
         raise UsageError(f"a tokenizer goes with a model of transformers; {str(source)[:120]!r} has its own")
-    chosen_device, peak_before = check_device(device), peak_bytes()
-    trained = _trained_here(source, init_seed=init_seed, dtype=dtype, device=device)
-    if trained is not None:
-        if template_options:
-            raise UsageError("template options go with a tokenizer's chat template; this model has no tokenizer")
-        return trained
-    resolved = _resolved(source)
-    if resolved.config_only and init_seed is None:
+    if str(source).startswith("config:") and init_seed is None:
         init_seed = 0
-    with quiet(resolved.local):
-        config = read_config(resolved)
-        wanted = Wanted(resolved, DTYPES[dtype], chosen_device, max_memory)
-        network = pretrained_network(config, wanted) if init_seed is None else drawn_network(config, wanted, init_seed)
-        read, unread = read_tokenizer(resolved)
-        if read is None and template_options:
+    place = check_device(device)
+    request = ModelRequest(str(source), init_seed, dtype, device, max_memory, template_options)
+    return _trained_here(request) or _checkpoint(request, place)
+
+
+def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
+    """A saved reference model; None if the source is none."""
+    named = request.source.removeprefix("config:")
+    if not named or named == "demo" or not is_reference(path := named_path(named)):
+        return None
+    if request.device == AUTO:
+        raise UsageError(f"device {AUTO!r} spreads large models; name a device for {path.name!r}, e.g. cpu")
+    if request.template_options:
+        raise UsageError("template options go with a tokenizer's chat template; this model has no tokenizer")
+    model = load_reference(path, dtype=request.dtype, init_seed=request.init_seed, device=request.device)
+    model.request = replace(request, source=absolute_source(request.source), max_memory=None)
+    return model
+
+
+def _checkpoint(request: ModelRequest, device: torch.device | None) -> HuggingFaceModel:
+    """A model of transformers, with the weights of its files or drawn from the request's seed; no device: spread."""
+    peak_before, source, seed = peak_bytes(), _resolved(request.source), request.init_seed
+    plan = LoadingPlan(source, DTYPES[request.dtype], device, request.max_memory)
+    with quiet(source.local):
+        config = read_config(source)
+        network = pretrained_network(config, plan) if seed is None else drawn_network(config, plan, seed)
+        tokenizer, unread = read_tokenizer(source)
+        if tokenizer is None and request.template_options:
             raise UsageError(f"{unread}, so template options do nothing; allowed: none")
-        tokenizer = with_template_options(read, template_options)
-    drawn_from = None if init_seed is None else int(init_seed)
-    with refused_configuration(resolved.name):
-        model = HuggingFaceModel(network, tokenizer, origin=Origin(resolved.name, drawn_from, resolved.revision))
+        tokenizer = with_template_options(tokenizer, request.template_options)
+    seed = None if seed is None else int(seed)
+    with refused_configuration(source.name):
+        model = HuggingFaceModel(network, tokenizer, origin=Origin(source.name, seed, source.revision))
     model.no_tokenizer = unread or model.no_tokenizer
-    _check_usable(model, resolved.name)
-    model.request = ModelRequest(absolute_source(source), drawn_from, dtype, device, max_memory, template_options)
+    _check_usable(model)
+    model.request = replace(request, source=absolute_source(request.source), init_seed=seed)
     peak = peak_bytes()
     if peak is not None and peak_before is not None and peak > peak_before:
         model.loading_bytes = peak
@@ -139,8 +159,8 @@ def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     network, adapters = _within(network)
     if not isinstance(network, nn.Module) or not hasattr(network, "config"):
         raise UsageError(f"a model of load_model or of transformers is needed, got {type(network).__name__}")
-    given = str(getattr(network.config, "_name_or_path", "") or type(network).__name__)
-    name = model_name(given) if Path(given).is_absolute() or absolute_source(given) != given else given
+    path = str(getattr(network.config, "_name_or_path", "") or type(network).__name__)
+    name = model_name(path) if Path(path).is_absolute() or absolute_source(path) != path else path
     name += "".join(f" with {adapter}" for adapter in adapters)
     check_decoder(network.config, name)
     if network.get_output_embeddings() is None:  # type: ignore[operator]
@@ -186,24 +206,15 @@ def _within(network: Any) -> tuple[Any, list[str]]:
 
 
 def model_name(path: str | Path) -> str:
-    """What the model at a local path is called: the last part, or of a snapshot in the hub's cache its hub id."""
+    """Name of the model at a local path: its last part, or the hub id of a snapshot in the hub's cache."""
     *_, cache, kind, last = ("", "", *Path(path).expanduser().resolve().parts)
-    known = kind == "snapshots" and cache.startswith(CACHED_MODEL)
-    return cache.removeprefix(CACHED_MODEL).replace("--", "/") if known else last
+    cached = kind == "snapshots" and cache.startswith(CACHED_MODEL)
+    return cache.removeprefix(CACHED_MODEL).replace("--", "/") if cached else last
 
 
-def _usable_in_hand(network: nn.Module, tokenizer: Any, options: tuple[Any, ...]) -> HuggingFaceModel:
-    """As `model_in_hand`, checked as a model that was loaded by name is; options other than the default are refused."""
-    if options != (None, "float32", "cpu", None):
-        raise UsageError("init_seed, dtype, device and max_memory go with a model's name; this one is loaded already")
-    model = model_in_hand(network, tokenizer)
-    _check_usable(model, model.origin.source)
-    return model
-
-
-def _check_usable(model: HuggingFaceModel, name: str) -> None:
+def _check_usable(model: HuggingFaceModel) -> None:
     """Refuse weights that are not finite, and a network that cannot be run or differentiated."""
-    bad = first_not_finite(model.network)
+    name, bad = model.origin.source, first_not_finite(model.network)
     if bad is not None:
         raise RunError(f"model {name!r}: weight {bad[:80]!r} holds NaN or infinite values; allowed: finite")
     if quantised(model.network):
@@ -241,27 +252,13 @@ def load_same(request: ModelRequest | None, expected_sha256: str | None) -> Mode
 
 
 def _resolved(source: str | Path) -> Source:
-    """What a source is, the demo model fetched."""
+    """Resolve a source, fetch the demo model, and name a snapshot in the hub's cache by its hub id."""
     if str(source).removeprefix("config:") == "demo":
         return Source(str(source), str(fetch_demo()), local=True, config_only=str(source) != "demo")
-    found = resolve_source(source)
-    if not found.local or found.gguf is not None or not Path(found.location).is_dir():
-        return found
-    return replace(found, name=("config:" if found.config_only else "") + model_name(found.location))
-
-
-def _trained_here(source: str | Path, *, init_seed: int | None, dtype: str, device: str) -> ReferenceTransformer | None:
-    """A saved reference model, or None where the source is none."""
-    named = str(source).removeprefix("config:")
-    if not named or named == "demo" or not is_reference(path := named_path(named)):
-        return None
-    if device == AUTO:
-        raise UsageError(f"device {AUTO!r} spreads large models; name a device for {path.name!r}, e.g. cpu")
-    if str(source).startswith("config:") and init_seed is None:
-        init_seed = 0
-    model = load_reference(path, dtype=dtype, init_seed=init_seed, device=device)
-    model.request = ModelRequest(absolute_source(source), init_seed, dtype, device)
-    return model
+    resolved = resolve_source(source)
+    if not resolved.local or resolved.gguf is not None or not Path(resolved.location).is_dir():
+        return resolved
+    return replace(resolved, name=("config:" if resolved.config_only else "") + model_name(resolved.location))
 
 
 def _check_gradients(model: HuggingFaceModel, name: str) -> None:

@@ -32,12 +32,12 @@ class ModelRequest:
     max_memory: int | None = None
     """Bytes; None: whatever is there."""
     template_options: Mapping[str, Any] | None = None
-    """What the tokenizer's chat template is told beside the messages."""
+    """Options of the tokenizer's chat template, beside the messages."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of some positions for a batch; of the last alone without their axis."""
+    """The outputs of some positions for a batch; the last position's alone have no axis of positions."""
 
     hidden: Float[Tensor, "batch *output feature"]
     """After the final norm: what the unembedding reads."""
@@ -77,7 +77,7 @@ class Model(ABC):
     tokenizer: Any
     """A Hugging Face tokenizer, or None for models that only take token ids."""
     no_tokenizer: str = "the model has no tokenizer"
-    """Where there is none, why."""
+    """Why there is no tokenizer, if there is none."""
     width: int
     """Features d of the vectors that enter the network."""
     vocabulary_size: int
@@ -86,9 +86,9 @@ class Model(ABC):
     dtype: torch.dtype
     device: torch.device
     request: ModelRequest | None = None
-    """What loads the same model again in another process; None for networks made by hand."""
+    """Arguments that load the same model again in another process; None for networks made by hand."""
     loading_bytes: int = 0
-    """The process's peak while it loaded the weights; 0 where that is not known."""
+    """The process's peak while it loaded the weights; 0 if that is not known."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -97,12 +97,12 @@ class Model(ABC):
 
     @property
     def intervention(self) -> str | None:
-        """The spelling of what is replaced in the network at the moment, or None."""
+        """The spelling of the intervention that lasts in the network at the moment, or None."""
         return None
 
     @property
     def reload_request(self) -> ModelRequest | None:
-        """`request` where it loads what computes now: None while an intervention lasts, which no other process has."""
+        """`request`, if it loads what computes now: None while an intervention lasts, which no other process has."""
         return None if self.intervention is not None else self.request
 
     def in_call(self, function: str, arguments: Sequence[str]) -> str:
@@ -150,7 +150,7 @@ class Model(ABC):
 
     @property
     def described(self) -> bool:
-        """Whether the family is known, so that mixing, power rollout and architecture can be read off."""
+        """Tell whether the family is known, so that mixing, power rollout and architecture can be read off."""
         return True
 
     def token_tensor(self, token_ids: Sequence[Sequence[int]]) -> Int[Tensor, "batch position"]:

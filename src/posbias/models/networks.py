@@ -56,13 +56,13 @@ WEIGHTS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Where a network comes from, and how it will run."""
+class LoadingPlan:
+    """The source of a network, and how it will run."""
 
     source: Source
     dtype: torch.dtype = torch.float32
     device: torch.device | None = CPU
-    """None: spread over what is there."""
+    """Device of all weights; None: spread over all devices there are."""
     max_memory: int | None = None
     """Bytes on one device; None: what is free."""
 
@@ -79,18 +79,18 @@ def check_device(name: str) -> torch.device | None:
     return device
 
 
-def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
+def pretrained_network(config: Any, plan: LoadingPlan) -> nn.Module:
     """The network with the weights of its files, on its device or spread.
 
     Raises:
         UsageError: weights that could carry code, lie elsewhere or do not fit; a configuration that builds no network.
         RunError: weights that are damaged, missing, or another network's.
     """
-    source = wanted.source
+    source = plan.source
     packed = source.gguf is None and getattr(config, "quantization_config", None) is not None
     if packed:
         _check_method(config.quantization_config, source.name)
-    if wanted.device is None and source.gguf is not None:
+    if plan.device is None and source.gguf is not None:
         raise UsageError(f"device {AUTO!r} needs safetensors weights, and {source.name!r} is a GGUF file")
     try:
         local = fetch_weights(source)
@@ -98,7 +98,7 @@ def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
         raise RunError(f"model {source.name!r}: the hub did not provide its weights: {one_line(error)}") from None
     files = [] if source.gguf is not None else loaded_files(local)
     tensors = None if source.gguf is not None else stored_tensors(files, source.name)
-    _check_size(config, wanted, tensors, packed=packed)
+    _check_size(config, plan, tensors, packed=packed)
     outline: Any = _outline(config)
     if tensors is not None:
         check_once(tensors, outline.base_model_prefix, source.name)
@@ -106,16 +106,16 @@ def pretrained_network(config: Any, wanted: Wanted) -> nn.Module:
     elif source.gguf is not None:
         file = read_gguf(Path(source.location) / source.gguf)
         check_places(file, outline.state_dict(), n_layers=config.num_hidden_layers, name=source.name)
-    wanted = replace(wanted, source=local)
-    if wanted.device is not None:
+    plan = replace(plan, source=local)
+    if plan.device is not None:
         # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
-        placement = {"device_map": wanted.device} if packed else {}
-        network = _loaded(config, wanted, placement, files=files, tensors=tensors)
-        return network if packed else network.to(wanted.device)
-    arguments = _spread(wanted.max_memory)
+        placement = {"device_map": plan.device} if packed else {}
+        network = _loaded(config, plan, placement, files=files, tensors=tensors)
+        return network if packed else network.to(plan.device)
+    arguments = _spread(plan.max_memory)
     folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
     try:
-        network = _loaded(config, wanted, {**arguments, "offload_folder": folder.name}, files=files, tensors=tensors)
+        network = _loaded(config, plan, {**arguments, "offload_folder": folder.name}, files=files, tensors=tensors)
     except BaseException:
         folder.cleanup()
         raise
@@ -131,21 +131,21 @@ def _check_method(quantization: Any, name: str) -> None:
     method = entries.get("quant_method")
     if method is None and (entries.get("load_in_8bit") or entries.get("load_in_4bit")):
         return  # bitsandbytes, before it was named
-    known = ["bitsandbytes", *(known for known in AUTO_QUANTIZATION_CONFIG_MAPPING if known != "gguf")]
-    if method not in known:
+    methods = ["bitsandbytes", *(methods for methods in AUTO_QUANTIZATION_CONFIG_MAPPING if methods != "gguf")]
+    if method not in methods:
         raise UsageError(
             f"model {name!r} is quantised by quant_method {method!r:.80}, which is unknown; allowed: "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(methods))}"
         )
 
 
-def drawn_network(config: Any, wanted: Wanted, seed: int) -> nn.Module:
-    """The network with random weights, refused where it does not fit or cannot be built."""
-    if wanted.device is None:
+def drawn_network(config: Any, plan: LoadingPlan, seed: int) -> nn.Module:
+    """The network with random weights; refused if it does not fit or cannot be built."""
+    if plan.device is None:
         raise UsageError(f"device {AUTO!r} spreads the weights of a file; name a device for random ones, e.g. cpu")
-    _check_size(config, wanted, None, packed=False)
-    with refused_configuration(wanted.source.name):
-        return cast_weights(random_network(config, seed=seed), wanted.dtype).to(wanted.device)
+    _check_size(config, plan, None, packed=False)
+    with refused_configuration(plan.source.name):
+        return cast_weights(random_network(config, seed=seed), plan.dtype).to(plan.device)
 
 
 def random_network(config: Any, *, seed: int) -> nn.Module:
@@ -163,10 +163,10 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
 
 
 class NetworkSize(NamedTuple):
-    """What a configuration describes."""
+    """Size of the network that a configuration describes."""
 
     numbers: int
-    """In all weights."""
+    """Numbers in all weights."""
     largest: int
     """Numbers in the largest of them."""
     tables: int
@@ -205,9 +205,9 @@ def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
     with quiet(local=True):
         network = cast_weights(random_network(model.network.config, seed=seed), model.dtype).to(model.device)
     origin = Origin(model.origin.source, int(seed), model.origin.revision)
-    drawn = HuggingFaceModel(network, model.tokenizer, origin=origin)
-    drawn.reads_tokens = model.reads_tokens
-    return drawn
+    anew = HuggingFaceModel(network, model.tokenizer, origin=origin)
+    anew.reads_tokens = model.reads_tokens
+    return anew
 
 
 def attention_of(config: Any) -> str:
@@ -231,16 +231,17 @@ def refused_configuration(name: str) -> Iterator[None]:
         ) from None
 
 
-def _check_size(config: Any, wanted: Wanted, tensors: Tensors | None, *, packed: bool) -> None:
+def _check_size(config: Any, plan: LoadingPlan, tensors: Tensors | None, *, packed: bool) -> None:
     """Hold what the configuration describes against its files and against the memory, before it is allocated."""
-    source = wanted.source
+    source = plan.source
     with refused_configuration(source.name):
         size = network_size(config)
     if tensors is not None and not packed:
-        held = weight_bytes(tensors, torch.int8)
-        if size.numbers > max(BEYOND_FILES * held, held + BEYOND_ALWAYS):
+        stored = weight_bytes(tensors, torch.int8)
+        if size.numbers > max(BEYOND_FILES * stored, stored + BEYOND_ALWAYS):
             raise RunError(
-                f"model {source.name!r}: its configuration describes {size.numbers:,} numbers, its files hold {held:,}"
+                f"model {source.name!r}: its configuration describes {size.numbers:,} numbers, "
+                f"its files hold {stored:,}"
             )
     free = available_bytes()
     if free is not None and size.tables > free:
@@ -248,15 +249,16 @@ def _check_size(config: Any, wanted: Wanted, tensors: Tensors | None, *, packed:
             f"model {source.name!r}: its configuration describes tables of {show_bytes(size.tables)} beside its "
             f"weights; {show_bytes(free)} are free"
         )
-    if wanted.device is not None:
-        _Loading(size, source, tensors, packed).check(wanted.dtype, wanted.max_memory)
+    if plan.device is not None:
+        _Loading(size, source, tensors, packed).check(plan.dtype, plan.max_memory)
 
 
 @dataclass(frozen=True)
 class _Loading:
-    """What loading a network takes: weights in files are mapped into memory, and count beside those made of them.
+    """The memory that loading a network takes.
 
-    A GGUF file is expanded beside itself; random weights are drawn in float32 before they are cast.
+    Weights in files are mapped into memory, and count beside those made of them. A GGUF file is expanded beside itself;
+    random weights are drawn in float32 before they are cast.
     """
 
     size: NetworkSize
@@ -265,7 +267,7 @@ class _Loading:
     packed: bool
 
     def bytes_in(self, dtype: torch.dtype) -> tuple[int, int]:
-        """Of the weights in a dtype, and of what lies beside them meanwhile."""
+        """Bytes of the weights in a dtype, and of what lies beside them meanwhile."""
         source, size = self.source, self.size
         if self.tensors is None:
             at_least = torch.float32.itemsize if source.gguf is None else 1
@@ -309,11 +311,11 @@ def _spread(max_memory: int | None) -> dict[str, Any]:
 
 
 def _loaded(
-    config: Any, wanted: Wanted, placement: dict[str, Any], *, files: Sequence[Path], tensors: Tensors | None
+    config: Any, plan: LoadingPlan, placement: dict[str, Any], *, files: Sequence[Path], tensors: Tensors | None
 ) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    source, dtype = wanted.source, wanted.dtype
+    source, dtype = plan.source, plan.dtype
     try:
         network, info = AutoModelForCausalLM.from_pretrained(
             source.location,
@@ -344,19 +346,19 @@ def _loaded(
 def _check_complete(config: Any, info: Mapping[str, Any], tensors: Tensors | None, *, name: str) -> None:
     """Refuse a network whose weights are not those of its files, one by one."""
     if info["mismatched_keys"]:
-        weight, found, described = min(info["mismatched_keys"])
+        weight, stored, described = min(info["mismatched_keys"])
         raise RunError(
-            f"model {name!r}: weight {weight!r} has shape {list(found)} in its files, {list(described)} by its"
+            f"model {name!r}: weight {weight!r} has shape {list(stored)} in its files, {list(described)} by its"
             " configuration"
         )
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise RunError(f"model {name!r}: {len(missing)} weights are not in its files, first {missing[0]!r}")
-    left = without_place(info["unexpected_keys"], tensors or {}, config)
-    if left:
+    unplaced = without_place(info["unexpected_keys"], tensors or {}, config)
+    if unplaced:
         raise RunError(
-            f"model {name!r}: {len(left)} weights of its files have no place in the network of its configuration, "
-            f"first {left[0][:80]!r}"
+            f"model {name!r}: {len(unplaced)} weights of its files have no place in the network of its configuration, "
+            f"first {unplaced[0][:80]!r}"
         )
 
 
@@ -371,7 +373,7 @@ def read_tokenizer(source: Source) -> tuple[Any, str]:
     if source.local and directory.is_file():
         return None, "a configuration by itself has no tokenizer"
     directories = [directory] if source.local and source.gguf is None else []
-    files = sorted({path for each in directories for pattern in TOKENIZER_FILES for path in each.glob(pattern)})
+    files = sorted({path for folder in directories for pattern in TOKENIZER_FILES for path in folder.glob(pattern)})
     files = [path for path in files if path.is_file()]
     for path in files:
         if path.stat().st_size > TOKENIZER_BYTES:

@@ -37,16 +37,18 @@ class AngleLengths:
 
     @classmethod
     def of(cls, network: nn.Module) -> "AngleLengths":
-        """As a network's rotary modules say; a kind that does not say where it begins to change does so at once."""
+        """Read a network's rotary modules; a kind that does not say where it begins to change does so at once."""
         switches: set[int] = set()
         moving: list[int] = []
         for module in network.modules():
             if not changing_kinds(module):
                 continue
-            found = list(_settings(getattr(module, "config", None)).values())
-            longer = [own.get(ORIGINAL) for own in found if own.get("rope_type") == "longrope" or "long_mscale" in own]
+            settings = list(_settings(getattr(module, "config", None)).values())
+            longer = [
+                rope.get(ORIGINAL) for rope in settings if rope.get("rope_type") == "longrope" or "long_mscale" in rope
+            ]
             switches |= {length for length in longer if isinstance(length, int)}
-            if any("dynamic" in str(own.get("rope_type")) for own in found):
+            if any("dynamic" in str(rope.get("rope_type")) for rope in settings):
                 moving.append(int(getattr(module, "original_max_seq_len", 0)))
             elif not longer or None in longer:
                 moving.append(0)
@@ -64,12 +66,12 @@ def stretched_positions(config: Any) -> int | None:
     Published configurations may leave `max_position_embeddings` at the original length (Qwen 2.5) or name the stretched
     one (DeepSeek-V3).
     """
-    full = [own for name, own in _settings(config).items() if name != WINDOWED]
-    if not full or any(own.get("rope_type") != "yarn" for own in full):
+    full = [rope for name, rope in _settings(config).items() if name != WINDOWED]
+    if not full or any(rope.get("rope_type") != "yarn" for rope in full):
         return None
     lengths = []
-    for own in full:
-        factor, original = own.get("factor"), own.get(ORIGINAL)
+    for rope in full:
+        factor, original = rope.get("factor"), rope.get(ORIGINAL)
         if not isinstance(factor, int | float) or not isinstance(original, int):
             return None
         lengths.append(int(factor * original))
@@ -81,4 +83,4 @@ def _settings(config: Any) -> dict[str, Mapping[str, Any]]:
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, Mapping):
         return {}
-    return {name: own for name, own in parameters.items() if isinstance(own, Mapping)} or {"": parameters}
+    return {name: rope for name, rope in parameters.items() if isinstance(rope, Mapping)} or {"": parameters}

@@ -1,4 +1,4 @@
-"""What a user may name as a model, and whether it is a decoder we may run: resolved before any weight is read.
+"""Sources of models: what a user names is resolved, and checked to be a decoder that may run, before weights are read.
 
 Every refusal is one line that says what is allowed. Nothing local is looked up on the network.
 """
@@ -33,12 +33,12 @@ GGUF_LAYERS = 256
 
 @dataclass(frozen=True)
 class Source:
-    """What a user named, resolved."""
+    """A source as transformers needs it, made from what a user named."""
 
     name: str
-    """For messages and records; base name only where it is a local path."""
+    """Name in messages and records; only the base name of a local path."""
     location: str
-    """What transformers is given: a directory, a JSON file or a hub id."""
+    """A directory, a JSON file or a hub id, for transformers."""
     local: bool
     gguf: str | None = None
     """Name of the GGUF file inside `location`."""
@@ -46,7 +46,7 @@ class Source:
 
     @cached_property
     def offline(self) -> bool:
-        """Whether only this machine is looked at: local sources, and wherever the hub cannot be found at all."""
+        """Tell whether only this machine is looked at: for local sources, and if the hub cannot be found at all."""
         return self.local or not hub_in_sight()
 
     @property
@@ -62,7 +62,7 @@ class Source:
         return None if path is None else path.parent.name
 
     def file(self, name: str, revision: str | None = None) -> Path | None:
-        """Where a file of the model lies on this machine, fetched if it comes from the hub; None if there is none.
+        """The path of one of the model's files on this machine, fetched if it is on the hub; None if there is none.
 
         An OSError says that the hub does not provide it.
         """
@@ -83,29 +83,29 @@ class Source:
 
 
 def resolve_source(source: str | Path) -> Source:
-    """What a source, other than "demo", is: an existing path, or text of the form of a hub id; others are refused."""
+    """Resolve a source other than "demo": an existing path, or text of the form of a hub id; others are refused."""
     if not isinstance(source, str | Path):
         raise UsageError(f"a model is named by text or a path, got {type(source).__name__}; allowed: {ALLOWED}")
     text = str(source)
-    wanted = text.removeprefix("config:")
-    config_only = wanted != text
+    target = text.removeprefix("config:")
+    config_only = target != text
     prefix = "config:" if config_only else ""
-    path = named_path(wanted)
-    if wanted and path.is_dir():
+    path = named_path(target)
+    if target and path.is_dir():
         return Source(prefix + path.resolve().name, str(path), local=True, config_only=config_only)
     if path.is_file() and path.suffix == ".gguf":
         return Source(prefix + path.name, str(path.parent), local=True, gguf=path.name, config_only=config_only)
     if config_only and path.is_file() and path.suffix == ".json":
         return Source(prefix + path.name, str(path), local=True, config_only=True)
-    if wanted and path.exists():
+    if target and path.exists():
         raise UsageError(f"model {text[:120]!r} is a file that is not a model; allowed: {ALLOWED}")
-    if not re.fullmatch(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", wanted) or path.suffix in {".gguf", ".json"}:
+    if not re.fullmatch(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", target) or path.suffix in {".gguf", ".json"}:
         raise UsageError(f"model {text[:120]!r} does not exist; allowed: {ALLOWED}")
-    return Source(text, wanted, local=False, config_only=config_only)
+    return Source(text, target, local=False, config_only=config_only)
 
 
 def named_path(text: str) -> Path:
-    """The path that a text means, whether or not anything lies there; refused where nothing can."""
+    """The path that a text means, whether or not anything lies there; refused if nothing can."""
     try:
         path = Path(text).expanduser()
         path.exists()
@@ -118,14 +118,14 @@ def named_path(text: str) -> Path:
 def absolute_source(source: str | Path) -> str:
     """The source as text that means the same in every working directory."""
     text = str(source)
-    wanted = text.removeprefix("config:")
-    path = Path(wanted).expanduser()
+    target = text.removeprefix("config:")
+    path = Path(target).expanduser()
     # "demo" is a name, even where a file bears it, as for `load_model`.
-    return text if wanted == "demo" or not path.exists() else f"{text.removesuffix(wanted)}{path.resolve()}"
+    return text if target == "demo" or not path.exists() else f"{text.removesuffix(target)}{path.resolve()}"
 
 
 def hub_in_sight() -> bool:
-    """Whether the hub's name resolves (or a proxy would do it); otherwise the client retries for half a minute."""
+    """Tell whether the hub's name resolves (or a proxy would do it); otherwise its client retries for half a minute."""
     from huggingface_hub import constants
 
     if getproxies():
@@ -178,7 +178,7 @@ def read_config(source: Source) -> Any:
     return config
 
 
-def _check_file(path: Path, name: str, known: Any) -> None:
+def _check_file(path: Path, name: str, model_types: Any) -> None:
     """Refuse what is no JSON object, numbers beyond every model, remote code, model types unknown to transformers."""
     try:
         plain = read_json(path, most_bytes=CONFIG_BYTES)
@@ -188,15 +188,15 @@ def _check_file(path: Path, name: str, known: Any) -> None:
         raise ValueError(f"{path.name} is no object")
     check_numbers(plain, name)
     model_type = plain.get("model_type")
-    if isinstance(model_type, str) and model_type in known:
+    if isinstance(model_type, str) and model_type in model_types:
         return
     if plain.get("auto_map"):
         raise UsageError(
             f"model {name!r} needs its own code (auto_map), which is not run; allowed: model types that transformers "
             "supports natively"
         )
-    shown = repr(model_type)[:80]
-    raise UsageError(f"model {name!r} has model_type {shown}, unknown to transformers; allowed: its decoders")
+    spelled = repr(model_type)[:80]
+    raise UsageError(f"model {name!r} has model_type {spelled}, unknown to transformers; allowed: its decoders")
 
 
 def check_decoder(config: Any, name: str) -> None:

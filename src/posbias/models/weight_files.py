@@ -1,4 +1,4 @@
-"""Which files hold a checkpoint's weights, decided from what transformers will open; each is looked into before it is.
+"""The files that hold a checkpoint's weights: those that transformers will open, each looked into before it is.
 
 Weights come from safetensors files (and GGUF) only, which cannot carry code. What transformers opens follows from
 `config.json`, the index and the names of files beside them, so that is what is checked: not what else lies there.
@@ -97,36 +97,38 @@ def loaded_files(source: Source) -> list[Path]:
 
 
 def stored_tensors(files: Sequence[Path], name: str) -> Tensors:
-    """What the headers of safetensors files say, checked by the format's own reader; no weight is read.
+    """Read the headers of safetensors files, checked by the format's own reader; no weight is read.
 
     Refused is a file that is pickled (UsageError), missing or damaged (RunError), and a tensor that two files hold.
     """
     from safetensors import SafetensorError, safe_open
 
-    found: Tensors = {}
+    tensors: Tensors = {}
     for path in files:
         if not path.is_file():
             raise RunError(f"model {name!r}: {path.name} is missing")
         try:
             with safe_open(path, framework="numpy") as file:
                 for key in file.keys():  # noqa: SIM118 (not a mapping)
-                    if key in found:
+                    if key in tensors:
                         raise RunError(f"model {name!r}: {path.name} holds {key[:80]!r}, as another file does")
                     part = file.get_slice(key)
-                    found[key] = (str(part.get_dtype()), part.get_shape())
+                    tensors[key] = (str(part.get_dtype()), part.get_shape())
         except (SafetensorError, OSError, ValueError) as error:
             raise _damage(path, name, error) from None
-    return found
+    return tensors
 
 
 def check_once(tensors: Tensors, body: str, name: str) -> None:
     """Refuse two tensors for one place: the name of the network's body may stand in front of either or not."""
-    seen: dict[str, str] = {}
+    first_names: dict[str, str] = {}
     for key in tensors:
         bare = re.sub(rf"^({re.escape(body)}\.)+", "", key)
-        if bare in seen:
-            raise RunError(f"model {name!r}: its files hold {seen[bare][:80]!r} and {key[:80]!r}, which are one weight")
-        seen[bare] = key
+        if bare in first_names:
+            raise RunError(
+                f"model {name!r}: its files hold {first_names[bare][:80]!r} and {key[:80]!r}, which are one weight"
+            )
+        first_names[bare] = key
 
 
 def check_types(tensors: Tensors, places: Mapping[str, Tensor], *, packed: bool, name: str) -> None:
@@ -140,14 +142,16 @@ def check_types(tensors: Tensors, places: Mapping[str, Tensor], *, packed: bool,
         if not stored.startswith(UNSCALED) or integer or _needs_no_place(key, shape):
             continue
         module = key.rpartition(".")[0]
-        scaled = any(other != key and other.startswith(f"{module}.") and "scale" in other for other in tensors)
+        scaled = any(
+            neighbour != key and neighbour.startswith(f"{module}.") and "scale" in neighbour for neighbour in tensors
+        )
         if not packed or (re.match(EIGHT_BIT, stored) and not scaled):
             reason = "which its configuration names no quantisation of" if not packed else "with no scale beside it"
             raise UsageError(f"model {name!r}: weight {key[:80]!r} is stored as {stored}, {reason}")
 
 
 def without_place(unexpected: Iterable[str], tensors: Tensors, config: Any) -> list[str]:
-    """Of the names that a network did not take, those that may belong to the network the files were written from."""
+    """Names of weights that a network did not take, but that may belong to the one the files were written from."""
     text = config.get_text_config()
     last = text.num_hidden_layers + max(int(getattr(text, entry, None) or 0) for entry in LATER_LAYERS)
     later = re.compile("|".join(rf"(^|\.)layers\.{layer}\." for layer in range(text.num_hidden_layers, last)) or "$^")
@@ -170,15 +174,15 @@ def check_frequencies(files: Sequence[Path], network: nn.Module, config: Any, *,
         if isinstance(entry, dict) and "rope_theta" in entry
     ]
     buffers = dict(network.named_buffers())
-    known = [
+    frequencies = [
         buffer.double().cpu() for path, buffer in buffers.items() if path.endswith("inv_freq") and not buffer.is_meta
     ]
-    for path in files if known else ():
+    for path in files if frequencies else ():
         with safe_open(path, framework="pt") as file:
             for key in [key for key in file.keys() if key.endswith("rotary_emb.inv_freq")]:  # noqa: SIM118
                 stored = file.get_tensor(key).double()
                 powers = torch.arange(len(stored), dtype=torch.float64) / max(len(stored), 1)
-                expected = [*known, *(base**-powers for base in bases)]
+                expected = [*frequencies, *(base**-powers for base in bases)]
                 if not any(_same_frequencies(stored, values) for values in expected):
                     raise RunError(
                         f"model {name!r}: {key[:80]!r} holds other frequencies than the rotary positions of its "
@@ -212,10 +216,10 @@ def _converted(source: Source) -> Path | None:
     if source.offline:
         return None
     try:
-        found = auto_conversion(source.location)[0]
+        converted = auto_conversion(source.location)[0]
     except Exception:  # it asks another service, which may fail in any way
         return None
-    return None if found is None else Path(found)
+    return None if converted is None else Path(converted)
 
 
 def _names(index: Path, name: str) -> list[str]:

@@ -32,12 +32,12 @@ UNIMPORTANT = ("_name_or_path", "transformers_version", "architectures", "dtype"
 
 
 def dispatched(network: nn.Module) -> bool:
-    """Whether accelerate moves weights to where they are used, so that not all of them are in place."""
+    """Tell whether accelerate moves weights to where they are used, so that not all of them are in place."""
     return hasattr(network, "hf_device_map")
 
 
 def quantised(network: nn.Module) -> bool:
-    """Whether the weights are packed numbers of few bits."""
+    """Tell whether the weights are packed numbers of few bits."""
     return getattr(network, "hf_quantizer", None) is not None
 
 
@@ -45,15 +45,17 @@ def iterate_weights(network: nn.Module) -> Iterator[tuple[str, Shaped[Tensor, ".
     """Every parameter once, with its name, in the order of `named_parameters`, with its values in place."""
     from accelerate.utils import align_module_device
 
-    seen: set[int] = set()
+    yielded: set[int] = set()
     for prefix, module in network.named_modules():
-        own = [(name, weight) for name, weight in module.named_parameters(recurse=False) if id(weight) not in seen]
-        seen.update(id(weight) for _, weight in own)
-        if not any(weight.is_meta for _, weight in own):
-            yield from ((f"{prefix}.{name}".removeprefix("."), weight) for name, weight in own)
+        weights = [
+            (name, weight) for name, weight in module.named_parameters(recurse=False) if id(weight) not in yielded
+        ]
+        yielded.update(id(weight) for _, weight in weights)
+        if not any(weight.is_meta for _, weight in weights):
+            yield from ((f"{prefix}.{name}".removeprefix("."), weight) for name, weight in weights)
             continue
         with align_module_device(module):
-            for name, _ in own:
+            for name, _ in weights:
                 yield f"{prefix}.{name}".removeprefix("."), module.get_parameter(name)
 
 
@@ -117,13 +119,13 @@ def network_sha256(network: nn.Module, described: Mapping[str, str] | None = Non
 
     Fingerprints that `Model.describe` has taken before are not taken again.
     """
-    taken = {"weights_sha256": weights_sha256, "buffers_sha256": buffers_sha256, "config_sha256": config_sha256}
-    parts = [(described or {}).get(name) or take(network) for name, take in taken.items()]
+    fingerprints = {"weights_sha256": weights_sha256, "buffers_sha256": buffers_sha256, "config_sha256": config_sha256}
+    parts = [(described or {}).get(name) or take(network) for name, take in fingerprints.items()]
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def not_convertible(model: Model) -> str | None:
-    """Why there is no copy of the model in another precision; None where there is one."""
+    """Why there is no copy of the model in another precision; None if there is one."""
     if quantised(model.network):
         return "the weights are quantised"
     return "the weights are spread over devices" if dispatched(model.network) else None

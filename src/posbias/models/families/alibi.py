@@ -54,13 +54,13 @@ class Bloom(Family):
         return Alibi()
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """With ALiBi in the weights' type."""
+        """Add ALiBi in the weights' type."""
         parts = super().attention_parts(block, config)
         slopes = torch.tensor(published_alibi_slopes(parts.heads), dtype=torch.float32)
         return replace(parts, position_logits=partial(alibi_logits, slopes, dtype=parts.query.dtype))
 
     def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-        """In half precision the biases lose their digits."""
+        """Warn that the biases lose their digits in half precision."""
         if torch.finfo(dtype).bits > 16:
             return ()
         name = str(dtype).removeprefix("torch.")
@@ -103,14 +103,14 @@ class MPT(Family):
         return Alibi(slopes=tuple(slopes.tolist()))
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """Clamped where the configuration says so; ALiBi in float32."""
+        """Clamp if the configuration says so; add ALiBi in float32."""
         parts = super().attention_parts(block, config)
         added = partial(alibi_logits, torch.tensor(_mpt_slopes(parts.heads), dtype=torch.float32), dtype=torch.float32)
         # A bound of 0 is no bound: transformers asks whether it is true.
         return replace(parts, clip=config.attn_config.clip_qkv or None, position_logits=added)
 
     def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-        """Settings that transformers ignores."""
+        """Name the settings that transformers ignores."""
         settings = config.attn_config
         ignored = [name for name in ("prefix_lm", "qk_ln") if getattr(settings, name)]
         if config.logit_scale is not None:
@@ -157,11 +157,11 @@ class Falcon(Family):
         return None if config.alibi else super().max_positions(config)
 
     def is_parallel(self, config: Any) -> bool:
-        """Sequential where neither `parallel_attn` nor `new_decoder_architecture` is set."""
+        """Sequential if neither `parallel_attn` nor `new_decoder_architecture` is set."""
         return bool(config.new_decoder_architecture or config.parallel_attn)
 
     def rotates(self, attention: nn.Module, config: Any) -> bool:
-        """Unless it has ALiBi."""
+        """Every layer turns, unless the model has ALiBi."""
         return not config.alibi
 
     def encoding(self, config: Any, layer: int) -> Encoding:
@@ -178,7 +178,7 @@ class Falcon(Family):
         return replace(super().block(module), attention_norm=first, mlp_norm=second)
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """Where there is ALiBi, its product rounds to bfloat16; dividing it rounds to the weights' type."""
+        """Add ALiBi, if configured: its product rounds to bfloat16; dividing it rounds to the weights' type."""
         parts = super().attention_parts(block, config)
         if not config.alibi:
             return parts
@@ -187,18 +187,18 @@ class Falcon(Family):
         return replace(parts, position_logits=lambda n: alibi_logits(slopes, n, dtype=dtype) / root * times)
 
     def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-        """What became of ALiBi."""
+        """Tell how the ALiBi that runs differs from the published one."""
         if not config.alibi:
             return ()
-        said = [
+        caveats = [
             f"Falcon divides its ALiBi slopes by sqrt(head_dim) = {self._head_dim(config) ** 0.5:g}: "
             "they are not the published ones",
             "Falcon builds ALiBi in bfloat16 whatever the weights: slopes keep 8 bits, "
             "and past position 256 the bias is a staircase",
         ]
         if self._alibi_times(config) == 2:
-            said.insert(0, "Falcon's eager attention adds ALiBi twice; its sdpa attention adds it once")
-        return tuple(said)
+            caveats.insert(0, "Falcon's eager attention adds ALiBi twice; its sdpa attention adds it once")
+        return tuple(caveats)
 
     def _alibi_times(self, config: Any) -> int:
         # Eager attention adds the bias itself, and again with the mask.

@@ -1,4 +1,4 @@
-"""What the library needs to know about a family of decoders: where its parts are and what they do.
+"""Families of decoders, described: where the parts of a network are and what they do.
 
 A family is a small class of dotted paths and facts, whose defaults are Llama's; `Block` is one decoder block taken
 apart by role. Theory and measurement read these and nothing else.
@@ -41,7 +41,7 @@ KNOWN_ATTENTION = ("eager", "flash_attention_2", "flash_attention_3", "flex_atte
 
 @dataclass(frozen=True)
 class Block:
-    """One decoder block by role; None where the family has no such part."""
+    """One decoder block by role; None for a part that the family does not have."""
 
     module: nn.Module
     attention: nn.Module
@@ -59,17 +59,17 @@ class Block:
     mlp_stream_norm: nn.Module | None = None
     """Norm applied to the stream after the MLP branch was added to it (OPT-350M only)."""
     branch_scale: float = 1.0
-    """What both branches are multiplied by when they are added to the stream (Granite)."""
+    """Factor on both branches when they are added to the stream (Granite)."""
 
     def attention_added(self, parts: AttentionParts) -> AttentionParts:
-        """The attention's parts with `branch_scale` in its output map: the branch as it is added."""
+        """The attention's parts with `branch_scale` in the output map: the branch as it is added."""
         if self.branch_scale == 1:
             return parts
         bias = None if parts.output_bias is None else parts.output_bias * self.branch_scale
         return replace(parts, output=parts.output * self.branch_scale, output_bias=bias)
 
     def mlp_added(self, parts: MlpParts) -> MlpParts:
-        """The same for the MLP; no family has both this factor and experts."""
+        """The MLP's parts with `branch_scale` in the down map; no family has both this factor and experts."""
         if self.branch_scale == 1:
             return parts
         bias = None if parts.down_bias is None else parts.down_bias * self.branch_scale
@@ -98,15 +98,15 @@ class Family:
     parallel: ClassVar[bool] = False
     """Attention and MLP read the same block input and are added together (GPT-NeoX, Phi); ask `is_parallel`."""
     parallel_switch: ClassVar[str | None] = None
-    """Entry of the configuration that says whether they do, where it is not always so."""
+    """Entry of the configuration that says whether they do, in families that differ in it."""
     refused: ClassVar[tuple[str, ...]] = ()
-    """Entries of the configuration that do not fit the description where they are set."""
+    """Entries of the configuration that must not be set, because the description would not fit."""
     windows: ClassVar[Windows] = "none"
     """The layers that see `config.sliding_window` keys: all, or those that `config.layer_types` names."""
     rotary: ClassVar[bool] = True
     """Queries and keys are turned by position; ask `rotates` about one layer."""
     turns_neighbours: ClassVar[bool] = False
-    """What turns are neighbouring features, not half against half."""
+    """Neighbouring features turn, not half against half."""
 
     # Paths inside a block.
     attention: ClassVar[str] = "self_attn"
@@ -126,14 +126,14 @@ class Family:
     query_key_norm_switch: ClassVar[str | None] = None
     """Entry of the configuration that says whether these norms are there; None: they always are."""
     up_and_down: ClassVar[tuple[str, str]] = ("up_proj", "down_proj")
-    """The maps of the MLP, beside `gate_proj` where it has one."""
+    """The maps of the MLP, beside `gate_proj` if it has one."""
     gate_in_up: ClassVar[bool] = False
     """The first half of the up projection is the gate."""
     activation: ClassVar[str] = "act_fn"
     groups_heads: ClassVar[bool] = False
-    """Whether `num_key_value_heads` counts; the configuration of another family may hold it without a meaning."""
+    """Heads are grouped by `num_key_value_heads`; another family's configuration may hold that without a meaning."""
     scale: ClassVar[str] = "scaling"
-    """What the attention multiplies q.k by; ask `logit_scale`."""
+    """Attribute of the attention that q.k is multiplied by; ask `logit_scale`."""
 
     def heads(self, config: Any) -> int:
         """Query heads per layer."""
@@ -148,7 +148,7 @@ class Family:
         return int(config.num_hidden_layers)
 
     def max_positions(self, config: Any) -> int | None:
-        """Longest input the model takes, or was configured for; None where it is unbounded (ALiBi)."""
+        """Longest input the model takes, or was configured for; None if it is unbounded (ALiBi)."""
         return int(config.max_position_embeddings)
 
     def mask(self, config: Any, layer: int) -> Mask:
@@ -167,7 +167,7 @@ class Family:
         return NoEncoding()
 
     def logit_scale(self, attention: nn.Module) -> float:
-        """What the attention multiplies q.k by."""
+        """Factor that the attention multiplies q.k by."""
         return float(getattr(attention, self.scale))
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
@@ -186,7 +186,7 @@ class Family:
         return neighbours_as_halves(parts, self.turned(config, parts.head_dim)) if self.turns_neighbours else parts
 
     def turned(self, config: Any, head_dim: int) -> int:
-        """How many features of each head turn; asked where neighbours do."""
+        """Features of each head that turn; asked if neighbours turn."""
         return int(head_dim * float(config.rope_parameters.get("partial_rotary_factor", 1.0)))
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
@@ -217,29 +217,29 @@ class Family:
         )
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
-        """The experts and the router, where the block has a mixture of experts for its MLP."""
+        """The experts and the router, if the block has a mixture of experts for its MLP."""
         return None
 
     def input_scale(self, config: Any) -> float:
-        """What the network multiplies the vectors that enter it by, before the first block."""
+        """Factor that the network puts on the vectors that enter it, before the first block."""
         return 1.0
 
     def rotates(self, attention: nn.Module, config: Any) -> bool:
-        """Whether this layer's attention module turns queries and keys by position."""
+        """Tell whether this layer's attention module turns queries and keys by position."""
         return self.rotary
 
     def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
-        """Of a layer that rotates, from its attention module and the named arguments that this was called with."""
+        """Cosines and sines of a layer that rotates, from its attention module and the named arguments of its call."""
         cosine, sine = arguments["position_embeddings"]
         return cosine[0], sine[0]
 
     def rotary_frequencies(
         self, network: nn.Module, block: Block, *, config: Any, layer: int
     ) -> Float64[np.ndarray, "pairs"] | None:
-        """Radians per position of the feature pairs that turn; None where a layer turns nothing.
+        """Radians per position of the feature pairs that turn; None if a layer turns nothing.
 
-        Read off the network's own buffer. Where sorts of layers differ (Gemma 3, OLMo 3) each has one named after it;
-        without any (a rotary module replaced by one that leaves everything where it is) nothing turns. Refused are
+        Read off the network's own buffer. If kinds of layers differ (Gemma 3, OLMo 3), each has a buffer named after
+        it; without any (a rotary module replaced by one that leaves everything in place) nothing turns. Refused are
         models that also scale what they turn (YaRN, LongRoPE), or whose buffer holds what the last pass needed.
         """
         if not self.rotates(block.attention, config):
@@ -251,38 +251,38 @@ class Family:
             if "longrope" in changing_kinds(module):
                 raise UsageError("rotary frequencies of longrope depend on the prompt's length; others are allowed")
         types = getattr(config, "layer_types", None)
-        wanted = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
+        names = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
         buffers = {path.rpartition(".")[2]: buffer for path, buffer in network.named_buffers()}
-        found = next((buffers[name] for name in wanted if name in buffers), None)
-        return None if found is None else np.asarray(found.detach().double().cpu().numpy())
+        buffer = next((buffers[name] for name in names if name in buffers), None)
+        return None if buffer is None else np.asarray(buffer.detach().double().cpu().numpy())
 
     def not_recomputable(self, config: Any) -> str | None:
-        """Why attention cannot be recomputed from what the attention module reads, or None where it can."""
+        """Why attention cannot be recomputed from the input of the attention module; None if it can."""
         implementation = getattr(config, "_attn_implementation", None)
         if implementation in KNOWN_ATTENTION:
             return None
         return f"it runs the attention implementation {implementation!r}; known are {', '.join(KNOWN_ATTENTION)}"
 
     def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-        """Where what runs is not what the model's name promises, one sentence each."""
+        """Differences between what runs and what the model's name promises, one sentence each."""
         return ()
 
     def is_parallel(self, config: Any) -> bool:
-        """Whether this configuration's attention and MLP read the same block input."""
+        """Tell whether this configuration's attention and MLP read the same block input."""
         return self.parallel if self.parallel_switch is None else bool(getattr(config, self.parallel_switch))
 
     def unsupported(self, config: Any) -> str | None:
-        """Why this configuration does not fit the description of its family, or None where it does."""
+        """Why this configuration does not fit the description of its family; None if it does."""
         values = ((name, getattr(config, name, None)) for name in self.refused)
         return next((f"{name} is set" for name, value in values if value is not None and value is not False), None)
 
     def final_norm_module(self, network: nn.Module) -> nn.Module | None:
-        """The norm between the last block and the unembedding, or None where there is none."""
+        """The norm between the last block and the unembedding; None if there is none."""
         return network.get_submodule(self.final_norm)
 
     def projections(self, network: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
-        """Linear maps from the vectors entering the network to the stream, and from the final stream to what the
-        unembedding reads; None where there is none, as nearly everywhere."""
+        """Linear maps from the vectors entering the network to the stream, and from the final stream to the input of
+        the unembedding; None, as in nearly every family, if there is none."""
         return None, None
 
     def blocks(self, network: nn.Module) -> list[Block]:

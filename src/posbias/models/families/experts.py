@@ -25,7 +25,7 @@ class GatedExperts(LlamaLike):
         return MixtureParts(
             experts=tuple(
                 MlpParts(up=up, down=down, gate=gate, activation=experts.act_fn)
-                for (gate, up), down in zip((both.chunk(2) for both in gates_and_ups), downs, strict=True)
+                for (gate, up), down in zip((gate_and_up.chunk(2) for gate_and_up in gates_and_ups), downs, strict=True)
             ),
             router=weight_of(router),
             router_module=router,
@@ -65,15 +65,18 @@ class GptOss(LlamaLike):
         return replace(super().attention_parts(block, config), sinks=readable(block.attention, "sinks").detach())
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts:
-        """In every block, held as [expert, in, out], gate and up in turn; the weights of the chosen sum to 1."""
+        """Every block has experts, stored as [expert, in, out], gate and up in turn; weights of the chosen sum to 1."""
         experts, router = block.mlp.get_submodule("experts"), block.mlp.get_submodule("router")
-        both, downs = readable(experts, "gate_up_proj").transpose(1, 2), readable(experts, "down_proj").transpose(1, 2)
+        gates_and_ups, downs = (
+            readable(experts, "gate_up_proj").transpose(1, 2),
+            readable(experts, "down_proj").transpose(1, 2),
+        )
         both_bias, down_bias = readable(experts, "gate_up_proj_bias"), readable(experts, "down_proj_bias")
         alpha, limit = float(config.swiglu_alpha), float(config.swiglu_limit)
 
         def gate(before: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-            held = before.clamp(max=limit)
-            return held * torch.sigmoid(alpha * held)
+            clamped = before.clamp(max=limit)
+            return clamped * torch.sigmoid(alpha * clamped)
 
         def up(before: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
             return before.clamp(-limit, limit) + 1
@@ -81,9 +84,9 @@ class GptOss(LlamaLike):
         return MixtureParts(
             experts=tuple(
                 MlpParts(
-                    up=both[expert, 1::2],
+                    up=gates_and_ups[expert, 1::2],
                     down=downs[expert],
-                    gate=both[expert, ::2],
+                    gate=gates_and_ups[expert, ::2],
                     activation=gate,
                     up_activation=up,
                     up_bias=both_bias[expert, 1::2],
@@ -99,6 +102,6 @@ class GptOss(LlamaLike):
         )
 
     def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
-        """Given for half of the features: the other half turns by the same."""
+        """Angles come for half of the features: the other half turns by the same."""
         cosine, sine = super().angles(attention, arguments)
         return torch.cat([cosine, cosine], -1), torch.cat([sine, sine], -1)

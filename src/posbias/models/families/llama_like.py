@@ -83,7 +83,7 @@ class SmolLM3(LlamaLike):
     """SmolLM 3: Llama with no rotary positions, hence no encoding at all, in some layers (`no_rope_layers`)."""
 
     def rotates(self, attention: nn.Module, config: Any) -> bool:
-        """Where `no_rope_layers` is 1."""
+        """Layers whose `no_rope_layers` is 1 turn."""
         return bool(attention.use_rope)
 
 
@@ -95,7 +95,7 @@ class Granite(LlamaLike):
     """
 
     def block(self, module: nn.Module) -> Block:
-        """Llama's, with what its branches are multiplied by."""
+        """Llama's, with the factor on its branches."""
         return replace(super().block(module), branch_scale=float(module.residual_multiplier))  # type: ignore[arg-type]
 
     def input_scale(self, config: Any) -> float:
@@ -129,9 +129,9 @@ class StableLM(LlamaLike):
     parallel_switch = "use_parallel_residual"
 
     def block(self, module: nn.Module) -> Block:
-        """With a norm before the MLP where it is not side by side with the attention."""
-        block, own = super().block(module), getattr(module, "post_attention_layernorm", None)
-        return block if own is None else replace(block, mlp_norm=own)
+        """A norm stands before the MLP unless it is side by side with the attention."""
+        block, second_norm = super().block(module), getattr(module, "post_attention_layernorm", None)
+        return block if second_norm is None else replace(block, mlp_norm=second_norm)
 
 
 @FAMILIES.register("olmo")
@@ -183,7 +183,7 @@ class Exaone4(Olmo2):
     """Exaone 4: OLMo 2 with queries and keys normalised per head and rotary positions in windowed layers only."""
 
     def rotates(self, attention: nn.Module, config: Any) -> bool:
-        """In windowed layers, or everywhere where there is no window at all."""
+        """Windowed layers turn, or all layers if there is no window at all."""
         return attention.sliding_window is None or bool(attention.is_sliding)
 
 
@@ -281,5 +281,5 @@ class Cohere2(Cohere):
     query_key_norms = None
 
     def rotates(self, attention: nn.Module, config: Any) -> bool:
-        """Where there is a window."""
+        """Layers with a window turn."""
         return attention.sliding_window is not None

@@ -56,7 +56,7 @@ class AttentionParts:
     """Key/value heads; heads / key_heads queries share one."""
     head_dim: int
     scale: float
-    """What q.k is multiplied by before the softmax."""
+    """Factor on q.k before the softmax."""
     query_norm: Norm | None = None
     """Norm on queries: per head if its gain ends in head_dim features, over all features otherwise."""
     key_norm: Norm | None = None
@@ -68,7 +68,7 @@ class AttentionParts:
     clip: float | None = None
     """Bound that queries, keys and values are clamped to after their projection (some MPT checkpoints)."""
     position_logits: Callable[[int], Float[Tensor, "heads n_positions"]] | None = None
-    """What is added to the logits of each key by its position, for a prompt of so many positions: ALiBi, with every
+    """Numbers added to the logits of each key by its position, for a prompt of so many positions: ALiBi, with every
     factor and rounding of the implementation that runs. A number per query may be missing: no softmax sees it. Beside
     learned sinks, which would, a query's own position counts 0."""
     sinks: Float[Tensor, "heads"] | None = None
@@ -82,11 +82,11 @@ class MlpParts:
     up: Float[Tensor, "hidden width"]
     down: Float[Tensor, "width hidden"]
     gate: Float[Tensor, "hidden width"] | None
-    """None for a plain MLP down(act(up x)); otherwise down(act(gate x) * (up x))."""
+    """The gate of down(act(gate x) * (up x)); None for a plain MLP, down(act(up x))."""
     activation: Any
     """The module or function the family applies elementwise."""
     up_activation: Any = None
-    """Of `up x` beside a gate, down(act(gate x) * up_act(up x)): GPT-OSS clamps and shifts it. None: the identity."""
+    """Applied to `up x` beside a gate, down(act(gate x) * up_act(up x)): GPT-OSS clamps, shifts it. None: nothing."""
     up_bias: Float[Tensor, "hidden"] | None = None
     down_bias: Float[Tensor, "width"] | None = None
     gate_bias: Float[Tensor, "hidden"] | None = None
@@ -100,14 +100,14 @@ class MixtureParts:
     router: Float[Tensor, "expert width"]
     """The logits are this times x, plus `router_bias`; their softmax over all experts are the probabilities."""
     router_module: nn.Module
-    """What chooses; it returns a tuple whose last entry is the chosen experts [token, top]."""
+    """The module that chooses; it returns a tuple whose last entry is the chosen experts [token, top]."""
     renormalised: bool
-    """Whether the weights of the chosen are made to sum to 1; otherwise they are the probabilities."""
+    """Set if the weights of the chosen experts are made to sum to 1; otherwise they are the probabilities."""
     router_bias: Float[Tensor, "expert"] | None = None
 
 
 def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:
-    """The matrix W of y = W x + b; refused where it is quantised or offloaded."""
+    """The matrix W of y = W x + b; refused if it is quantised or offloaded."""
     weight = readable(linear, "weight")
     return weight.T if type(linear).__name__ == "Conv1D" else weight
 
@@ -119,7 +119,7 @@ def bias_of(linear: nn.Module) -> Float[Tensor, "out"] | None:
 
 
 def readable(module: nn.Module, name: str) -> Tensor:
-    """A parameter as numbers in memory; refused where it is quantised, offloaded, or changed by an adapter of peft."""
+    """A parameter as numbers in memory; refused if it is quantised, offloaded, or changed by an adapter of peft."""
     if hasattr(module, "base_layer") and not getattr(module, "merged", False):
         raise UsageError(
             "attention and theory read weights as they act, and an adapter is beside them; load what "
@@ -127,8 +127,10 @@ def readable(module: nn.Module, name: str) -> Tensor:
         )
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        held = f"{type(module).__name__} holds them as {weight.dtype if isinstance(weight, Tensor) else 'packed bits'}"
-        raise UsageError(f"attention and theory read weights as floating-point numbers, {held}; load it unquantised")
+        storage = (
+            f"{type(module).__name__} holds them as {weight.dtype if isinstance(weight, Tensor) else 'packed bits'}"
+        )
+        raise UsageError(f"attention and theory read weights as floating-point numbers, {storage}; load it unquantised")
     if weight.is_meta:
         raise UsageError("attention and theory read weights in memory, some are offloaded; load the model whole")
     return weight
@@ -168,16 +170,16 @@ def read_attention(
 
 def _split(fused: Float[Tensor, "all *columns"], heads: tuple[int, int], fusion: Fusion) -> tuple[Tensor, ...]:
     """Query, key and value rows of one map, heads in order within each."""
-    rest, key_heads = fused.shape[1:], heads[1]
+    columns, key_heads = fused.shape[1:], heads[1]
     if fusion == "by device":
-        query, value, key = fused.reshape(DEVICES, 3, -1, *rest).unbind(1)
+        query, value, key = fused.reshape(DEVICES, 3, -1, *columns).unbind(1)
     else:
         size = fused.shape[0] // (heads[0] + 2 * key_heads)
         if fusion == "stacked":
             return torch.split(fused, [heads[0] * size, key_heads * size, key_heads * size])
-        by_group = fused.reshape(key_heads, -1, size, *rest)
+        by_group = fused.reshape(key_heads, -1, size, *columns)
         query, key, value = by_group[:, :-2], by_group[:, -2], by_group[:, -1]
-    return query.reshape(-1, *rest), key.reshape(-1, *rest), value.reshape(-1, *rest)
+    return query.reshape(-1, *columns), key.reshape(-1, *columns), value.reshape(-1, *columns)
 
 
 def neighbours_as_halves(parts: AttentionParts, rotary: int) -> AttentionParts:
@@ -216,9 +218,9 @@ def read_norm(module: nn.Module) -> Norm:
         norms = [read_norm(norm) for norm in module.get_submodule("norms").children()]
         return replace(norms[0], gain=torch.stack([norm.gain for norm in norms]))
     if isinstance(module, nn.LayerNorm):
-        plain: Tensor | None = module.weight
-        ones = torch.ones(module.normalized_shape) if plain is None else plain
-        gain = 1 + ones if kind == "NemotronLayerNorm1P" else ones
+        stored: Tensor | None = module.weight
+        gain = torch.ones(module.normalized_shape) if stored is None else stored
+        gain = 1 + gain if kind == "NemotronLayerNorm1P" else gain
         return Norm(kind="layer", gain=gain, bias=module.bias, epsilon=module.eps)
     if kind == "OlmoLayerNorm":
         shape: Any = module.normalized_shape

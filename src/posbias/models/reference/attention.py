@@ -35,17 +35,17 @@ class _Dots(torch.autograd.Function):
     """a b^T."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
-        ctx.save_for_backward(left, right)
-        return torch.bmm(left, right.transpose(1, 2))
+    def forward(ctx: Any, rows: Tensor, keys: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, keys)
+        return torch.bmm(rows, keys.transpose(1, 2))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        left, right = ctx.saved_tensors
+        rows, keys = ctx.saved_tensors
         return (
-            _product(gradient, right) if ctx.needs_input_grad[0] else None,
-            _product(gradient.transpose(1, 2), left) if ctx.needs_input_grad[1] else None,
+            _product(gradient, keys) if ctx.needs_input_grad[0] else None,
+            _product(gradient.transpose(1, 2), rows) if ctx.needs_input_grad[1] else None,
         )
 
 
@@ -53,42 +53,44 @@ class _Product(torch.autograd.Function):
     """a b."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
-        ctx.save_for_backward(left, right)
-        return torch.bmm(left, right)
+    def forward(ctx: Any, rows: Tensor, columns: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, columns)
+        return torch.bmm(rows, columns)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        left, right = ctx.saved_tensors
+        rows, columns = ctx.saved_tensors
         back = None
         if ctx.needs_input_grad[0]:
-            # Turned as `left` lies in memory.
-            turned = left.stride(-1) != 1
-            back = _product(right, gradient.transpose(1, 2)) if turned else _product(gradient, right.transpose(1, 2))
+            # Turned as `rows` lies in memory.
+            turned = rows.stride(-1) != 1
+            back = (
+                _product(columns, gradient.transpose(1, 2)) if turned else _product(gradient, columns.transpose(1, 2))
+            )
             back = back.transpose(1, 2) if turned else back
-        return back, _product(left.transpose(1, 2), gradient) if ctx.needs_input_grad[1] else None
+        return back, _product(rows.transpose(1, 2), gradient) if ctx.needs_input_grad[1] else None
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def _product(rows: Tensor, columns: Tensor) -> Tensor:
     """a b; outer products of vectors are no sums."""
-    return left * right if left.shape[2] == 1 else torch.bmm(left, right)
+    return rows * columns if rows.shape[2] == 1 else torch.bmm(rows, columns)
 
 
 def dots(
-    left: Float[Tensor, "*stack row feature"], right: Float[Tensor, "*stack key feature"]
+    rows: Float[Tensor, "*stack row feature"], keys: Float[Tensor, "*stack key feature"]
 ) -> Float[Tensor, "*stack row key"]:
     """Dot products of every row with every key."""
-    found: Tensor = _Dots.apply(left.flatten(0, -3), right.flatten(0, -3))  # type: ignore[no-untyped-call]
-    return found.view(*left.shape[:-1], right.shape[-2])
+    products: Tensor = _Dots.apply(rows.flatten(0, -3), keys.flatten(0, -3))  # type: ignore[no-untyped-call]
+    return products.view(*rows.shape[:-1], keys.shape[-2])
 
 
 def mixed(
     maps: Float[Tensor, "*stack row key"], values: Float[Tensor, "*stack key feature"]
 ) -> Float[Tensor, "*stack row feature"]:
     """Rows of `values`, mixed."""
-    found: Tensor = _Product.apply(maps.flatten(0, -3), values.flatten(0, -3))  # type: ignore[no-untyped-call]
-    return found.view(*maps.shape[:-1], values.shape[-1])
+    mixtures: Tensor = _Product.apply(maps.flatten(0, -3), values.flatten(0, -3))  # type: ignore[no-untyped-call]
+    return mixtures.view(*maps.shape[:-1], values.shape[-1])
 
 
 def attention_of(
@@ -126,7 +128,7 @@ def rows_of(values: Inexact[Tensor, "..."], rows: tuple[int, ...], *, dim: int) 
 
 
 def branch(shape: ReferenceShape, weights: Weights, inputs: Stream, maps: Maps) -> Rows:
-    """What attention adds to the stream: mean_h A_h x, mean_h A_h x W, sum_h A_h x V_h O_h, or A_h x V_h joined."""
+    """Attention's addition to the stream: mean_h A_h x, mean_h A_h x W, sum_h A_h x V_h O_h, or A_h x V_h joined."""
     if shape.values != "gaussian":
         mean = maps.mean(dim=2) @ inputs
         return linear(mean, weights["value"]) if shape.values == "orthogonal" else mean
@@ -185,7 +187,7 @@ def logit_bias(
     *,
     rows: tuple[int, ...] | None = None,
 ) -> Float[Tensor, "member head row position"]:
-    """What is added to the logits of a layer's wanted rows: the architecture's `fixed` bias and the trained one."""
+    """Bias on the logits of a layer's chosen rows: the architecture's `fixed` one plus the trained one."""
     bias = fixed if rows is None else rows_of(fixed, rows, dim=2)
     if shape.trained_key_bias is None:
         return bias
@@ -201,18 +203,18 @@ def queries_and_keys(
 ) -> tuple[
     Float[Tensor, "member batch head row head_feature"], Float[Tensor, "member batch #head position head_feature"]
 ]:
-    """Queries / sqrt(head_dim) of the wanted rows, and keys: two factors of the logits."""
-    wanted = inputs if rows is None else rows_of(inputs, rows, dim=2)
-    if _merges_queries(shape, n_rows=wanted.shape[2]):
-        return merged_queries(shape, weights, wanted), inputs[:, :, None]
+    """Queries / sqrt(head_dim) of the chosen rows, and keys: two factors of the logits."""
+    stream_rows = inputs if rows is None else rows_of(inputs, rows, dim=2)
+    if _merges_queries(shape, n_rows=stream_rows.shape[2]):
+        return merged_queries(shape, weights, stream_rows), inputs[:, :, None]
     scale = 1 / math.sqrt(shape.head_dim)
     weight, bias = map_of(shape, weights, "query")
     key = shared(shape, heads_of(inputs, *map_of(shape, weights, "key")))
     if shape.rotary:
         turn = torch.complex(constants["cosine"], constants["sine"])[:, None]
         aside = scale * (turn if rows is None else rows_of(turn, rows, dim=3))
-        return turned(heads_of(wanted, weight, bias), aside), turned(key, turn)
-    return heads_of(wanted, weight * scale, None if bias is None else bias * scale), key
+        return turned(heads_of(stream_rows, weight, bias), aside), turned(key, turn)
+    return heads_of(stream_rows, weight * scale, None if bias is None else bias * scale), key
 
 
 def map_of(
@@ -232,13 +234,13 @@ def _paired(features: Float[Tensor, "*any feature"]) -> Float[Tensor, "*any feat
 
 
 def merged_queries(
-    shape: ReferenceShape, weights: Weights, wanted: Rows
+    shape: ReferenceShape, weights: Weights, stream_rows: Rows
 ) -> Float[Tensor, "member batch head row feature"]:
     """(x W_Q + b) W_K^T / sqrt(head_dim), as wide as the stream."""
     back = weights["key"].transpose(2, 3) / math.sqrt(shape.head_dim)
-    both = weights["query"] @ back
+    query_key = weights["query"] @ back
     bias = weights.get("query_bias")
-    return heads_of(wanted, both, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
+    return heads_of(stream_rows, query_key, None if bias is None else (bias[:, :, None] @ back)[:, :, 0])
 
 
 def heads_of(
@@ -271,7 +273,7 @@ def turned(
 
 
 def _merges_queries(shape: ReferenceShape, *, n_rows: int) -> bool:
-    """Whether x (W_Q W_K^T) x'^T takes fewer products than (x W_Q) (x' W_K)^T."""
+    """Tell whether x (W_Q W_K^T) x'^T takes fewer products than (x W_Q) (x' W_K)^T."""
     n, d, e = shape.n_positions, shape.width, shape.head_dim
     if not shape.merges or shape.rotary or shape.key_value_heads != shape.heads:
         return False
@@ -279,7 +281,7 @@ def _merges_queries(shape: ReferenceShape, *, n_rows: int) -> bool:
 
 
 def _merges_values(shape: ReferenceShape, *, n_rows: int) -> bool:
-    """Whether (A x) W_V takes fewer products than A (x W_V)."""
+    """Tell whether (A x) W_V takes fewer products than A (x W_V)."""
     n, d, e = shape.n_positions, shape.width, shape.head_dim
     if not shape.merges or shape.key_value_heads != shape.heads:
         return False

@@ -55,8 +55,8 @@ class ReferenceConfig:
     """`positional`: logits from encoding and content offset alone; `content`: q.k / sqrt(head_dim) added, and rotary
     encodings turn q and k."""
     values: str = "identity"
-    """What heads carry: x itself (`identity`), x times one `orthogonal` matrix per layer, or x through value and output
-    maps of each head (`gaussian`)."""
+    """Values that heads carry: x itself (`identity`), x times one `orthogonal` matrix per layer, or x through value and
+    output maps of each head (`gaussian`)."""
     residual: str = "mixed"
     """`mixed`: (1 - m) x + m a with the architecture's mixing; `added`: s x + a; `none`: a alone."""
     norm: str = "none"
@@ -66,7 +66,7 @@ class ReferenceConfig:
     """Multiply the stream after each layer by an orthogonal matrix, which changes no norm."""
     seed: int = 0
     dtype: str = "float64"
-    """Of weights and computation: `float32` or `float64`."""
+    """Type of weights and computation: `float32` or `float64`."""
     outputs: int | None = None
     """Classes of the readout (>= 1); None: as many as the vocabulary has tokens."""
     head_width: int | None = None
@@ -74,9 +74,9 @@ class ReferenceConfig:
     key_value_heads: int | None = None
     """Heads that keys and values are shared between, a divisor of heads; None: as many as heads."""
     output_map: bool = True
-    """Whether heads with values of their own (`gaussian`) have output maps; without, their features are joined."""
+    """Give heads with values of their own (`gaussian`) output maps; without, their features are joined."""
     biases: bool = False
-    """Whether the linear maps of attention and MLP have biases."""
+    """Give the linear maps of attention and MLP biases."""
     normalisation: str = "rms"
     """`rms`: gain * x / sqrt(mean x^2 + epsilon); `layer`: mean taken off first, and a shift added."""
     norm_epsilon: float = NORM_EPSILON
@@ -85,13 +85,13 @@ class ReferenceConfig:
     mlp_width: int | None = None
     """Hidden features of each MLP (>= 1); None: 4 d."""
     activation: str = "gelu"
-    """Of the MLPs: `gelu` (exact), `gelu_tanh`, `relu` or `silu`."""
+    """Activation of the MLPs: `gelu` (exact), `gelu_tanh`, `relu` or `silu`."""
     gated_mlp: bool = False
     """Multiply the MLP's hidden features: activation(x gate) * (x up)."""
     residual_scale: float = 1.0
     """The s of `added`, for attention and MLP; any finite number."""
     absolute: str = "logits"
-    """What an absolute encoding of the architecture does: its constant-content `logits`, or its vectors are `added` to
+    """Effect of an absolute encoding of the architecture: its constant-content `logits`, or its vectors are `added` to
     the input of the first layer."""
     learned_positions: int | None = None
     """Rows of a trained table of vectors added to the input (>= 1, the longest context); None: no table."""
@@ -105,10 +105,10 @@ class ReferenceConfig:
     readout_layers: int = 3
     """Hidden layers of the readout MLP (>= 1), each followed by a ReLU; a linear map to the outputs comes after."""
     initialisation: str = "gaussian"
-    """Of the linear maps: `gaussian` with variance 1 / inputs and biases 0; `linear`, uniform within 1 / sqrt(inputs)
+    """Initial linear maps: `gaussian` with variance 1 / inputs and biases 0; `linear`, uniform within 1 / sqrt(inputs)
     as PyTorch's linear layer; `normal` with deviation `initial_deviation` and biases 0."""
     initial_deviation: float = 0.02
-    """Of `normal`, embeddings included (> 0)."""
+    """Deviation of `normal`, embeddings included (> 0)."""
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -166,7 +166,7 @@ class ReferenceConfig:
 
     @property
     def per_head(self) -> bool:
-        """Whether heads have features of their own."""
+        """Tell whether heads have features of their own."""
         return self.attention == "content" or self.values == "gaussian"
 
     @property
@@ -203,21 +203,23 @@ class ReferenceConfig:
         if self.absolute != "added":
             return None
         groups = [group for layer in self.architecture.head_groups for group in layer]
-        found = {group.encoding for group in groups if isinstance(group.encoding, AbsoluteEncoding)}
-        if len(found) > 1:
-            raise UsageError(f"reference: {len(found)} absolute encodings cannot all be added to the input; give one")
-        return found.pop() if found else None
+        encodings = {group.encoding for group in groups if isinstance(group.encoding, AbsoluteEncoding)}
+        if len(encodings) > 1:
+            raise UsageError(
+                f"reference: {len(encodings)} absolute encodings cannot all be added to the input; give one"
+            )
+        return encodings.pop() if encodings else None
 
     @property
     def rotary(self) -> bool:
-        """Whether queries and keys of some head are turned."""
+        """Tell whether queries and keys of some head are turned."""
         groups = [group for layer in self.architecture.head_groups for group in layer]
         return self.attention == "content" and any(isinstance(group.encoding, Rope) for group in groups)
 
 
 @dataclass(frozen=True)
 class ReferenceShape:
-    """What must be equal for models to be computed together: sizes, and which operations run.
+    """Sizes and operations that must be equal for models to be computed together.
 
     Masks, encodings (given that both or neither are rotary, both or neither add vectors), content offsets and residual
     scales are not part of it: they are data.
@@ -255,8 +257,8 @@ class ReferenceShape:
     readout_width: int
     readout_layers: int
     merges: bool = True
-    """Whether products of weights may be formed where that saves work, and gradients arranged for speed (first ones
-    only); the same numbers up to rounding."""
+    """Form products of weights if that saves work, and arrange gradients for speed (first ones only); the same numbers
+    up to rounding."""
 
 
 def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
@@ -265,7 +267,7 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
     if config.learned_positions is not None and n_positions > config.learned_positions:
         raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} asked")
     scaled = config.residual == "mixed" or (config.residual == "added" and config.residual_scale != 1)
-    same = {each.name for each in fields(ReferenceConfig)} & {each.name for each in fields(ReferenceShape)}
+    shared = {field.name for field in fields(ReferenceConfig)} & {field.name for field in fields(ReferenceShape)}
     different = {
         "n_positions": n_positions,
         "depth": config.architecture.depth,
@@ -280,4 +282,4 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
         "adds_positions": config.input_encoding is not None,
         "readout_width": config.width if config.readout_width is None else config.readout_width,
     }
-    return ReferenceShape(**({name: getattr(config, name) for name in same} | different))
+    return ReferenceShape(**({name: getattr(config, name) for name in shared} | different))

@@ -71,8 +71,8 @@ def hidden_states(
     if folds(shape):
         return folded_rows(shape, layers, stream, rows=rows)
     for layer, (weights, fixed) in enumerate(layers):
-        wanted = rows if layer == shape.depth - 1 else None
-        stream = layer_output(shape, weights, fixed, stream, rows=wanted)
+        layer_rows = rows if layer == shape.depth - 1 else None
+        stream = layer_output(shape, weights, fixed, stream, rows=layer_rows)
     return normalise(shape, parameters, "final", stream) if shape.norm == "pre" else stream
 
 
@@ -88,8 +88,8 @@ def attention_maps(
     stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))
     maps = []
     for weights, fixed, below in layer_inputs(shape, parameters, constants, stream):
-        found = attention(shape, weights, fixed, entered(shape, weights, "attention", below))
-        maps.append(found.expand(-1, inputs.shape[1], -1, -1, -1))
+        layer_maps = attention(shape, weights, fixed, entered(shape, weights, "attention", below))
+        maps.append(layer_maps.expand(-1, inputs.shape[1], -1, -1, -1))
     return torch.stack(maps)
 
 
@@ -112,7 +112,7 @@ def embedded(shape: ReferenceShape, parameters: Weights, inputs: Inputs) -> Stre
 
 
 def entrance(shape: ReferenceShape, parameters: Weights, constants: Weights, vectors: Stream) -> Stream:
-    """What enters the first layer: embeddings, normalised where configured, plus vectors of position."""
+    """The input of the first layer: embeddings, normalised if configured, plus vectors of position."""
     if shape.embedding_norm:
         vectors = normalise(shape, parameters, "embedding", vectors)
     if shape.adds_positions:
@@ -126,8 +126,8 @@ def layer_output(
     shape: ReferenceShape, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
 ) -> Rows:
     """One layer, of its wanted rows only (None: all)."""
-    kept, added = split(shape, weights, constants, stream, rows=rows)
-    stream = added if kept is None else kept + added
+    passing, added = split(shape, weights, constants, stream, rows=rows)
+    stream = added if passing is None else passing + added
     if shape.norm == "post":
         stream = normalise(shape, weights, "attention", stream)
     if shape.mlp_width:
@@ -138,15 +138,15 @@ def layer_output(
 def split(
     shape: ReferenceShape, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
 ) -> tuple[Rows | None, Rows]:
-    """What the residual keeps of the stream (None: nothing), and what attention adds to it."""
-    seen = entered(shape, weights, "attention", stream)
-    added = branch(shape, weights, seen, attention(shape, weights, constants, seen, rows=rows))
+    """The part of the stream that the residual keeps (None: nothing), and the part that attention adds to it."""
+    entering = entered(shape, weights, "attention", stream)
+    added = branch(shape, weights, entering, attention(shape, weights, constants, entering, rows=rows))
     if shape.residual == "none":
         return None, added
-    kept = stream if rows is None else rows_of(stream, rows, dim=2)
+    passing = stream if rows is None else rows_of(stream, rows, dim=2)
     if shape.residual == "scaled":
-        return scaled(constants["kept"], kept), scaled(constants["added"], added)
-    return kept, added
+        return scaled(constants["kept"], passing), scaled(constants["added"], added)
+    return passing, added
 
 
 def of_constants(constants: Weights, layer: int) -> dict[str, Tensor]:
@@ -171,7 +171,7 @@ def normalise(shape: ReferenceShape, weights: Weights, name: str, stream: Stream
 
 
 def entered(shape: ReferenceShape, weights: Weights, name: str, stream: Stream) -> Stream:
-    """What a branch reads: the stream, normalised where norms come first."""
+    """The input of a branch: the stream, normalised if norms come first."""
     return normalise(shape, weights, name, stream) if shape.norm == "pre" else stream
 
 
@@ -206,7 +206,7 @@ def read_out(shape: ReferenceShape, parameters: Weights, hidden: Rows) -> Float[
 
 
 def folds(shape: ReferenceShape) -> bool:
-    """Whether the maps of values can wait until the end."""
+    """Tell whether the maps of values can wait until the end."""
     alone = shape.residual == "none" and shape.norm == "none" and not shape.mlp_width and not shape.rotate_stream
     plain = not shape.biases and shape.trained_key_bias is None
     return shape.merges and alone and plain and shape.heads == 1 and shape.values == "gaussian"
@@ -222,12 +222,12 @@ def folded_rows(shape: ReferenceShape, layers: Sequence[Layer], inputs: Stream, 
     weights, constants = layers[-1]
     last = _after(waiting, weights)
     if mixing is not None and _seen_through(shape, n_rows=len(rows)):
-        found = _through(shape, (last, constants), mixing, stream, rows=rows)
+        mixtures = _through(shape, (last, constants), mixing, stream, rows=rows)
     else:
         stream = stream if mixing is None else mix(shape, mixing, stream)
-        found = attention(shape, last, constants, stream, rows=rows)[:, :, 0]
-        found = mix(shape, found, stream)
-    return linear(found, _carried_on(shape, waiting, weights))
+        mixtures = attention(shape, last, constants, stream, rows=rows)[:, :, 0]
+        mixtures = mix(shape, mixtures, stream)
+    return linear(mixtures, _carried_on(shape, waiting, weights))
 
 
 def _through(
@@ -248,7 +248,7 @@ def _through(
 
 
 def _seen_through(shape: ReferenceShape, *, n_rows: int) -> bool:
-    """Whether the rows take fewer products with the mixing unformed; rotary keys turn after it."""
+    """Tell whether the rows take fewer products with the mixing unformed; rotary keys turn after it."""
     n, d = shape.n_positions, shape.width
     return not shape.rotary and n_rows * (4 * n * d + 2 * n * n) < n * n * d + n_rows * 2 * n * d
 
@@ -261,11 +261,11 @@ def _after(waiting: Square | None, weights: Weights) -> Weights:
 
 
 def _carried_on(shape: ReferenceShape, waiting: Square | None, weights: Weights) -> Square:
-    """What waits after a layer: its map of values joins."""
-    own = weights["value"][:, 0]
+    """The map that waits after a layer, whose map of values joins it."""
+    value_map = weights["value"][:, 0]
     if shape.output_map:
-        own = own @ weights["output"][:, 0]
-    return own if waiting is None else waiting @ own
+        value_map = value_map @ weights["output"][:, 0]
+    return value_map if waiting is None else waiting @ value_map
 
 
 def _check(shape: ReferenceShape, inputs: Inputs, rows: tuple[int, ...]) -> None:

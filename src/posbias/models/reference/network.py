@@ -117,7 +117,7 @@ class ReferenceTransformer(Model):
     origin: Mapping[str, Any]
     """For the record: `source`, and of a saved model its `init_seed` and `provenance`."""
     drawn: bool
-    """Whether its weights were drawn from a seed; those that were given may be trained."""
+    """Set if the weights were drawn from a seed; those that were given may be trained."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class ReferenceTransformer(Model):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """As its origin says."""
+        """Source and seed of the model's origin."""
         return {"init_seed": None, **self.origin}
 
     def to(self, device: str | torch.device) -> "ReferenceTransformer":
@@ -177,12 +177,12 @@ class ReferenceTransformer(Model):
         vectors = self.embed(token_ids)
         shape, parameters, constants = self.network.stack(vectors)
         stream = entrance(shape, parameters, constants, vectors[None])
-        kept, added = [], []
+        passing, added = [], []
         for weights, fixed, below in layer_inputs(shape, parameters, constants, stream):
             keep, branch = split(shape, weights, fixed, below)
             added.append(branch[0].norm(dim=-1))
-            kept.append(torch.zeros_like(added[-1]) if keep is None else keep[0].norm(dim=-1))
-        return BranchNorms(stream=torch.stack(kept), branch=torch.stack(added))
+            passing.append(torch.zeros_like(added[-1]) if keep is None else keep[0].norm(dim=-1))
+        return BranchNorms(stream=torch.stack(passing), branch=torch.stack(added))
 
     def architecture_traits(self) -> dict[str, Any]:
         """Those of the architecture it was built from; an encoding that enters by content adds no logit: "none"."""
@@ -191,7 +191,7 @@ class ReferenceTransformer(Model):
         if self.config.trained_key_bias is not None:
             return {**traits, "encoding": self._key_biases(self.config.trained_key_bias)}
         groups = [[(group, shown(self.config, group)) for group in layer] for layer in architecture.head_groups]
-        if all(one.encoding == other.encoding for layer in groups for one, other in layer):
+        if all(group.encoding == as_shown.encoding for layer in groups for group, as_shown in layer):
             return traits
         encoding: list[list[Encoding]] = [[NoEncoding()] * architecture.heads for _ in groups]
         for layer, row in zip(groups, encoding, strict=True):
@@ -202,15 +202,15 @@ class ReferenceTransformer(Model):
         return {**traits, "encoding": distinct.pop() if len(distinct) == 1 else encoding}
 
     def _key_biases(self, n_positions: int) -> list[Encoding]:
-        """Of every layer what its encoding and its training give to the keys that have a trained bias."""
-        found: list[Encoding] = []
+        """The bias of every layer's keys that have a trained one: the encoding's plus the trained."""
+        biases: list[Encoding] = []
         for block, groups in zip(self.network.blocks, self.config.architecture.head_groups, strict=True):
             values = block.get_parameter("trained_key_bias").detach().double().cpu().numpy().copy()
             for group in groups:
                 first_row = group.encoding.pair_logits(np.zeros(1, int), np.arange(n_positions), len(values))[:, 0]
                 values[group.heads] += first_row[group.heads]
-            found.append(KeyBias(values.tolist()))
-        return found
+            biases.append(KeyBias(values.tolist()))
+        return biases
 
     def describe(self) -> dict[str, Any]:
         """The configuration as plain values."""
@@ -265,7 +265,7 @@ def save_reference(
 
 
 def is_reference(directory: str | Path) -> bool:
-    """Whether a directory holds a saved reference model."""
+    """Tell whether a directory holds a saved reference model."""
     return (Path(directory) / CONFIG_FILE).is_file()
 
 
@@ -295,11 +295,11 @@ def load_reference(
 
 def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
     """The configuration that `to_dict` described, refused where a field is unknown, missing or out of range."""
-    known = {field.name for field in fields(ReferenceConfig)}
-    unknown = sorted(set(values) - known)
+    names = {field.name for field in fields(ReferenceConfig)}
+    unknown = sorted(set(values) - names)
     if unknown or "architecture" not in values:
         wrong = f"unknown field {unknown[0][:80]!r}" if unknown else "no architecture"
-        raise UsageError(f"reference configuration has {wrong}; known: {', '.join(sorted(known))}")
+        raise UsageError(f"reference configuration has {wrong}; known: {', '.join(sorted(names))}")
     check_numbers(values, "reference")
     try:
         return ReferenceConfig(**{**values, "architecture": Architecture(**values["architecture"])})
@@ -353,7 +353,7 @@ def _document(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path.name!r} holds no reference model ({CONFIG_FILE} is missing)") from None
     except ValueError as error:
         raise UsageError(f"model {path.name!r}: {CONFIG_FILE} {one_line(error)}") from None
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != FORMAT or not isinstance(document.get("config"), dict) or "provenance" not in document:
-        raise UsageError(f"model {path.name!r} has format {str(found)[:80]}; this version reads {FORMAT}")
+    version = document.get("format") if isinstance(document, dict) else None
+    if version != FORMAT or not isinstance(document.get("config"), dict) or "provenance" not in document:
+        raise UsageError(f"model {path.name!r} has format {str(version)[:80]}; this version reads {FORMAT}")
     return dict(document)

@@ -54,7 +54,7 @@ def draw_parameters(config: ReferenceConfig, generator: torch.Generator | None) 
 
 
 def _draws(config: ReferenceConfig) -> Iterator[Draw]:
-    """What there is to draw, in the order of the draws."""
+    """Everything there is to draw, in the order of the draws."""
     width, outputs = config.width, config.n_outputs
     if config.vocabulary_size is not None:
         yield "embedding", "table", (config.vocabulary_size, width), width
