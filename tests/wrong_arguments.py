@@ -21,13 +21,12 @@ OF_PACKAGES = {
     "interventions": "intervened",
     "measurement.attention.statistics": "AttentionOptions",
     "measurement.cost": "preflight",
-    "measurement.measurement": "RunOptions",
     "models.networks": "reinitialise",
     "prompts.chat": "chat_prompts",
     "prompts.prompts": "PromptSource Prompts",
     "tasks.synthetic": "FreeRecall InContextRetrieval PositionCopy RecallAndSpan RunningSpan",
     "theory.power_rollout": "attention_rollout attention_rollouts ingredients",
-    "training": "Member Study TrainingOptions TrainingRun load_study",
+    "training": "Member Study Schedule TrainOptions load_study",
 }
 """What users call that is not at the top level."""
 NOT_CALLED = {"__version__", "architecture", "Record", "RunError", "UsageError"}

@@ -26,7 +26,7 @@ def streamed(model: HuggingFaceModel, prompts: Prompts) -> Method:
     Kernels are kept in cells and mean content logits not at all, as they are by default for long prompts.
     """
     options = AttentionOptions(kernel_cells=min(KERNEL_CELLS, prompts.n_positions), mean_content=False)
-    return lambda: pb.attention_statistics(model, prompts, options=options).distance.by_head
+    return lambda: pb.attention(model, prompts, options=options).distance.by_head
 
 
 def pulled(model: HuggingFaceModel, prompts: Prompts) -> Method:

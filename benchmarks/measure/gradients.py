@@ -15,7 +15,6 @@ from subject import text_of, tokenizer, tokens_of
 from torch import Tensor
 
 import posbias as pb
-from posbias.measurement.outputs import PassOptions
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 
@@ -39,7 +38,7 @@ def ours(model: HuggingFaceModel, prompts: Prompts, *, checkpointing: bool = Fal
     """`posbias.measure` of one kind; without mixing, which no peer measures, as for a model of no known family."""
     if not mixing:
         model = model.described_by(model.family, misfit="mixing is not timed")
-    options = pb.MeasureOptions(passes=PassOptions(checkpointing=checkpointing))
+    options = pb.MeasureOptions(checkpointing=checkpointing)
 
     def run() -> np.ndarray:
         measured = pb.measure(model, prompts, kinds="probability", options=options).per_prompt["probability"]

@@ -13,7 +13,6 @@ from gradients import embedded
 from torch import Tensor
 
 import posbias as pb
-from posbias.measurement.outputs import PassOptions
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 
@@ -64,7 +63,7 @@ def batched(model: HuggingFaceModel, prompts: Prompts) -> Method:
 def ours(model: HuggingFaceModel, prompts: Prompts, *, kind: str, rows: int = 1, seed: int = 0) -> Method:
     """`posbias.measure`, without mixing."""
     model = model.described_by(model.family, misfit="mixing is not timed")
-    options = pb.MeasureOptions(passes=PassOptions(rows=rows))
+    options = pb.MeasureOptions(rows=rows)
     return lambda: pb.measure(model, prompts, kinds=kind, seed=seed, options=options).per_prompt["jacobian"][0]
 
 

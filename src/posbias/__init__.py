@@ -9,14 +9,14 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
     EvaluateOptions: What is requested, and where finished samples are kept.
     LocalResponder: A loaded model.
-    MeasureOptions: How prompts are averaged, how intervals are made and how passes are run.
-    PassOptions: Per prompt: the output that is read, what else is recorded, memory against time.
+    MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is
+        done and kept.
     Profile: Non-negative influence of every input position on the last one; sums to 1.
     Record: One run: what was asked, what that resolved to, what came out.
     RunError: The request was fine, but the run could not be finished (NaN gradients, a full disk ...).
     ServerResponder: A model on a server.
     UsageError: The request is wrong: an unknown name, a value out of range, a length that does not fit.
-    attention_statistics: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and
+    attention: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and
         mixing of a model.
     audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line,
         a verdict.
@@ -53,9 +53,8 @@ if TYPE_CHECKING:
     from posbias.evaluation import EvaluateOptions, evaluate, measured_use, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.interventions import intervened
-    from posbias.measurement.attention.streaming import attention_statistics
+    from posbias.measurement.attention.streaming import attention
     from posbias.measurement.measurement import MeasureOptions, measure
-    from posbias.measurement.outputs import PassOptions
     from posbias.mitigation import mitigated
     from posbias.mitigation.fitting.fit import fit
     from posbias.models.loading import load_model
@@ -77,9 +76,8 @@ _HOMES = {
         "evaluation": "EvaluateOptions evaluate measured_use place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "interventions": "intervened",
-        "measurement.attention.streaming": "attention_statistics",
+        "measurement.attention.streaming": "attention",
         "measurement.measurement": "MeasureOptions measure",
-        "measurement.outputs": "PassOptions",
         "mitigation": "mitigated",
         "mitigation.fitting.fit": "fit",
         "models.loading": "load_model",
@@ -100,14 +98,13 @@ __all__ = [
     "EvaluateOptions",
     "LocalResponder",
     "MeasureOptions",
-    "PassOptions",
     "Profile",
     "Record",
     "RunError",
     "ServerResponder",
     "UsageError",
     "__version__",
-    "attention_statistics",
+    "attention",
     "audit",
     "closed_form",
     "compare",

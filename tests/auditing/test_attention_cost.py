@@ -51,7 +51,7 @@ def test_bytes_of_long_prompts_follow_from_short_ones(options):
         prompts = Prompts(np.resize(np.arange(1, 64), n_positions)[None])
 
         def work(prompts=prompts):
-            return pb.attention_statistics(model, prompts, options=options), attention_rollouts(model, prompts)
+            return pb.attention(model, prompts, options=options), attention_rollouts(model, prompts)
 
         counted = peak_tensor_bytes(work, model.device)
         # Blocks are taken as large as they may become, which in a model this small is much of the whole.
@@ -64,7 +64,7 @@ def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(monkeypat
 
     model = model_of()
     prompts = Prompts(np.arange(1, 25)[None])
-    monkeypatch.setattr(attention_module, "attention_statistics", fail)
+    monkeypatch.setattr(attention_module, "attention", fail)
     assert preflight_attention(model, prompts, max_memory=10**9) == {}
     assert preflight_attention(model, prompts) == {}
     with pytest.raises(UsageError, match=r"24 positions need up to .* 10 KB are allowed; try a smaller model"):
@@ -99,6 +99,6 @@ def test_a_prompt_of_the_demo_model_takes_what_was_estimated():
     prompts = pb.load_prompts("default", model, n_positions=2048, count=1)
     estimate = estimate_attention(model, 2048, options=options)
     rollouts = peak_tensor_bytes(lambda: attention_rollouts(model, prompts), model.device)
-    statistics = peak_tensor_bytes(lambda: pb.attention_statistics(model, prompts, options=options), model.device)
+    statistics = peak_tensor_bytes(lambda: pb.attention(model, prompts, options=options), model.device)
     assert max(rollouts, statistics) == pytest.approx(tensors_of(estimate), rel=0.25)
     assert max(rollouts, statistics) < 30 * 9 * 2048**2 * 4 / 20  # all attention matrices: 4.5 GB

@@ -19,7 +19,7 @@ def library(tiny_llama):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=24, count=3, seed=1)
     options = AttentionOptions((0.1, 0.5), by_head=True)
-    return pb.attention_statistics(model, prompts, options=options), attention_rollouts(model, prompts)
+    return pb.attention(model, prompts, options=options), attention_rollouts(model, prompts)
 
 
 def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):

@@ -10,7 +10,6 @@ import posbias as pb
 from posbias.auditing import MeasurePlan
 from posbias.auditing.measuring import directory_names, measure_models
 from posbias.errors import UsageError
-from posbias.measurement.measurement import RunOptions
 from posbias.models import weights
 
 FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")
@@ -84,7 +83,7 @@ def test_a_changed_model_under_the_same_name_is_not_taken_for_finished(tiny_llam
         n_positions=16,
         count=2,
         kinds=("logit",),
-        options=pb.MeasureOptions(run=RunOptions(resume=True)),
+        options=pb.MeasureOptions(resume=True),
     )
     copy = tmp_path / "model"
     shutil.copytree(tiny_llama, copy)
@@ -158,7 +157,7 @@ def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_lla
 @pytest.mark.parametrize("changed", [{"confidence": 0.5}])
 def test_other_intervals_are_another_measurement(tiny_llama, tmp_path, changed):
     def measured(**intervals):
-        options = pb.MeasureOptions(run=RunOptions(resume=True), **intervals)
+        options = pb.MeasureOptions(resume=True, **intervals)
         plan = MeasurePlan(n_positions=16, count=6, kinds=("logit",), options=options)
         (record,) = dict(measure_models([str(tiny_llama)], plan, out=tmp_path)).values()
         return record
@@ -172,7 +171,7 @@ def test_other_intervals_are_another_measurement(tiny_llama, tmp_path, changed):
 
 
 def test_resuming_needs_the_directory_to_go_on_in(tiny_llama):
-    plan = MeasurePlan(options=pb.MeasureOptions(run=RunOptions(resume=True)))
+    plan = MeasurePlan(options=pb.MeasureOptions(resume=True))
     with pytest.raises(UsageError, match="resume=True needs out: the directory"):
         next(measure_models([str(tiny_llama)], plan))
 
@@ -261,8 +260,8 @@ def test_weights_are_read_once_for_the_directory_and_the_record(tiny_llama, tmp_
     true = weights.weights_sha256
     for module in ("posbias.models.hugging_face", "posbias.models.weights"):
         monkeypatch.setattr(f"{module}.weights_sha256", lambda network: read.append(1) or true(network))
-    run = RunOptions(pb.engines.Local(workers=workers, threads=1), directory=tmp_path)
-    measurement = pb.measure(model, prompts, kinds="logit", options=pb.MeasureOptions(run=run))
+    options = pb.MeasureOptions(engine=pb.engines.Local(workers=workers, threads=1), directory=tmp_path)
+    measurement = pb.measure(model, prompts, kinds="logit", options=options)
     record = pb.auditing.measurement_record(measurement, {})
     assert len(read) == 1
     assert record.resolved["model"]["weights_sha256"] == true(model.network)

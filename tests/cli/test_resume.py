@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.measurement.measurement import RunOptions
 from posbias.runs import parts
 from posbias.runs.directories import LOCK_FILE, exclusive
 from posbias.runs.parts import PARTS, PartStore
@@ -73,8 +72,8 @@ def test_workers_and_one_process_finish_each_others_runs(tiny_llama, tmp_path):
 
     def measured(workers, directory=None, **kept):
         engine = pb.engines.Local(workers=workers, threads=1)
-        run = RunOptions(engine, directory=directory, **kept)
-        return pb.measure(model, prompts, kinds="jacobian", options=pb.MeasureOptions(run=run))
+        options = pb.MeasureOptions(engine=engine, directory=directory, **kept)
+        return pb.measure(model, prompts, kinds="jacobian", options=options)
 
     one, two = measured(1), measured(2, tmp_path)
     np.testing.assert_array_equal(one.per_prompt["jacobian"], two.per_prompt["jacobian"])

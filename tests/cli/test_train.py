@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.training import load_study, run_study
+from posbias.training import load_study, train
 
 STUDY = """
 task: position_copy(target=0, context=6, vocabulary=5)
@@ -34,7 +34,7 @@ def test_a_study_leaves_a_record_and_models_that_can_be_measured(posbias, study,
     assert record.verb == "train"
     assert record.scalars == printed["scalars"]
     assert record.scalars["counts"] == {"done": 4}
-    done = run_study(load_study(study))
+    done = train(load_study(study))
     np.testing.assert_array_equal(record.arrays["losses"], [each.losses for each in done.trained.members])
     assert record.arrays["evaluation_steps"].tolist() == [[0, 10, 20]] * 4
     assert record.arrays["evaluations/loss"].shape == (4, 3)

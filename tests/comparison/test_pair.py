@@ -5,7 +5,6 @@ import pytest
 
 import posbias as pb
 from posbias.comparison.subject import Contrast, Sample, compare_with_prompts, contrast, decided, undecided
-from posbias.measurement.measurement import RunOptions
 from posbias.statistics import Interval
 
 READING = {"n_positions": 24, "count": 6}
@@ -96,7 +95,7 @@ def test_a_theory_that_read_the_same_prompts_is_compared_on_each(model, both):
 
 def test_a_model_under_an_intervention_is_named_by_it(model, both, tmp_path):
     prompts = pb.load_prompts("default", model, **READING)
-    options = pb.MeasureOptions(run=RunOptions(directory=tmp_path / "run"))
+    options = pb.MeasureOptions(directory=tmp_path / "run")
     with pb.intervened(model, "no_rope") as changed:
         without = pb.measure(changed, prompts, kinds="logit", options=options)
     found = pb.compare(without, both[0], kind="logit")

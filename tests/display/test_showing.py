@@ -23,8 +23,16 @@ from posbias.prompts.prompts import PromptSource
 from posbias.report import verdict
 from posbias.report.layout import store_subjects
 from posbias.runs.records import Record, plain, read_record
+from posbias.training import TrainOptions, study_of, train
 
 LENGTH, COUNT = 12, 6
+STUDY = {
+    "task": "position_copy(target=0, context=3)",
+    "model": {"depth": 1, "width": 8},
+    "train": {"steps": 4, "window": 1, "batch": 8, "examples": 0},
+    "grid": {"task.target": [0, 2]},
+    "seeds": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +59,13 @@ def results(model, measurement, long_llama, tmp_path_factory):
         "prediction": prediction,
         "measurement": measurement,
         "tokens": measurement.tokens(1, theory=prediction),
-        "attention": pb.attention_statistics(model, measurement.prompts),
+        "attention": pb.attention(model, measurement.prompts),
         "comparison": pb.compare(prediction, measurement),
         "curve": position_curve(scores, positions=(0, 2, 4, 6, 9)),
         "evaluation": evaluated,
         "evaluated": evaluated.as_run(),
         "design": pb.design("flat", depth=2, n_positions=LENGTH),
+        "training": train(study_of(STUDY, name="copies")),
         "decomposition": counterfactuals(
             model, measurement.prompts, interventions="no_residual", options=DecompositionOptions(kinds=("logit",))
         ),
@@ -67,8 +76,9 @@ def results(model, measurement, long_llama, tmp_path_factory):
 
 
 NAMES = ("profile", "prediction", "measurement", "tokens", "attention", "comparison", "curve", "evaluation",
-         "evaluated", "design", "decomposition", "record", "audit", "audited")  # fmt: skip
-RUNS = ("prediction", "measurement", "evaluation", "evaluated", "decomposition", "record", "audit", "audited")
+         "evaluated", "design", "training", "decomposition", "record", "audit", "audited")  # fmt: skip
+RUNS = ("prediction", "measurement", "evaluation", "evaluated", "training", "decomposition", "record", "audit",
+        "audited")  # fmt: skip
 each = pytest.mark.parametrize("name", NAMES)
 FIRST_BYTES = {".csv": b"", ".html": b"<!DOCTYPE html>", ".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
@@ -93,7 +103,7 @@ def test_table_and_csv_hold_every_curve_with_its_interval(name, results, tmp_pat
     shown, table = result.shown(), result.to_pandas()
     many = len(shown.series) > 1
     assert list(table.columns) == [*(["curve"] if many else []), shown.axis, shown.quantity, "low", "high"]
-    assert shown.axis == ("layer" if name == "attention" else "position")
+    assert shown.axis == {"attention": "layer", "training": "step"}.get(name, "position")
     for series in shown.series:
         rows = table[table["curve"] == series.name] if many else table
         np.testing.assert_array_equal(rows[shown.quantity], series.values)
@@ -203,7 +213,7 @@ def test_a_measurement_saved_from_a_notebook_is_the_record_that_the_shell_writes
 
 
 def test_the_python_of_a_result_names_what_is_not_usual_and_what_was_in_hand(model, measurement, tiny_llama):
-    options = pb.MeasureOptions(averaging="norms", keep="mean", passes=pb.PassOptions(output="at(position=-2)"))
+    options = pb.MeasureOptions(averaging="norms", keep="mean", output="at(position=-2)")
     shuffled = pb.load_prompts(PromptSource("default", "starts", True), model, n_positions=8, count=1, seed=3)
     with pb.intervened(model, "no_rope") as changed:
         found = pb.measure(changed, shuffled, kinds="logit", seed=4, options=options)
@@ -211,7 +221,7 @@ def test_the_python_of_a_result_names_what_is_not_usual_and_what_was_in_hand(mod
         f"with posbias.intervened(posbias.load_model({tiny_llama.name!r}), 'no_rope') as model: "
         "posbias.measure(model, posbias.load_prompts(posbias.prompts.prompts.PromptSource('default', windows='starts', "
         "shuffle=True), model, n_positions=8, count=1, seed=3), kinds=['logit'], seed=4, options="
-        "posbias.MeasureOptions(averaging='norms', keep='mean', passes=posbias.PassOptions(output='at(position=-2)')))"
+        "posbias.MeasureOptions(output='at(position=-2)', averaging='norms', keep='mean'))"
     )
     assert not any("per_prompt" in name for name in found.as_run().arrays), "keep='mean' holds in a notebook, too"
     in_hand = HuggingFaceModel(model.network)
@@ -277,6 +287,23 @@ def test_places_are_marked_by_whole_numbers(results):
     of_answers = results["evaluation"].curves["logprob"].plot(Figure().subplots())
     assert of_answers.get_ylabel() == "log-probability of the answer per token (nats)"
     assert results["attention"].plot(Figure().subplots()).get_ylabel() == "distance (positions)"
+
+
+def test_a_trained_study_shows_the_mean_loss_of_the_seeds_by_point_and_is_saved_beside_its_models_alone(tmp_path):
+    run = train(study_of(STUDY, name="copies"), options=TrainOptions(directory=tmp_path / "run"))
+    first, second = run.shown().series
+    assert (first.name, second.name) == ("task.target=0", "task.target=2")
+    losses = [outcome.losses for outcome in run.trained.members]
+    np.testing.assert_allclose(second.values, np.mean(losses[2:], axis=0))
+    assert repr(run) == "StudyRun(copies, 4 members: 4 done)"
+    assert "position_copy" in run.study._repr_html_()
+    assert repr(run.study) == "Study(copies: 4 members, 2 seeds of each point of the grid)"
+    with pytest.raises(
+        pb.UsageError, match=r"the models of this run lie in .*run'; its record can be saved there alone"
+    ):
+        run.save(tmp_path / "elsewhere")
+    record = read_record(run.save(tmp_path / "run"))
+    assert (record.verb, record.scalars["members"][3]["model"]) == ("train", "models/0003")
 
 
 def test_attention_shows_its_distance_by_layer_and_what_the_first_position_takes(results):

@@ -10,9 +10,9 @@ from torch import nn
 from posbias.errors import RunError, UsageError
 from posbias.measurement.attention.layer import prefix_monotonicity
 from posbias.measurement.attention.statistics import AttentionOptions, AttentionStatistics
-from posbias.measurement.attention.streaming import attention_statistics
+from posbias.measurement.attention.streaming import attention
 from posbias.measurement.prompt import mixing_of_layers
-from posbias.models import attention
+from posbias.models import attention as model_attention
 from posbias.models.attention import blocks_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
@@ -56,7 +56,7 @@ def _visible(model: HuggingFaceModel) -> np.ndarray:
 def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     dense, visible = _dense(model, prompts), _visible(model)
-    found = attention_statistics(model, prompts, options=AttentionOptions(THRESHOLDS, by_head=True, block=4))
+    found = attention(model, prompts, options=AttentionOptions(THRESHOLDS, by_head=True, block=4))
 
     assert not dense[:, :, :, ~np.tril(np.ones((N_POSITIONS, N_POSITIONS), bool))].any()
     assert not (dense * ~visible[:, None]).any()
@@ -96,7 +96,7 @@ def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
 def test_monotonicity_is_that_of_the_models_own_attention(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     dense = _dense(model, prompts).mean(2)
-    found = attention_statistics(model, prompts, options=AttentionOptions(block=4)).monotonicity
+    found = attention(model, prompts, options=AttentionOptions(block=4)).monotonicity
     assert found.of_mean is not None
     for layer in range(DEPTH):
         violated, gap = _violations(dense.mean(0)[layer])
@@ -118,18 +118,18 @@ def _violations(kernel: np.ndarray) -> tuple[float, float]:
 
 
 def test_where_a_model_breaks_its_promise_is_said() -> None:
-    caveats = attention_statistics(_model("falcon-alibi"), _prompts()).caveats
+    caveats = attention(_model("falcon-alibi"), _prompts()).caveats
     assert any("ALiBi" in caveat for caveat in caveats)
-    assert attention_statistics(_model("bloom"), _prompts()).caveats == ()
+    assert attention(_model("bloom"), _prompts()).caveats == ()
 
 
 def test_one_prompt_has_the_monotonicity_of_its_own_kernel_however_long() -> None:
     model = _model("llama")
-    coarse = attention_statistics(model, _prompts(count=1), options=AttentionOptions(kernel_cells=5))
-    whole = attention_statistics(model, _prompts(count=1))
+    coarse = attention(model, _prompts(count=1), options=AttentionOptions(kernel_cells=5))
+    whole = attention(model, _prompts(count=1))
     assert coarse.monotonicity.of_mean is not None
     np.testing.assert_array_equal(coarse.monotonicity.of_mean.violated, whole.monotonicity.violated.value)
-    several = attention_statistics(model, _prompts(), options=AttentionOptions(kernel_cells=5, mean_content=False))
+    several = attention(model, _prompts(), options=AttentionOptions(kernel_cells=5, mean_content=False))
     assert several.monotonicity.of_mean is None
     assert several.similarity.of_mean is None
     assert [reason.split(":")[0] for reason in several.left_out] == [
@@ -142,7 +142,7 @@ def test_one_prompt_has_the_monotonicity_of_its_own_kernel_however_long() -> Non
 def test_cells_are_sums_over_keys_and_means_over_queries(cells: int) -> None:
     model, prompts = _model("gemma3_text"), _prompts()
     dense = _dense(model, prompts)
-    found = attention_statistics(model, prompts, options=AttentionOptions(kernel_cells=cells, block=3)).kernels
+    found = attention(model, prompts, options=AttentionOptions(kernel_cells=cells, block=3)).kernels
     cell = np.arange(N_POSITIONS) * cells // N_POSITIONS
     member = np.arange(cells)[:, None] == cell  # [cell position]
     for kernel, values in ((found.mean, dense), (found.squared, dense**2)):
@@ -150,7 +150,7 @@ def test_cells_are_sums_over_keys_and_means_over_queries(cells: int) -> None:
         np.testing.assert_allclose(kernel, expected, atol=TOLERANCE)
     np.testing.assert_allclose(found.mean.sum(-1), 1)
     assert not found.complete
-    whole = attention_statistics(model, prompts).kernels.coarser(cells)
+    whole = attention(model, prompts).kernels.coarser(cells)
     np.testing.assert_allclose(whole.mean, found.mean, atol=TOLERANCE)
     np.testing.assert_allclose(whole.squared, found.squared, atol=TOLERANCE)
 
@@ -158,7 +158,7 @@ def test_cells_are_sums_over_keys_and_means_over_queries(cells: int) -> None:
 def test_cells_are_merged_only_whole() -> None:
     model, prompts = _model("llama"), _prompts()
     eight, four = (
-        attention_statistics(model, prompts, options=AttentionOptions(kernel_cells=cells, by_head=True)).kernels
+        attention(model, prompts, options=AttentionOptions(kernel_cells=cells, by_head=True)).kernels
         for cells in (8, 4)
     )
     merged = eight.coarser(4)
@@ -176,7 +176,7 @@ def test_cells_merged_unevenly_are_sums_over_keys_and_means_over_queries_all_the
     model, prompts = _model("llama"), _prompts()
     dense = _dense(model, prompts)
     options = AttentionOptions(kernel_cells=kept, by_head=True)
-    found = attention_statistics(model, prompts, options=options).kernels.coarser(cells)
+    found = attention(model, prompts, options=options).kernels.coarser(cells)
     assert (found.bounds[0], found.bounds[-1], found.n_positions) == (0, N_POSITIONS, N_POSITIONS)
     cell = np.arange(N_POSITIONS) * kept // N_POSITIONS * cells // kept
     np.testing.assert_array_equal(np.searchsorted(found.bounds, np.arange(N_POSITIONS), side="right") - 1, cell)
@@ -208,7 +208,7 @@ def test_what_is_too_much_to_keep_is_refused_with_what_is_in_use() -> None:
 def test_content_logits_are_the_projections_own_before_rotation(kind: str) -> None:
     model, prompts = _model(kind), _prompts(count=2)
     visible = _visible(model) & ~np.eye(N_POSITIONS, dtype=bool)
-    found = attention_statistics(model, prompts).content
+    found = attention(model, prompts).content
     for prompt, logits in enumerate(_content(model, prompts)):
         own, scale = np.trace(logits, axis1=2, axis2=3) / N_POSITIONS, found.scale[:, None]
         off = np.stack([layer[:, mask].mean(-1) for layer, mask in zip(logits, visible, strict=True)])
@@ -254,7 +254,7 @@ def _heads(values: torch.Tensor, size: int) -> np.ndarray:
 def test_similarity_is_that_of_exact_quantiles_and_histograms(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     below = _visible(model) & ~np.eye(N_POSITIONS, dtype=bool)
-    found = attention_statistics(model, prompts).similarity
+    found = attention(model, prompts).similarity
     content = _content(model, prompts)
     for prompt, logits in enumerate(content):
         off, own = _regions(logits, below)
@@ -292,16 +292,16 @@ def _similarity(region: list[np.ndarray], edges: np.ndarray) -> tuple[np.ndarray
 
 def test_a_narrow_head_is_more_similar_than_a_wide_one() -> None:
     model = _model("llama")
-    attention = model.family.blocks(model.network)[0].attention
-    attention.q_proj.weight[:8] *= 0.01  # head 0
-    found = attention_statistics(model, _prompts()).similarity.off_diagonal.by_head
+    block_attention = model.family.blocks(model.network)[0].attention
+    block_attention.q_proj.weight[:8] *= 0.01  # head 0
+    found = attention(model, _prompts()).similarity.off_diagonal.by_head
     assert found[0, 0] > 0.8 > found[1:].max()
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "bloom"])
 def test_mixing_is_that_of_the_models_branches(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
-    found = attention_statistics(model, prompts).mixing
+    found = attention(model, prompts).mixing
     each = [mixing_of_layers(model, ids, prompt=0) for ids in prompts.token_ids]
     np.testing.assert_allclose(found.tokens.per_prompt, [one.tokens for one in each])
     np.testing.assert_allclose(found.frobenius.per_prompt, [one.frobenius for one in each])
@@ -311,8 +311,8 @@ def test_mixing_is_that_of_the_models_branches(kind: str) -> None:
 
 def test_neither_blocks_nor_the_models_implementation_matter() -> None:
     prompts = _prompts()
-    fine = attention_statistics(_model("gemma3_text"), prompts, options=AttentionOptions(block=1))
-    coarse = attention_statistics(shaken_model("gemma3_text", implementation="sdpa"), prompts)
+    fine = attention(_model("gemma3_text"), prompts, options=AttentionOptions(block=1))
+    coarse = attention(shaken_model("gemma3_text", implementation="sdpa"), prompts)
     for name in ("distance", "entropy"):
         one, other = getattr(fine, name), getattr(coarse, name)
         np.testing.assert_allclose(one.per_prompt, other.per_prompt, atol=TOLERANCE)
@@ -324,8 +324,8 @@ def test_neither_blocks_nor_the_models_implementation_matter() -> None:
 
 def test_half_precision_is_measured_in_single_precision() -> None:
     prompts = _prompts()
-    half = attention_statistics(shaken_model("llama", dtype=torch.bfloat16), prompts)
-    single = attention_statistics(shaken_model("llama", dtype=torch.float32), prompts)
+    half = attention(shaken_model("llama", dtype=torch.bfloat16), prompts)
+    single = attention(shaken_model("llama", dtype=torch.float32), prompts)
     assert half.kernels.mean.dtype == np.float32
     assert half.row_error < 1e-5
     np.testing.assert_allclose(half.entropy.by_layer, single.entropy.by_layer, atol=0.05)
@@ -335,19 +335,19 @@ def test_watching_leaves_the_model_as_it_was() -> None:
     model, prompts = _model("qwen3"), _prompts()
     embeddings = model.embed(torch.as_tensor(prompts.token_ids))
     before = model.last(embeddings).logits
-    with attention.watch_attention(
-        attention.describe_attention(model, n_positions=N_POSITIONS), lambda *_: None, dtype=torch.float32
+    with model_attention.watch_attention(
+        model_attention.describe_attention(model, n_positions=N_POSITIONS), lambda *_: None, dtype=torch.float32
     ):
         within = model.last(embeddings).logits
     assert torch.equal(before, within)
-    attention_statistics(model, prompts)
+    attention(model, prompts)
     assert torch.equal(before, model.last(embeddings).logits)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.network.modules())
 
 
 def test_intervals_hold_the_means_and_are_infinite_for_one_prompt() -> None:
     model = _model("llama")
-    many, one = attention_statistics(model, _prompts(count=6)), attention_statistics(model, _prompts(count=1))
+    many, one = attention(model, _prompts(count=6)), attention(model, _prompts(count=1))
 
     def statistics(found: AttentionStatistics) -> dict[str, Any]:
         return {
@@ -386,7 +386,7 @@ def test_equal_keys_attend_evenly() -> None:
     model = _model("smollm3")
     for block in model.family.blocks(model.network):
         block.attention.q_proj.weight.zero_()
-    found = attention_statistics(model, _prompts(), options=AttentionOptions(kernel_cells=1))
+    found = attention(model, _prompts(), options=AttentionOptions(kernel_cells=1))
     np.testing.assert_allclose(found.distance.per_prompt, (N_POSITIONS - 1) / 4)
     np.testing.assert_allclose(found.entropy.per_prompt, 1)
     np.testing.assert_allclose(found.content.difference.per_prompt, 0, atol=TOLERANCE)
@@ -399,7 +399,7 @@ def test_equal_keys_attend_evenly() -> None:
 def test_only_accumulators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor made by the recomputation exceeds heads x block x positions, and long prompts take shorter blocks."""
     model, prompts, largest = _model("llama"), _prompts(60, 2), 0
-    original, counted = attention.query_blocks, 0
+    original, counted = model_attention.query_blocks, 0
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         nonlocal largest
@@ -419,12 +419,12 @@ def test_only_accumulators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posbias.measurement.attention.layer.query_blocks", watched)
     monkeypatch.setattr(layer, "count_cells", counting)
     lean = AttentionOptions(kernel_cells=7, mean_content=False, block=8)
-    found = attention_statistics(model, prompts, options=lean)
+    found = attention(model, prompts, options=lean)
     assert max(largest, counted) <= HEADS * 8 * 60
     assert found.kernels.mean.shape == (DEPTH, 7, 7)
     largest = counted = 0
     with blocks_of(HEADS * 60 * 2):
-        again = attention_statistics(model, prompts, options=AttentionOptions(kernel_cells=7, mean_content=False))
+        again = attention(model, prompts, options=AttentionOptions(kernel_cells=7, mean_content=False))
     assert max(largest, counted) <= HEADS * 2 * 60
     np.testing.assert_allclose(again.entropy.per_prompt, found.entropy.per_prompt)
 
@@ -436,13 +436,13 @@ def test_kept_matrices_are_counted_before_the_run_and_refused_when_too_large() -
     assert AttentionOptions().check_memory(layers=30, heads=9, n_positions=8192) == 30 * 2 * 256**2 * 4
     assert AttentionOptions().check_memory(layers=30, heads=9, n_positions=256) == 30 * 11 * 256**2 * 4
     with pytest.raises(UsageError, match="memory_limit"):
-        attention_statistics(_model("llama"), _prompts(), options=AttentionOptions(memory_limit=1000))
+        attention(_model("llama"), _prompts(), options=AttentionOptions(memory_limit=1000))
 
 
 def test_bad_input_is_named(kernel_model: Any) -> None:
     model, prompts = _model("llama"), _prompts()
     with pytest.raises(UsageError, match="'KernelModel'"):
-        attention_statistics(kernel_model, Prompts(np.ones((1, 5), dtype=np.int64)))
+        attention(kernel_model, Prompts(np.ones((1, 5), dtype=np.int64)))
     wrong: list[tuple[float, ...]] = [(), (0.0,), (0.2, 1.0), (float("nan"),)]
     for thresholds in wrong:
         with pytest.raises(UsageError, match="sink_thresholds"):
@@ -451,14 +451,14 @@ def test_bad_input_is_named(kernel_model: Any) -> None:
         with pytest.raises(UsageError, match=name):
             AttentionOptions(**{name: value})
     with pytest.raises(UsageError, match="kernel_cells must be 1 to 19"):
-        attention_statistics(model, prompts, options=AttentionOptions(kernel_cells=20))
+        attention(model, prompts, options=AttentionOptions(kernel_cells=20))
     with pytest.raises(UsageError, match="at least 3"):
-        attention_statistics(model, _prompts(2))
+        attention(model, _prompts(2))
 
 
 @pytest.mark.parametrize("n_positions", [3, 4])
 def test_the_shortest_prompts(n_positions: int) -> None:
-    found = attention_statistics(_model("bloom"), _prompts(n_positions, 1))
+    found = attention(_model("bloom"), _prompts(n_positions, 1))
     assert np.all(np.isfinite(found.entropy.per_prompt))
     assert np.all((found.similarity.off_diagonal.per_prompt >= 0) & (found.similarity.diagonal.per_prompt <= 1))
 
@@ -467,4 +467,4 @@ def test_attention_that_is_not_finite_is_refused_with_its_layer() -> None:
     model = _model("llama")
     model.family.blocks(model.network)[1].attention.q_proj.weight[0, 0] = torch.nan
     with pytest.raises(RunError, match="prompt 0 is not finite, first in layer 1"):
-        attention_statistics(model, _prompts())
+        attention(model, _prompts())

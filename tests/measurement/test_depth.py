@@ -24,7 +24,7 @@ EXACT = "jacobian(exact=True)"
 
 
 def _options(layers: object = "all", **others: object) -> MeasureOptions:
-    return MeasureOptions(passes=PassOptions(layers=layers, **others))  # type: ignore[arg-type]
+    return MeasureOptions(layers=layers, **others)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [EXACT, "jacobian(probes=2)"])

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from posbias.measurement.measurement import MeasureOptions, measure
-from posbias.measurement.outputs import PassOptions
 from posbias.models.families.base import FAMILIES
 from posbias.prompts.prompts import Prompts
 from tiny_families import VOCABULARY, shaken_model
@@ -23,7 +22,7 @@ def test_every_family_is_measured(model_type: str) -> None:
     assert plain.mixing is not None
     assert plain.mixing.shape == (3,)
     assert np.all((plain.mixing > 0) & (plain.mixing < 1))
-    checkpointed = measure(model, prompts, options=MeasureOptions(passes=PassOptions(checkpointing=True, rows=2)))
+    checkpointed = measure(model, prompts, options=MeasureOptions(checkpointing=True, rows=2))
     for kind, profile in plain.profiles.items():
         assert np.all(profile.influence > 0)
         np.testing.assert_allclose(checkpointed.per_prompt[kind], plain.per_prompt[kind], rtol=TOLERANCE)

@@ -10,7 +10,7 @@ import torch
 import posbias as pb
 from posbias.errors import UsageError
 from posbias.interventions import intervened
-from posbias.measurement.measurement import MeasureOptions, RunOptions
+from posbias.measurement.measurement import MeasureOptions
 from posbias.models.model import Model
 from posbias.models.weights import config_sha256, weights_sha256
 from posbias.runs.engines import Local
@@ -20,9 +20,9 @@ from tiny_families import shaken_model
 TOKENS = np.arange(3, 35).reshape(2, 16)
 
 
-def measured(model: Model, run: RunOptions) -> np.ndarray:
+def measured(model: Model, options: MeasureOptions | None = None) -> np.ndarray:
     prompts = pb.load_prompts(TOKENS, model, n_positions=16, count=2)
-    return pb.measure(model, prompts, kinds="probability", options=MeasureOptions(run=run)).per_prompt["probability"]
+    return pb.measure(model, prompts, kinds="probability", options=options).per_prompt["probability"]
 
 
 def test_workers_refuse_a_model_that_is_intervened_on(tiny_llama: Path) -> None:
@@ -31,32 +31,30 @@ def test_workers_refuse_a_model_that_is_intervened_on(tiny_llama: Path) -> None:
         intervened(model, "window(width=4)") as changed,
         pytest.raises(UsageError, match="without an intervention"),
     ):
-        measured(changed, RunOptions(Local(workers=2)))
+        measured(changed, MeasureOptions(engine=Local(workers=2)))
 
 
 def test_resuming_takes_no_piece_from_before_an_intervention(tiny_llama: Path, tmp_path: Path) -> None:
     model = pb.load_model(tiny_llama)
-    before = measured(model, RunOptions(directory=tmp_path))
+    before = measured(model, MeasureOptions(directory=tmp_path))
     with intervened(model, "window(width=4)") as changed:
         assert changed.describe()["intervention"] == "window(width=4)"
-        after = measured(changed, RunOptions(directory=tmp_path, resume=True))
-        fresh = measured(changed, RunOptions())
+        after = measured(changed, MeasureOptions(directory=tmp_path, resume=True))
+        fresh = measured(changed)
     np.testing.assert_array_equal(after, fresh)
     assert np.abs(after - before).max() > 0
     assert model.intervention is None
 
 
 def test_resuming_takes_no_piece_of_another_configuration(tiny_llama: Path, tmp_path: Path) -> None:
-    before = measured(pb.load_model(tiny_llama), RunOptions(directory=tmp_path))
+    before = measured(pb.load_model(tiny_llama), MeasureOptions(directory=tmp_path))
     document = json.loads((tiny_llama / "config.json").read_text())
     document["rope_parameters"] = {"rope_theta": 10.0, "rope_type": "default"}
     document.pop("rope_theta", None)
     (tiny_llama / "config.json").write_text(json.dumps(document))
     model = pb.load_model(tiny_llama)
-    np.testing.assert_array_equal(
-        measured(model, RunOptions(directory=tmp_path, resume=True)), measured(model, RunOptions())
-    )
-    assert np.abs(measured(model, RunOptions()) - before).max() > 0
+    np.testing.assert_array_equal(measured(model, MeasureOptions(directory=tmp_path, resume=True)), measured(model))
+    assert np.abs(measured(model) - before).max() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -77,7 +75,7 @@ def test_any_edit_of_a_weight_changes_its_fingerprint(dtype: torch.dtype) -> Non
 def test_half_precision_is_measured_under_a_changed_mask(tiny_llama: Path) -> None:
     model = pb.load_model(tiny_llama, dtype="bfloat16")
     with intervened(model, "bidirectional") as changed:
-        assert np.isfinite(measured(changed, RunOptions())).all()
+        assert np.isfinite(measured(changed)).all()
 
 
 def test_clearing_leaves_files_that_are_not_pieces(tmp_path: Path) -> None:

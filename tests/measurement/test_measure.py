@@ -151,7 +151,7 @@ def test_checkpointing_changes_memory_not_results(gpt2_64: Model, make_prompts: 
     runs, saved = [], []
     block = gpt2_64.network.get_submodule("transformer.h.0")
     original = block.forward
-    for options in (PassOptions(), PassOptions(checkpointing=True), PassOptions(checkpointing=True, rows=3)):
+    for options in (MeasureOptions(), MeasureOptions(checkpointing=True), MeasureOptions(checkpointing=True, rows=3)):
         elements = 0
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ def test_checkpointing_changes_memory_not_results(gpt2_64: Model, make_prompts: 
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            runs.append(measure(gpt2_64, prompts, options=MeasureOptions(passes=options)))
+            runs.append(measure(gpt2_64, prompts, options=options))
         saved.append(elements)
     assert saved[1] < saved[0] / 2
     for run in runs[1:]:
@@ -171,7 +171,7 @@ def test_checkpointing_changes_memory_not_results(gpt2_64: Model, make_prompts: 
 
 
 def test_checkpointing_needs_blocks(kernel_model: Model, make_prompts: MakePrompts) -> None:
-    options = MeasureOptions(passes=PassOptions(checkpointing=True))
+    options = MeasureOptions(checkpointing=True)
     with pytest.raises(UsageError, match=r"nn\.ModuleList; Module has none"):
         measure(kernel_model, make_prompts(kernel_model, 1, 7), options=options)
 

@@ -181,7 +181,7 @@ def test_only_the_wanted_rows_of_the_logits_are_formed(
 
 
 def test_the_output_is_a_measurement_option_and_told(gpt2_64: Model) -> None:
-    options = MeasureOptions(passes=PassOptions(output="at(position=-3)"))
+    options = MeasureOptions(output="at(position=-3)")
     measured = measure(gpt2_64, Prompts(np.stack([TOKENS, TOKENS[::-1]])), kinds="logit", options=options)
     assert measured.describe()["output"] == "at(position=-3)"
     assert np.all(measured.profiles["logit"].influence[-2:] == 0)
@@ -235,7 +235,7 @@ def test_wrong_outputs_are_refused(output: str, words: str) -> None:
     ],
 )
 def test_outputs_that_do_not_fit_are_refused(gpt2_64: Model, output: str, kinds: str, words: str) -> None:
-    options = MeasureOptions(passes=PassOptions(output=output))
+    options = MeasureOptions(output=output)
     with pytest.raises(UsageError) as caught:
         measure(gpt2_64, Prompts(TOKENS[None]), kinds=kinds, options=options)
     assert words in str(caught.value)

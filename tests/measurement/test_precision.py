@@ -47,7 +47,7 @@ def test_the_loss_is_that_against_the_same_weights_in_float32(llama: HuggingFace
 def test_only_the_first_prompts_are_checked(llama: HuggingFaceModel) -> None:
     reduced = _in(llama, torch.bfloat16)
     for count in (0, 2):
-        options = MeasureOptions(passes=PassOptions(precision_prompts=count))
+        options = MeasureOptions(precision_prompts=count)
         measured = measure(reduced, PROMPTS, kinds="logit", options=options)
         assert [len(loss.wasserstein) for loss in measured.precision.values()] == ([] if count == 0 else [2])
 
@@ -114,7 +114,7 @@ def test_a_gradient_that_overflows_names_its_layer(
 
 def test_the_layer_is_named_with_checkpointing_too(build_llama: Callable[[], Model]) -> None:
     steep = _steepen(build_llama(), "model.layers.1.mlp.down_proj")
-    options = MeasureOptions(passes=PassOptions(checkpointing=True))
+    options = MeasureOptions(checkpointing=True)
     with pytest.raises(RunError, match=r"first in model\.layers\.1 on the way back$"):
         measure(steep, PROMPTS, kinds="logit", options=options)
 
@@ -141,7 +141,7 @@ def test_an_output_that_overflows_names_its_layer(build_llama: Callable[[], Mode
 
 def test_depth_names_the_layer(build_llama: Callable[[], Model]) -> None:
     steep = _steepen(build_llama(), "model.layers.1.mlp.down_proj")
-    options = MeasureOptions(passes=PassOptions(layers=(0, 1)))
+    options = MeasureOptions(layers=(0, 1))
     with pytest.raises(RunError, match=r"layers: the gradient of model\.layers\.1 on prompt 0 is not finite"):
         measure(steep, PROMPTS, kinds="perturbation", options=options)
 

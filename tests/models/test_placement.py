@@ -11,7 +11,6 @@ import transformers
 
 from posbias.errors import RunError, UsageError
 from posbias.measurement.measurement import MeasureOptions, measure
-from posbias.measurement.outputs import PassOptions
 from posbias.models import loading
 from posbias.models.loading import load_model
 from posbias.models.model import ModelRequest
@@ -60,7 +59,7 @@ def test_a_model_put_away_to_disk_measures_the_same(tmp_path: Path, tied: bool, 
     assert weights_sha256(spread.network) == weights_sha256(whole.network)
     expected = measure(whole, PROMPTS)
     for checkpointing in (False, True):
-        options = MeasureOptions(passes=PassOptions(checkpointing=checkpointing))
+        options = MeasureOptions(checkpointing=checkpointing)
         found = measure(spread, PROMPTS, options=options)
         for kind in ("jacobian", "probability"):
             np.testing.assert_allclose(found.per_prompt[kind], expected.per_prompt[kind], rtol=1e-6)

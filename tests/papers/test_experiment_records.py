@@ -55,7 +55,7 @@ def test_the_page_has_every_verdict_of_the_record(records, run):
 def test_the_records_were_made_with_the_shipped_studies(records, run):
     record = records[run]
     for study in shipped_studies(RUNS[run], StudySettings("small")).values():
-        assert study.options.steps == record.resolved["steps"]
+        assert study.schedule.steps == record.resolved["steps"]
     assert stored_figures(record)
 
 
@@ -154,7 +154,7 @@ def test_the_recall_study_is_the_shipped_one_and_its_table_is_on_the_page():
     positions, record = script("serial_positions"), read_record(ROOT / "studies" / "experiments" / "recall")
     study = load_study(ROOT / "examples" / "recall.yaml")
     assert record.scalars["counts"] == {"done": study.n_members}
-    assert study.options.describe() == record.resolved["options"]
+    assert study.schedule.describe() == record.resolved["options"]
     found = positions.lines(record)
     assert len(found) == 18
     assert all(line in PAGE for line in found)
@@ -177,7 +177,7 @@ def test_the_longer_study_is_the_shipped_one_and_its_table_is_on_the_page():
     training, record = script("by_training"), read_record(ROOT / "studies" / "experiments" / "longer")
     study = load_study(ROOT / "studies" / "experiments" / "longer.yaml")
     assert record.scalars["counts"] == {"done": study.n_members}
-    assert study.options.describe() == record.resolved["options"]
+    assert study.schedule.describe() == record.resolved["options"]
     assert all(line in PAGE for line in training.lines(record))
 
 

@@ -19,7 +19,7 @@ from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
 from posbias.report.page import write_report
 from posbias.report.published import stored_figures
 from posbias.runs.records import read_record
-from posbias.training import TrainingRun
+from posbias.training import TrainOptions
 
 PAPER = "position-copy-liu2026"
 
@@ -129,7 +129,7 @@ def test_bad_requests_are_one_line():
 def test_the_smoke_size_runs_and_its_members_are_models(tmp_path, monkeypatch):
     monkeypatch.setattr(influence_profiles, "SEQUENCES", 2)
     threads = torch.get_num_threads()
-    settings = StudySettings("smoke", run=TrainingRun(directory=tmp_path))
+    settings = StudySettings("smoke", run=TrainOptions(directory=tmp_path))
     made = reproduce(PAPER, settings=settings)
     assert torch.get_num_threads() == threads
     assert made.statements[0].startswith("Of 13 published findings:")

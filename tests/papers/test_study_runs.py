@@ -9,7 +9,7 @@ from posbias.papers.reproduction import Reproduction
 from posbias.papers.study_runs import StudySettings, reproduced
 from posbias.papers.wu2025.icl import FINAL, SPEED, icl_loops
 from posbias.papers.wu2025.icl_outcomes import icl_outcomes
-from posbias.training import TrainingOptions, TrainingRun, running, study_of, train
+from posbias.training import Schedule, TrainOptions, running, study_of, train_members
 from training_cases import assert_same, retriever
 
 
@@ -35,7 +35,7 @@ class Killed(BaseException):
 
 
 def settings(directory, **run):
-    return StudySettings("smoke", run=TrainingRun(directory=directory, checkpoint_seconds=0, **run))
+    return StudySettings("smoke", run=TrainOptions(directory=directory, checkpoint_seconds=0, **run))
 
 
 def told(members, options, chosen):
@@ -56,7 +56,7 @@ def test_a_kill_before_the_findings_are_saved_loses_nothing(paper, tmp_path, mon
 
     with pytest.raises(Killed):
         reproduced("paper", settings(tmp_path), killed)
-    monkeypatch.setattr(running, "train", None)  # training anything again would fail
+    monkeypatch.setattr(running, "train_members", None)  # training anything again would fail
     again = []
     made = reproduced("paper", settings(tmp_path, resume=True), lambda *got: (again.extend(got[0]), told(*got))[1])
     for first, second in zip(seen, again, strict=True):
@@ -81,14 +81,14 @@ def test_checkpoints_stay_until_the_record_is_on_the_disk(paper, tmp_path, monke
     assert recorded == (moment == "clear_parts")
     assert "first" in parts(tmp_path), "a kill here leaves the finished stack"
     trained = []
-    original = running.train
+    original = running.train_members
 
-    def counted(members, options, *, run):
-        found = original(members, options, run=run)
+    def counted(members, schedule, *, options):
+        found = original(members, schedule, options=options)
         trained.append(found.resumed)
         return found
 
-    monkeypatch.setattr(running, "train", counted)
+    monkeypatch.setattr(running, "train_members", counted)
     reproduced("paper", settings(tmp_path, resume=True), told)
     assert trained == ([0] if recorded else [1, 0]), (
         "the first study is read back, or its stack found; the second trained"
@@ -98,15 +98,15 @@ def test_checkpoints_stay_until_the_record_is_on_the_disk(paper, tmp_path, monke
 
 def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(paper, tmp_path, monkeypatch):
     whole = reproduced("paper", settings(None), told)
-    original = running.train
+    original = running.train_members
 
-    def killed(members, options, *, run):
+    def killed(members, schedule, *, options):
         if members[0].task.target == 5:
             raise Killed
-        return original(members, options, run=run)
+        return original(members, schedule, options=options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "train", killed)
+        patch.setattr(running, "train_members", killed)
         with pytest.raises(Killed):
             reproduced("paper", settings(tmp_path), told)
     resumed = reproduced("paper", settings(tmp_path, resume=True), told)
@@ -115,13 +115,13 @@ def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(pa
 
 
 def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(paper, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "train", None)
+    monkeypatch.setattr(running, "train_members", None)
     check = running.check_disk
 
-    def full(members, run):
+    def full(members, options):
         if members[0].task.target == 5:
             raise UsageError("2 members need more than there is")
-        return check(members, run)
+        return check(members, options)
 
     monkeypatch.setattr(running, "check_disk", full)
     with pytest.raises(UsageError, match="2 members need more than there is"):
@@ -130,11 +130,11 @@ def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(paper
 
 
 def test_members_evaluated_at_the_end_alone_have_no_accuracy_over_training():
-    options = TrainingOptions(steps=4, batch=8, window=4, evaluate_every=0, examples=10)
-    outcomes = icl_outcomes(train([retriever(seed) for seed in (0, 1)], options).members, seed=0)
+    options = Schedule(steps=4, batch=8, window=4, evaluate_every=0, examples=10)
+    outcomes = icl_outcomes(train_members([retriever(seed) for seed in (0, 1)], options).members, seed=0)
     assert not outcomes.known("course", {})
     (loop,) = icl_loops(outcomes)
     assert list(loop.outcomes) == [FINAL]
-    often = TrainingOptions(steps=4, batch=8, window=2, evaluate_every=2, examples=10)
-    (loop,) = icl_loops(icl_outcomes(train([retriever(0)], often).members, seed=0))
+    often = Schedule(steps=4, batch=8, window=2, evaluate_every=2, examples=10)
+    (loop,) = icl_loops(icl_outcomes(train_members([retriever(0)], often).members, seed=0))
     assert list(loop.outcomes) == [FINAL, SPEED]

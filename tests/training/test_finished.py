@@ -11,7 +11,7 @@ from posbias.models.loading import load_model
 from posbias.models.reference.network import WEIGHTS_FILE
 from posbias.runs.parts import _digest, made_by
 from posbias.runs.records import read_record
-from posbias.training import TrainingOptions, TrainingRun, run_study, study_of, train, training_record
+from posbias.training import Schedule, TrainOptions, study_of, train, train_members, training_record
 from posbias.training.running import finished_training
 from posbias.training.trainer import DECIDING, StackWork
 from training_cases import assert_same, copier
@@ -28,13 +28,13 @@ STUDY = {
 
 
 def trained(directory, study=STUDY, **settings):
-    return run_study(study_of(study, name="tiny"), run=TrainingRun(directory=directory, **settings))
+    return train(study_of(study, name="tiny"), options=TrainOptions(directory=directory, **settings))
 
 
 @pytest.fixture
 def finished(tmp_path):
     done = trained(tmp_path)
-    assert done.found is None
+    assert done.earlier is None
     training_record(done, {}).save(tmp_path)
     return tmp_path, done
 
@@ -61,7 +61,7 @@ def test_no_commit_and_no_other_version_has_it_trained_again(finished, monkeypat
     record.environment |= {"commit": "0" * 40, "posbias": "0.0.1"}
     record.save(directory)
     monkeypatch.setattr("posbias.training.running.train", never)
-    assert trained(directory, resume=True).found.environment["commit"] == "0" * 40
+    assert trained(directory, resume=True).earlier.environment["commit"] == "0" * 40
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,30 @@ def test_no_commit_and_no_other_version_has_it_trained_again(finished, monkeypat
 def test_what_differs_from_the_record_is_not_taken_from_it(finished, changed):
     directory, _ = finished
     study = study_of({**STUDY, **changed}, name="tiny")
-    assert finished_training(study.members(), study.options, directory) is None
+    assert finished_training(study.members(), study.schedule, directory) is None
 
 
 def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(finished):
     directory, done = finished
     with pytest.raises(UsageError, match=r"holds a finished run of posbias train .*--overwrite replaces it"):
         trained(directory)
-    assert finished_training(done.study.members(), done.study.options, directory) is not None
-    assert trained(directory, overwrite=True).found is None
+    assert finished_training(done.study.members(), done.study.schedule, directory) is not None
+    assert trained(directory, overwrite=True).earlier is None
     training_record(done, {}).save(directory)
     study = study_of(STUDY, name="tiny")
-    assert finished_training(study.members(), study.options, directory) is not None
+    assert finished_training(study.members(), study.schedule, directory) is not None
     assert done.models[0] is not None
     assert load_model(done.models[0]).vocabulary_size == 5
     weights = done.models[0] / WEIGHTS_FILE
     content = weights.read_bytes()
     weights.write_bytes(content[:-8])
-    assert finished_training(study.members(), study.options, directory) is None
+    assert finished_training(study.members(), study.schedule, directory) is None
     weights.unlink()
-    assert trained(directory, resume=True).found is None
+    assert trained(directory, resume=True).earlier is None
     assert weights.read_bytes() == content
     replace(training_record(done, {}), status="failed", error="all diverged").save(directory, overwrite=True)
-    assert finished_training(study.members(), study.options, directory) is None
-    assert finished_training(study.members(), study.options, directory / "elsewhere") is None
+    assert finished_training(study.members(), study.schedule, directory) is None
+    assert finished_training(study.members(), study.schedule, directory / "elsewhere") is None
 
 
 def test_models_of_another_study_are_never_taken_for_these(finished):
@@ -113,7 +113,7 @@ def test_models_of_another_study_are_never_taken_for_these(finished):
     }
     trained(directory, other, overwrite=True)
     study = study_of(STUDY, name="tiny")
-    assert finished_training(study.members(), study.options, directory) is None
+    assert finished_training(study.members(), study.schedule, directory) is None
 
 
 def test_a_record_that_lost_losses_is_not_read_back(finished):
@@ -121,15 +121,15 @@ def test_a_record_that_lost_losses_is_not_read_back(finished):
     study, record = study_of(STUDY, name="tiny"), read_record(directory)
     record.arrays["losses"] = record.arrays["losses"][:, :1]
     record.save(directory)
-    assert finished_training(study.members(), study.options, directory) is None
+    assert finished_training(study.members(), study.schedule, directory) is None
     record.resolved["options"]["stopping"] = 5
     record.save(directory)
-    assert finished_training(study.members(), study.options, directory) is None
+    assert finished_training(study.members(), study.schedule, directory) is None
 
 
 def test_a_commit_elsewhere_leaves_checkpoints_good_and_a_change_of_the_trainer_does_not(tmp_path, monkeypatch):
-    options = TrainingOptions(steps=4, batch=8, window=4, examples=5)
-    work = StackWork((copier(0),), ((0,),), options, TrainingRun(directory=tmp_path))
+    options = Schedule(steps=4, batch=8, window=4, examples=5)
+    work = StackWork((copier(0),), ((0,),), options, TrainOptions(directory=tmp_path))
     before = work.store(resume=True).fingerprint
     monkeypatch.setattr("posbias.runs.records.commit_of", lambda checkout: "0" * 40)
     assert work.store(resume=True).fingerprint == before
@@ -153,11 +153,11 @@ def test_the_hash_of_sources_changes_with_any_of_them(tmp_path, monkeypatch):
 
 def test_evaluated_at_the_end_alone_a_member_has_one_evaluation():
     """evaluate_every = 0: no value at step 0, none in between."""
-    options = TrainingOptions(steps=10, batch=8, window=4, evaluate_every=0, examples=5)
-    (member,) = train([copier(0)], options).members
+    options = Schedule(steps=10, batch=8, window=4, evaluate_every=0, examples=5)
+    (member,) = train_members([copier(0)], options).members
     assert member.evaluation_steps.tolist() == [10]
     assert all(len(values) == 1 for values in member.evaluations.values())
-    (blind,) = train([copier(0)], replace(options, examples=0)).members
+    (blind,) = train_members([copier(0)], replace(options, examples=0)).members
     assert blind.evaluation_steps.tolist() == []
     assert blind.evaluations == {}
     assert np.isfinite(blind.losses).all()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from posbias.runs.engines import Ray
-from posbias.training import TrainingOptions, TrainingRun, train
+from posbias.training import Schedule, TrainOptions, train_members
 from training_cases import assert_same, copier
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
@@ -16,7 +16,7 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-OPTIONS = TrainingOptions(steps=400, batch=16, window=10, examples=10)
+OPTIONS = Schedule(steps=400, batch=16, window=10, examples=10)
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def cluster(monkeypatch):
 
 def test_a_cluster_that_loses_a_node_trains_every_member_to_the_same_bits(cluster, tmp_path):
     members = [copier(target, seed=seed) for target in range(6) for seed in range(2)]
-    here = train(members, OPTIONS, run=TrainingRun(stack_size=2))
-    run = TrainingRun(
+    here = train_members(members, OPTIONS, options=TrainOptions(stack_size=2))
+    run = TrainOptions(
         engine=Ray(threads=1, address=cluster.address),
         stack_size=2,
         directory=tmp_path,
@@ -47,7 +47,7 @@ def test_a_cluster_that_loses_a_node_trains_every_member_to_the_same_bits(cluste
         removed.append(True)
 
     threading.Thread(target=lose_a_node, daemon=True).start()
-    there = train(members, OPTIONS, run=run)
+    there = train_members(members, OPTIONS, options=run)
     assert removed
     for first, second in zip(here.members, there.members, strict=True):
         assert_same(first, second)

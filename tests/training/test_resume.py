@@ -10,12 +10,12 @@ import pytest
 
 from posbias.errors import RunError, UsageError
 from posbias.runs.parts import PartStore, clear_parts
-from posbias.training import SGD, Below, TrainingOptions, TrainingRun, train
+from posbias.training import SGD, Below, Schedule, TrainOptions, train_members
 from posbias.training.running import check_disk
 from training_cases import assert_same, copier
 
 # One member ends early, so that checkpoints hold members of both sorts.
-OPTIONS = TrainingOptions(steps=32, batch=8, window=4, evaluate_every=8, examples=5, stopping=Below(1.2, windows=1))
+OPTIONS = Schedule(steps=32, batch=8, window=4, evaluate_every=8, examples=5, stopping=Below(1.2, windows=1))
 MEMBERS = [copier(5), copier(0), copier(3, depth=1)]
 
 KILLED = """
@@ -33,8 +33,9 @@ def killing(self, name, arrays):
 PartStore.keep = killing
 from test_resume import MEMBERS, OPTIONS
 from posbias.runs.engines import Local
-from posbias.training import TrainingRun, train
-train(MEMBERS, OPTIONS, run=TrainingRun(engine=Local(threads=1), directory=Path({folder!r}), checkpoint_seconds=0))
+from posbias.training import TrainOptions, train_members
+options = TrainOptions(engine=Local(threads=1), directory=Path({folder!r}), checkpoint_seconds=0)
+train_members(MEMBERS, OPTIONS, options=options)
 """
 
 
@@ -45,7 +46,7 @@ class Stopped(BaseException):
 def in_process(directory, **settings):
     from posbias.runs.engines import Local
 
-    return TrainingRun(engine=Local(threads=1), directory=directory, checkpoint_seconds=0, **settings)
+    return TrainOptions(engine=Local(threads=1), directory=directory, checkpoint_seconds=0, **settings)
 
 
 def test_a_killed_training_resumes_to_the_same_bits(tmp_path):
@@ -56,12 +57,12 @@ def test_a_killed_training_resumes_to_the_same_bits(tmp_path):
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     kept = sorted(path.name for path in (folder / "parts").glob("*.safetensors"))
     assert kept == ["stack-0000-checkpoint.safetensors"]
-    whole = train(MEMBERS, OPTIONS, run=in_process(None))
+    whole = train_members(MEMBERS, OPTIONS, options=in_process(None))
     assert [each.status for each in whole.members] == ["done", "stopped_early", "done"]
-    resumed = train(MEMBERS, OPTIONS, run=in_process(folder, resume=True))
+    resumed = train_members(MEMBERS, OPTIONS, options=in_process(folder, resume=True))
     for first, second in zip(whole.members, resumed.members, strict=True):
         assert_same(first, second)
-    again = train(MEMBERS, OPTIONS, run=in_process(folder, resume=True))
+    again = train_members(MEMBERS, OPTIONS, options=in_process(folder, resume=True))
     assert again.resumed == 2
     for first, second in zip(whole.members, again.members, strict=True):
         assert_same(first, second)
@@ -74,7 +75,7 @@ def test_it_may_stop_anywhere(tmp_path, monkeypatch, checkpoint):
     members = [copier(5), copier(0, optimiser=None), copier(2, seed=4)]
     wild = [copier(target, optimiser=SGD(rate)) for target, rate in ((1, 1e30), (2, 1e-2), (3, 1e-1))]
     for stack in (members, wild):
-        whole = train(stack, OPTIONS, run=in_process(None))
+        whole = train_members(stack, OPTIONS, options=in_process(None))
         keep, kept = PartStore.keep, []
 
         def stopping(self, name, arrays, keep=keep, kept=kept):
@@ -86,16 +87,16 @@ def test_it_may_stop_anywhere(tmp_path, monkeypatch, checkpoint):
         with monkeypatch.context() as patch:
             patch.setattr(PartStore, "keep", stopping)
             with pytest.raises(Stopped):
-                train(stack, OPTIONS, run=in_process(tmp_path, overwrite=True))
-        resumed = train(stack, OPTIONS, run=in_process(tmp_path, resume=True))
+                train_members(stack, OPTIONS, options=in_process(tmp_path, overwrite=True))
+        resumed = train_members(stack, OPTIONS, options=in_process(tmp_path, resume=True))
         for first, second in zip(whole.members, resumed.members, strict=True):
             assert_same(first, second)
 
 
 def test_checkpoints_of_another_training_are_not_used(tmp_path):
-    train(MEMBERS, OPTIONS, run=in_process(tmp_path))
-    shorter = TrainingOptions(steps=8, batch=16, window=4, examples=20)
-    found = train(MEMBERS, shorter, run=in_process(tmp_path, resume=True))
+    train_members(MEMBERS, OPTIONS, options=in_process(tmp_path))
+    shorter = Schedule(steps=8, batch=16, window=4, examples=20)
+    found = train_members(MEMBERS, shorter, options=in_process(tmp_path, resume=True))
     assert found.resumed == 0
     assert {each.steps for each in found.members} == {8}
 
@@ -106,7 +107,7 @@ def test_a_disk_that_fills_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr("posbias.runs.parts.write_atomically", full)
     with pytest.raises(RunError, match=r"cannot write to .*: No space left on device") as caught:
-        train(MEMBERS, OPTIONS, run=in_process(tmp_path))
+        train_members(MEMBERS, OPTIONS, options=in_process(tmp_path))
     assert "\n" not in str(caught.value)
 
 

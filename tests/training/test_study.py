@@ -44,7 +44,7 @@ def test_a_grid_is_every_combination_with_every_seed(tmp_path):
     assert first.optimiser.weight_decay == 0.1
     assert (first.config.vocabulary_size, first.config.n_outputs, first.config.width) == (5, 5, 8)
     assert (first.config.attention, first.config.values, first.config.dtype) == ("content", "gaussian", "float32")
-    assert study.options.stopping == Below(0.5)
+    assert study.schedule.stopping == Below(0.5)
 
 
 def test_another_variant_in_the_grid_brings_its_own_parameters():

@@ -13,11 +13,11 @@ from posbias.models.reference.forward import forward
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.runs.engines import Local
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
-from posbias.training import SGD, Adam, Below, Plateau, TrainingOptions, TrainingRun, train
+from posbias.training import SGD, Adam, Below, Plateau, Schedule, TrainOptions, train_members
 from posbias.training.trainer import group
 from training_cases import assert_same, copier, retriever
 
-SHORT = TrainingOptions(steps=8, batch=16, window=4, evaluate_every=4, examples=10)
+SHORT = Schedule(steps=8, batch=16, window=4, evaluate_every=4, examples=10)
 PLAIN_LOOP = 2e-6
 """Relative to the largest weight, after 8 steps in float32: a plain loop sums in another order."""
 
@@ -46,18 +46,18 @@ STACKS = {
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_stack_gives_every_member_the_bits_it_gets_alone(name, threads):
     members = STACKS[name]
-    run = TrainingRun(engine=Local(threads=threads), chunk=2)
-    together = train(members, SHORT, run=run)
+    run = TrainOptions(engine=Local(threads=threads), chunk=2)
+    together = train_members(members, SHORT, options=run)
     assert together.n_stacks == 1
     assert together.counts() == {"done": len(members)}
     for member, trained in zip(members, together.members, strict=True):
-        assert_same(trained, train([member], SHORT, run=run).members[0])
+        assert_same(trained, train_members([member], SHORT, options=run).members[0])
 
 
 def test_neither_chunks_nor_the_size_of_stacks_change_a_bit():
     members = STACKS["masks, encodings and targets"]
     results = [
-        train(members, SHORT, run=TrainingRun(chunk=chunk, stack_size=size))
+        train_members(members, SHORT, options=TrainOptions(chunk=chunk, stack_size=size))
         for chunk, size in ((1, 64), (5, 64), (4, 2))
     ]
     assert [result.n_stacks for result in results] == [1, 1, 3]
@@ -68,7 +68,7 @@ def test_neither_chunks_nor_the_size_of_stacks_change_a_bit():
 
 def test_odd_widths_are_alone_or_together_equal_to_rounding():
     members = [copier(target, width=7, seed=target) for target in range(5)]
-    alone, together = (train(members, SHORT, run=TrainingRun(chunk=chunk)) for chunk in (1, 5))
+    alone, together = (train_members(members, SHORT, options=TrainOptions(chunk=chunk)) for chunk in (1, 5))
     for first, second in zip(alone.members, together.members, strict=True):
         for name, weights in first.parameters.items():
             difference = (weights - second.parameters[name]).abs().max()
@@ -77,7 +77,7 @@ def test_odd_widths_are_alone_or_together_equal_to_rounding():
 
 def test_training_is_the_plain_loop_with_pytorchs_optimiser():
     member = normed(4, seed=3)
-    trained = train([member, normed(1)], SHORT).members[0]
+    trained = train_members([member, normed(1)], SHORT).members[0]
     shape = shape_of(member.config, member.task.n_positions)
     constants = stacked([constants_of(member.config, member.task.n_positions)])
     drawn = draw_parameters(member.config, member.generator())
@@ -102,8 +102,8 @@ def test_training_is_the_plain_loop_with_pytorchs_optimiser():
 
 
 def test_learning_happens_and_is_evaluated():
-    options = TrainingOptions(steps=90, batch=32, window=10, evaluate_every=30, examples=100)
-    trained = train([copier(0), copier(0, mask="sliding_window(width=2)")], options)
+    options = Schedule(steps=90, batch=32, window=10, evaluate_every=30, examples=100)
+    trained = train_members([copier(0), copier(0, mask="sliding_window(width=2)")], options)
     seen, unseen = trained.members
     assert list(seen.evaluation_steps) == [0, 30, 60, 90]
     assert seen.evaluations["accuracy"][0] < 0.6 < seen.evaluations["accuracy"][-1]
@@ -116,7 +116,7 @@ def test_learning_happens_and_is_evaluated():
 def test_a_member_that_diverges_leaves_and_the_others_never_notice():
     wild = copier(1, seed=5, optimiser=SGD(1e30))
     calm = [copier(target, optimiser=SGD(1e-2)) for target in range(2)]
-    trained = train([calm[0], wild, calm[1]], SHORT)
+    trained = train_members([calm[0], wild, calm[1]], SHORT)
     assert trained.counts() == {"done": 2, "diverged": 1}
     diverged = trained.members[1]
     assert diverged.status == "diverged"
@@ -125,25 +125,25 @@ def test_a_member_that_diverges_leaves_and_the_others_never_notice():
     assert "the mean loss over steps 0 ... 3 was" in diverged.reason
     assert len(diverged.losses) == 1
     for member, found in zip(calm, (trained.members[0], trained.members[2]), strict=True):
-        assert_same(found, train([member], SHORT).members[0])
+        assert_same(found, train_members([member], SHORT).members[0])
 
 
 def test_an_update_that_leaves_no_finite_parameters_is_divergence():
     """The loss before the last update is finite; what it made of the parameters is not."""
-    once = TrainingOptions(steps=1, batch=16, examples=10)
+    once = Schedule(steps=1, batch=16, examples=10)
     calm, wild = copier(0), copier(1, optimiser=Adam(1e39))
-    trained = train([calm, wild], once)
+    trained = train_members([calm, wild], once)
     assert [each.status for each in trained.members] == ["done", "diverged"]
     assert trained.members[1].reason == "its parameters are not finite after step 0"
     assert trained.members[1].parameters is None
     assert np.isfinite(trained.members[1].losses).all()
-    assert_same(trained.members[0], train([calm], once).members[0])
+    assert_same(trained.members[0], train_members([calm], once).members[0])
 
 
 def test_members_end_by_rule_at_their_own_step():
-    options = TrainingOptions(steps=120, batch=32, window=5, examples=20, stopping=Below(0.5, windows=2))
+    options = Schedule(steps=120, batch=32, window=5, examples=20, stopping=Below(0.5, windows=2))
     members = [copier(0), copier(0, mask="sliding_window(width=2)")]
-    trained = train(members, options).members
+    trained = train_members(members, options).members
     assert [each.status for each in trained] == ["stopped_early", "done"]
     assert trained[0].steps < 120 == trained[1].steps
     assert trained[0].steps == 5 * len(trained[0].losses)
@@ -152,7 +152,7 @@ def test_members_end_by_rule_at_their_own_step():
     assert list(trained[0].evaluation_steps) == [trained[0].steps]
     assert trained[0].reason == "below(loss=0.5, windows=2)"
     for member, found in zip(members, trained, strict=True):
-        assert_same(found, train([member], options).members[0])
+        assert_same(found, train_members([member], options).members[0])
 
 
 def test_rules_look_at_the_tail_of_the_curve():
@@ -177,12 +177,12 @@ class Breaking(PositionCopy):
 
 def test_a_member_that_fails_is_recorded_and_stops_no_other():
     members = [replace(copier(1, seed=seed), task=Breaking(1, context=6, vocabulary=5)) for seed in (1, 13, 2)]
-    trained = train(members, SHORT)
+    trained = train_members(members, SHORT)
     assert [each.status for each in trained.members] == ["done", "failed", "done"]
     assert trained.members[1].reason == "ValueError: seed 13 is broken"
     assert trained.members[1].parameters is None
     for index in (0, 2):
-        assert_same(trained.members[index], train([members[index]], SHORT).members[0])
+        assert_same(trained.members[index], train_members([members[index]], SHORT).members[0])
 
 
 def test_stacks_hold_what_goes_together():
@@ -202,7 +202,7 @@ def test_what_cannot_be_trained_is_refused_at_once():
         ),
     ):
         with pytest.raises(UsageError) as caught:
-            train(members, SHORT)
+            train_members(members, SHORT)
         assert message in str(caught.value)
     for options, message in (
         ({"steps": 0}, "training: steps must be a whole number >= 1, got 0"),
@@ -210,7 +210,7 @@ def test_what_cannot_be_trained_is_refused_at_once():
         ({"steps": 5, "diverged_above": -1}, "diverged_above must be a number > 0, got -1"),
     ):
         with pytest.raises(UsageError) as caught:
-            TrainingOptions(**options)
+            Schedule(**options)
         assert message in str(caught.value)
     with pytest.raises(UsageError, match="device 'abacus' cannot be used"):
-        train([copier(0)], SHORT, run=TrainingRun(device="abacus"))
+        train_members([copier(0)], SHORT, options=TrainOptions(device="abacus"))

@@ -30,7 +30,7 @@ from posbias.measurement.attention.statistics import (
     MeanKernels,
     PromptMean,
 )
-from posbias.measurement.attention.streaming import attention_statistics, working_precision
+from posbias.measurement.attention.streaming import attention, working_precision
 from posbias.measurement.cost import calibrate, report_cost, short_lengths, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attention
@@ -153,7 +153,7 @@ NUMBERS_PER_LOGIT = 3
 def preflight_attention(
     model: Model, prompts: Prompts, *, options: AttentionOptions | None = None, max_memory: int | None = None
 ) -> dict[str, Any]:
-    """Say what `attention_statistics` and `attention_rollouts` will cost, and refuse what cannot fit; as `preflight`.
+    """Say what `attention` and `attention_rollouts` will cost, and refuse what cannot fit; as `preflight`.
 
     The matrices that `options` keep are counted exactly.
     """
@@ -179,7 +179,7 @@ def estimate_attention(model: Model, n_positions: int, *, options: AttentionOpti
     smallest = replace(options, kernel_cells=1, mean_content=False)
 
     def measured(token_ids: Int64[np.ndarray, "n"]) -> None:
-        attention_statistics(model, Prompts(token_ids[None]), options=smallest)
+        attention(model, Prompts(token_ids[None]), options=smallest)
 
     def rolled_out(token_ids: Int64[np.ndarray, "n"]) -> None:
         attention_rollouts(model, Prompts(token_ids[None]))

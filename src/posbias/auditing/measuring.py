@@ -151,9 +151,9 @@ class MeasurePlan(Loading):
             "prompts": portable(plain(prompts.describe())),
             "kinds": [str(kind) for kind in resolve_kinds(list(self.kinds))],
             "seed": self.seed,
-            **{name: value for name, value in vars(options).items() if name not in ("passes", "run")},
+            **{name: getattr(options, name) for name in ("averaging", "confidence", "keep")},
             "passes": vars(options.passes),
-            "threads": options.run.engine.pinned_threads,
+            "threads": options.engine.pinned_threads,
             "made_by": made_by(),
         }
 
@@ -166,7 +166,7 @@ class MeasurePlan(Loading):
             "length": self.n_positions,
             "kinds": [str(kind) for kind in resolve_kinds(list(self.kinds))],
             "passes": plain(vars(self.options.passes)),
-            "threads": self.options.run.engine.pinned_threads,
+            "threads": self.options.engine.pinned_threads,
         }
 
 
@@ -182,11 +182,11 @@ def measure_source(
     """
     model = plan.load(source)
     prompts = plan.prompts(model)
-    resume = plan.options.run.resume
+    resume = plan.options.resume
     finished = finished_run(directory, lambda: plan.settings(model.describe(), prompts), resume=resume)
     if finished is not None:
         return finished, True
-    options = replace(plan.options, run=replace(plan.options.run, directory=directory))
+    options = replace(plan.options, directory=directory)
     kinds = resolve_kinds(list(plan.kinds))
     cost = preflight(model, prompts, kinds=kinds, options=options, max_memory=plan.max_memory)
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=options)
@@ -212,7 +212,7 @@ def measure_models(
         sources: As `load_model` takes them, each once.
         plan: What is measured of each; its engine serves all of them.
         out: Directory for all: one run directory per model, and a report with all models side by side. With
-            `options.run.resume` finished models are taken from there, and an unfinished one goes on.
+            `options.resume` finished models are taken from there, and an unfinished one goes on.
         arguments, command: For the records, beside the model; the arguments are those of the plan by default.
 
     Yields:
@@ -225,13 +225,13 @@ def measure_models(
             all).
     """
     plan = plan or MeasurePlan()
-    if plan.options.run.resume and out is None:
+    if plan.options.resume and out is None:
         raise UsageError("resume=True needs out: the directory of the run that is continued")
     names = directory_names(sources)
     resolve_kinds(list(plan.kinds))
     shared = plan.describe() if arguments is None else dict(arguments)
     records: list[Record] = []
-    resume, overwrite = plan.options.run.resume, plan.options.run.overwrite
+    resume, overwrite = plan.options.resume, plan.options.overwrite
     with nullcontext() if out is None else held(out) as directory:
         if directory is not None and not (resume or overwrite):
             for name in names:

@@ -27,7 +27,7 @@ from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.measurement import MeasureOptions, RunOptions, Unit, UnitWork, combine
+from posbias.measurement.measurement import MeasureOptions, Unit, UnitWork, combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
 from posbias.models.hugging_face import HuggingFaceModel
@@ -320,7 +320,7 @@ def _run(
         model,
         prompts,
         kinds=options.kinds,
-        options=MeasureOptions(passes=options.passes, run=RunOptions(options.engine)),
+        options=MeasureOptions(**vars(options.passes), engine=options.engine),
         max_memory=options.max_memory,
         beside=beside_measured,
         units=[unit for units in states.values() for unit in units],

@@ -75,7 +75,7 @@ def attention(
 ) -> None:
     """Measure attention, and roll it out. Distance, entropy, sinks, content, kernels, mixing ...; matrix-free."""
     from posbias.auditing import attention_record, preflight_attention
-    from posbias.measurement.attention.streaming import attention_statistics
+    from posbias.measurement.attention.streaming import attention as measure_attention
     from posbias.theory.power_rollout import attention_rollouts
 
     allowed = options.bytes_of(statistics.max_memory)
@@ -85,7 +85,7 @@ def attention(
         drawn = prompts.drawn(loaded, seed=flags.seed)
         cost = preflight_attention(loaded, drawn, options=wanted, max_memory=allowed)
         record = attention_record(
-            attention_statistics(loaded, drawn, options=wanted),
+            measure_attention(loaded, drawn, options=wanted),
             attention_rollouts(loaded, drawn),
             described=(loaded, drawn),
             arguments=run.arguments,

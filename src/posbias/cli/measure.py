@@ -62,21 +62,19 @@ def measure(
     """
     from posbias.auditing import MeasurePlan, measure_source
     from posbias.measurement.kinds import resolve_kinds
-    from posbias.measurement.measurement import MeasureOptions, RunOptions
-    from posbias.measurement.outputs import PassOptions
+    from posbias.measurement.measurement import MeasureOptions
 
     options.check_resume(resume, flags.out)
-    passes = PassOptions(
+    settings = MeasureOptions(
         checkpointing=measured.checkpointing or loading.device == "auto",
         output=measured.output,
         layers=options.layers_of(measured.depth_profiles),
         precision_prompts=measured.precision_prompts,
-    )
-    settings = MeasureOptions(
         averaging=measured.averaging,
         keep=measured.keep,
-        passes=passes,
-        run=RunOptions(engine.made(), resume=resume, overwrite=flags.overwrite),
+        engine=engine.made(),
+        resume=resume,
+        overwrite=flags.overwrite,
     )
     plan = MeasurePlan(
         source=prompts.source,

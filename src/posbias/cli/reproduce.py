@@ -66,12 +66,12 @@ def reproduce(
     """Run a published experiment again. What the paper reports, what comes out, and what survives."""
     from posbias.papers import PAPERS
     from posbias.papers.requests import requested_reproduction, requested_settings
-    from posbias.training import TrainingRun
+    from posbias.training import TrainOptions
 
     _ = PAPERS[paper]
     _refuse_settings(context, paper)
     options.check_resume(resume, flags.out)
-    training = TrainingRun(
+    training = TrainOptions(
         engine=engine.made(), device=trained.device, directory=flags.out, resume=resume, overwrite=flags.overwrite
     )
     settings = requested_settings(

@@ -28,21 +28,23 @@ def train(
     flags: options.RunFlags,
 ) -> None:
     """Train every member of a study. A grid of masks, encodings, depths and task settings, times seeds."""
-    from posbias.training import TrainingRun, load_study, run_study, training_record
+    from posbias.training import TrainOptions, load_study, training_record
+    from posbias.training import train as train_study
 
     options.check_resume(resume, flags.out)
     chosen, wanted = engine.made(), load_study(study)
     with running(context, flags, resume=resume) as run:
-        training = TrainingRun(
+        settings = TrainOptions(
             engine=chosen,
             device=device,
             directory=run.directory,
             resume=resume,
             overwrite=flags.overwrite,
             stack_size=stack_size,
+            confirmed=yes,
         )
-        done = run_study(wanted, run=training, confirmed=yes)
-        record = training_record(done, run.arguments, command=run.command)
-        run.finish(record, found=done.found is not None)
+        trained = train_study(wanted, options=settings)
+        record = training_record(trained, run.arguments, command=run.command)
+        run.finish(record, found=trained.earlier is not None)
         if record.error is not None:
             raise RunError(record.error)

@@ -213,7 +213,7 @@ def preflight(
     Raises:
         UsageError: it does not fit; the message says what would.
     """
-    engine, passes = options.run.engine, options.passes
+    engine, passes = options.engine, options.passes
     redrawn: dict[str, Any] = {}
     if any(unit.init_seed is not None for unit in units or ()):
         # It is drawn on the CPU, in float32 whatever the model's precision.

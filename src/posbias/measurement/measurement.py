@@ -4,9 +4,9 @@ Averaging `profiles` normalises every prompt and then averages, so that prompts 
 norms and normalises once (arXiv 2602.16837's code), so that prompts with large gradients dominate.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,6 @@ from posbias.statistics import CONFIDENCE, estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
 RECORDS_OF = "posbias.auditing.measuring"
-
-
-@checked
-@dataclass(frozen=True)
-class RunOptions:
-    """Where prompts are measured and kept; nothing here changes a number, but for the engine's threads."""
-
-    engine: Engine = field(default_factory=Local)
-    directory: Path | None = None
-    """Where finished prompts are kept (in `parts/`) until `posbias.runs.parts.clear_parts`; None: nowhere."""
-    resume: bool = False
-    """Take finished prompts of the same measurement from the directory."""
-    overwrite: bool = False
-    """Replace finished work in the directory, which is refused otherwise."""
 
 
 @dataclass(frozen=True)
@@ -99,25 +85,40 @@ class UnitWork:
 
 @checked
 @dataclass(frozen=True)
-class MeasureOptions:
-    """How prompts are averaged, how intervals are made and how passes are run."""
+class MeasureOptions(PassOptions):
+    """Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done and kept."""
 
     averaging: str = "profiles"
     """"profiles" (normalise each prompt, then average) or "norms" (average, then normalise once)."""
     confidence: float = CONFIDENCE
     """Coverage of the intervals over prompts, in (0, 1)."""
-    passes: PassOptions = field(default_factory=PassOptions)
-    """The output that is read, layers, precision check, memory against time."""
     keep: str = "prompts"
     """What a record stores: every prompt's own profile ("prompts"), or their average with its interval ("mean")."""
-    run: RunOptions = field(default_factory=RunOptions)
-    """Which processes or machines measure, and where finished prompts are kept."""
+    engine: Engine = field(default_factory=Local)
+    """Processes or machines that measure; of this and what follows, only the engine's threads can change a number."""
+    directory: Path | None = None
+    """Run directory that keeps finished prompts (in `parts/`) until `posbias.runs.parts.clear_parts`; None: nothing."""
+    resume: bool = False
+    """Take finished prompts of the same measurement from the directory."""
+    overwrite: bool = False
+    """Replace finished work in the directory, which is refused otherwise."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("averaging", self.averaging, ("profiles", "norms"))
         check_choice("keep", self.keep, ("prompts", "mean"))
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
+
+    @property
+    def passes(self) -> PassOptions:
+        """The settings that the measurement of a single prompt depends on."""
+        return PassOptions(**{setting.name: getattr(self, setting.name) for setting in fields(PassOptions)})
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        averaged = {name: getattr(self, name) for name in ("averaging", "confidence", "keep")}
+        return {**averaged, "passes": vars(self.passes), "output": self.output, "engine": self.engine.describe()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,9 +238,7 @@ class Measurement(Showing):
             "n_positions": self.n_positions,
             "seeds": dict(self.seeds),
             "left_out": list(self.left_out),
-            **{name: value for name, value in asdict(self.options).items() if name != "run"},
-            "output": self.options.passes.output,
-            "engine": self.options.run.engine.describe(),
+            **self.options.describe(),
         }
 
 
@@ -264,8 +263,8 @@ def measure(
         prompts: Equally long prompts, at least 1.
         kinds: Kinds of influence, objects or literals such as `"jacobian(probes=8)"`, each at most once.
         seed: Of the random probes, >= 0.
-        options: Averaging, intervals; in `options.passes`, the output (the last position's by default), layers, the
-            precision check, memory; in `options.run`, the engine and where finished prompts are kept.
+        options: The output (the last position's by default), layers, the precision check, memory, averaging, intervals,
+            the engine and where finished prompts are kept.
 
     Returns:
         Profiles by kind name, raw norms per prompt, mixing; `left_out` says what the model does not allow.
@@ -279,18 +278,21 @@ def measure(
     check_prompts(model, prompts)
     options = options or MeasureOptions()
     for kind in resolved:
-        kind.check_output(options.passes.read_output)
-    run = options.run
+        kind.check_output(options.read_output)
     described = model.describe()
-    store = PartStore(
-        run.directory,
-        _settings(described, prompts, resolved, seed, options),
-        resume=run.resume,
-        overwrite=run.overwrite,
-    )
+    settings = {  # everything that finished prompts depend on
+        "model": described,
+        "prompts": prompts.describe(),
+        "kinds": [str(kind) for kind in resolved],
+        "seed": seed,
+        "passes": vars(options.passes),
+        "threads": options.engine.pinned_threads,
+        "made_by": made_by(),
+    }
+    store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
     work = UnitWork(
         request=model.reload_request,
-        network_sha256=None if run.engine.in_process else network_sha256(model.network, described),
+        network_sha256=None if options.engine.in_process else network_sha256(model.network, described),
         token_ids=prompts.token_ids,
         units=tuple(Unit(index) for index in range(prompts.count)),
         kinds=resolved,
@@ -298,7 +300,7 @@ def measure(
         passes=options.passes,
     )
     names = [f"prompt-{index:06d}" for index in range(prompts.count)]
-    pieces = collect(work, names, engine=run.engine, store=store, prepared=model)
+    pieces = collect(work, names, engine=options.engine, store=store, prepared=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     found = combine(measured, kinds=resolved, seed=seed, options=options)
     again = _python_of(model, prompts, resolved, seed, options)
@@ -308,26 +310,9 @@ def measure(
 def _python_of(model: Model, prompts: Prompts, kinds: Sequence[Kind], seed: int, options: MeasureOptions) -> str:
     """One line of Python that measures the same."""
     arguments = [prompts.python, f"kinds={[str(kind) for kind in kinds]}", f"seed={seed}"]
-    passes = changed_fields(options.passes)
-    changed = changed_fields(options, without=("passes", "run"))
-    changed += [f"passes=posbias.PassOptions({', '.join(passes)})"] if passes else []
+    changed = changed_fields(options, without=("engine", "directory", "resume", "overwrite"))
     arguments += [f"options=posbias.MeasureOptions({', '.join(changed)})"] if changed else []
     return model.in_call("posbias.measure", arguments)
-
-
-def _settings(
-    described: Mapping[str, Any], prompts: Prompts, kinds: Sequence[Kind], seed: int, options: MeasureOptions
-) -> dict[str, Any]:
-    """What finished prompts depend on."""
-    return {
-        "model": described,
-        "prompts": prompts.describe(),
-        "kinds": [str(kind) for kind in kinds],
-        "seed": seed,
-        "passes": vars(options.passes),
-        "threads": options.run.engine.pinned_threads,
-        "made_by": made_by(),
-    }
 
 
 def combine(

@@ -18,7 +18,7 @@ from posbias.papers.study_runs import (
 from posbias.prompts.loading import load_prompts
 from posbias.runs.parts import fingerprint
 from posbias.runs.records import Record
-from posbias.training import TrainingRun
+from posbias.training import TrainOptions
 
 BIRTH = "birth-2603.10123"
 
@@ -34,7 +34,7 @@ def verify_source(
 
 
 def requested_settings(
-    paper: str, *, size: str, seed: int, birth: Mapping[str, Any], studies: tuple[str, ...], run: TrainingRun
+    paper: str, *, size: str, seed: int, birth: Mapping[str, Any], studies: tuple[str, ...], run: TrainOptions
 ) -> Any:
     """A paper's settings: of `birth` those of the experiment on initialisations, of `studies` and `run` the trained."""
     if paper == BIRTH:

@@ -18,13 +18,13 @@ from posbias.runs.directories import held
 from posbias.runs.parts import clear_parts, finished_run, made_by
 from posbias.runs.records import Record, describe_environment, finished_record
 from posbias.training import (
+    Schedule,
     Study,
     StudyRun,
     TrainedMember,
-    TrainingOptions,
-    TrainingRun,
-    run_study,
+    TrainOptions,
     study_of,
+    train,
     training_record,
 )
 from posbias.training.running import planned
@@ -48,7 +48,7 @@ class StudySettings:
     """Names of the studies to run; none: all of the paper."""
     seed: int = 0
     """Of the bootstrap and of the sequences that influence is measured on; training has the study files' seeds."""
-    run: TrainingRun = field(default_factory=TrainingRun)
+    run: TrainOptions = field(default_factory=TrainOptions)
     """Where; with a directory every study's models and record are kept in `studies/NAME` below it."""
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ def _read(file: Traversable) -> Study:
 def reproduced(
     paper: str,
     settings: object,
-    make: Callable[[Sequence[TrainedMember], TrainingOptions, StudySettings], Reproduction],
+    make: Callable[[Sequence[TrainedMember], Schedule, StudySettings], Reproduction],
 ) -> Reproduction:
     """Train a paper's networks, or read them back, and put its statements to the test.
 
@@ -107,7 +107,7 @@ def reproduced(
         raise UsageError(f"{paper} takes StudySettings, got {type(chosen).__name__}")
     runs = run_studies(paper, chosen)
     members = [member for run in runs.values() for member in run.trained.members]
-    reproduction = make(members, next(iter(runs.values())).trained.options, chosen)
+    reproduction = make(members, next(iter(runs.values())).trained.schedule, chosen)
     return replace(reproduction, statements=[*reproduction.statements, *_trained_before(runs)])
 
 
@@ -123,9 +123,11 @@ def run_studies(paper: str, settings: StudySettings) -> dict[str, StudyRun]:
         RunError: a checkpoint, model or record cannot be written.
     """
     studies = shipped_studies(paper, settings)
-    runs = {name: replace(settings.run, directory=_below(settings.run.directory, name)) for name in studies}
+    runs = {
+        name: replace(settings.run, directory=_below(settings.run.directory, name), confirmed=True) for name in studies
+    }
     # All are checked before the first trains; those found finished are not read a second time.
-    finished = {name: planned(study, run=runs[name], confirmed=True)[1] for name, study in studies.items()}
+    finished = {name: planned(study, runs[name])[1] for name, study in studies.items()}
     arguments = {"paper": paper, "size": settings.size}
     return {
         name: _settled(study, runs[name], finished=finished[name], arguments={**arguments, "study": name})
@@ -133,12 +135,12 @@ def run_studies(paper: str, settings: StudySettings) -> dict[str, StudyRun]:
     }
 
 
-def _settled(study: Study, run: TrainingRun, *, finished: StudyRun | None, arguments: Mapping[str, Any]) -> StudyRun:
+def _settled(study: Study, run: TrainOptions, *, finished: StudyRun | None, arguments: Mapping[str, Any]) -> StudyRun:
     """One study, found or trained; its directory holds its models and its record, and no checkpoints."""
     with nullcontext() if run.directory is None else held(run.directory):
-        completed = finished or run_study(study, run=run, confirmed=True)
+        completed = finished or train(study, options=run)
         if run.directory is not None:
-            if completed.found is None:
+            if completed.earlier is None:
                 training_record(completed, arguments).write_run(run.directory)
             clear_parts(run.directory)
     return completed
@@ -170,8 +172,8 @@ def _trained_before(runs: Mapping[str, StudyRun]) -> list[str]:
     by_code: dict[str, list[str]] = {}
     this = describe_environment()
     for name, run in runs.items():
-        code = this if run.found is None else run.found.environment
-        if run.found is not None and any(code.get(part) != this[part] for part in ("posbias", "commit")):
+        code = this if run.earlier is None else run.earlier.environment
+        if run.earlier is not None and any(code.get(part) != this[part] for part in ("posbias", "commit")):
             trained_with = f"posbias {code.get('posbias')}, commit {code.get('commit') or 'unknown'}"
-            by_code.setdefault(f"{trained_with}, {run.found.created[:10]}", []).append(name)
+            by_code.setdefault(f"{trained_with}, {run.earlier.created[:10]}", []).append(name)
     return [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]

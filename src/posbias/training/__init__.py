@@ -2,10 +2,10 @@
 
 from posbias.training.members import Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS, SGD, Adam, AdamW, Optimiser
-from posbias.training.options import STOPPING, Below, Never, Plateau, StoppingRule, TrainingOptions, TrainingRun
-from posbias.training.running import StudyRun, run_study, training_record
+from posbias.training.options import STOPPING, Below, Never, Plateau, Schedule, StoppingRule, TrainOptions
+from posbias.training.running import StudyRun, train, training_record
 from posbias.training.study import Study, load_study, study_of
-from posbias.training.trainer import Trained, train
+from posbias.training.trainer import Trained, train_members
 
 __all__ = [
     "OPTIMISERS",
@@ -18,16 +18,16 @@ __all__ = [
     "Never",
     "Optimiser",
     "Plateau",
+    "Schedule",
     "StoppingRule",
     "Study",
     "StudyRun",
+    "TrainOptions",
     "Trained",
     "TrainedMember",
-    "TrainingOptions",
-    "TrainingRun",
     "load_study",
-    "run_study",
     "study_of",
     "train",
+    "train_members",
     "training_record",
 ]

@@ -1,4 +1,4 @@
-"""What is trained: `Member` (a model, a task, an optimiser, a seed); what becomes of it: `TrainedMember`.
+"""Members of a study: `Member` before training (a model, a task, an optimiser, a seed), `TrainedMember` after it.
 
 Packed, the members of a stack are its checkpoint (beside parameters and moments), and its result.
 """
@@ -26,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 
 MemberStatus = Literal["training", "done", "stopped_early", "diverged", "failed"]
 STATUSES: tuple[str, ...] = get_args(MemberStatus)[1:]
-"""How a member ends."""
+"""Statuses in which a member may end."""
 
 INITIALISATION = 0
 """Distinguishes the draw of the initial parameters from other draws of the same seed."""
@@ -42,10 +42,10 @@ class Member:
     config: ReferenceConfig
     task: SyntheticTask
     seed: int = 0
-    """Of the initial parameters and of the data, >= 0."""
+    """Seed of the initial parameters and of the data, >= 0."""
     optimiser: Optimiser = field(default_factory=AdamW)
     coordinates: Mapping[str, Any] = field(default_factory=dict)
-    """Where it stands in its study's grid: plain values by the grid's axes."""
+    """Its point in the study's grid: plain values by axis."""
 
     def __post_init__(self) -> None:
         check_whole(f"member {self.name!r}: seed", self.seed, least=0)
@@ -58,24 +58,25 @@ class Member:
 
     def check(self) -> None:
         """Refuse, before anything is trained, a model whose sizes, mask or parts do not fit its task or each other."""
-        for field_name, ours, theirs in (
-            ("vocabulary_size", self.config.vocabulary_size, self.task.vocabulary_size),
-            ("width", self.config.width, self.task.width if self.task.width is not None else self.config.width),
-            ("outputs", self.config.n_outputs, self.task.n_outputs),
+        config, task = self.config, self.task
+        for size, of_model, of_task in (
+            ("vocabulary_size", config.vocabulary_size, task.vocabulary_size),
+            ("width", config.width, config.width if task.width is None else task.width),
+            ("outputs", config.n_outputs, task.n_outputs),
         ):
-            if ours != theirs:
+            if of_model != of_task:
                 raise UsageError(
-                    f"member {self.name!r}: the model's {field_name} is {ours}, its task {self.task} needs {theirs}"
+                    f"member {self.name!r}: the model's {size} is {of_model}, its task {task} needs {of_task}"
                 )
-        positions, heads = self.task.n_positions, self.config.architecture.heads
-        CELLS.check(f"member {self.name!r}: heads x positions x positions", heads * positions**2)
-        for groups in self.config.architecture.head_groups:
+        heads = config.architecture.heads
+        CELLS.check(f"member {self.name!r}: heads x positions x positions", heads * task.n_positions**2)
+        for groups in config.architecture.head_groups:
             for group in groups:
-                self.task.check_mask(group.mask)
-        constants_of(self.config, self.task.n_positions)
+                task.check_mask(group.mask)
+        constants_of(config, task.n_positions)
 
     def generator(self) -> torch.Generator:
-        """What its initial parameters are drawn from; on the CPU, so that they are the same on every device."""
+        """The generator of its initial parameters; on the CPU, so that they are the same on every device."""
         state = np.random.SeedSequence([INITIALISATION, self.seed]).generate_state(1, np.uint64)[0]
         return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
@@ -93,25 +94,22 @@ class Member:
 
 @dataclass(eq=False)
 class TrainedMember:
-    """One member after training, or after it failed.
-
-    In a trainer and its checkpoints: what is known of it so far.
-    """
+    """One member after training or failure; in a trainer and its checkpoints, the state so far."""
 
     member: Member
     status: MemberStatus = "training"
     reason: str = ""
-    """Why it ended before all steps; empty when done."""
+    """The reason why it ended before all steps; empty when done."""
     steps: int = 0
     """Updates made."""
     losses: Float32[np.ndarray, "window"] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     """Mean training loss (nats) over successive windows of steps; NaN or huge where it diverged."""
     parameters: dict[str, Tensor] | None = None
-    """On the CPU; None in training, and where it diverged or failed."""
+    """Final parameters, on the CPU; None in training, and for a member that diverged or failed."""
     evaluation_steps: Int64[np.ndarray, "evaluation"] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """After how many updates it was evaluated."""
+    """Number of updates before each evaluation."""
     evaluations: Arrays = field(default_factory=dict)
-    """By the task's name of the quantity: values with a leading axis of evaluations; empty where there were none."""
+    """Values by the task's name of the quantity, with a leading axis of evaluations; empty if there were none."""
 
     def evaluated(self, scores: Mapping[str, np.ndarray]) -> None:
         """Add an evaluation of the task after the steps made."""
@@ -121,34 +119,34 @@ class TrainedMember:
 
 
 def packed(members: Sequence[TrainedMember]) -> Arrays:
-    """What is known of members as arrays, which any engine can hand over and any file can hold."""
+    """The states of members as arrays, which any engine can hand over and any file can hold."""
     arrays: Arrays = {}
-    for index, each in enumerate(members):
-        arrays[f"{index}/losses"] = each.losses
-        arrays[f"{index}/evaluation_steps"] = each.evaluation_steps
-        arrays |= {f"{index}/evaluations/{name}": values for name, values in each.evaluations.items()}
-        arrays |= {f"{index}/parameters/{name}": values.numpy() for name, values in (each.parameters or {}).items()}
-    text = json.dumps([[each.status, each.reason, each.steps] for each in members])
+    for index, state in enumerate(members):
+        arrays[f"{index}/losses"] = state.losses
+        arrays[f"{index}/evaluation_steps"] = state.evaluation_steps
+        arrays |= {f"{index}/evaluations/{name}": values for name, values in state.evaluations.items()}
+        arrays |= {f"{index}/parameters/{name}": values.numpy() for name, values in (state.parameters or {}).items()}
+    text = json.dumps([[state.status, state.reason, state.steps] for state in members])
     arrays["members"] = np.frombuffer(text.encode(), dtype=np.uint8)
     return arrays
 
 
 def unpacked(members: Sequence[Member], arrays: Arrays) -> list[TrainedMember]:
     """The inverse of `packed`."""
-    found = []
-    for index, (member, plain) in enumerate(zip(members, json.loads(arrays["members"].tobytes()), strict=True)):
-        status, reason, steps = plain
-        parameters = below(arrays, f"{index}/parameters/")
-        found.append(
-            TrainedMember(
-                member,
-                status,
-                reason,
-                steps,
-                arrays[f"{index}/losses"],
-                {name: torch.from_numpy(values) for name, values in parameters.items()} or None,
-                arrays[f"{index}/evaluation_steps"],
-                below(arrays, f"{index}/evaluations/"),
-            )
+    endings = json.loads(arrays["members"].tobytes())
+    return [
+        TrainedMember(
+            member,
+            status,
+            reason,
+            steps,
+            losses=arrays[f"{index}/losses"],
+            parameters={
+                name: torch.from_numpy(values) for name, values in below(arrays, f"{index}/parameters/").items()
+            }
+            or None,
+            evaluation_steps=arrays[f"{index}/evaluation_steps"],
+            evaluations=below(arrays, f"{index}/evaluations/"),
         )
-    return found
+        for index, (member, (status, reason, steps)) in enumerate(zip(members, endings, strict=True))
+    ]

@@ -21,12 +21,12 @@ OPTIMISERS: Registry["Optimiser"] = Registry("optimiser")
 Flat = Float[Tensor, "member value"]
 State = dict[str, Tensor]
 Settings = dict[str, Tensor]
-"""Of every member, shape [member, 1], by the name of the optimiser's field."""
+"""Settings of every member, shape [member, 1], by the name of the optimiser's field."""
 
 
 @dataclass(frozen=True)
 class Optimiser(ABC):
-    """How parameters follow their gradients; members of one stack share the kind, not the settings."""
+    """A rule by which parameters follow their gradients; members of one stack share the kind, not the settings."""
 
     name: ClassVar[str]
     moments: ClassVar[tuple[str, ...]] = ()
@@ -112,7 +112,7 @@ class SGD(Optimiser):
 
     moments: ClassVar[tuple[str, ...]] = ("velocity",)
     momentum: float = 0.0
-    """In [0, 1)."""
+    """Share of the velocity that is kept from step to step, in [0, 1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,7 +129,9 @@ def settings_of(optimisers: Sequence[Optimiser], *, dtype: torch.dtype, device: 
     """The members' settings as tensors [member, 1]; all members have optimisers of one kind."""
     names = [name for name, value in vars(optimisers[0]).items() if isinstance(value, int | float)]
     return {
-        name: torch.tensor([[getattr(each, name)] for each in optimisers], dtype=torch.float64, device=device).to(dtype)
+        name: torch.tensor([[getattr(optimiser, name)] for optimiser in optimisers], dtype=torch.float64).to(
+            device, dtype
+        )
         for name in names
     }
 

@@ -1,4 +1,4 @@
-"""How members are trained: steps, batch, evaluations, rules that end a member early, and where the work is done."""
+"""How members are trained: `Schedule` decides the result, `TrainOptions` where the work is done and kept."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ Curve = Float32[np.ndarray, "window"]
 
 
 class StoppingRule(ABC):
-    """When a member has learnt enough."""
+    """A rule that says when a member has learnt enough."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def stops(self, curve: Curve) -> bool:
-        """Whether training ends after the last window of this curve (at least one window)."""
+        """True if training ends after the last window of this curve, which has at least one."""
 
     def __str__(self) -> str:
         return STOPPING.spell(self)
@@ -39,14 +39,14 @@ class Never(StoppingRule):
     """All steps are trained."""
 
     def stops(self, curve: Curve) -> bool:
-        """No."""
+        """Always false."""
         return False
 
 
 @STOPPING.register("below")
 @dataclass(frozen=True)
 class Below(StoppingRule):
-    """Once the mean loss of each of the last `windows` windows is below `loss`."""
+    """A member ends once the mean loss of each of the last `windows` windows is below `loss`."""
 
     loss: float
     """Nats, > 0."""
@@ -58,14 +58,14 @@ class Below(StoppingRule):
         check_size("below: windows", self.windows, UPDATES)
 
     def stops(self, curve: Curve) -> bool:
-        """Whether the tail is low enough."""
+        """True if the end of the curve is low enough."""
         return len(curve) >= self.windows and bool(np.all(curve[-self.windows :] < self.loss))
 
 
 @STOPPING.register("plateau")
 @dataclass(frozen=True)
 class Plateau(StoppingRule):
-    """Once the lowest mean loss of the last `windows` windows is not `improvement` below the lowest before them."""
+    """A member ends once its lowest loss of the last `windows` windows is not `improvement` below the lowest before."""
 
     windows: int
     """How long to wait for an improvement, >= 1."""
@@ -77,7 +77,7 @@ class Plateau(StoppingRule):
         check_number("plateau: improvement", self.improvement)
 
     def stops(self, curve: Curve) -> bool:
-        """Whether the tail brought too little."""
+        """True if the end of the curve brought too little."""
         if len(curve) <= self.windows:
             return False
         return bool(curve[-self.windows :].min() > curve[: -self.windows].min() - self.improvement)
@@ -85,8 +85,8 @@ class Plateau(StoppingRule):
 
 @checked
 @dataclass(frozen=True)
-class TrainingOptions:
-    """What decides the result of a training, beside the member itself."""
+class Schedule:
+    """The `train` section of a study: what decides the result of a training, beside the member itself."""
 
     steps: int
     """Updates, >= 1."""
@@ -127,17 +127,19 @@ class TrainingOptions:
 
 @checked
 @dataclass(frozen=True)
-class TrainingRun:
-    """Where members are trained and kept; nothing here changes a number, but for the device."""
+class TrainOptions:
+    """Settings of `train`: where members are trained and kept; none changes a number, except the device."""
 
     engine: Engine = field(default_factory=Local)
     device: str = "cpu"
     directory: Path | None = None
-    """Where checkpoints and finished stacks are kept (in `parts/`) until `clear_parts`; None: nowhere."""
+    """Run directory: models are saved under `models/`, checkpoints and finished stacks kept in `parts/` until
+    `posbias.runs.parts.clear_parts`. None: nothing is kept."""
     resume: bool = False
-    """Continue from the checkpoints of the same training, and read a study back that is finished."""
+    """Read back a study that the directory holds finished, whatever commit trained it, and continue an unfinished one
+    from its checkpoints."""
     overwrite: bool = False
-    """Train all anew, in place of what the directory holds; finished work there is refused otherwise."""
+    """Train everything anew and replace what the directory holds, which is refused otherwise."""
     checkpoint_seconds: float = 60.0
     """Seconds between checkpoints of a stack, >= 0; 0: after every window."""
     stack_size: int = 64
@@ -145,6 +147,8 @@ class TrainingRun:
     chunk: int | None = None
     """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
     every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""
+    confirmed: bool = False
+    """Whether a study of more than 1000 members is meant."""
 
     def __post_init__(self) -> None:
         check_size("training: stack_size", self.stack_size, AT_ONCE)

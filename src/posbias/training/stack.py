@@ -1,4 +1,4 @@
-"""`Stack`: a few members of one shape as one program - parameters, constants and data with a leading member axis.
+"""`Stack`: a few members of one shape as one program: parameters, constants and data with a leading member axis.
 
 One step draws a batch for every member, goes forward and backward through stacked matrix products, and updates one flat
 buffer. Members never mix, and with one thread to a product (`posbias.training.trainer` sees to that) a member's numbers
@@ -32,7 +32,7 @@ vector instructions find no remainder at its end, whose rounding could differ.""
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named parameter of a model lies in one flat vector; equal for all members of a stack."""
+    """The places of a model's named parameters in one flat vector; equal for all members of a stack."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -57,12 +57,12 @@ class Layout:
 
     def views(self, flat: Float[Tensor, "member value"]) -> dict[str, Tensor]:
         """The parameters [member, ...] as views into the matrix."""
-        found, start = {}, 0
+        views, start = {}, 0
         for name, shape in self.shapes:
             stop = start + math.prod(shape)
-            found[name] = flat[:, start:stop].view(len(flat), *shape)
+            views[name] = flat[:, start:stop].view(len(flat), *shape)
             start = stop
-        return found
+        return views
 
 
 class Stack:
@@ -80,7 +80,7 @@ class Stack:
         self._attach()
 
     def select(self, indices: Sequence[int]) -> "Stack":
-        """A stack of some of the members, as they stand, while this one is unchanged; this one where all are chosen."""
+        """A stack of some of the members, as they stand, this one being unchanged; this one if all are chosen."""
         if len(indices) == len(self.members):
             return self
         chosen = object.__new__(Stack)
@@ -94,13 +94,13 @@ class Stack:
         return chosen
 
     def _attach(self) -> None:
-        """What follows from the members alone."""
+        """Set everything that follows from the members alone."""
         first = self.members[0]
         self._shape = shape_of(first.config, first.task.n_positions)
         self._rows = first.task.rows
         constants = [constants_of(member.config, member.task.n_positions) for member in self.members]
         self._constants = {
-            name: torch.stack([each[name] for each in constants]).to(self.device) for name in constants[0]
+            name: torch.stack([of_member[name] for of_member in constants]).to(self.device) for name in constants[0]
         }
         self._settings = settings_of(
             [member.optimiser for member in self.members], dtype=self.values.dtype, device=self.device
@@ -110,7 +110,7 @@ class Stack:
         )
 
     def load(self, values: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
-        """Stand where another stack of the same members stood: its `values` and `state`."""
+        """Take over the `values` and the `state` of another stack of the same members."""
         self.values.copy_(torch.from_numpy(values))
         for name, moments in state.items():
             self.state[name].copy_(torch.from_numpy(moments))
@@ -125,8 +125,8 @@ class Stack:
         leaves = {name: view.detach().requires_grad_() for name, view in self.layout.views(self.values).items()}
         losses = cross_entropy(self._forward(leaves, drawn.inputs), drawn.targets)
         # A bias of the keys drops out of the softmax: its gradient is 0.
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        torch._foreach_copy_(list(self.layout.views(self._gradients).values()), list(found))
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+        torch._foreach_copy_(list(self.layout.views(self._gradients).values()), list(gradients))
         self.state["step"] += 1
         kind = type(self.members[0].optimiser)
         kind.update(self.values, self._gradients, self.state, self._settings)
@@ -146,9 +146,9 @@ class Stack:
         return dict(self._data.evaluate(self.predict, examples=examples))
 
     def finite(self) -> list[bool]:
-        """Of every member, whether all its parameters are finite."""
-        found: list[bool] = self.values.isfinite().all(dim=1).tolist()
-        return found
+        """True for every member whose parameters are all finite."""
+        finite: list[bool] = self.values.isfinite().all(dim=1).tolist()
+        return finite
 
     def parameters(self, index: int) -> dict[str, Tensor]:
         """A member's parameters, copied to the CPU."""

@@ -1,4 +1,4 @@
-"""`Study`: a YAML file that says which models are trained on what - a base, a grid over it, and seeds.
+"""`Study`: a YAML file that says which models are trained on what: a base, a grid over it, and seeds.
 
     task: position_copy(target=0)
     model: {depth: 2, width: 10, residual: none}
@@ -26,6 +26,7 @@ import yaml
 
 from posbias.architecture import Architecture
 from posbias.checks import checked
+from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.files import read_whole
 from posbias.limits import CELLS, NODES, REPEATS, YAML_BYTES
@@ -35,7 +36,7 @@ from posbias.tasks.synthetic import SYNTHETIC_TASKS
 from posbias.tasks.synthetic.base import EVALUATION_BATCH
 from posbias.training.members import Member
 from posbias.training.optimisers import OPTIMISERS
-from posbias.training.options import STOPPING, TrainingOptions
+from posbias.training.options import STOPPING, Schedule
 
 MANY = 1000
 """Members beyond which a study must be confirmed."""
@@ -47,13 +48,13 @@ MODEL_DEFAULTS: Mapping[str, Any] = {
     "residual": "added",
     "dtype": "float32",
 }
-"""Where a trained model's defaults differ from those of `ReferenceConfig`, which are theory's."""
-ARCHITECTURE_FIELDS = tuple(each.name for each in fields(Architecture))
-GIVEN_BY_TASK = ("architecture", "seed", "vocabulary_size", "outputs")
+"""Defaults of a trained model that differ from those of `ReferenceConfig`, which are theory's."""
+ARCHITECTURE_FIELDS = tuple(entry.name for entry in fields(Architecture))
+FIXED_BY_TASK = ("architecture", "seed", "vocabulary_size", "outputs")
 MODEL_FIELDS = ARCHITECTURE_FIELDS + tuple(
-    each.name for each in fields(ReferenceConfig) if each.name not in GIVEN_BY_TASK
+    entry.name for entry in fields(ReferenceConfig) if entry.name not in FIXED_BY_TASK
 )
-TRAIN_FIELDS = tuple(each.name for each in fields(TrainingOptions))
+TRAIN_FIELDS = tuple(entry.name for entry in fields(Schedule))
 SECTIONS = ("name", "task", "model", "optimiser", "train", "grid", "seeds")
 FLOAT = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 PLAIN_TAGS = ("null", "bool", "int", "float", "str")
@@ -66,25 +67,39 @@ Settings = dict[str, Any]
 
 
 @checked
-@dataclass(frozen=True, eq=False)
-class Study:
-    """What a study file says, with its sections as plain settings."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Study(Showing):
+    """A study file, its sections as plain settings."""
 
     name: str
     task: Settings
-    """The task's parameters and, under "name", its name."""
+    """Parameters of the task and, under "name", its name."""
     model: Settings
     """Fields of `Architecture` and `ReferenceConfig`."""
     optimiser: Settings
-    """As `task`."""
-    options: TrainingOptions
+    """Parameters of the optimiser and, under "name", its name."""
+    schedule: Schedule
     axes: Mapping[str, Sequence[tuple[Any, Settings]]] = field(default_factory=dict)
-    """By axis: its points, each a plain value and the dotted settings it stands for."""
+    """Points of every axis of the grid, each a plain value and the dotted settings it stands for."""
     seeds: tuple[int, ...] = (0,)
+
+    def shown(self) -> Shown:
+        """The sections of the study as facts; it has no curves."""
+        sections = {"task": self.task, "model": self.model, "optimiser": self.optimiser}
+        sections["train"] = self.schedule.describe()
+        facts = {
+            section: ", ".join(f"{name}={value}" for name, value in settings.items())
+            for section, settings in sections.items()
+            if settings
+        }
+        for axis, points in self.axes.items():
+            facts[f"grid, {axis}"] = ", ".join(str(value) for value, _ in points)
+        title = f"{self.name}: {self.n_members} members, {len(self.seeds)} seeds of each point of the grid"
+        return Shown(title, facts=facts)
 
     @property
     def n_members(self) -> int:
-        """Points of the grid times seeds."""
+        """Number of points of the grid times number of seeds."""
         return math.prod(len(points) for points in self.axes.values()) * len(self.seeds)
 
     def members(self, *, confirmed: bool = False) -> list[Member]:
@@ -94,12 +109,12 @@ class Study:
                 f"study {self.name!r} has {self.n_members} members; more than {MANY} must be confirmed with --yes"
             )
         REPEATS.check(f"study {self.name!r}: the grid times the seeds", self.n_members)
-        found = []
+        members = []
         for points in itertools.product(*self.axes.values()):
             coordinates = dict(zip(self.axes, (value for value, _ in points), strict=True))
             settings = {key: value for _, changes in points for key, value in changes.items()}
-            found += [self._member(coordinates, settings, seed) for seed in self.seeds]
-        return found
+            members += [self._member(coordinates, settings, seed) for seed in self.seeds]
+        return members
 
     def _member(self, coordinates: Settings, changes: Settings, seed: int) -> Member:
         spelled = [f"{axis.rpartition('.')[2]}={str(value).replace(' ', '')}" for axis, value in coordinates.items()]
@@ -118,9 +133,9 @@ class Study:
             member = Member(name, config, task, seed, optimiser, coordinates)
             member.check()
             widest = max(config.width, config.n_outputs, task.n_positions)
-            sequences = max(self.options.batch, min(self.options.examples, EVALUATION_BATCH))
+            sequences = max(self.schedule.batch, min(self.schedule.examples, EVALUATION_BATCH))
             CELLS.check("sequences x positions x features", sequences * task.n_positions * widest)
-            CELLS.check("windows of the loss curve", self.options.n_windows)
+            CELLS.check("windows of the loss curve", self.schedule.n_windows)
         except UsageError as error:
             raise UsageError(f"study {self.name!r}, member {name!r}: {error}") from None
         return member
@@ -128,12 +143,12 @@ class Study:
 
 @checked
 def load_study(path: str | Path) -> Study:
-    """Read a study file and check all of it but the points of its grid."""
+    """Read a study file and check all of it except the points of its grid."""
     return study_of(read_yaml(path), name=Path(path).stem)
 
 
 def study_of(document: Any, *, name: str) -> Study:
-    """A study from plain values as in the file, which may have another name."""
+    """A study from the plain values of its file, which may name it otherwise."""
     document = _mapping(document, "the study", SECTIONS)
     name = str(document.get("name", name))
     for section in ("task", "train"):
@@ -149,14 +164,14 @@ def study_of(document: Any, *, name: str) -> Study:
         task=_settings(SYNTHETIC_TASKS, document["task"], "task"),
         model=_mapping(document.get("model", {}), "model", MODEL_FIELDS),
         optimiser=_settings(OPTIMISERS, document.get("optimiser", "adamw"), "optimiser"),
-        options=TrainingOptions(**train),
+        schedule=Schedule(**train),
         axes=_axes(document.get("grid", {})),
         seeds=_seeds(document.get("seeds", 1)),
     )
 
 
 def _config(model: Settings, task: Any) -> ReferenceConfig:
-    """The configuration of a point, with what its task fixes."""
+    """The model's configuration at a point of the grid, including the settings that its task fixes."""
     settings = {**MODEL_DEFAULTS, **model}
     architecture = {key: settings.pop(key) for key in ARCHITECTURE_FIELDS if key in settings}
     if "depth" not in architecture:
@@ -176,7 +191,7 @@ def _variant(registry: Registry[Any], settings: Settings) -> Any:
     """The variant that settings stand for."""
     parameters = {key: value for key, value in settings.items() if key != "name"}
     variant = registry[settings["name"]]
-    known = [each.name for each in fields(variant)]
+    known = [entry.name for entry in fields(variant)]
     for key in parameters:
         if key not in known:
             raise UsageError(f"{registry.sort} {settings['name']} has no {key!r}; parameters: {', '.join(known)}")
@@ -193,14 +208,14 @@ def _settings(registry: Registry[Any], value: Any, section: str) -> Settings:
     if not isinstance(value, str):
         raise UsageError(f"{section} must be a literal call or a mapping with a name, got {value!r}")
     name, positional, keywords = parse_literal_call(value, registry.sort)
-    known = [each.name for each in fields(registry[name])]
+    known = [entry.name for entry in fields(registry[name])]
     if len(positional) > len(known):
         raise UsageError(f"{section} {value!r} has more values than parameters: {', '.join(known)}")
     return {"name": name, **dict(zip(known, positional, strict=False)), **keywords}
 
 
 def _axes(grid: Any) -> dict[str, list[tuple[Any, Settings]]]:
-    """Axes with their points; two that set the same are refused: a member's coordinates would say what it is not."""
+    """Axes with their points; two axes that set the same are refused, since coordinates would contradict the member."""
     if not isinstance(grid, Mapping):
         raise UsageError(f"grid must be a mapping of settings to lists, got {grid!r}")
     axes: dict[str, list[tuple[Any, Settings]]] = {}
@@ -227,7 +242,7 @@ def _axes(grid: Any) -> dict[str, list[tuple[Any, Settings]]]:
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
-    """A count, or the seeds themselves."""
+    """The seeds of a study, from a count or a list."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if whole and 1 <= value <= MOST_SEEDS:
         return tuple(range(value))
@@ -240,7 +255,7 @@ def _seeds(value: Any) -> tuple[int, ...]:
 
 
 def _mapping(value: Any, section: str, known: Sequence[str]) -> Settings:
-    """A section's fields, all of them known."""
+    """The fields of a section, after a check that all of them are known."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{section} must be a mapping of fields to values, got {value!r}")
     for key in value:
@@ -250,7 +265,7 @@ def _mapping(value: Any, section: str, known: Sequence[str]) -> Settings:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The one document of a file, as dictionaries, lists, numbers, texts, booleans and None.
+    """The single document of a file, as dictionaries, lists, numbers, texts, booleans and None.
 
     PyYAML does the parsing; values are made here, because its own reading keeps the last of two equal keys in silence
     and takes 1e-3 for a text (YAML 1.1).
@@ -273,7 +288,7 @@ def read_yaml(path: str | Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A file's nodes as plain values, counted as they are read, and then each time an alias stands for them."""
+    """Makes plain values of a file's nodes, counted as they are read and again wherever an alias stands for them."""
 
     def __init__(self, path: str | Path) -> None:
         self.path, self.nodes = str(path), 0
@@ -296,15 +311,15 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             return [self.value(item, depth - 1) for item in node.value]
         if node.id == "scalar":
             return self.scalar(node)
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = self.scalar(key_node) if key_node.id == "scalar" else None
             if not isinstance(key, str | int | float):
                 raise self.complaint(key_node, "a key must be a text or a number")
-            if str(key) in found:
+            if str(key) in mapping:
                 raise self.complaint(key_node, f"{str(key)!r} is given twice")
-            found[str(key)] = self.value(value_node, depth - 1)
-        return found
+            mapping[str(key)] = self.value(value_node, depth - 1)
+        return mapping
 
     def scalar(self, node: Any) -> Any:
         tag = node.tag.removeprefix("tag:yaml.org,2002:")

@@ -1,6 +1,6 @@
-"""`train`: many members, one program per shape, anywhere an engine reaches; each as if it had been trained alone.
+"""`train_members`: many members, one program per shape, anywhere an engine reaches; each as if trained alone.
 
-On a CPU the members of a stack are split into small ones, which the threads share out between them: every matrix
+On a CPU the members of a stack are split into smaller stacks, which the threads share out between them: every matrix
 product has one thread, so that no bit depends on how many threads or members there are (at even sizes, see
 `posbias.training.stack`), and small products lose no time to being split. Elsewhere they are one stack. The state of a
 trainer goes into a checkpoint at the end of a window and comes back bit for bit: parameters, moments, curves,
@@ -27,7 +27,7 @@ from posbias.runs.engines import collect
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import PartStore, below, made_by
 from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember, packed, unpacked
-from posbias.training.options import TrainingOptions, TrainingRun
+from posbias.training.options import Schedule, TrainOptions
 from posbias.training.stack import Stack
 
 if TYPE_CHECKING:
@@ -53,19 +53,19 @@ class Trained:
     """All members of a training, in the order they were given."""
 
     members: tuple[TrainedMember, ...]
-    options: TrainingOptions
+    schedule: Schedule
     n_stacks: int
-    """Programs they were trained in."""
+    """Programs that the members were trained in."""
     resumed: int
-    """Stacks that were found finished."""
+    """Stacks that were already finished in the directory."""
 
     def counts(self) -> dict[str, int]:
-        """How many members ended in which way."""
+        """Number of members by the status in which they ended."""
         return dict(Counter(member.status for member in self.members))
 
 
 @checked
-def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingRun | None = None) -> Trained:
+def train_members(members: Sequence[Member], schedule: Schedule, *, options: TrainOptions | None = None) -> Trained:
     """Train all members.
 
     Members of one shape, task shape and kind of optimiser are stacked; each member's result is that of training it
@@ -74,17 +74,17 @@ def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingR
 
     Args:
         members: At least one, names distinct.
-        options: Steps, batch, evaluation, ends.
-        run: Engine, device, directory, resume; by default in this process, on the CPU, nothing kept.
+        schedule: Steps, batch, evaluations, and when a member ends.
+        options: Engine, device, directory, resume; by default this process, the CPU, and nothing is kept.
 
     Returns:
-        One result per member; one that diverged or failed says so and stops no other.
+        One result per member; a member that diverged or failed stops no other.
 
     Raises:
         UsageError: before anything is trained: no members, a name twice, a model that does not fit its task.
         RunError: a checkpoint cannot be written, or a stack lost its worker time and again.
     """
-    run = TrainingRun() if run is None else run
+    options = TrainOptions() if options is None else options
     if not members:
         raise UsageError("there is nothing to train: 0 members given, at least 1 is needed")
     name, times = Counter(member.name for member in members).most_common(1)[0]
@@ -92,18 +92,18 @@ def train(members: Sequence[Member], options: TrainingOptions, *, run: TrainingR
         raise UsageError(f"{times} members are named {name!r}; names must be distinct")
     for member in members:
         member.check()
-    check_device(run.device)
-    stacks = group(members, stack_size=run.stack_size)
-    work = StackWork(tuple(members), stacks, options, run)
-    store = work.store(resume=run.resume)
+    check_device(options.device)
+    stacks = group(members, stack_size=options.stack_size)
+    work = StackWork(tuple(members), stacks, schedule, options)
+    store = work.store(resume=options.resume)
     names = [f"stack-{unit:04d}" for unit in range(len(stacks))]
-    with live_report(len(members), options.steps) as report:
-        prepared = report if run.engine.in_process else None
-        pieces = collect(work, names, engine=run.engine, store=store, prepared=prepared)
-    found: dict[int, TrainedMember] = {}
+    with live_report(len(members), schedule.steps) as report:
+        prepared = report if options.engine.in_process else None
+        pieces = collect(work, names, engine=options.engine, store=store, prepared=prepared)
+    outcomes: dict[int, TrainedMember] = {}
     for stack, piece in zip(stacks, pieces, strict=True):
-        found |= dict(zip(stack, unpacked([members[index] for index in stack], piece), strict=True))
-    return Trained(tuple(found[index] for index in range(len(members))), options, len(stacks), store.reused)
+        outcomes |= zip(stack, unpacked([members[index] for index in stack], piece), strict=True)
+    return Trained(tuple(outcomes[index] for index in range(len(members))), schedule, len(stacks), store.reused)
 
 
 def group(members: Sequence[Member], *, stack_size: int) -> tuple[tuple[int, ...], ...]:
@@ -124,69 +124,58 @@ class StackWork:
 
     members: tuple[Member, ...]
     stacks: tuple[tuple[int, ...], ...]
-    options: TrainingOptions
-    run: TrainingRun
+    schedule: Schedule
+    options: TrainOptions
     description: str = "training stacks"
 
     def store(self, *, resume: bool) -> PartStore:
-        """Where checkpoints and finished stacks are kept."""
+        """The place where checkpoints and finished stacks are kept."""
         settings = {
             "members": [member.describe() for member in self.members],
             "stacks": [list(stack) for stack in self.stacks],
-            "options": self.options.describe(),
-            "device": self.run.device,
+            "options": self.schedule.describe(),
+            "device": self.options.device,
             "made_by": made_by(DECIDING),
         }
-        return PartStore(self.run.directory, settings, resume=resume, overwrite=self.run.overwrite)
+        return PartStore(self.options.directory, settings, resume=resume, overwrite=self.options.overwrite)
 
     def prepare(self) -> Report:
         """A worker has no terminal to report to."""
         return no_report
 
     def compute(self, prepared: Report, unit: int) -> Arrays:
-        """One stack, trained from its latest checkpoint where there is one."""
+        """Train one stack, from its latest checkpoint if there is one."""
         members = [self.members[index] for index in self.stacks[unit]]
-        place = (self.store(resume=True), f"stack-{unit:04d}-checkpoint")
-        return packed(_train_stack(members, self.options, run=self.run, report=prepared, place=place))
+        store, name = self.store(resume=True), f"stack-{unit:04d}-checkpoint"
+        return packed(self._trained(members, store, name, report=prepared))
 
-
-def _train_stack(
-    members: Sequence[Member],
-    options: TrainingOptions,
-    *,
-    run: TrainingRun,
-    report: Report,
-    place: tuple[PartStore, str],
-) -> list[TrainedMember]:
-    """The members of one stack; where the stack as a whole fails, each alone, so that one cannot stop the others."""
-    store, name = place
-    try:
-        return StackTrainer(members, options, run=run, report=report).train(store, name)
-    except RunError:
-        raise
-    except Exception as error:  # whatever a member's parts may raise: recorded with the member
-        if len(members) == 1:
-            message = " ".join(str(error).split())
-            kind = type(error).__name__
-            return [TrainedMember(members[0], "failed", f"{kind}: {message}" if message else kind)]
-    return [
-        trained
-        for index, member in enumerate(members)
-        for trained in _train_stack([member], options, run=run, report=report, place=(store, f"{name}-{index}"))
-    ]
+    def _trained(
+        self, members: Sequence[Member], store: PartStore, name: str, *, report: Report
+    ) -> list[TrainedMember]:
+        """The members of one stack; if the stack as a whole fails, each alone, so that one cannot stop the others."""
+        try:
+            return StackTrainer(members, self.schedule, self.options, report=report).train(store, name)
+        except RunError:
+            raise
+        except Exception as error:  # whatever a member's parts may raise: recorded with the member
+            if len(members) == 1:
+                message = " ".join(str(error).split())
+                kind = type(error).__name__
+                return [TrainedMember(members[0], "failed", f"{kind}: {message}" if message else kind)]
+        return [
+            self._trained([member], store, f"{name}-{index}", report=report)[0] for index, member in enumerate(members)
+        ]
 
 
 class StackTrainer:
     """Trains members of one stack key from the first step to the last; each leaves as it ends."""
 
-    def __init__(
-        self, members: Sequence[Member], options: TrainingOptions, *, run: TrainingRun, report: Report
-    ) -> None:
+    def __init__(self, members: Sequence[Member], schedule: Schedule, options: TrainOptions, *, report: Report) -> None:
         self.members = tuple(members)
-        self.options = options
-        self._device = torch.device(run.device)
-        self._chunk = run.chunk or default_chunk(self.members, options.batch, self._device)
-        self._checkpoint_seconds = run.checkpoint_seconds
+        self.schedule = schedule
+        self._device = torch.device(options.device)
+        self._chunk = options.chunk or default_chunk(self.members, schedule.batch, self._device)
+        self._checkpoint_seconds = options.checkpoint_seconds
         self._report = report
         self._step = 0
         self._states = {member: TrainedMember(member) for member in self.members}
@@ -199,15 +188,15 @@ class StackTrainer:
         return [Stack(part, device=self._device) for part in parts]
 
     def train(self, store: PartStore, name: str) -> list[TrainedMember]:
-        """What became of every member, trained on from the checkpoint of that name where there is one."""
+        """Train every member to its end, from the checkpoint of that name if there is one."""
         with crew_for(self._device) as crew:
-            found = store.find(name)
-            if found is not None:
-                self._restore(found)
-            elif self.options.evaluate_every:
+            checkpoint = store.find(name)
+            if checkpoint is not None:
+                self._restore(checkpoint)
+            elif self.schedule.evaluate_every:
                 self._evaluate(crew, due=True)
             saved = time.monotonic()
-            while self._stacks and self._step < self.options.steps:
+            while self._stacks and self._step < self.schedule.steps:
                 self._window(crew)
                 if time.monotonic() - saved >= self._checkpoint_seconds:
                     store.keep(name, self._checkpoint())
@@ -216,68 +205,71 @@ class StackTrainer:
 
     def _window(self, crew: "Crew") -> None:
         """Steps up to the next entry of the loss curve, and what follows from it."""
-        start, stop = self._step, min(self._step + self.options.window, self.options.steps)
-        losses = crew(lambda stack: stack.steps(start, stop, batch=self.options.batch).double().cpu(), self._stacks)
+        start, stop = self._step, min(self._step + self.schedule.window, self.schedule.steps)
+        losses = crew(lambda stack: stack.steps(start, stop, batch=self.schedule.batch).double().cpu(), self._stacks)
         self._step = stop
-        for stack, found in zip(self._stacks, losses, strict=True):
+        for stack, by_step in zip(self._stacks, losses, strict=True):
             # Summed one after another: the order of a vectorised sum may depend on how many members there are.
-            mean = np.add.accumulate(found.numpy(), axis=0)[-1] / (stop - start)
+            mean = np.add.accumulate(by_step.numpy(), axis=0)[-1] / (stop - start)
             self._report(stack.members, stop, mean.tolist())
             for member, loss, finite in zip(stack.members, mean, stack.finite(), strict=True):
                 state = self._states[member]
                 state.losses = np.append(state.losses, np.float32(loss))
                 state.steps = stop
                 state.status, state.reason = self._end(state, start, finite=finite)
-        every = self.options.evaluate_every
-        self._evaluate(crew, due=stop == self.options.steps or bool(every and stop % every == 0))
+        every = self.schedule.evaluate_every
+        self._evaluate(crew, due=stop == self.schedule.steps or bool(every and stop % every == 0))
         self._leave()
 
     def _end(self, state: TrainedMember, start: int, *, finite: bool) -> tuple[MemberStatus, str]:
-        """Whether, how and why a member ends after its latest window, which began with step `start`.
+        """Status and reason of a member after its latest window, which began with step `start`.
 
         A loss is that before its update: the last update of a window may be what drives parameters to infinity.
         """
-        if not state.losses[-1] <= self.options.diverged_above:
+        if not state.losses[-1] <= self.schedule.diverged_above:
             return "diverged", f"the mean loss over steps {start} ... {self._step - 1} was {state.losses[-1]:g}"
         if not finite:
             return "diverged", f"its parameters are not finite after step {self._step - 1}"
-        if self._step == self.options.steps:
+        if self._step == self.schedule.steps:
             return "done", ""
-        if self.options.stopping.stops(state.losses):
-            return "stopped_early", str(self.options.stopping)
+        if self.schedule.stopping.stops(state.losses):
+            return "stopped_early", str(self.schedule.stopping)
         return "training", ""
 
     def _evaluate(self, crew: "Crew", *, due: bool) -> None:
         """The task's evaluation of all members if it is due, and of those that have just ended."""
-        if not self.options.examples:
+        if not self.schedule.examples:
             return
         stacks = []
         for stack in self._stacks:
-            status = [self._states[member].status for member in stack.members]
-            wanted = [place for place, each in enumerate(status) if each != "diverged" and (due or each != "training")]
-            if wanted:
-                stacks.append(stack.select(wanted))
-        for stack, found in zip(stacks, crew(lambda each: each.evaluate(self.options.examples), stacks), strict=True):
-            for place, member in enumerate(stack.members):
-                self._states[member].evaluated({name: np.array(values[place]) for name, values in found.items()})
+            statuses = [self._states[member].status for member in stack.members]
+            rows = [
+                row for row, status in enumerate(statuses) if status != "diverged" and (due or status != "training")
+            ]
+            if rows:
+                stacks.append(stack.select(rows))
+        scores = crew(lambda stack: stack.evaluate(self.schedule.examples), stacks)
+        for stack, by_name in zip(stacks, scores, strict=True):
+            for row, member in enumerate(stack.members):
+                self._states[member].evaluated({name: np.array(values[row]) for name, values in by_name.items()})
 
     def _leave(self) -> None:
         """Take members that have ended out of their stacks."""
         stacks = []
         for stack in self._stacks:
-            stay = []
-            for place, member in enumerate(stack.members):
+            remaining = []
+            for row, member in enumerate(stack.members):
                 state = self._states[member]
                 if state.status == "training":
-                    stay.append(place)
+                    remaining.append(row)
                 elif state.status != "diverged":
-                    state.parameters = stack.parameters(place)
-            if stay:
-                stacks.append(stack.select(stay))
+                    state.parameters = stack.parameters(row)
+            if remaining:
+                stacks.append(stack.select(remaining))
         self._stacks = stacks
 
     def _checkpoint(self) -> Arrays:
-        """Everything that the rest of the training depends on, and what has come out so far."""
+        """Everything that the rest of the training depends on, and the results so far."""
         arrays = {**packed(list(self._states.values())), "step": np.array([self._step])}
         if self._stacks:
             arrays["values"] = torch.cat([stack.values for stack in self._stacks]).cpu().numpy()
@@ -293,7 +285,8 @@ class StackTrainer:
         row = 0
         for stack in self._stacks:
             rows = slice(row, row + len(stack.members))
-            stack.load(arrays["values"][rows], {name: each[rows] for name, each in below(arrays, "state/").items()})
+            state = {name: moments[rows] for name, moments in below(arrays, "state/").items()}
+            stack.load(arrays["values"][rows], state)
             row = rows.stop
 
 
@@ -303,7 +296,7 @@ Crew = Callable[[Callable[[Stack], Any], Sequence[Stack]], list[Any]]
 
 @contextmanager
 def crew_for(device: torch.device) -> Iterator[Crew]:
-    """On a CPU as many threads as PyTorch would use, each with one to itself; elsewhere this thread."""
+    """On a CPU as many workers as PyTorch would use threads, each with one thread; elsewhere this thread."""
     if device.type != "cpu":
         yield lambda apply, stacks: [apply(stack) for stack in stacks]
         return
@@ -314,21 +307,21 @@ def crew_for(device: torch.device) -> Iterator[Crew]:
 
 
 def default_chunk(members: Sequence[Member], batch: int, device: torch.device) -> int:
-    """Members of each small stack: on a CPU what the caches hold, with some for every thread; elsewhere all."""
+    """Members of each small stack: on a CPU as many as the caches hold, with some for every thread; elsewhere all."""
     if device.type != "cpu":
         return len(members)
     first = members[0]
-    held = CPU_VALUES // (batch * first.task.n_positions * first.config.width)
-    return max(1, min(held, -(-len(members) // torch.get_num_threads())))
+    in_caches = CPU_VALUES // (batch * first.task.n_positions * first.config.width)
+    return max(1, min(in_caches, -(-len(members) // torch.get_num_threads())))
 
 
 def no_report(members: Sequence[Member], step: int, losses: Sequence[float]) -> None:
-    """Where nobody sees it."""
+    """Report nothing, when nobody would see it."""
 
 
 @contextmanager
 def live_report(total: int, steps: int) -> Iterator[Report]:
-    """A live table of the losses of `total` members, `steps` each, on stderr where that is a terminal."""
+    """A live table of the losses of `total` members, `steps` each, on stderr if that is a terminal."""
     if not sys.stderr.isatty():
         yield no_report
         return

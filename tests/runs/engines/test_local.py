@@ -14,7 +14,6 @@ import torch
 import posbias as pb
 from engine_workloads import Squares, Variables
 from posbias.errors import RunError, UsageError
-from posbias.measurement.measurement import RunOptions
 from posbias.models.loading import load_same
 from posbias.models.networks import random_network
 from posbias.models.weights import network_sha256
@@ -136,10 +135,9 @@ def test_an_abandoned_run_leaves_no_process(tmp_path):
 SCRIPT = """
 import sys, posbias as pb
 from posbias.runs.engines import Local
-from posbias.measurement.measurement import RunOptions
 model = pb.load_model(sys.argv[1])
 prompts = pb.load_prompts("default", model, n_positions=16, count=3)
-options = pb.MeasureOptions(run=RunOptions(engine=Local(workers=2, threads=1)))
+options = pb.MeasureOptions(engine=Local(workers=2, threads=1))
 print(pb.measure(model, prompts, kinds="logit", options=options).per_prompt["logit"].sum().hex())
 """
 
@@ -151,7 +149,7 @@ def test_a_script_without_a_main_guard_may_use_workers(tiny_llama, tmp_path):
     assert (run.returncode, run.stderr) == (0, ""), run.stderr
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=16, count=3)
-    here = pb.MeasureOptions(run=RunOptions(engine=Local(threads=1)))
+    here = pb.MeasureOptions(engine=Local(threads=1))
     expected = pb.measure(model, prompts, kinds="logit", options=here).per_prompt["logit"].sum()
     assert run.stdout.strip() == expected.hex()
 

@@ -12,7 +12,6 @@ import pytest
 import posbias as pb
 from engine_workloads import Squares
 from posbias.errors import UsageError
-from posbias.measurement.measurement import RunOptions
 from posbias.mitigation import MitigateOptions, mitigate
 from posbias.runs.engines import Local, Ray, ray_cluster
 from posbias.runs.parts import PartStore
@@ -58,7 +57,7 @@ def test_two_nodes_give_the_bits_of_this_process_and_survive_the_loss_of_one(clu
     prompts = pb.load_prompts("default", model, n_positions=24, count=6)
 
     def measured(engine):
-        return pb.measure(model, prompts, options=pb.MeasureOptions(run=RunOptions(engine=engine)))
+        return pb.measure(model, prompts, options=pb.MeasureOptions(engine=engine))
 
     here, there = measured(Local(threads=1)), measured(Ray(threads=1, address=cluster.address))
     for kind in here.per_prompt:
@@ -84,7 +83,7 @@ def test_a_measurement_that_loses_a_node_has_the_bits_of_this_process(cluster, t
     prompts = pb.load_prompts("default", model, n_positions=48, count=12)
 
     def measured(engine):
-        return pb.measure(model, prompts, options=pb.MeasureOptions(run=RunOptions(engine=engine)))
+        return pb.measure(model, prompts, options=pb.MeasureOptions(engine=engine))
 
     here = measured(Local(threads=1))
     kept, lost = [], []

@@ -1,4 +1,4 @@
-"""What `attention_statistics` returns: the statistics, as a result that shows itself.
+"""What `attention` returns: the statistics, as a result that shows itself.
 
 The picture is of attention distance by layer, beside what even attention would have (docs/theory, section 6).
 """

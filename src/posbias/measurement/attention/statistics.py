@@ -275,7 +275,7 @@ NUMBER_BYTES = 4
 @checked
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What `attention_statistics` keeps."""
+    """What `attention` keeps."""
 
     sink_thresholds: tuple[float, ...] = (0.2, 0.3)
     """In (0, 1), at least one; 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""

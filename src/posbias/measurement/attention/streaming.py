@@ -1,4 +1,4 @@
-"""`attention_statistics`: one forward pass per prompt, reduced layer by layer while it runs.
+"""`attention`: one forward pass per prompt, reduced layer by layer while it runs.
 
 Kept are sums over prompts of what is large, a row per prompt of what is small, and mean kernels in cells; never an
 array of layers x heads x positions x positions unless it is asked for or small (`AttentionOptions`).
@@ -126,9 +126,7 @@ def working_precision(model: Model) -> torch.dtype:
 
 
 @checked
-def attention_statistics(
-    model: Model, prompts: Prompts, *, options: AttentionOptions | None = None
-) -> MeasuredAttention:
+def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | None = None) -> MeasuredAttention:
     """Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and mixing of a model.
 
     Attention is recomputed from what each attention module reads while the model runs, whatever implementation it

@@ -48,7 +48,7 @@ from posbias.report.tables import Table
 from posbias.runs.parts import below
 from posbias.runs.records import Record
 from posbias.statistics import mean_ends
-from posbias.training import TrainedMember, TrainingOptions
+from posbias.training import Schedule, TrainedMember
 
 PAPER = "position-copy-liu2026"
 FINAL, SPEED = "a low final loss", "fast learning"
@@ -59,7 +59,7 @@ def reproduce_position_copy(settings: object = None) -> Reproduction:
     return reproduced(PAPER, settings, _made)
 
 
-def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: StudySettings) -> Reproduction:
+def _made(members: Sequence[TrainedMember], options: Schedule, settings: StudySettings) -> Reproduction:
     outcomes = position_copy_outcomes(members, seed=settings.seed)
     return position_copy_reproduction(outcomes, steps=options.steps, settings=settings)
 

@@ -44,7 +44,7 @@ from posbias.papers.wu2025.icl_statements import (
 )
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
-from posbias.training import TrainedMember, TrainingOptions
+from posbias.training import Schedule, TrainedMember
 
 NAME = "icl-2502.01951"
 SOURCE = "arXiv 2502.01951, On the Emergence of Position Bias in Transformers (ICML 2025)"
@@ -64,7 +64,7 @@ def reproduce_icl(settings: object = None) -> Reproduction:
     return reproduced(NAME, settings, _made)
 
 
-def _made(members: Sequence[TrainedMember], options: TrainingOptions, settings: StudySettings) -> Reproduction:
+def _made(members: Sequence[TrainedMember], options: Schedule, settings: StudySettings) -> Reproduction:
     outcomes = icl_outcomes(members, seed=settings.seed)
     return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
 
