@@ -24,6 +24,7 @@ from posbias.report.layout import DEMO_NAME, command_of, conditions_of, real_nam
 from posbias.report.tables import Table, condensed, print_notes, print_tables
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import REPORT_FILE, Record, remove_report
+from posbias.runs.results import RESULTS, Result, result_of
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -89,8 +90,9 @@ REPORTS: Registry[Callable[..., Report]] = Registry("report")
 """By verb; runs of other verbs hold profiles."""
 
 
-def report_of(*records: Record) -> Report:
+def report_of(*runs: Result | Record) -> Report:
     """The report of a finished run, or of several that hold profiles, side by side and then one by one."""
+    records = [run.as_run() for run in runs]
     if not records:
         raise UsageError("a report needs at least one run")
     alone = [record.verb for record in records if record.verb in REPORTS]
@@ -101,27 +103,31 @@ def report_of(*records: Record) -> Report:
         raise UsageError(f"the run {first.run_id} did not finish ({first.error}); only finished runs can be drawn")
     make: Callable[..., Report] = REPORTS[alone[0] if alone else PROFILES]
     try:
-        return make(*map(shown_record, records))
+        shown = map(shown_record, records)
+        return make(*(result_of(record) if record.verb in RESULTS else record for record in shown))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(f"the record of run {first.run_id} is damaged: {type(error).__name__} {error}") from None
 
 
-def verdict(record: Record) -> tuple[str, ...]:
+def verdict(run: Result | Record) -> tuple[str, ...]:
     """What a finished run answers, in one to three sentences; of an audit: does the model lose the middle, which end
     does it favour and by how much, what can be done and which theory explains it. No claim without its interval.
 
     Raises:
         UsageError: the run failed, or its record is damaged.
     """
-    return tuple(report_of(record).verdict)
+    return tuple(report_of(run).verdict)
+
+
+Result.wording = verdict
 
 
 @checked
-def write_report(records: Sequence[Record], out: Path, *, png: bool = False) -> Path:
+def write_report(runs: Sequence[Result | Record], out: Path, *, png: bool = False) -> Path:
     """Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
 
     Args:
-        records: Finished runs; several that hold profiles are shown side by side and then one by one.
+        runs: Finished runs; several that hold profiles are shown side by side and then one by one.
         out: Made where missing.
         png: Whether every figure is drawn as a PNG, too, about .3 s each.
 
@@ -133,9 +139,9 @@ def write_report(records: Sequence[Record], out: Path, *, png: bool = False) -> 
             others.
         RunError: the files cannot be written.
     """
-    report = report_of(*records)
+    report = report_of(*runs)
     pictures = _pictures(report) if png else {}
-    related: dict[str, str] = records[0].resolved.get("related", {}) if len(records) == 1 else {}
+    related: dict[str, str] = runs[0].as_run().resolved.get("related", {}) if len(runs) == 1 else {}
     links = {printable(name): place for name, place in related.items() if (out / place).is_file()}
     page = html_of(report, links=links)
     try:
@@ -200,7 +206,7 @@ def show_report(report: Report, console: "Console") -> None:
 
 
 @checked
-def conclude(record: Record, directory: Path, *, found: bool = False) -> Path:
+def conclude(run: Result | Record, directory: Path, *, found: bool = False) -> Path:
     """The end of every run: its record is saved, its report drawn, and the pieces they are made of are removed.
 
     A record that was `found` finished in the directory stays as it is. Returns the path of the page.
@@ -208,7 +214,7 @@ def conclude(record: Record, directory: Path, *, found: bool = False) -> Path:
     if found:
         remove_report(directory)
     else:
-        record.write_run(directory)
-    page = write_report([record], directory)
+        run.as_run().write_run(directory)
+    page = write_report([run], directory)
     clear_parts(directory)
     return page
