@@ -10,7 +10,7 @@ HEADER = """# Study: claims, put to the test
 **Question:** which statements on position bias, published ones and our own on design, hold in a numerical experiment?
 **Answer:** {tally}. Each
 has its number, what was computed, what holds more sharply, and the assumption whose violation changes the verdict.
-What a verdict means: [docs/claims.md](../../docs/claims.md). Made by `python studies/claims/make_claims.py` (seed 0).
+What a verdict means: [docs/verify.md](../../docs/verify.md). Made by `python studies/claims/make_claims.py` (seed 0).
 
 Positions are 0-based, t counts from 0 (t + 1 layers), d is the distance query - key, eps the smallest admissible
 attention weight.

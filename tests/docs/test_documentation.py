@@ -148,8 +148,8 @@ def test_a_path_of_one_machine_is_found():
 
 
 def test_commands_are_found_in_fences_and_in_the_text():
-    assert any("--encoding alibi" in line for line in commands(ROOT / "README.md"))
-    assert len(commands(DOCS / "theories.md")) >= 8
+    assert any("--encoding alibi" in line for line in commands(DOCS / "compare.md"))
+    assert len(commands(DOCS / "predict.md")) >= 8
 
 
 def test_the_reference_has_every_public_name():
@@ -158,7 +158,7 @@ def test_the_reference_has_every_public_name():
 
 
 def test_every_theory_has_its_section_its_picture_and_says_when_to_trust_it():
-    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## )", (DOCS / "theories.md").read_text(), re.M | re.S))
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## )", (DOCS / "predict.md").read_text(), re.M | re.S))
     assert set(sections) == {*known_theories(), "attention_rollout"}
     for name, section in sections.items():
         assert f"(images/{name}.png)" in section

@@ -8,7 +8,7 @@ from posbias.papers.claims import claim_generator
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "studies" / "claims" / "README.md"
-GUIDE = ROOT / "docs" / "claims.md"
+GUIDE = ROOT / "docs" / "verify.md"
 QUICK = ("birth-2603.10123/claim-1-closed-form", "birth-2603.10123/claim-2-dead-zone", "wu2025/theorem-4.5")
 
 
