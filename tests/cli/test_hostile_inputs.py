@@ -14,7 +14,7 @@ import pytest
 import posbias as pb
 from posbias.cli.output import LONGEST, error_line
 from posbias.limits import READ_BYTES, Limit
-from posbias.prompts.chat import render_conversation
+from posbias.prompts.templates import render_conversation
 
 STUDY = "task: position_copy(target=0, context={context}, vocabulary=5)\nmodel: {{depth: {depth}, width: {width}}}\n"
 LAUGHS = "a: &a [lol, lol]\n" + "".join(

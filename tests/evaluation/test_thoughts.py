@@ -14,7 +14,6 @@ from tokenizers import AddedToken
 import posbias as pb
 from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
-from posbias.chat_templates import with_template_options
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions, Evaluation, evaluate, evaluation_record, measured_use
 from posbias.evaluation.responders import LocalResponder, Request, ServerOptions, ServerResponder
@@ -23,6 +22,7 @@ from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, o
 from posbias.evaluation.spans import encoded_prompt
 from posbias.mitigation.fitting.calibration import answer_logprob
 from posbias.mitigation.fitting.fit import encoded_answers
+from posbias.prompts.templates import with_template_options
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import Documents
 

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posbias.chat_templates import with_template_options
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.memory import peak_bytes
@@ -42,6 +41,7 @@ from posbias.models.sources import (
     resolve_source,
 )
 from posbias.models.weights import first_not_finite, network_sha256, quantised
+from posbias.prompts.templates import with_template_options
 
 CACHED_MODEL = "models--"
 """How the hub's cache begins the name of a model's directory: models--ORGANISATION--NAME/snapshots/COMMIT."""

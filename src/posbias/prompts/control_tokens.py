@@ -20,14 +20,14 @@ USUAL = re.compile(
     r"<\|[\w./ -]{1,40}\|>|</?s>|<(?:bos|eos|pad|unk|mask)>|<(?:start|end)_of_(?:turn|image|audio)>|\[/?INST\]"
     r"|<</?SYS>>|<｜[\w▁ ]{1,40}｜>|\[(?:CLS|SEP|PAD|MASK|UNK)\]"
 )
-"""How control tokens are usually spelled, for a model on a server, whose tokenizer is not known."""
+"""The usual spellings of control tokens, for a model on a server, whose tokenizer is not known."""
 LEAD = "\n"
-"""What stands before a piece of a text while it is tokenised: some tokenizers put a space before the first word."""
+"""Put before a piece of a text while it is tokenised: some tokenizers put a space before the first word."""
 PRIVATE = range(0xE000, 0xF900)
 """Characters that mean nothing to anyone: two of them mark in a message what it spells, until it is rendered."""
 
 _KNOWN: "WeakKeyDictionary[Any, tuple[tuple[int, str], re.Pattern[str]]]" = WeakKeyDictionary()
-"""Patterns by tokenizer, with what each was made from: making one takes milliseconds, and every prompt asks."""
+"""Patterns by tokenizer, with the data that each was made from: making one takes milliseconds, every prompt asks."""
 
 
 class Tokenised(NamedTuple):
@@ -39,7 +39,7 @@ class Tokenised(NamedTuple):
 
 
 def control_pattern(tokenizer: Any) -> re.Pattern[str]:
-    """Finds the control tokens that a text spells; without a tokenizer those in usual spellings.
+    """A pattern that finds the control tokens a text spells; without a tokenizer those in usual spellings.
 
     They are the tokenizer's special tokens, and the added ones that its chat template spells; blanks and words are not.
     """
@@ -47,9 +47,9 @@ def control_pattern(tokenizer: Any) -> re.Pattern[str]:
         return USUAL
     template = str(getattr(tokenizer, "chat_template", None) or "")
     made_from = len(tokenizer) if hasattr(tokenizer, "__len__") else 0, template
-    known = _KNOWN.get(tokenizer) if isinstance(tokenizer, Hashable) else None
-    if known is not None and known[0] == made_from:
-        return known[1]
+    entry = _KNOWN.get(tokenizer) if isinstance(tokenizer, Hashable) else None
+    if entry is not None and entry[0] == made_from:
+        return entry[1]
     pattern = re.compile("|".join(_spellings(tokenizer, template)) or r"(?!)")
     if isinstance(tokenizer, Hashable):
         _KNOWN[tokenizer] = made_from, pattern
@@ -57,12 +57,12 @@ def control_pattern(tokenizer: Any) -> re.Pattern[str]:
 
 
 def special_pattern(tokenizer: Any) -> re.Pattern[str]:
-    """Finds special tokens alone, without the added ones that a chat template may look for in messages."""
+    """A pattern that finds special tokens alone, without the added ones that a template may look for in messages."""
     return re.compile("|".join(_spellings(tokenizer, "")) or r"(?!)")
 
 
 def _spellings(tokenizer: Any, template: str) -> list[str]:
-    """Of control tokens, as patterns, longer ones first."""
+    """Spellings of control tokens as patterns, longer ones first."""
     special = {str(token) for token in getattr(tokenizer, "all_special_tokens", ())}
     for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
         written = token.content in template and not token.content.isspace() and not token.content.isalnum()
@@ -72,14 +72,14 @@ def _spellings(tokenizer: Any, template: str) -> list[str]:
 
 
 def spelled_in(text: str, tokenizer: Any) -> tuple[Span, ...]:
-    """Where a text spells control tokens."""
+    """Spans in which a text spells control tokens."""
     return tuple(match.span() for match in control_pattern(tokenizer).finditer(text))
 
 
 def tokenised(text: str, tokenizer: Any, ordinary: Sequence[Span] = (), *, offsets: bool = False) -> Tokenised:
-    """A text in tokens, without special ones around it; control tokens spelled in `ordinary` spans are ordinary text.
+    """Tokenise a text, without special tokens around it; control tokens spelled in `ordinary` spans are ordinary text.
 
-    `offsets` are asked of a tokenizer that knows them.
+    Only a tokenizer that knows `offsets` may be asked for them.
     """
     token_ids: list[int] = []
     places: list[Span] = []
@@ -98,9 +98,11 @@ def _read(piece: str, tokenizer: Any, *, behind: bool, offsets: bool) -> Tokenis
     """A piece of a text as the tokenizer reads it `behind` other text."""
 
     def read(text: str) -> Tokenised:
-        asked = {"return_offsets_mapping": True} if offsets else {}
-        found = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False, **asked)
-        return Tokenised(list(found["input_ids"]), [tuple(place) for place in found["offset_mapping"]] if asked else [])
+        options = {"return_offsets_mapping": True} if offsets else {}
+        encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False, **options)
+        return Tokenised(
+            list(encoded["input_ids"]), [tuple(place) for place in encoded["offset_mapping"]] if options else []
+        )
 
     if not behind:
         return read(piece)
@@ -115,7 +117,7 @@ def _read(piece: str, tokenizer: Any, *, behind: bool, offsets: bool) -> Tokenis
 
 
 def _ordinary(piece: str, tokenizer: Any, *, behind: bool, offsets: bool) -> Tokenised:
-    """The spelling of a control token as text; each of its tokens is placed over all of it."""
+    """Tokenise the spelling of a control token as text; each of its tokens is placed over all of it."""
     if getattr(tokenizer, "is_fast", False):
         backend = tokenizer.backend_tokenizer
 
@@ -147,32 +149,32 @@ class Marks:
         self._pattern = pattern
         texts = list(_texts(messages))
         self.needed = any(map(self._pattern.search, texts))
-        """Whether any message spells a control token."""
+        """Set if any message spells a control token."""
         free = (chr(code) for code in PRIVATE if not any(chr(code) in text for text in texts))
         self._open, self._close = next(free, ""), next(free, "")
         if self.needed and not self._close:
             raise UsageError("a conversation that spells control tokens holds every private-use character as well")
 
     def marked(self, value: Any) -> Any:
-        """Messages, or any part of one, with marks."""
+        """Mark messages, or any part of one."""
         if isinstance(value, str):
-            return self._pattern.sub(lambda found: f"{self._open}{found[0]}{self._close}", value)
+            return self._pattern.sub(lambda match: f"{self._open}{match[0]}{self._close}", value)
         if isinstance(value, dict):
             return {name: self.marked(part) for name, part in value.items()}
         return [self.marked(part) for part in value] if isinstance(value, list | tuple) else value
 
     def unmarked(self, text: str) -> tuple[str, tuple[Span, ...]]:
-        """A rendered text without marks, and where it spells what messages spelled."""
-        spans, plain, done = [], "", 0
-        for match in re.finditer(f"{self._open}({self._pattern.pattern}){self._close}", text):
-            plain += self._without(text[done : match.start()])
-            spans.append((len(plain), len(plain) + len(match[1])))
-            plain, done = plain + match[1], match.end()
-        return plain + self._without(text[done:]), tuple(spans)
+        """Take the marks off a rendered text, and return the spans of the control tokens that messages spelled."""
 
-    def _without(self, text: str) -> str:
-        """Without the marks of a token that a template took apart."""
-        return text.replace(self._open, "").replace(self._close, "")
+        def bare(text: str) -> str:  # a template may have taken a marked token apart
+            return text.replace(self._open, "").replace(self._close, "")
+
+        spans, plain, end = [], "", 0
+        for match in re.finditer(f"{self._open}({self._pattern.pattern}){self._close}", text):
+            plain += bare(text[end : match.start()])
+            spans.append((len(plain), len(plain) + len(match[1])))
+            plain, end = plain + match[1], match.end()
+        return plain + bare(text[end:]), tuple(spans)
 
 
 def _texts(value: Any) -> Iterable[str]:

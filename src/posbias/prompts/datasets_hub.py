@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from posbias.errors import UsageError
+from posbias.errors import UsageError, one_line
 from posbias.prompts.sources import Document, Group, as_documents, choose_field
 
 SCHEME = "hf:"
@@ -36,10 +36,10 @@ class DatasetName:
 
     @property
     def name(self) -> str:
-        """For records and messages: of a directory its base name only."""
-        known = Path(self.id).resolve().name if Path(self.id).is_dir() else self.id
+        """Name in records and messages; only the base name of a directory."""
+        owner = Path(self.id).resolve().name if Path(self.id).is_dir() else self.id
         config = f"[{self.config}]" if self.config else ""
-        return f"{SCHEME}{known}{config}:{self.split}{f'#{self.field}' if self.field else ''}"
+        return f"{SCHEME}{owner}{config}:{self.split}{f'#{self.field}' if self.field else ''}"
 
 
 def parse_dataset(text: str) -> DatasetName:
@@ -96,7 +96,7 @@ class _Rows:
         try:
             return list(islice(self.stream, count))
         except Exception as error:  # whatever a broken connection or a damaged file may raise
-            raise UsageError(f"cannot read {self.name}: {_one_line(error)}") from None
+            raise UsageError(f"cannot read {self.name}: {one_line(error)}") from None
 
 
 def _open(dataset: DatasetName, seed: int) -> Iterator[dict[str, Any]]:
@@ -112,11 +112,7 @@ def _open(dataset: DatasetName, seed: int) -> Iterator[dict[str, Any]]:
         stream = datasets.load_dataset(dataset.id, dataset.config, split=dataset.split, streaming=True)
         return iter(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER))
     except Exception as error:  # the library raises its own, Hugging Face's and the file formats' errors
-        raise UsageError(f"prompts {dataset.name!r} cannot be had: {_one_line(error)}") from None
+        raise UsageError(f"prompts {dataset.name!r} cannot be had: {one_line(error)}") from None
     finally:
         if not watched:
             datasets.enable_progress_bars()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -138,7 +138,7 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
 
 
 def _spelled(windows: Int64[np.ndarray, "count length"], model: TokenModel) -> tuple[tuple[str, ...], ...]:
-    """What drawn windows spell of control tokens; documents of ready token ids, which may hold some, spell none."""
+    """Control tokens that drawn windows spell; documents of ready token ids, which may hold some, spell none."""
     if model.tokenizer is None:
         return ()
     special = set(getattr(model.tokenizer, "all_special_ids", ()))
@@ -165,25 +165,25 @@ def _ready(
 
 
 def _drawer(groups: list[Group], model: TokenModel, length: int, *, seed: int, starts_only: bool) -> "WindowDrawer":
-    """Draws windows of checked token ids, no two of which say the same.
+    """Draws windows of checked token ids, no two of them alike.
 
-    Two windows do whose text without case and white space is equal, or else whose token ids are.
+    Windows are alike if their texts without case and white space are equal, or, without a text, their token ids.
     """
 
     def to_token_ids(documents: list[Document], name: str) -> list[Int64[np.ndarray, "_"]]:
         texts = [document for document in documents if isinstance(document, str)]
         ready = [document for document in documents if not isinstance(document, str)]
-        found = tokenise(texts, model.tokenizer) + ready
-        for token_ids in found:
+        token_lists = tokenise(texts, model.tokenizer) + ready
+        for token_ids in token_lists:
             check_vocabulary(token_ids, model, name)
-        return found
+        return token_lists
 
     def text_of(window: Int64[np.ndarray, "length"]) -> bytes:
         text: str = model.tokenizer.decode(window.tolist(), clean_up_tokenization_spaces=False)
         return "".join(text.split()).casefold().encode() or bytes(window)
 
-    same = bytes if model.tokenizer is None else text_of
-    return WindowDrawer(groups, to_token_ids, length, seed, starts_only=starts_only, same=same)
+    key = bytes if model.tokenizer is None else text_of
+    return WindowDrawer(groups, to_token_ids, length, seed, starts_only=starts_only, key=key)
 
 
 def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, list[Group]]:
@@ -215,7 +215,7 @@ class _Long:
 
     token_ids: Int64[np.ndarray, "_"]
     offset: int
-    """Where its non-overlapping windows begin."""
+    """Begin of the first of its non-overlapping windows."""
 
 
 @dataclass
@@ -229,24 +229,24 @@ class WindowDrawer:
     seed: int
     starts_only: bool = False
     """Take the first window of each document and no other."""
-    same: Callable[[Window], bytes] = bytes
-    """What makes two windows the same: equal values of this."""
+    key: Callable[[Window], bytes] = bytes
+    """Windows with an equal key are alike."""
     duplicates: int = 0
-    """Windows passed over so far because another one was the same."""
+    """Windows passed over so far because they were like another one."""
     longest: int = 0
     """Tokens of the longest document seen so far; all have been seen when the drawing ends."""
-    _kept: dict[int, list[_Long]] = field(default_factory=dict)
+    _long: dict[int, list[_Long]] = field(default_factory=dict)
 
     def draw(self) -> Iterator[Window]:
         """Windows until every distinct one has been drawn."""
         order = self._generator(0).permutation(len(self.groups)).tolist()
-        seen: set[bytes] = set()
+        digests: set[bytes] = set()
         for window in chain(take_turns(map(self._disjoint, order)), take_turns(map(self._others, order))):
-            key = hashlib.blake2b(self.same(window), digest_size=16).digest()
-            if key in seen:
+            digest = hashlib.blake2b(self.key(window), digest_size=16).digest()
+            if digest in digests:
                 self.duplicates += 1
                 continue
-            seen.add(key)
+            digests.add(digest)
             yield window
 
     def _generator(self, *path: int) -> np.random.Generator:
@@ -269,7 +269,7 @@ class WindowDrawer:
             for token_ids in documents
             if len(token_ids) >= self.length
         ]
-        self._kept.setdefault(group, []).extend(long)
+        self._long.setdefault(group, []).extend(long)
         order = generator.permutation(len(long)).tolist()
         if self.starts_only:
             yield from (long[k].token_ids[: self.length] for k in order)
@@ -283,13 +283,13 @@ class WindowDrawer:
             return iter(())
         return take_turns(
             self._cut(long, self._other_starts(long, self._generator(3, group, number)))
-            for number, long in enumerate(self._kept.get(group, []))
+            for number, long in enumerate(self._long.get(group, []))
         )
 
     def _other_starts(self, long: _Long, generator: np.random.Generator) -> Int64[np.ndarray, "_"]:
         starts = generator.permutation(len(long.token_ids) - self.length + 1)
-        steps, rest = np.divmod(starts - long.offset, self.length)
-        used = (rest == 0) & (steps >= 0) & (steps < len(long.token_ids) // self.length)
+        steps, offsets = np.divmod(starts - long.offset, self.length)
+        used = (offsets == 0) & (steps >= 0) & (steps < len(long.token_ids) // self.length)
         return np.asarray(starts[~used], dtype=np.int64)
 
     def _cut(self, long: _Long, starts: Int64[np.ndarray, "_"]) -> Iterator[Window]:

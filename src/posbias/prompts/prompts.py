@@ -31,18 +31,18 @@ EMBEDDED = 1 << 24
 
 @runtime_checkable
 class TokenModel(Protocol):
-    """What prompts need to know of a model; `posbias.models.model.Model` has it."""
+    """The part of a model that prompts need to know; `posbias.models.model.Model` has it."""
 
     tokenizer: Any
     """A Hugging Face tokenizer, or None for a model that only takes token ids."""
     vocabulary_size: int
     """Valid token ids are 0 ... vocabulary_size - 1."""
     max_positions: int | None
-    """Longest input in tokens; None where unbounded."""
+    """Longest input in tokens; None if unbounded."""
 
 
 def why_no_tokenizer(model: Any) -> str:
-    """Why a model has no tokenizer, as it was loaded; of one that does not say, that it has none."""
+    """Why a model has no tokenizer, as far as it was found when the model was loaded."""
     return str(getattr(model, "no_tokenizer", "the model has no tokenizer"))
 
 
@@ -63,18 +63,18 @@ class Prompts:
 
     token_ids: Int64[np.ndarray, "count n_positions"]
     source: str = "token ids"
-    """Where they came from: "default", a file name, "token ids"."""
+    """The source of the tokens: "default", a file name, "token ids"."""
     seed: int | None = None
-    """The seed that chose the windows; None where nothing was drawn."""
+    """The seed that chose the windows; None if nothing was drawn."""
     prefix: tuple[int, ...] = ()
     """Special tokens (usually one BOS) that open every prompt because the tokenizer puts them before any text."""
     windows: str | None = None
-    """"random" or "starts", where windows were drawn from documents."""
+    """"random" or "starts", if windows were drawn from documents."""
     duplicates: int = 0
-    """Windows passed over while drawing because their text was there already, but for case and white space; of a file
-    of conversations, those passed over because their rendered text was."""
+    """Windows passed over while drawing because their text was there already, but for case and white space; or, from a
+    file of conversations, those whose rendered text was there already."""
     control_tokens: tuple[tuple[str, ...], ...] = ()
-    """What the text of each prompt spells of the model's control tokens, as ordinary text; empty: not known."""
+    """Control tokens of the model that the text of each prompt spells, as ordinary text; empty: not known."""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 2 or self.token_ids.size == 0:
@@ -87,7 +87,7 @@ class Prompts:
 
     @property
     def count(self) -> int:
-        """How many prompts."""
+        """Number of prompts."""
         return int(self.token_ids.shape[0])
 
     @property
@@ -102,12 +102,14 @@ class Prompts:
 
     @property
     def python(self) -> str:
-        """What draws them again for the model `model`, a file by its last name; `prompts` where they were in hand."""
+        """A call that draws them again for `model`, a file by its last name; `prompts` if they were in hand."""
         if self.seed is None:
             return "prompts"
         name, shuffled, _ = self.source.partition(SHUFFLED.format(seed=self.seed))
-        given = changed_fields(PromptSource(name, self.windows or "random", bool(shuffled)), without=("source",))
-        source = f"posbias.prompts.prompts.PromptSource({', '.join([repr(name), *given])})" if given else repr(name)
+        settings = changed_fields(PromptSource(name, self.windows or "random", bool(shuffled)), without=("source",))
+        source = (
+            f"posbias.prompts.prompts.PromptSource({', '.join([repr(name), *settings])})" if settings else repr(name)
+        )
         size = f"n_positions={self.n_positions}, count={self.count}, seed={self.seed}"
         return f"posbias.load_prompts({source}, model, {size})"
 
@@ -129,10 +131,10 @@ class Prompts:
 @checked
 @dataclass(frozen=True)
 class PromptSource:
-    """What `load_prompts` takes in place of a bare source, where the defaults do not fit."""
+    """A source for `load_prompts`, with settings other than the defaults."""
 
     source: Any = "default"
-    """As `load_prompts` takes it."""
+    """Any source that `load_prompts` takes."""
     windows: str = "random"
     """"random": anywhere in a document; "starts": the first tokens of each document, one window a document."""
     shuffle: bool = False
@@ -147,9 +149,9 @@ class PromptSource:
 def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
     """Prompts of uniform random tokens.
 
-    Tokens are drawn from the whole vocabulary; where the tokenizer is known, without its special tokens and without
-    embedding rows it has no token for; where the model can be asked, without tokens whose embedding is exactly zero
-    (padding), which have no mixing. Within a prompt they are distinct where the vocabulary allows it, otherwise
+    Tokens are drawn from the whole vocabulary; if the tokenizer is known, without its special tokens and without
+    embedding rows it has no token for; if the model can be asked, without tokens whose embedding is exactly zero
+    (padding), which have no mixing. Within a prompt they are distinct if the vocabulary allows it, otherwise
     independent. The first prompts are the same for every count. Arguments as `load_prompts`.
     """
     check_request(model, n_positions=n_positions, count=count, seed=seed)
@@ -166,7 +168,7 @@ def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: 
 
 
 def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
-    """The same prompts with the tokens of each in random order; the special tokens that open them stay in place."""
+    """Put the tokens of each prompt into random order; the special tokens that open them stay in place."""
     check_seed(seed)
     fixed = len(prompts.prefix)
     token_ids = prompts.token_ids.copy()
@@ -176,14 +178,14 @@ def shuffled(prompts: Prompts, seed: int = 0) -> Prompts:
 
 
 def embedded_tokens(token_ids: Int64[np.ndarray, "_"], model: TokenModel) -> Int64[np.ndarray, "_"]:
-    """Those with a vector that is not zero; all of them where there is none, or where the model cannot be asked."""
+    """Token ids with a vector that is not zero; all of them if there is none, or if the model cannot be asked."""
     if not hasattr(model, "embed"):
         return token_ids
     whole: Any = model
     step = max(EMBEDDED // whole.width, 1)
     chunks = [token_ids[start : start + step] for start in range(0, len(token_ids), step)]
-    known = [whole.embed(whole.token_tensor([chunk.tolist()]))[0].any(-1).cpu().numpy() for chunk in chunks]
-    embedded = token_ids[np.concatenate(known)]
+    has_vector = [whole.embed(whole.token_tensor([chunk.tolist()]))[0].any(-1).cpu().numpy() for chunk in chunks]
+    embedded = token_ids[np.concatenate(has_vector)]
     return embedded if len(embedded) else token_ids
 
 
@@ -191,9 +193,9 @@ def check_vocabulary(token_ids: Int[np.ndarray, "..."], model: TokenModel, sourc
     """Refuse token ids the model has no embedding for; the message names the first one."""
     wrong = np.argwhere((token_ids < 0) | (token_ids >= model.vocabulary_size))
     if len(wrong):
-        found = token_ids[tuple(wrong[0])]
+        first = token_ids[tuple(wrong[0])]
         raise UsageError(
-            f"{source}: token id {found} is outside the model's vocabulary 0 ... {model.vocabulary_size - 1}"
+            f"{source}: token id {first} is outside the model's vocabulary 0 ... {model.vocabulary_size - 1}"
         )
 
 
@@ -227,17 +229,17 @@ def tokenise(
 ) -> list[Int64[np.ndarray, "_"]]:
     """Token ids of each text, no special tokens added, no length limit.
 
-    `ordinary`: in each text, where the spelling of a control token is not one (`control_tokens.py`); None: wherever.
+    `ordinary`: spans of each text in which the spelling of a control token is not one (`control_tokens.py`); None: all.
     """
     if ordinary is None:
         ordinary = [spelled_in(text, tokenizer) for text in texts]
     plain = [text for text, spans in zip(texts, ordinary, strict=True) if not spans]
-    found: Iterator[list[int]] = iter(())
+    encoded: Iterator[list[int]] = iter(())
     if plain:
-        asked = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        found = iter(tokenizer(plain, **asked)["input_ids"])
+        options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+        encoded = iter(tokenizer(plain, **options)["input_ids"])
     return [
-        np.asarray(tokenised(text, tokenizer, spans).token_ids if spans else next(found), dtype=np.int64)
+        np.asarray(tokenised(text, tokenizer, spans).token_ids if spans else next(encoded), dtype=np.int64)
         for text, spans in zip(texts, ordinary, strict=True)
     ]
 
@@ -247,5 +249,5 @@ def _row_lengths(values: Any) -> str:
         lengths = [len(row) for row in values]
     except TypeError:
         return ""
-    other = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
-    return "" if other is None else f": row 0 has {lengths[0]} values, row {other} has {lengths[other]}"
+    differing = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
+    return "" if differing is None else f": row 0 has {lengths[0]} values, row {differing} has {lengths[differing]}"

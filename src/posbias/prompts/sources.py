@@ -1,4 +1,4 @@
-"""Where prompts come from: the default corpus, text files, JSON lines and Parquet, as groups of documents.
+"""Sources of prompts: the default corpus, text files, JSON lines and Parquet, as groups of documents.
 
 They are read a segment at a time: a part of a file small enough to hold in memory; only the segments that windows are
 drawn from are read. In a text file a line that holds only a form feed (U+000C) ends one document and begins the next.
@@ -54,20 +54,20 @@ class Group:
     """Documents of one origin; windows are spread evenly over groups."""
 
     name: str
-    """For messages: the file name."""
+    """Name in messages: the file's."""
     segments: tuple[Callable[[], list[Document]], ...]
     """Each call reads one segment and returns its documents, without empty ones."""
     is_text: bool = True
-    """Whether documents are texts; otherwise token ids."""
+    """Set if documents are texts; otherwise they are token ids."""
     ended: Callable[[], bool] = bool
-    """Whether all further segments are known to be empty, as where a stream has ended."""
+    """Tells whether all further segments are known to be empty, as at the end of a stream."""
 
 
 def default_corpus(names: str = "") -> list[Group]:
     """The corpus inside the package, one group per file; see corpus/SOURCES.md.
 
     Args:
-        names: Of the files wanted, separated by commas; none: all.
+        names: Names of files, separated by commas; none: all.
 
     Raises:
         UsageError: no file has such a name.
@@ -78,16 +78,16 @@ def default_corpus(names: str = "") -> list[Group]:
     def read(entry: Traversable) -> list[Document]:
         return documents_of(entry.read_text(encoding="utf-8"))
 
-    known = [entry.name.removesuffix(".txt") for entry in files]
-    wanted = names.split(",") if names else known
-    unknown = [name for name in wanted if name not in known]
+    titles = [entry.name.removesuffix(".txt") for entry in files]
+    chosen = names.split(",") if names else titles
+    unknown = [name for name in chosen if name not in titles]
     if unknown:
-        raise UsageError(f"the default corpus has no {unknown[0]!r}; allowed: {', '.join(known)}")
-    return [Group(entry.name, (partial(read, entry),)) for entry in files if entry.name.removesuffix(".txt") in wanted]
+        raise UsageError(f"the default corpus has no {unknown[0]!r}; allowed: {', '.join(titles)}")
+    return [Group(entry.name, (partial(read, entry),)) for entry in files if entry.name.removesuffix(".txt") in chosen]
 
 
 def text_file(path: Path, n_positions: int, *, starts: bool = False) -> Group:
-    """A UTF-8 text file, by byte ranges; with `starts` only by such as begin where a document does."""
+    """A UTF-8 text file, by byte ranges; with `starts` only by ranges that begin where a document does."""
     cuts = document_ranges(path, n_positions) if starts else byte_ranges(path, n_positions)
     return Group(path.name, tuple(partial(_read_text, path, *cut, cut_anywhere=not starts) for cut in cuts))
 
@@ -165,17 +165,17 @@ def _read_text(path: Path, start: int, stop: int, *, cut_anywhere: bool = True) 
     return documents_of(text)
 
 
-def choose_field(chosen: str | None, known: Sequence[str], source: str) -> str:
-    """The field to read; where it is not there, the message lists the known ones."""
+def choose_field(chosen: str | None, fields: Sequence[str], source: str) -> str:
+    """The field to read; if it is not there, the message lists the known ones."""
     for field in (chosen,) if chosen else DEFAULT_FIELDS:
-        if field in known:
+        if field in fields:
             return field
-    wanted = repr(chosen) if chosen else "'text' or 'token_ids'"
-    raise UsageError(f"{source}: no field {wanted}; known: {', '.join(known) or 'none'} (choose one by FILE#FIELD)")
+    missing = repr(chosen) if chosen else "'text' or 'token_ids'"
+    raise UsageError(f"{source}: no field {missing}; known: {', '.join(fields) or 'none'} (choose one by FILE#FIELD)")
 
 
 def as_documents(value: Any, is_text: bool, where: Callable[[], str]) -> list[Document]:
-    """A document, checked to be text or token ids as expected; none where it is blank. `where()` names the record."""
+    """A document, checked to be text or token ids as expected; none if it is blank. `where()` names the record."""
     if value == [] or (isinstance(value, str) and not value.strip()):
         return []
     if is_text:
@@ -271,7 +271,7 @@ def _open_parquet(path: Path, dictionaries: list[str] | None = None) -> Any:
 
 
 def _holds_text(kind: Any, source: str) -> bool:
-    """Whether an Arrow type is text, not lists of whole numbers; others are refused."""
+    """Tell whether an Arrow type is text, not lists of whole numbers; others are refused."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -315,7 +315,7 @@ def _read_batches(path: Path, column: str, is_text: bool, batches: list[Batch]) 
 
 
 def _decoded_bytes(values: Any) -> int:
-    """What records take as text or numbers; a text that is stored once and repeated counts each time."""
+    """Bytes of records as text or numbers; a text that is stored once and repeated counts each time."""
     from pyarrow import compute, types
 
     if not types.is_dictionary(values.type):
@@ -326,15 +326,15 @@ def _decoded_bytes(values: Any) -> int:
 
 def _rows(path: Path, file: Any, column: str, batch: Batch) -> Iterator[tuple[int, Any]]:
     """The numbered rows of one batch; Arrow may hand them over in smaller portions than asked."""
-    row_group, wanted, rows = batch
-    first, stop = wanted * rows, (wanted + 1) * rows
+    row_group, index, rows = batch
+    first, stop = index * rows, (index + 1) * rows
     row = 0
     for portion in file.iter_batches(batch_size=rows, row_groups=[row_group], columns=[column]):
         if row >= stop:
             return
         if row + len(portion) > first:
-            what = f"{str(path)!r}, row group {row_group}: a batch of {len(portion)} records"
-            PARQUET_BYTES.check(what, _decoded_bytes(portion.column(0)))
+            portion_name = f"{str(path)!r}, row group {row_group}: a batch of {len(portion)} records"
+            PARQUET_BYTES.check(portion_name, _decoded_bytes(portion.column(0)))
             values = enumerate(portion.column(0).to_pylist(), start=row)
             yield from ((number, value) for number, value in values if first <= number < stop)
         row += len(portion)

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from posbias.chat_templates import check_template_options
 from posbias.checks import check_choice, check_size, check_whole
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.masking import SECRET, Mask
@@ -33,6 +32,7 @@ from posbias.evaluation.responders.refusals import RefusedError, SaidError, mean
 from posbias.evaluation.responders.server_answers import FailedError, Kind, MalformedError, read_answer
 from posbias.limits import AT_ONCE, REPEATS
 from posbias.progress import announce, report
+from posbias.prompts.templates import check_template_options
 from posbias.runs.engines.engine import KEY_NAME
 
 KINDS = {"chat": "chat/completions", "text": "completions"}

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posbias.chat_templates import with_template_options
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import REFUSED, SKIPPED, AnswerScore, Reply, Request, Responder, Response
@@ -36,6 +35,7 @@ from posbias.evaluation.responders.server_answers import (
     score_of,
 )
 from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED, Told, opens_thoughts, told_apart
+from posbias.prompts.templates import with_template_options
 from posbias.tasks.language import rendered
 
 LISTED = 5

@@ -17,14 +17,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from posbias.chat_templates import check_template
 from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.files import check_text, json_object, open_file, read_lines
 from posbias.limits import EXAMPLES, ITEMS
-from posbias.prompts.chat import Rendered, render_conversation
 from posbias.prompts.control_tokens import control_pattern, spelled_in, tokenised
 from posbias.prompts.prompts import opening
+from posbias.prompts.templates import Rendered, check_template, render_conversation
 from posbias.registry import Registry
 from posbias.tasks.language.answers import SCORERS
 
