@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from posbias.architecture import Architecture
 from posbias.errors import UsageError
+from posbias.theory.kernels import dense_heads
 from posbias.theory.rollout import (
     Rollout,
     rollout_profile,
@@ -27,11 +28,11 @@ ALL_ENCODINGS = ["none", "alibi", "decay(rate=0.8)", "kerple_power", "t5_buckets
 
 
 def dense_layers(architecture: Architecture, n_positions: int) -> list[np.ndarray]:
-    rollout = Rollout(architecture, n_positions)
-    return [
-        (1 - mixing) * np.eye(n_positions) + mixing * kernel.matrix()
-        for mixing, kernel in zip(rollout.mixing, rollout.kernels, strict=True)
-    ]
+    layers = []
+    for mixing, groups in zip(architecture.layer_mixing, architecture.head_groups, strict=True):
+        attention = sum(dense_heads(group, n_positions).sum(axis=0) for group in groups) / architecture.heads
+        layers.append((1 - mixing) * np.eye(n_positions) + mixing * attention)
+    return layers
 
 
 def product(layers: list[np.ndarray]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a theory is, and what it predicts: a registered frozen class whose fields are its parameters.
+"""`Theory`, a registered frozen class whose fields are its parameters, and `Prediction`, the profile it predicts.
 
 A theory of an architecture is spelled by its name, one of a model with its parameters as a literal call:
 `power_rollout(form=isotropic, key_path=False)`.
@@ -27,51 +27,50 @@ THEORIES: Registry["Theory"] = Registry("theory")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(Showing):
-    """A theory's profile and what it was computed for."""
+    """A theory's profile, with the settings it was computed for."""
 
     profile: Profile
     """Influence of every input position on the last one."""
     theory: str
     """Name in `THEORIES`."""
     architecture: Architecture | None
-    """The architecture, as given or with what the theory ignores taken out; None for theories of a model."""
+    """The architecture without the parts that the theory ignores; None for theories of a model."""
     n_positions: int
     """Context length N."""
     sink_share: float = 0.0
-    """Share of the last position that comes from attention sinks; the profile is what comes from positions, scaled to
-    sum to 1."""
+    """Share of the last position that comes from attention sinks; the profile is the rest, scaled to sum to 1."""
     spelled: str = ""
     """The theory with its parameters as a literal call; empty: its name alone."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """All parameters as resolved; none for theories of architectures."""
     per_prompt: Float64[np.ndarray, "count n_positions"] | None = None
-    """Each prompt's own profile, where the theory reads prompts; rows sum to 1."""
-    found: Mapping[str, Interval | float] = field(default_factory=dict)
+    """Each prompt's own profile, if the theory reads prompts; rows sum to 1."""
+    numbers: Mapping[str, Interval | float] = field(default_factory=dict)
     """Numbers beside the profile, by name, such as mean field's `largest_logit_variance`."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Arrays beside the profile, by slash-separated name."""
     caveats: tuple[str, ...] = ()
-    """What bounds the trust in this prediction, one sentence each."""
+    """Bounds of the trust in this prediction, one sentence each."""
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
-    """`model` and `prompts`: what they say of themselves, where there are any; `command`: the same call in Python."""
+    """Descriptions of the `model` and the `prompts`, if there are any; `command`: the same call in Python."""
 
     def settings(self) -> Settings:
-        """What it was computed for, by which curves are named: the theory and the architecture, per layer and head."""
+        """The theory and the architecture, per layer and head: the settings by which curves are named."""
         described = {} if self.architecture is None else self.architecture.describe()
         return {"theory": self.spelled or self.theory, **described, "positions": self.n_positions}
 
     def shown(self) -> Shown:
         """Its profile, by the theory's name."""
-        found = {
-            name: str(value) if isinstance(value, Interval) else f"{value:.4g}" for name, value in self.found.items()
+        numbers = {
+            name: str(value) if isinstance(value, Interval) else f"{value:.4g}" for name, value in self.numbers.items()
         }
         caveats = {f"caveat {number}": caveat for number, caveat in enumerate(self.caveats, 1)}
         title = f"{self.spelled or self.theory}, {self.n_positions} positions"
-        return Shown(title, (self.profile.series(self.theory),), facts=found | caveats)
+        return Shown(title, (self.profile.series(self.theory),), facts=numbers | caveats)
 
     def as_run(self) -> Record:
-        """As `record`, of no arguments."""
+        """The record of a prediction made from Python, which has no arguments of the shell."""
         return self.record({}, **self.about)
 
     def record(
@@ -82,7 +81,7 @@ class Prediction(Showing):
         model: Mapping[str, Any] | None = None,
         prompts: Mapping[str, Any] | None = None,
     ) -> Record:
-        """The prediction as a record: with what the user passed, what repeats it in a shell, what `describe()` gave."""
+        """The prediction as a record, with the user's arguments, a command that repeats it and descriptions."""
         about = "an architecture" if model is None else str(model.get("source", "a model"))
         resolved = {
             "title": f"{self.spelled or self.theory} of {about}",
@@ -97,17 +96,18 @@ class Prediction(Showing):
         record = Record("predict", dict(arguments), resolved, scalars={"sink_share": self.sink_share})
         if self.parameters:
             record.seeds["theory"] = self.seed
-        if self.found:
+        if self.numbers:
             alone = {"low": None, "high": None}
             record.scalars["found"] = {
                 name: value.as_record() if isinstance(value, Interval) else {"value": float(value), **alone}
-                for name, value in self.found.items()
+                for name, value in self.numbers.items()
             }
         if self.caveats:
             record.scalars["caveats"] = list(self.caveats)
         arrays = {**vars(self.profile), "per_prompt": self.per_prompt}
-        known = {name: array for name, array in arrays.items() if array is not None and np.any(np.isfinite(array))}
-        record.arrays.update({f"profile/{name}": array for name, array in known.items()})
+        for name, array in arrays.items():
+            if array is not None and np.any(np.isfinite(array)):
+                record.arrays[f"profile/{name}"] = array
         record.arrays.update(self.arrays)
         return record
 
@@ -120,26 +120,28 @@ def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str
     Raises:
         UsageError: none, or predictions over different numbers of positions.
     """
-    lengths = sorted({each.n_positions for each in predictions})
+    lengths = sorted({prediction.n_positions for prediction in predictions})
     if len(lengths) != 1:
         raise UsageError(f"predictions need one number of positions to be drawn together, got {lengths}")
-    settings = [each.settings() for each in predictions]
+    settings = [prediction.settings() for prediction in predictions]
     names = curve_names(settings)
-    *others, last = differing(settings) or ["number"]
-    told = f"{', '.join(others)} and {last}" if others else last
+    *first, last = differing(settings) or ["number"]
     resolved = {
-        "title": f"{len(names)} predictions by {told}",
+        "title": f"{len(names)} predictions by {', '.join(first)} and {last}"
+        if first
+        else f"{len(names)} predictions by {last}",
         "n_positions": lengths[0],
-        "curves": {f"theories/{name}": dict(each) for name, each in zip(names, settings, strict=True)},
+        "curves": {f"theories/{name}": dict(curve) for name, curve in zip(names, settings, strict=True)},
         "command": command,
     }
-    shares = {name: each.sink_share for name, each in zip(names, predictions, strict=True)}
+    by_name = dict(zip(names, predictions, strict=True))
+    shares = {name: prediction.sink_share for name, prediction in by_name.items()}
     record = Record("predict", dict(arguments), resolved, scalars={"sink_share": shares})
-    caveats = list(dict.fromkeys(caveat for each in predictions for caveat in each.caveats))
+    caveats = list(dict.fromkeys(caveat for prediction in predictions for caveat in prediction.caveats))
     if caveats:
         record.scalars["caveats"] = caveats
-    for name, each in zip(names, predictions, strict=True):
-        record.arrays[f"theories/{name}/influence"] = each.profile.influence
+    for name, prediction in by_name.items():
+        record.arrays[f"theories/{name}/influence"] = prediction.profile.influence
     return record
 
 
@@ -151,13 +153,13 @@ class Theory(ABC):
 
     @abstractmethod
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
-        """What the theory says of an architecture or a model.
+        """Predict the profile of an architecture or a model.
 
         Args:
-            subject: An `Architecture`, or what `load_model` returns.
+            subject: An `Architecture`, or a model that `load_model` returned.
             n_positions: Context length N, >= 1.
-            prompts: What `load_prompts` returns; None where none are given.
-            seed: Of everything that the theory draws, its intervals included.
+            prompts: Prompts that `load_prompts` returned, if there are any.
+            seed: Seed of everything that the theory draws, its intervals included.
 
         Raises:
             UsageError: the theory does not apply to the subject, or lacks prompts.
@@ -168,17 +170,17 @@ class ModelTheory(Theory):
     """A theory of a loaded model, most often one that follows its forward activations on prompts."""
 
     def labels(self, seed: int) -> dict[str, Any]:
-        """What every prediction of the theory says of it."""
+        """The fields of a prediction that describe its theory."""
         parameters = asdict(self)  # type: ignore[call-overload]
         return {"spelled": THEORIES.spell(self), "parameters": parameters, "seed": seed}
 
-    def mean_of(self, rows: Float64[np.ndarray, "count n_positions"], seed: int, **beside: Any) -> Prediction:
-        """The mean over prompts with its pointwise interval, and `beside` it further fields of the prediction."""
+    def mean_of(self, rows: Float64[np.ndarray, "count n_positions"], seed: int) -> Prediction:
+        """The mean over prompts with its pointwise interval."""
         profile = Profile.mean_of(rows)
-        return Prediction(profile, self.name, None, rows.shape[1], per_prompt=rows, **self.labels(seed), **beside)
+        return Prediction(profile, self.name, None, rows.shape[1], per_prompt=rows, **self.labels(seed))
 
     def check_reading(self, subject: Any, prompts: Any, n_positions: int) -> None:
-        """Refuse what is no loaded model, and prompts of another length than was asked for."""
+        """Refuse anything but a loaded model, and prompts of any length but the one asked for."""
         from posbias.models.model import Model
 
         if not isinstance(subject, Model):

@@ -101,20 +101,20 @@ def reciprocal_power_sums(
     total = np.zeros_like(first)
     for value in range(int(start) - 1, 0, -1):
         total += np.where((first <= value) & (value <= last), np.minimum(first / value, 1.0) ** power, 0.0)
-    left = np.maximum(first, start) - 0.5
-    remaining = np.maximum(last + 0.5 - left, 0.0)
-    # Far out last + 0.5 - left rounds; the count is exact there.
+    nearest = np.maximum(first, start) - 0.5
+    remaining = np.maximum(last + 0.5 - nearest, 0.0)
+    # Far out last + 0.5 - nearest rounds; the count is exact there.
     remaining = np.where(first >= start, count, remaining)
-    growth = np.log1p(remaining / left)
+    growth = np.log1p(remaining / nearest)
     integral = growth if power == 1 else -np.expm1((1 - power) * growth) / (power - 1)
-    far = left * integral
+    far = nearest * integral
     bernoulli = special.bernoulli(2 * EULER_MACLAURIN_TERMS)
     for term in range(1, EULER_MACLAURIN_TERMS + 1):
         order = 2 * term - 1
         midpoint = (2.0 ** (1 - 2 * term) - 1) * bernoulli[2 * term]
         factor = midpoint * special.poch(power, order) / special.factorial(2 * term)
-        far += factor * left**-order * -np.expm1(-(power + order) * growth)
-    return np.asarray(total + far * (first / left) ** power)
+        far += factor * nearest**-order * -np.expm1(-(power + order) * growth)
+    return np.asarray(total + far * (first / nearest) ** power)
 
 
 def continuous_profile(n_positions: int, mixing: Sequence[float] | np.ndarray) -> Float64[np.ndarray, "n_positions"]:

@@ -33,25 +33,25 @@ class ProfileGradient:
     value: float
     """The functional itself."""
     mixing: Float64[np.ndarray, "depth"]
-    """By the mixing coefficient of every layer."""
+    """Derivative by the mixing coefficient of every layer."""
     content: Float64[np.ndarray, "depth heads"]
-    """By the diagonal logit offset of every layer and head."""
+    """Derivative by the diagonal logit offset of every layer and head."""
     slopes: Float64[np.ndarray, "depth heads"]
-    """By the slope of every layer and head; nan where the encoding is not linear in the distance."""
+    """Derivative by the slope of every layer and head; nan if the encoding is not linear in the distance."""
     rates: Float64[np.ndarray, "depth heads"]
-    """By the decay rate exp(-slope) of every layer and head; nan likewise."""
+    """Derivative by the decay rate exp(-slope) of every layer and head; nan likewise."""
     sinks: Float64[np.ndarray, "depth heads"]
-    """By the sink's logit of every layer and head; 0 where there is none."""
+    """Derivative by the sink's logit of every layer and head; 0 without a sink."""
     alphas: Float64[np.ndarray, "depth heads"]
-    """By the exponent of every layer and head; nan where the keys are not gamma keys."""
+    """Derivative by the exponent of every layer and head; nan if the keys are not gamma keys."""
     keys: dict[tuple[int, int], Float64[np.ndarray, "n_positions"]]
-    """By (layer, head) with a key bias: by the bias of every key. Not of causal gamma keys without content, slope and
-    sinks, whose exponents are all that they have."""
+    """Derivative by the bias of every key, for each (layer, head) with a key bias; without causal gamma keys that have
+    no content, slope or sinks, whose exponents say all."""
 
 
 @dataclass(frozen=True, eq=False)
 class _LayerState:
-    """What meets at one layer: the row from above, the column from below, and the layer's mixing over its heads."""
+    """The row from above and the column from below that meet at one layer, and its mixing over its heads."""
 
     row: Vector
     column: Vector
@@ -61,11 +61,11 @@ class _LayerState:
 def profile_gradient(
     architecture: Architecture | Rollout, cotangent: Float64[np.ndarray, "n_positions"]
 ) -> ProfileGradient:
-    """Gradient of <cotangent, profile> with respect to every mixing, content offset, slope and rate.
+    """Gradient of <cotangent, profile> with respect to every mixing, content offset, slope, rate, sink and key bias.
 
     Args:
-        architecture: Any mask and encoding; content and sinks included. Or its rollout at the cotangent's length, of
-            which nothing is then built again.
+        architecture: Any mask and encoding; content and sinks included. Or its rollout at the cotangent's length, whose
+            kernels are then not built again.
         cotangent: Weight of each position in the functional, of any sign; its length is the context length N.
             A one-hot vector gives the gradient of one position's influence.
 
@@ -80,75 +80,74 @@ def profile_gradient(
     rollout = architecture if isinstance(architecture, Rollout) else Rollout(architecture, cotangent.size)
     shape = (rollout.architecture.depth, rollout.architecture.heads)
     slopes, rates, alphas = (np.full(shape, np.nan) for _ in range(3))
-    found = ProfileGradient(0.0, np.zeros(shape[0]), np.zeros(shape), slopes, rates, np.zeros(shape), alphas, {})
+    gradient = ProfileGradient(0.0, np.zeros(shape[0]), np.zeros(shape), slopes, rates, np.zeros(shape), alphas, {})
     rows = [rollout.unit(-1)]
     for layer in reversed(range(shape[0])):
         rows.append(rollout.pull_layer(layer, rows[-1]))
     column, walked = cotangent, walks(rollout.kernels)
     for layer, (kernel, mixing) in enumerate(zip(rollout.kernels, rollout.mixing, strict=True)):
         state = _LayerState(rows[-2 - layer], column, float(mixing) / shape[1])
-        parts = [_part_gradients(part, walked.get(part), state, layer, found) for part in _parts(kernel)]
+        parts = [_part_gradients(part, walked.get(part), state, layer, gradient) for part in _parts(kernel)]
         mean = np.sum(parts, axis=0)
-        found.mixing[layer] = state.row @ (mean - column)
+        gradient.mixing[layer] = state.row @ (mean - column)
         column = (1 - mixing) * column + mixing * mean
-    return replace(found, value=float(column[-1]))
+    return replace(gradient, value=float(column[-1]))
 
 
 def _part_gradients(
-    kernel: IntervalKernel | KeyKernel, walk: Walk | None, state: _LayerState, layer: int, found: ProfileGradient
+    kernel: IntervalKernel | KeyKernel, walk: Walk | None, state: _LayerState, layer: int, gradient: ProfileGradient
 ) -> Vector:
-    """By the parameters of some heads of a layer; returns their part of the layer's push of the column."""
+    """Derivatives by the parameters of some heads of a layer; returns their part of the layer's push of the column."""
     if walk is None:
         pushed = _signed(kernel.push, state.column)
         if isinstance(kernel, KeyKernel):
-            _key_gradients(kernel, pushed, state, layer, found)
+            _key_gradients(kernel, pushed, state, layer, gradient)
         else:
-            _interval_gradients(kernel, state, layer, found)
+            _interval_gradients(kernel, state, layer, gradient)
         return pushed
     pushed, by_parameter, by_content = walk(state.column, state.row)
     for head, members in enumerate(kernel.members):
         heads = kernel.group.heads[members] if isinstance(kernel, LinearKernel) else members
-        found.content[layer, heads] = state.share * by_content[head]
+        gradient.content[layer, heads] = state.share * by_content[head]
         if walk.decaying:
-            found.slopes[layer, heads] = state.share * by_parameter[head]
-            found.rates[layer, heads] = -state.share * by_parameter[head] / walk.parameters[head]
+            gradient.slopes[layer, heads] = state.share * by_parameter[head]
+            gradient.rates[layer, heads] = -state.share * by_parameter[head] / walk.parameters[head]
         else:
-            found.alphas[layer, heads] = state.share * by_parameter[head]
+            gradient.alphas[layer, heads] = state.share * by_parameter[head]
     return pushed
 
 
-def _interval_gradients(kernel: IntervalKernel, state: _LayerState, layer: int, found: ProfileGradient) -> None:
+def _interval_gradients(kernel: IntervalKernel, state: _LayerState, layer: int, gradient: ProfileGradient) -> None:
     for head, members in enumerate(kernel.members):
         heads = kernel.group.heads[members]
         pushed = _signed(partial(kernel.push_head, head), state.column)
-        found.content[layer, heads] = state.share * _content(state, kernel.shares(head).diagonal, pushed)
+        gradient.content[layer, heads] = state.share * _content(state, kernel.shares(head).diagonal, pushed)
         if np.any(kernel.group.sinks[members] > -np.inf):
             missing = 1 - kernel.push_head(head, np.ones_like(state.row))
-            found.sinks[layer, heads] = -state.share * float((state.row * missing) @ pushed)
+            gradient.sinks[layer, heads] = -state.share * float((state.row * missing) @ pushed)
         if isinstance(kernel, LinearKernel):
             pulled, mean_distance = _distance_moments(kernel, head, state.row)
             slope = state.share * float((state.row * mean_distance) @ pushed - pulled @ state.column)
-            found.slopes[layer, heads] = slope
-            found.rates[layer, heads] = -slope / kernel.rates[head]
+            gradient.slopes[layer, heads] = slope
+            gradient.rates[layer, heads] = -slope / kernel.rates[head]
 
 
-def _key_gradients(kernel: KeyKernel, mean: Vector, state: _LayerState, layer: int, found: ProfileGradient) -> None:
+def _key_gradients(kernel: KeyKernel, mean: Vector, state: _LayerState, layer: int, gradient: ProfileGradient) -> None:
     for heads, single in kernel.unique_heads():
-        # The whole layer's own mean where all its heads are alike.
-        alike = len(heads) == kernel.n_heads
-        pushed = mean if alike else _signed(single.push, state.column)
-        # A signed row as a non-negative one: its mean over queries is shifted, and what that adds taken off again.
+        # If all heads are alike, their push is the layer's mean.
+        pushed = mean if len(heads) == kernel.n_heads else _signed(single.push, state.column)
+        # A signed row as a non-negative one: its mean over queries is shifted, and the shift taken off again.
         low = float(pushed.min())
         pulled = single.pull(state.row)
         keys = state.share * (pulled * (state.column - low) - single.pull(state.row * (pushed - low)))
         content = state.share * _content(state, single.diagonal(), pushed)
         missing = 1 - single.push(np.ones_like(state.row)) if single.has_sinks else np.zeros_like(state.row)
-        found.content[layer, heads] = content
-        found.sinks[layer, heads] = -state.share * float((state.row * missing) @ pushed)
-        found.keys.update({(layer, head): keys for head in heads.tolist()})
+        gradient.content[layer, heads] = content
+        gradient.sinks[layer, heads] = -state.share * float((state.row * missing) @ pushed)
+        gradient.keys.update({(layer, head): keys for head in heads.tolist()})
         if isinstance(kernel.encoding, GammaKey):
             alpha = kernel.encoding.parameters(kernel.n_heads)[heads[0], 0]
-            found.alphas[layer, heads] = keys @ (digamma(np.arange(keys.size) + alpha) - digamma(alpha))
+            gradient.alphas[layer, heads] = keys @ (digamma(np.arange(keys.size) + alpha) - digamma(alpha))
 
 
 def _content(state: _LayerState, diagonal: Vector, pushed: Vector) -> float:
@@ -160,17 +159,17 @@ def _distance_moments(
 ) -> tuple[Float64[np.ndarray, "n_positions"], Float64[np.ndarray, "n_positions"]]:
     """row @ (A o |i - j|), and the row sums of A o |i - j|: how far each query looks on average."""
     off = kernel.shares(head).off
-    scaled, ones = row * off, np.ones_like(row)
+    scaled, unit = row * off, np.ones_like(row)
     pulled, mean_distance = np.zeros_like(row), np.zeros_like(row)
     if kernel.window:
         sums = Correlation(_weighted_distances(kernel, head, kernel.window), kernel.n_positions)
         pulled += sums(scaled[::-1].copy())[::-1]
-        mean_distance += sums(ones)
+        mean_distance += sums(unit)
     if kernel.prefix > 1:
         prefix = kernel.prefix
         sums = Correlation(_weighted_distances(kernel, head, prefix - 1), prefix)
         pulled[:prefix] += sums(scaled[:prefix].copy())
-        mean_distance[:prefix] += sums(ones[:prefix].copy())[::-1]
+        mean_distance[:prefix] += sums(unit[:prefix].copy())[::-1]
     return pulled, mean_distance * off
 
 
@@ -182,10 +181,10 @@ def _weighted_distances(kernel: LinearKernel, head: int, longest: int) -> Float6
 
 def _parts(kernel: Kernel) -> tuple[IntervalKernel | KeyKernel, ...]:
     parts = kernel.parts if isinstance(kernel, SumKernel) else (kernel,)
-    known = tuple(part for part in parts if isinstance(part, IntervalKernel | KeyKernel))
-    if len(known) < len(parts):
+    differentiable = tuple(part for part in parts if isinstance(part, IntervalKernel | KeyKernel))
+    if len(differentiable) < len(parts):
         raise UsageError("gradients need encodings by distance or by key (not sinusoidal or learned)")
-    return known
+    return differentiable
 
 
 def _signed(push: Callable[[Vector], Vector], column: Vector) -> Vector:

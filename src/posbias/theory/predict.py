@@ -1,7 +1,7 @@
 """`predict`: one theory's profile for an architecture or a model; and the theories of the architecture alone.
 
-Of a model, mask and positional logits come from its configuration. The mixing m_l is known where a reference model's
-residual is `none` (1) or `mixed` (its own m_l); everywhere else it is measured on prompts: mean of |a| / (|x| + |a|).
+A model's mask and positional logits come from its configuration. The mixing m_l is known if a reference model's
+residual is `none` (1) or `mixed` (its own m_l); otherwise it is measured on prompts: mean of |a| / (|x| + |a|).
 """
 
 import re
@@ -58,15 +58,15 @@ def predict(
     """The position-bias profile a theory predicts.
 
     Args:
-        subject: An `Architecture`, or what `load_model` returns; theories of models need the latter. The other
+        subject: An `Architecture`, or a model that `load_model` returned; theories of models need the latter. The other
             theories take a model's architecture from its configuration, with the mixing it has: known of reference
             models without residual or with a mixed one, otherwise measured on the prompts.
         n_positions: Context length N in positions, >= 1.
         theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
             (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models with
             their parameters: `power_rollout(form=isotropic)`, `mean_field(level=first)` ...
-        prompts: What `load_prompts` returns, for theories that read activations or need a model's mixing.
-        seed: Of what a theory of a model draws (signs, probes, heads, resamples of prompts), >= 0.
+        prompts: Prompts of `load_prompts`, for theories that read activations or need a model's mixing.
+        seed: Seed of all that a theory of a model draws (probes, heads, resamples of prompts), >= 0.
 
     Returns:
         The prediction; its profile sums to 1.
@@ -77,45 +77,48 @@ def predict(
     chosen = theory if isinstance(theory, Theory) else parse_theory(theory)[1]
     check_whole("n_positions", n_positions, least=1, numpy=True)
     check_seed(seed)
-    found = chosen.predict(subject, int(n_positions), prompts, seed=seed)
-    read = None if prompts is None else prompts.describe()
+    prediction = chosen.predict(subject, int(n_positions), prompts, seed=seed)
     of_model = hasattr(subject, "architecture_traits")
-    arguments = [f"n_positions={found.n_positions}", f"theory={(found.spelled or found.theory)!r}", f"seed={seed}"]
+    theory_name = prediction.spelled or prediction.theory
+    arguments = [f"n_positions={prediction.n_positions}", f"theory={theory_name!r}", f"seed={seed}"]
     if of_model and prompts is not None:
         arguments.insert(-1, f"prompts={prompts.python}")
-    described = subject.describe() if of_model else None
-    python = subject.in_call("posbias.predict", arguments) if of_model else _python_of(subject, arguments)
-    return replace(found, about={"model": described, "prompts": read, "command": python})
+    about = {
+        "model": subject.describe() if of_model else None,
+        "prompts": None if prompts is None else prompts.describe(),
+        "command": subject.in_call("posbias.predict", arguments) if of_model else _python_of(subject, arguments),
+    }
+    return replace(prediction, about=about)
 
 
 def _python_of(subject: Any, arguments: list[str]) -> str:
-    """The call for an architecture as resolved; what else was given is `subject`."""
+    """The Python call for an architecture as resolved; any other subject is written as `subject`."""
     if not isinstance(subject, Architecture):
         return f"posbias.predict({', '.join(['subject', *arguments])})"
     described = subject.describe()
     if described["sinks"] is not None:
-        described["sinks"] = [[float("-inf") if one is None else one for one in row] for row in described["sinks"]]
-    given = ", ".join(f"{name}={value!r}" for name, value in described.items() if value is not None)
-    return f"posbias.predict({', '.join([f'posbias.Architecture({given})', *arguments])})".replace(
+        described["sinks"] = [[float("-inf") if sink is None else sink for sink in row] for row in described["sinks"]]
+    values = ", ".join(f"{name}={value!r}" for name, value in described.items() if value is not None)
+    return f"posbias.predict({', '.join([f'posbias.Architecture({values})', *arguments])})".replace(
         "-inf", "float('-inf')"
     )
 
 
 class ArchitectureTheory(Theory):
-    """A theory of what mixes positions, without weights or texts; it has no parameters."""
+    """A theory of the architecture alone, without weights or texts; it has no parameters."""
 
     ignores: ClassVar[Mapping[str, Any]] = {"content": 0.0}
-    """What the theory leaves out of an architecture, by field, and the value it takes in its place."""
+    """Fields of an architecture that the theory leaves out, with the values it takes in their place."""
 
     uniform_causal: ClassVar[bool] = False
-    """Whether the theory holds for uniform causal attention alone."""
+    """True if the theory holds for uniform causal attention alone."""
 
     def influence(self, architecture: Architecture, n_positions: int) -> Float64[np.ndarray, "n_positions"]:
-        """Influence of every position, without what the theory ignores; sums to 1, or to 1 minus the sinks' share."""
+        """Influence of every position; sums to 1, or to 1 minus the sinks' share."""
         return rollout_profile(architecture, n_positions=n_positions)
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
-        """The profile, and what the sinks take of the last position."""
+        """The profile, and the sinks' share of the last position."""
         heads, depth = (subject.heads, subject.depth) if isinstance(subject, Architecture) else (1, 1)
         CELLS.check(f"n_positions {n_positions:,} with {heads} heads", heads * n_positions)
         STEPS.check(f"n_positions {n_positions:,} with {depth} layers of {heads} heads", depth * heads * n_positions)
@@ -170,7 +173,7 @@ class FiniteClosedForm(ArchitectureTheory):
     uniform_causal: ClassVar[bool] = True
 
     def influence(self, architecture: Architecture, n_positions: int) -> Float64[np.ndarray, "n_positions"]:
-        """At every position."""
+        """The exact form at every position."""
         return closed_form(n_positions, np.arange(n_positions), architecture.layer_mixing)
 
 
@@ -182,28 +185,25 @@ class ContinuousLimit(ArchitectureTheory):
     uniform_causal: ClassVar[bool] = True
 
     def influence(self, architecture: Architecture, n_positions: int) -> Float64[np.ndarray, "n_positions"]:
-        """Of every position's cell."""
+        """Mass of the continuous limit in every position's cell."""
         return continuous_profile(n_positions, architecture.layer_mixing)
 
 
 def _of_constant_content(architecture: Architecture) -> tuple[str, ...]:
-    """What a curve of a rotary encoding stands for, where there is one: rotation alone moves no attention."""
+    """The assumption behind a curve of a rotary encoding: rotation alone moves no attention."""
     encodings = {group.encoding for layer in architecture.head_groups for group in layer}
     return tuple(
-        f"RoPE only turns content, and a rollout has none: the curve of {each} assumes queries and keys that "
-        f"{_directed(each)} in every pair of features, with logit {each.logit:g} (rope(logit=..., angle=...)). Without "
-        "content RoPE is the same as none; a model's own content differs by head and token."
-        for each in sorted(encodings, key=str)
-        if isinstance(each, Rope)
+        f"RoPE only turns content, and a rollout has none: the curve of {rope} assumes queries and keys that "
+        f"{'point the same way' if rope.angle == 0 else f'are {rope.angle:g} radians apart'} in every pair of "
+        f"features, with logit {rope.logit:g} (rope(logit=..., angle=...)). Without content RoPE is the same as none; "
+        "a model's own content differs by head and token."
+        for rope in sorted(encodings, key=str)
+        if isinstance(rope, Rope)
     )
 
 
-def _directed(encoding: Rope) -> str:
-    return "point the same way" if encoding.angle == 0 else f"are {encoding.angle:g} radians apart"
-
-
 def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:
-    """The mixing that a model's configuration fixes; None where it depends on weights and prompts."""
+    """The mixing that a model's configuration fixes; None if it depends on weights and prompts."""
     from posbias.models.reference.network import ReferenceTransformer
 
     if not isinstance(model, ReferenceTransformer) or model.config.residual == "added":
@@ -222,13 +222,14 @@ def measured_mixing(model: Any, prompts: Any) -> Float64[np.ndarray, "layers"]:
     Source: arXiv 2602.16837, their code's definition.
     """
     norms = (model.branch_norms(model.token_tensor([row.tolist()])) for row in prompts.token_ids)
-    return np.asarray(np.mean([each.share().mean(axis=1) for each in norms], axis=0))
+    return np.asarray(np.mean([of_prompt.share().mean(axis=1) for of_prompt in norms], axis=0))
 
 
 def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
-    """As given, or a model's own, with its mixing known or measured on the prompts; `attention_only` leaves it out.
+    """The architecture that was given, or a model's own, with its mixing known or measured on the prompts.
 
-    Diagonal content is that of a reference model without content attention; 0 where the theory does not want it.
+    `attention_only` leaves the mixing out. Diagonal content is that of a reference model without content attention; 0
+    for theories that ignore it.
 
     Raises:
         UsageError: neither of the two, no family description, mixing or content that is not known.
@@ -253,7 +254,7 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
         return Architecture.from_model(subject)
     if prompts is not None:
         return Architecture.from_model(subject, mixing=measured_mixing(subject, prompts), content=content)
-    known = known_mixing(subject)
-    if known is None:
+    mixing = known_mixing(subject)
+    if mixing is None:
         raise UsageError(f"theory {theory} of a model measures its residual share: give prompts=load_prompts(...)")
-    return Architecture.from_model(subject, mixing=known, content=content)
+    return Architecture.from_model(subject, mixing=mixing, content=content)

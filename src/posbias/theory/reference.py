@@ -15,7 +15,7 @@ from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork
 
 
 def heads_turn_alike(block: ReferenceBlock) -> bool:
-    """Whether all heads have the same rotary angles."""
+    """True if all heads have the same rotary angles."""
     return len({group.encoding if isinstance(group.encoding, Rope) else None for group in block.groups}) == 1
 
 
@@ -28,17 +28,18 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
     identity = torch.eye(width, dtype=config.torch_dtype, device=next(block.parameters(), torch.empty(0)).device)
 
     def rows(name: str, count: int) -> Tensor:
-        """The map of all heads, [head * feature, width]; zero where there is none."""
+        """The map of all heads, [head * feature, width]; zero if there is none."""
         if name not in weights:
             return identity.new_zeros(count * features, width)
-        held = weights[name].transpose(1, 2)
-        return pad(held, (0, 0, 0, features - held.shape[1])).repeat_interleave(count // len(held), 0).flatten(0, 1)
+        weight = weights[name].transpose(1, 2)
+        padded = pad(weight, (0, 0, 0, features - weight.shape[1]))
+        return padded.repeat_interleave(count // len(weight), 0).flatten(0, 1)
 
     def bias(name: str, count: int) -> Tensor | None:
-        held = weights.get(f"{name}_bias")
-        if held is None:
+        vector = weights.get(f"{name}_bias")
+        if vector is None:
             return None
-        return pad(held, (0, features - held.shape[1])).repeat_interleave(count // len(held), 0).flatten()
+        return pad(vector, (0, features - vector.shape[1])).repeat_interleave(count // len(vector), 0).flatten()
 
     if carries:
         value = pad(identity, (0, 0, 0, features - width)).repeat(key_heads, 1)
@@ -64,7 +65,7 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
 
 
 def mlp_parts(block: ReferenceBlock) -> MlpParts | None:
-    """The maps of a block's MLP; None where it has none."""
+    """The maps of a block's MLP; None if it has none."""
     if not block.config.mlp:
         return None
     weights = {name: value.detach() for name, value in block.named_parameters()}
@@ -80,7 +81,7 @@ def mlp_parts(block: ReferenceBlock) -> MlpParts | None:
 
 
 def norm_of(module: ReferenceBlock | ReferenceNetwork, name: str, *, where: str | None = None) -> Norm | None:
-    """The norm called `name`; None where the configuration has its norms elsewhere than at `where` (`pre`, `post`)."""
+    """The norm called `name`; None if the configuration has its norms elsewhere than at `where` (`pre`, `post`)."""
     config, weights = module.config, dict(module.named_parameters(recurse=False))
     if where not in (None, config.norm) or f"{name}_gain" not in weights:
         return None

@@ -5,14 +5,53 @@ sinks rows sum to less than 1: what is missing flowed in from the sinks, which a
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.architecture import Architecture
+from posbias.architecture import Architecture, HeadGroup, KeyEncoding
 from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.theory.kernels import Kernel, layer_kernels
+from posbias.theory.kernels import (
+    AbsoluteKernel,
+    DistanceKernel,
+    Kernel,
+    KeyKernel,
+    LinearKernel,
+    SumKernel,
+    rises_too_far,
+)
+
+
+def _kernel(group: HeadGroup, n_positions: int) -> Kernel:
+    """The fastest kernel of heads that share mask and encoding, each weighted by 1 / (heads of the layer).
+
+    Logits that rise by hundreds of nats with the distance are taken row by row, in O(N^2), as absolute ones are.
+    """
+    if group.linear_slopes() is not None:
+        return LinearKernel(group, n_positions)
+    if isinstance(group.encoding, KeyEncoding):
+        return KeyKernel(group, n_positions)
+    if not group.encoding.relative or rises_too_far(group, n_positions):
+        return AbsoluteKernel(group, n_positions)
+    return DistanceKernel(group, n_positions)
+
+
+def _layer_kernels(architecture: Architecture, n_positions: int) -> tuple[Kernel, ...]:
+    """The mean attention of every layer, layer 0 nearest the input; equal layers share one kernel."""
+    by_content: dict[Any, Kernel] = {}
+    layers = []
+    for groups in architecture.head_groups:
+        key = tuple(
+            (group.mask, group.encoding, group.heads.tobytes(), group.content.tobytes(), group.sinks.tobytes())
+            for group in groups
+        )
+        if key not in by_content:
+            parts = [_kernel(group, n_positions) for group in groups]
+            by_content[key] = parts[0] if len(parts) == 1 else SumKernel(parts)
+        layers.append(by_content[key])
+    return tuple(layers)
 
 
 class Rollout:
@@ -22,7 +61,7 @@ class Rollout:
         check_whole("n_positions", n_positions, least=1, numpy=True)
         self.architecture = architecture
         self.n_positions = int(n_positions)
-        self.kernels: tuple[Kernel, ...] = layer_kernels(architecture, self.n_positions)
+        self.kernels: tuple[Kernel, ...] = _layer_kernels(architecture, self.n_positions)
         self.mixing = architecture.layer_mixing
 
     def pull_layer(self, layer: int, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
@@ -83,7 +122,7 @@ def rollout_rows(
     """Rows of the rollout: influence of every input position on each of the chosen output positions.
 
     Args:
-        architecture: As in `rollout_profile`.
+        architecture: The same as for `rollout_profile`.
         positions: Output positions, 0-based; negative counts from the end.
         n_positions: Context length N in positions, >= 1.
     """

@@ -1,9 +1,9 @@
-"""Attention kernels as operators: pulls, pushes, and the dense matrices they are checked against."""
+"""Attention kernels as operators that pull rows and push columns."""
 
-from posbias.theory.kernels.base import AbsoluteKernel, Kernel, SumKernel, dense_group, dense_heads, masked_softmax
-from posbias.theory.kernels.build import group_kernel, layer_kernels
-from posbias.theory.kernels.distance import DistanceKernel
+from posbias.theory.kernels.base import AbsoluteKernel, Kernel, SumKernel, dense_heads, masked_softmax
+from posbias.theory.kernels.distance import DistanceKernel, rises_too_far
 from posbias.theory.kernels.interval import IntervalKernel
+from posbias.theory.kernels.keys import KeyKernel
 from posbias.theory.kernels.linear import LinearKernel
 
 __all__ = [
@@ -11,11 +11,10 @@ __all__ = [
     "DistanceKernel",
     "IntervalKernel",
     "Kernel",
+    "KeyKernel",
     "LinearKernel",
     "SumKernel",
-    "dense_group",
     "dense_heads",
-    "group_kernel",
-    "layer_kernels",
     "masked_softmax",
+    "rises_too_far",
 ]

@@ -1,9 +1,9 @@
-"""What a kernel is: the mean attention of a layer (or of some of its heads) as an operator on rows and columns.
+"""`Kernel`: the mean attention of a layer (or of some of its heads) as an operator on rows and columns.
 
 A pull carries influence from queries to keys, y = x A; a push carries it from keys to queries, y = A v
-(docs/theory, section 1). No kernel with a closed positional form builds its N x N matrix to do so. Here also attention
-as a matrix, the independent check of every pull: rows are softmax(logits) over the visible keys, taken in log space
-with numpy alone; and, by such rows, the kernel of encodings that depend on both positions, in O(N^2).
+(docs/theory, section 1). No kernel with a closed positional form builds its N x N matrix to do so. Attention as a
+matrix is here, too, the independent check of every pull: rows are softmax(logits) over the visible keys, taken in log
+space with numpy alone; and, by such rows, the kernel of encodings that depend on both positions, in O(N^2).
 """
 
 from abc import ABC, abstractmethod
@@ -32,21 +32,11 @@ class Kernel(ABC):
     def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
         """A @ column for a non-negative column, with the same accuracy."""
 
-    @abstractmethod
-    def matrix(self) -> Float64[np.ndarray, "query key"]:
-        """A itself, built densely and independently of `pull`: for small checks."""
-
-    @abstractmethod
-    def diagonal(self) -> Float64[np.ndarray, "n_positions"]:
-        """A_ii: the attention each position pays to itself."""
-
 
 class SumKernel(Kernel):
     """The sum of several kernels: a layer whose heads do not all share mask and encoding."""
 
     def __init__(self, parts: Sequence[Kernel]) -> None:
-        if len({part.n_positions for part in parts}) != 1:
-            raise UsageError(f"kernels of one layer need equal lengths, got {[part.n_positions for part in parts]}")
         self.parts = tuple(parts)
         self.n_positions = parts[0].n_positions
 
@@ -64,14 +54,6 @@ class SumKernel(Kernel):
             total += part.push(column)
         return total
 
-    def matrix(self) -> Float64[np.ndarray, "query key"]:
-        """The parts' matrices, added."""
-        return np.sum([part.matrix() for part in self.parts], axis=0)  # type: ignore[no-any-return]
-
-    def diagonal(self) -> Float64[np.ndarray, "n_positions"]:
-        """The parts' diagonals, added."""
-        return np.sum([part.diagonal() for part in self.parts], axis=0)  # type: ignore[no-any-return]
-
 
 def masked_softmax(
     visible: Bool[np.ndarray, "query key"], logits: Float64[np.ndarray, "query key"], sink: float = -np.inf
@@ -84,9 +66,9 @@ def masked_softmax(
     blind = np.flatnonzero(~visible.any(axis=1))
     if blind.size:
         raise UsageError(f"query {blind[0]} sees no key; every row of a mask needs at least one")
-    shown = np.where(visible, logits, -np.inf)
-    top = np.maximum(shown.max(axis=1, keepdims=True), sink)
-    weights = np.exp(shown - top)
+    masked = np.where(visible, logits, -np.inf)
+    top = np.maximum(masked.max(axis=1, keepdims=True), sink)
+    weights = np.exp(masked - top)
     return weights / (weights.sum(axis=1, keepdims=True) + np.exp(sink - top))  # type: ignore[no-any-return]
 
 
@@ -95,11 +77,6 @@ def dense_heads(group: HeadGroup, n_positions: int) -> Float64[np.ndarray, "grou
     visible = group.mask.visible(n_positions)
     logits = group.logits_of_rows(np.arange(n_positions), n_positions)
     return np.stack([masked_softmax(visible, head, sink) for head, sink in zip(logits, group.sinks, strict=True)])
-
-
-def dense_group(group: HeadGroup, n_positions: int) -> Float64[np.ndarray, "query key"]:
-    """The group's part of its layer's mean attention: the sum of its heads over the layer's number of heads."""
-    return dense_heads(group, n_positions).sum(axis=0) / group.n_heads  # type: ignore[no-any-return]
 
 
 class AbsoluteKernel(Kernel):
@@ -120,14 +97,6 @@ class AbsoluteKernel(Kernel):
     def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
         """A @ column."""
         return np.concatenate([weights @ column for _, weights in self._blocks()])
-
-    def matrix(self) -> Float64[np.ndarray, "query key"]:
-        """Softmax of the logits, densely."""
-        return dense_group(self._group, self.n_positions)
-
-    def diagonal(self) -> Float64[np.ndarray, "n_positions"]:
-        """Read off the blocks."""
-        return np.concatenate([weights[np.arange(len(weights)), queries] for queries, weights in self._blocks()])
 
     def _blocks(self) -> Iterator[tuple[np.ndarray, Float64[np.ndarray, "block n_positions"]]]:
         """Queries and their rows of the group's part of the layer's mean attention."""

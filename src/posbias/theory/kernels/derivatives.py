@@ -1,7 +1,7 @@
 """The walk up a context that differentiates causal heads by their slopes or exponents, and pushes a column (section 1).
 
-What depends on the heads alone, each query's attention to itself and how far the derivative of its key's logit lies
-above its mean over the keys before, is tabulated in chunks; layers that share a kernel share the tables.
+Two tables depend on the heads alone and are made in chunks: each query's attention to itself, and the height of the
+derivative of its key's logit above its mean over the keys before. Layers that share a kernel share the tables.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ Table = Float64[np.ndarray, "n heads"]
 
 
 class Walk:
-    """Of the causal heads of one kernel without content and sinks, in every layer that has it."""
+    """A walk for the causal heads of one kernel without content and sinks, in every layer that has it."""
 
     def __init__(self, kernel: LinearKernel | KeyKernel, parameters: OfHeads, *, keep: bool) -> None:
         """`parameters` are the rates of slopes or the exponents of gamma keys; `keep` the tables for a next call."""
@@ -36,23 +36,23 @@ class Walk:
 
     @property
     def decaying(self) -> bool:
-        """Whether the heads have slopes."""
+        """True if the heads have slopes."""
         return isinstance(self.kernel, LinearKernel)
 
     def __call__(self, column: Vector, row: Vector) -> tuple[Vector, OfHeads, OfHeads]:
-        """The layer's mean attention times a column; of every unique head, row (dA / d parameter) column.
+        """The layer's mean attention times a column; for every unique head, row (dA / d parameter) column.
 
         Returns:
             The product; the derivatives by slope or exponent; and those by the logit of a query's own position.
         """
         weights, pushed = self.kernel.weights, np.empty_like(column)
-        carried, found = ((np.zeros(weights.size), np.zeros(weights.size)) for _ in range(2))
+        carried, derivatives = ((np.zeros(weights.size), np.zeros(weights.size)) for _ in range(2))
         for part, tables in self._tables():
-            sweep_derivatives(column[part], row[part], tables, weights, carried, pushed[part], found)
-        return pushed, *found
+            sweep_derivatives(column[part], row[part], tables, weights, carried, pushed[part], derivatives)
+        return pushed, *derivatives
 
     def _tables(self) -> Iterator[tuple[slice, tuple[Table, Table]]]:
-        """Chunk by chunk; those that are not kept share one place."""
+        """The tables, chunk by chunk; those that are not kept share one place."""
         n_positions, heads = self.kernel.n_positions, self.parameters.size
         length, (last, ahead) = max(CHUNK // heads, 1), self._behind
         state, shared = (last.copy(), ahead.copy()), None
@@ -73,19 +73,19 @@ class Walk:
 
 
 def walks(kernels: Sequence[Kernel]) -> dict[Kernel, Walk]:
-    """By kernel, or part of one, that can be walked: causal heads with slopes or gamma keys, no content, no sinks."""
+    """Walks by kernel, or part of one: causal heads with slopes or gamma keys, without content and sinks."""
     parts = [part for kernel in kernels for part in (kernel.parts if isinstance(kernel, SumKernel) else (kernel,))]
-    found: dict[Kernel, Walk] = {}
+    by_part: dict[Kernel, Walk] = {}
     for part in parts:
         parameters = _walked(part)
-        if parameters is not None and part not in found:
+        if parameters is not None and part not in by_part:
             assert isinstance(part, LinearKernel | KeyKernel)
-            found[part] = Walk(part, parameters, keep=parts.count(part) > 1)
-    return found
+            by_part[part] = Walk(part, parameters, keep=parts.count(part) > 1)
+    return by_part
 
 
 def _walked(kernel: Kernel) -> OfHeads | None:
-    """Rates or exponents; None of other heads."""
+    """Rates or exponents of heads that can be walked; None for others."""
     if isinstance(kernel, KeyKernel):
         return kernel.alphas
     if not isinstance(kernel, LinearKernel) or kernel.slopes.min() < 0:

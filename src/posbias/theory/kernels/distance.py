@@ -27,7 +27,7 @@ ACCEPTED = 5e-13
 """Largest estimated relative error of a transformed pair; half the contract of 1e-12 that kernels keep."""
 
 SAFETY = 8.0
-"""Times the root-mean-square round-off eps log2(n) |weight| |signal| / sqrt(n) of a transformed pair of length n."""
+"""Factor on the typical round-off eps log2(n) |weight| |signal| / sqrt(n) of a transformed pair of length n."""
 
 WIDE = 1e7
 """Weights that differ by more than this within a pair are cut without trying a transform."""
@@ -38,8 +38,8 @@ class Correlation:
 
     def __init__(self, weights: Float64[np.ndarray, "window"], n_positions: int) -> None:
         """`weights[d - 1]` >= 0 is the weight of distance d; distances past the last are not seen."""
-        seen = np.flatnonzero(weights[: n_positions - 1])
-        self._weights = weights[: seen[-1] + 1 if seen.size else 0]
+        visible = np.flatnonzero(weights[: n_positions - 1])
+        self._weights = weights[: visible[-1] + 1 if visible.size else 0]
         self._unbounded = len(self._weights) == n_positions - 1
         self._spectra: dict[tuple[int, int], np.ndarray | None] = {}
         self._sizes: dict[tuple[int, int], float] = {}
@@ -61,7 +61,7 @@ class Correlation:
     def _pair(
         self, signal: Float64[np.ndarray, "n"], out: Float64[np.ndarray, "n"], pair: tuple[int, int, int]
     ) -> None:
-        """Add what the inputs from `earlier` send to the outputs from `later`, both blocks of `size` positions."""
+        """Add to the outputs from `later` the sums over the inputs from `earlier`, both blocks of `size` positions."""
         later, earlier, size = pair
         if later >= len(signal) or later - earlier - size + 1 > len(self._weights):
             return
@@ -82,7 +82,7 @@ class Correlation:
     def _transformed(
         self, inputs: Float64[np.ndarray, "size"], out: Float64[np.ndarray, "m"], key: tuple[int, int]
     ) -> bool:
-        """Add the pair's convolution by Fourier transform; False, and nothing added, where it would lose accuracy."""
+        """Add the pair's convolution by Fourier transform; False, and nothing added, if it would lose accuracy."""
         spectrum = self._spectrum(key)
         if spectrum is None:
             return False
@@ -96,7 +96,7 @@ class Correlation:
         return True
 
     def _spectrum(self, key: tuple[int, int]) -> Complex128[np.ndarray, "frequency"] | None:
-        """Transform of the weights a pair of blocks (size, gap in blocks) needs; None where it is not worth trying."""
+        """Transform of the weights a pair of blocks (size, gap in blocks) needs; None if it is not worth trying."""
         if key not in self._spectra:
             size, gap = key
             first, last = (gap - 1) * size, (gap + 1) * size
@@ -110,7 +110,7 @@ class Correlation:
 
 
 def rises_too_far(group: HeadGroup, n_positions: int) -> bool:
-    """Whether some row's keys all lie so far below the largest logit that common weights would lose the whole row."""
+    """True if all keys of some row lie so far below the largest logit that common weights would lose the row."""
     prefix, window = group.mask.mutual_prefix(n_positions), group.mask.reach(n_positions) - 1
     sides = [np.arange(1, window + 1), -np.arange(1, max(prefix, 1))]
     logits = [group.encoding.logits(side, group.n_heads)[group.heads] for side in sides if side.size]
@@ -126,28 +126,27 @@ class DistanceKernel(IntervalKernel):
 
     def __init__(self, group: HeadGroup, n_positions: int) -> None:
         prefix, window = group.mask.mutual_prefix(n_positions), group.mask.reach(n_positions) - 1
-        # Read through the encoding, whose heads may share memory; `group.logits` would copy them all.
+        # Read through the encoding, whose heads may share memory: `group.logits` would copy them all.
         self._before = group.encoding.logits(np.arange(1, window + 1), group.n_heads)
         self._after = group.encoding.logits(-np.arange(1, max(prefix, 1)), group.n_heads)
-        self._own = group.encoding.logits(np.zeros(1, dtype=np.int64), group.n_heads)[:, 0]
+        self._at_query = group.encoding.logits(np.zeros(1, dtype=np.int64), group.n_heads)[:, 0]
         super().__init__(group, n_positions)
         self._sums: dict[tuple[int, Side], Correlation] = {}
         self._shares: dict[int, Shares] = {}
 
-    def _same(self, one: int, other: int) -> bool:
-        group = self.group
-        heads = group.heads[one], group.heads[other]
+    def _alike(self, first: int, second: int) -> bool:
+        """True if two heads of the group have equal content, sinks and logits."""
+        group, heads = self.group, self.group.heads[[first, second]]
         return bool(
-            group.content[one] == group.content[other]
-            and group.sinks[one] == group.sinks[other]
-            and all(np.array_equal(logits[heads[0]], logits[heads[1]]) for logits in (self._before, self._after))
-            and self._own[heads[0]] == self._own[heads[1]]
+            group.content[first] == group.content[second]
+            and group.sinks[first] == group.sinks[second]
+            and all(np.array_equal(*logits[heads]) for logits in (self._before, self._after, self._at_query))
         )
 
     def _unique_heads(self) -> tuple[Int64[np.ndarray, "members"], ...]:
         members: list[list[int]] = []
         for head in range(len(self.group.heads)):
-            twin = next((member for member in members if self._same(member[0], head)), None)
+            twin = next((member for member in members if self._alike(member[0], head)), None)
             if twin is None:
                 members.append([head])
             else:
@@ -158,7 +157,7 @@ class DistanceKernel(IntervalKernel):
         """The logit whose weight counts as 1: the largest off the diagonal."""
         layer_head = self.group.heads[self.members[head][0]]
         logits = [side[layer_head].max() for side in (self._before, self._after) if side.shape[1]]
-        return float(max(logits, default=self._own[layer_head]))
+        return float(max(logits, default=self._at_query[layer_head]))
 
     def side_weights(self, head: int, side: Side) -> Float64[np.ndarray, "distances"]:
         """exp(logit - unit) at distances 1, 2, ... on one side of the query."""
@@ -175,8 +174,8 @@ class DistanceKernel(IntervalKernel):
             after = np.append(0.0, compensated_sums(self.side_weights(head, "upper")))
             off = before[np.minimum(query, self.window)] + after[np.maximum(0, self.prefix - 1 - query)]
             unit = self._unit(head)
-            own = float(self._own[self.group.heads[first]] + self.group.content[first] - unit)
-            self._shares[head] = split_rows(off, own, float(self.group.sinks[first]) - unit)
+            diagonal = float(self._at_query[self.group.heads[first]] + self.group.content[first] - unit)
+            self._shares[head] = split_rows(off, diagonal, float(self.group.sinks[first]) - unit)
         return self._shares[head]
 
     def scan(self, head: int, side: Side, signal: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:

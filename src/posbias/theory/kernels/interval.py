@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import HeadGroup
-from posbias.theory.kernels.base import Kernel, dense_group
+from posbias.theory.kernels.base import Kernel
 
 Side = Literal["lower", "upper"]
 """Keys before the query, or after it."""
@@ -21,7 +21,7 @@ Side = Literal["lower", "upper"]
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """How the rows of one head split their mass."""
+    """The split of each row of one head: its off-diagonal part, and its diagonal."""
 
     off: Float64[np.ndarray, "n"]
     """Attention per unit of off-diagonal weight: 1 / normaliser."""
@@ -30,18 +30,18 @@ class Shares:
 
 
 def split_rows(off: Float64[np.ndarray, "n"], diagonal_logit: float, sink_logit: float) -> Shares:
-    """Normalise rows with off-diagonal weight `off` (0 where there is none), a diagonal and a sink key in log space.
+    """Normalise rows of off-diagonal weight `off` (0 for none) with a diagonal and a sink key, in log space.
 
-    Both logits are relative to the unit of `off`. Works from the largest of the three, so nothing overflows and no
+    Both logits are relative to the unit of `off`. The largest of the three counts as 1, so nothing overflows and no
     digit is lost for offsets of any size.
     """
     top = max(0.0, diagonal_logit, sink_logit)
     unit = np.exp(-top)
-    own = np.exp(diagonal_logit - top)
-    total = off * unit + own + np.exp(sink_logit - top)
+    diagonal = np.exp(diagonal_logit - top)
+    total = off * unit + diagonal + np.exp(sink_logit - top)
     alone = 1.0 if sink_logit == -np.inf else 1 / (1 + np.exp(np.minimum(sink_logit - diagonal_logit, 700.0)))
     safe = np.where(off > 0, total, 1.0)
-    return Shares(np.where(off > 0, unit / safe, 0.0), np.where(off > 0, own / safe, alone))
+    return Shares(np.where(off > 0, unit / safe, 0.0), np.where(off > 0, diagonal / safe, alone))
 
 
 class IntervalKernel(Kernel):
@@ -54,7 +54,7 @@ class IntervalKernel(Kernel):
         """Keys seen before the query's own position."""
         self.prefix = group.mask.mutual_prefix(n_positions)
         self.members: tuple[np.ndarray, ...] = self._unique_heads()
-        """For every unique head, which heads of the group it stands for."""
+        """Heads of the group that each unique head stands for."""
         self.weights = np.array([len(member) for member in self.members]) / group.n_heads
 
     @abstractmethod
@@ -63,7 +63,7 @@ class IntervalKernel(Kernel):
 
     @abstractmethod
     def shares(self, head: int) -> Shares:
-        """How the rows of a unique head split their mass."""
+        """The split of the rows of a unique head."""
 
     @abstractmethod
     def scan(self, head: int, side: Side, signal: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
@@ -111,15 +111,4 @@ class IntervalKernel(Kernel):
         total = np.zeros(self.n_positions)
         for head, weight in enumerate(self.weights):
             total += weight * self.push_head(head, column)
-        return total
-
-    def matrix(self) -> Float64[np.ndarray, "query key"]:
-        """Softmax of the logits, densely."""
-        return dense_group(self.group, self.n_positions)
-
-    def diagonal(self) -> Float64[np.ndarray, "n_positions"]:
-        """Every head's attention to itself, weighted."""
-        total = np.zeros(self.n_positions)
-        for head, weight in enumerate(self.weights):
-            total += weight * self.shares(head).diagonal
         return total

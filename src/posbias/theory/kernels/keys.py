@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int64
 from posbias.architecture import HeadGroup
 from posbias.architecture.keys import GammaKey, KeyEncoding
 from posbias.errors import UsageError
-from posbias.theory.kernels.base import Kernel, dense_group
+from posbias.theory.kernels.base import Kernel
 from posbias.theory.kernels.loops import BLOCK, carry_heads, scan_window, sweep_gamma
 
 CHUNK = 2**14
@@ -36,11 +36,11 @@ class KeyKernel(Kernel):
         self._group, self.encoding = group, group.encoding
         self._window = group.mask.reach(n_positions) - 1
         self._prefix = group.mask.mutual_prefix(n_positions)
-        own = self.encoding.parameters(group.n_heads)[group.heads]
-        keys = np.column_stack([own, group.content, group.sinks])
+        parameters = self.encoding.parameters(group.n_heads)[group.heads]
+        keys = np.column_stack([parameters, group.content, group.sinks])
         _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         self.members = tuple(group.heads[inverse.ravel() == unique] for unique in range(len(first)))
-        """For every unique head, which heads of the layer it stands for."""
+        """Heads of the layer that each unique head stands for."""
         self._heads = group.heads[first]
         self._shares = group.encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
         self._content, self._sinks = group.content[first], group.sinks[first]
@@ -60,15 +60,15 @@ class KeyKernel(Kernel):
         return self._sweep(column, pull=False) if self._causal else self._over_heads(column, pull=False)
 
     def _sweep(self, vector: Vector, *, pull: bool) -> Vector:
-        """Down, what queries behind give to the keys up to here is carried; up, the mean over the keys before."""
+        """Carries, down, the part of the queries behind for the keys up to here; up, the mean over the keys before."""
         out, carried = np.zeros(self.n_positions), np.zeros(len(self.weights))
         if self.alphas is not None:
             sweep_gamma(vector, self.alphas, self.weights, out, pull)
             return out
         chunks = list(self._chunks())
         for low, high in reversed(chunks) if pull else chunks:
-            share, kept, passed, own = self._tables(low, high)
-            tables = (share, kept, passed, own) if pull else (passed, kept, share, own)
+            share, remainder, earlier, itself = self._tables(low, high)
+            tables = (share, remainder, earlier, itself) if pull else (earlier, remainder, share, itself)
             carry_heads(vector[low:high], tables, self.weights, carried, out[low:high], pull)
         return out
 
@@ -84,17 +84,13 @@ class KeyKernel(Kernel):
 
     @property
     def has_sinks(self) -> bool:
-        """Whether a sink takes a part of any row."""
+        """True if a sink takes a part of any row."""
         return bool(np.any(self._sinks > -np.inf))
 
     @property
     def n_heads(self) -> int:
         """Heads of the whole layer."""
         return self._group.n_heads
-
-    def matrix(self) -> Float64[np.ndarray, "query key"]:
-        """Softmax of the logits, densely."""
-        return dense_group(self._group, self.n_positions)
 
     def diagonal(self) -> Vector:
         """Every head's attention to itself, weighted."""
@@ -109,7 +105,7 @@ class KeyKernel(Kernel):
 
     @cached_property
     def _biases(self) -> Float64[np.ndarray, "heads n_positions"]:
-        """Of the unique heads."""
+        """Key biases of the unique heads."""
         return np.asarray(self.encoding.key_logits(self.n_positions, self._group.n_heads)[self._heads])
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
@@ -118,30 +114,30 @@ class KeyKernel(Kernel):
             yield low, min(low + length, self.n_positions)
 
     def _tables(self, low: int, high: int) -> tuple[Table, Table, Table, Table]:
-        """Of every position and unique head: r, 1 - r, and how a query there splits: earlier keys, itself."""
-        share, kept = self._shares(low, high)
+        """Tables by position and unique head: r, 1 - r, and a query's attention to earlier keys and to itself."""
+        share, remainder = self._shares(low, high)
         if self._bare:
-            return share, kept, kept, share
+            return share, remainder, remainder, share
         sinks = np.full_like(share, -np.inf)
         if np.any(self._sinks > -np.inf):
             # A sink stands at a logit of its own, so it needs the weights themselves: ln W = b - ln r.
             sinks = self._sinks - self._biases[:, low:high].T + np.log(share)
         top = np.maximum(np.maximum(self._content, 0.0), sinks)
-        passed, own = kept * np.exp(-top), share * np.exp(self._content - top)
-        total = passed + own + np.exp(sinks - top)
-        return share, kept, passed / total, own / total
+        earlier, itself = remainder * np.exp(-top), share * np.exp(self._content - top)
+        total = earlier + itself + np.exp(sinks - top)
+        return share, remainder, earlier / total, itself / total
 
     def _rows(self, head: int) -> tuple[Vector, Vector, Vector]:
-        """Of one unique head: the keys' weights, what each query divides them by, and its attention to itself."""
+        """One unique head: the keys' weights, each query's factor on them, and its attention to itself."""
         bias = self._biases[head]
         top = bias.max()
         weights = np.exp(bias - top)
         with np.errstate(divide="ignore"):
             off = np.log(self._visible_sums(weights, pull=False)) + top
-        own = bias + self._content[head]
-        most = np.maximum(np.maximum(off, own), self._sinks[head])
-        total = np.exp(off - most) + np.exp(own - most) + np.exp(self._sinks[head] - most)
-        return weights, np.where(off > -np.inf, np.exp(top - most) / total, 0.0), np.exp(own - most) / total
+        diagonal = bias + self._content[head]
+        most = np.maximum(np.maximum(off, diagonal), self._sinks[head])
+        total = np.exp(off - most) + np.exp(diagonal - most) + np.exp(self._sinks[head] - most)
+        return weights, np.where(off > -np.inf, np.exp(top - most) / total, 0.0), np.exp(diagonal - most) / total
 
     def _visible_sums(self, values: Vector, *, pull: bool) -> Vector:
         """Sum over the keys that each query sees, itself apart; or (`pull`) over the queries that see each key."""
@@ -165,7 +161,7 @@ class KeyKernel(Kernel):
     def _over_heads(self, vector: Vector, *, pull: bool) -> Vector:
         total = np.zeros(self.n_positions)
         for head, weight in enumerate(self.weights):
-            keys, queries, own = self._rows(head)
-            given, taken = (queries, keys) if pull else (keys, queries)
-            total += weight * (taken * self._visible_sums(given * vector, pull=pull) + own * vector)
+            keys, queries, diagonal = self._rows(head)
+            inside, outside = (queries, keys) if pull else (keys, queries)
+            total += weight * (outside * self._visible_sums(inside * vector, pull=pull) + diagonal * vector)
         return total

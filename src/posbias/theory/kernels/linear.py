@@ -2,7 +2,7 @@
 
 y_j = z_j + rate y_{j+1} (docs/theory, section 1). Weights are taken relative to distance 1, so that the off-diagonal
 weight of a row lies between 1 and N whatever the slope. Without a window all heads run inside one loop over positions,
-and the normaliser is tabulated only where it still changes.
+and the normaliser is tabulated only as long as it still changes.
 """
 
 from functools import cached_property
@@ -20,7 +20,7 @@ Table = Float64[np.ndarray, "_ heads"]
 
 Signal = Float64[np.ndarray, "n"]
 State = tuple[Float64[np.ndarray, "heads"], Float64[np.ndarray, "heads"]]
-"""Running sum of every head, and what rounding left out of it."""
+"""Running sum of every head, and the rounding left out of it."""
 
 CHUNK = 16384
 """Positions per call of the compiled loop."""
@@ -82,7 +82,7 @@ class LinearKernel(IntervalKernel):
         return out
 
     def _distinct(self, low: int, high: int) -> Int64[np.ndarray, "rows"]:
-        """Queries low ... high - 1, or one that stands for all where their normalisers agree in float64."""
+        """Queries low ... high - 1, or one that stands for all if their normalisers agree in float64."""
         slope = float(self.slopes.min())
         long = FLAT_NATS / slope if slope > 0 else np.inf
         settled = low >= min(long, self.window)
@@ -93,7 +93,7 @@ class LinearKernel(IntervalKernel):
         return np.arange(low, high)
 
     def _share_table(self, low: int, high: int) -> Table:
-        """Off-diagonal shares of rows low ... high - 1 for every unique head; one row where they do not change."""
+        """Off-diagonal shares of rows low ... high - 1 for every unique head; a single row if they do not change."""
         query = self._distinct(low, high)
         key = (int(query[0]), len(query))
         if key in self._tables:
@@ -109,13 +109,9 @@ class LinearKernel(IntervalKernel):
         for low in range(0, self.n_positions, CHUNK):
             high = min(low + CHUNK, self.n_positions)
             query = self._distinct(low, high)
-            own = [weight * self._split(head, query).diagonal for head, weight in enumerate(self.weights)]
-            total[low:high] = np.sum(own, axis=0)
+            diagonals = [weight * self._split(head, query).diagonal for head, weight in enumerate(self.weights)]
+            total[low:high] = np.sum(diagonals, axis=0)
         return total
-
-    def diagonal(self) -> Float64[np.ndarray, "n_positions"]:
-        """Weighted over heads, tabulated once."""
-        return self._diagonal.copy()
 
     def _scan_heads(self, signal: Float64[np.ndarray, "n"], inside: Table, outside: Table, state: State) -> Signal:
         """All heads at once over one chunk: out_t = sum_h outside_th sum_(u<t) rate_h^(t-u-1) inside_uh signal_u."""
@@ -145,16 +141,16 @@ class LinearKernel(IntervalKernel):
             return super().push(column)
         out: np.ndarray = self._diagonal * column
         state = (np.zeros_like(self.rates), np.zeros_like(self.rates))
-        ones = np.ones((1, len(self.rates)))
+        inside = np.ones((1, len(self.rates)))
         for low in self._chunks():
             high = min(low + CHUNK, self.n_positions)
             outside = self._share_table(low, high) * self.weights
-            out[low:high] += self._scan_heads(column[low:high].copy(), ones, outside, state)
+            out[low:high] += self._scan_heads(column[low:high].copy(), inside, outside, state)
         for head, weight in enumerate(self.weights if self.prefix > 1 else ()):
             off = self._split(head, np.arange(self.prefix)).off
             out[: self.prefix] += weight * off * self._upper(head, column, pull=False)
         return out
 
     def _chunks(self) -> range:
-        """Where chunks of positions start; none for a window of one key."""
+        """Starts of the chunks of positions; none for a window of one key."""
         return range(0, self.n_positions if self.window else 0, CHUNK)

@@ -25,10 +25,10 @@ REFINED = 2**14
 @no_type_check
 def _advance(carry, spill, factor, addend):
     """carry * factor + addend for one head, with the rounding of the sum kept in spill (all values >= 0)."""
-    kept = factor * carry
+    decayed = factor * carry
     addend = addend + factor * spill
-    total = kept + addend
-    lost = (kept - total) + addend if kept >= addend else (addend - total) + kept
+    total = decayed + addend
+    lost = (decayed - total) + addend if decayed >= addend else (addend - total) + decayed
     if total < TINY:
         return 0.0, 0.0
     return total, lost
@@ -135,12 +135,12 @@ def compensated_sums(values):
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
 def carry_heads(signal, tables, weights, carried, out, backward):
-    """out_t = sum_h weights_h (given_th S_h + own_th signal_t), after which S_h is kept_th S_h + taken_th signal_t.
+    """out_t = sum_h weights_h (read_th S_h + direct_th signal_t), after which S_h is decay_th S_h + write_th signal_t.
 
-    tables are (given, kept, taken, own), each [n, head]. Positions are walked up, or `backward` from the last down.
-    carried [head] is S where the walk begins, and is updated to where it ends.
+    tables are (read, decay, write, direct), each [n, head]. Positions are walked up, or `backward` from the last down.
+    carried [head] is S at the beginning of the walk, and is updated to its end.
     """
-    given, kept, taken, own = tables
+    read, decay, write, direct = tables
     heads = weights.size
     for step in range(signal.size):
         t = signal.size - 1 - step if backward else step
@@ -148,8 +148,8 @@ def carry_heads(signal, tables, weights, carried, out, backward):
         total = 0.0
         for head in range(heads):
             state = carried[head]
-            total += weights[head] * (given[t, head] * state + own[t, head] * value)
-            state = kept[t, head] * state + taken[t, head] * value
+            total += weights[head] * (read[t, head] * state + direct[t, head] * value)
+            state = decay[t, head] * state + write[t, head] * value
             carried[head] = state if state > TINY else 0.0
         out[t] = total
 
@@ -203,7 +203,7 @@ def sweep_gamma(signal, alphas, weights, out, backward):
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
 def derivative_tables(parameters, decaying, first, state, share, lead):
-    """What `sweep_derivatives` needs of the positions from `first` on, in share and lead [n, head].
+    """Tables for `sweep_derivatives` of the positions from `first` on, written to share and lead [n, head].
 
     share is a query's attention to itself; lead is how far the derivative of its own key's logit, by the slope or by
     alpha, lies above its mean over the keys before. state is (last, ahead), [head] each: the normaliser of the position
@@ -251,13 +251,13 @@ def sweep_derivatives(signal, row, tables, weights, carried, pushed, derivatives
         weight = row[t]
         total = 0.0
         for head in range(weights.size):
-            kept = 1.0 - share[t, head]
+            remainder = 1.0 - share[t, head]
             step = share[t, head] * (value - mean[head])
-            moved = kept * (covariance[head] + lead[t, head] * step)
+            moved = remainder * (covariance[head] + lead[t, head] * step)
             moved = moved if abs(moved) > TINY else 0.0
             covariance[head] = moved
             mean[head] += step
             total += weights[head] * mean[head]
             by_parameter[head] += weight * moved
-            by_content[head] += weight * (kept * step)
+            by_content[head] += weight * (remainder * step)
         pushed[t] = total

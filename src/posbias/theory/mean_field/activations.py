@@ -19,7 +19,7 @@ from posbias.theory.mean_field.bins import Kernel
 MAX_TERMS = 64
 """Longest Hermite expansion; gelu and silu need 10 to 30 terms at variances below 4."""
 TAIL = 1e-12
-"""The expansion stops where all further terms together weigh less than this share of E[phi^2]."""
+"""The expansion stops when all further terms together weigh less than this share of E[phi^2]."""
 NODES = 160
 """Gauss-Hermite nodes for the coefficients: exact for products of degree below 320."""
 SMALLEST_VARIANCE = 1e-12
@@ -35,7 +35,7 @@ class Activation:
 
     value: Function
     closed: Callable[[Kernel], tuple[Kernel, Kernel]] | None = None
-    """Its kernels in closed form; None: by its Hermite coefficients, which must decay fast."""
+    """Its kernels in closed form; None: the Hermite expansion, whose coefficients must decay fast."""
 
     def kernels(self, covariance: Kernel) -> tuple[Kernel, Kernel]:
         """F and F' for pre-activations with this covariance; variances are `covariance.same` (> 0)."""
@@ -52,10 +52,10 @@ class Activation:
             correlation = covariance.block[strip] / deviation[strip, None] / deviation[None, :]
             forward[strip] = _series(coefficients, correlation, strip)
             backward[strip] = _series(slopes, correlation, strip)
-        same = covariance.same / variance
+        correlation = covariance.same / variance
         return (
-            Kernel(forward, _diagonal_series(coefficients, same)),
-            Kernel(backward, _diagonal_series(slopes, same)),
+            Kernel(forward, _diagonal_series(coefficients, correlation)),
+            Kernel(backward, _diagonal_series(slopes, correlation)),
         )
 
     def coefficients(self, variance: Float64[np.ndarray, "position"]) -> Float64[np.ndarray, "term position"]:
@@ -70,7 +70,7 @@ class Activation:
 
 
 def relu_kernels(covariance: Kernel) -> tuple[Kernel, Kernel]:
-    """Of max(x, 0), t the angle: F = sqrt(q q') (sin t + (pi - t) cos t) / 2 pi, F' = (pi - t) / 2 pi.
+    """Kernels of max(x, 0), t the angle: F = sqrt(q q') (sin t + (pi - t) cos t) / 2 pi, F' = (pi - t) / 2 pi.
 
     Source: arc-cosine kernels of degree 1 and 0 (Cho and Saul 2009).
     """
@@ -81,7 +81,7 @@ def relu_kernels(covariance: Kernel) -> tuple[Kernel, Kernel]:
 
 
 def squared_relu_kernels(covariance: Kernel) -> tuple[Kernel, Kernel]:
-    """Of max(x, 0)^2: F = q q' (3 sin t cos t + (pi - t) (1 + 2 cos^2 t)) / 2 pi, F' four times F of relu itself.
+    """Kernels of max(x, 0)^2: F = q q' (3 sin t cos t + (pi - t) (1 + 2 cos^2 t)) / 2 pi, F' four times F of relu.
 
     Source: arc-cosine kernels of degree 2 and 1 (Cho and Saul 2009).
     """
@@ -114,7 +114,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": Activation(np.tanh),
     "identity": Activation(lambda x: x),
 }
-"""By name; `gelu_tanh` is the form of GPT-2, BLOOM and Gemma."""
+"""Activations by name; `gelu_tanh` is the form of GPT-2, BLOOM and Gemma."""
 PROBE_POINTS = np.linspace(-4.0, 4.0, 81)
 MATCH_TOLERANCE = 1e-4
 """Float32 activations agree with ours to 1e-6; the two gelus differ by 5e-4."""
@@ -124,7 +124,7 @@ def recognise(function: Function) -> Activation:
     """The known activation that takes the same values as `function` on [-4, 4].
 
     Raises:
-        UsageError: none does; the message lists the known ones.
+        UsageError: no known activation does; the message lists them.
     """
     values = function(PROBE_POINTS)
     for activation in ACTIVATIONS.values():

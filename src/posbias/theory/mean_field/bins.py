@@ -21,11 +21,11 @@ from posbias.errors import UsageError
 from posbias.theory.kernels import dense_heads
 
 EXACT_POSITIONS = 512
-"""Up to here every position has its own bin, if nothing asks for more."""
+"""Longest context in which every position has its own bin, unless more are asked for."""
 MOST_BINS = 2048
 """Kernels of more bins are refused: a matrix has 32 MB then, and a pass over 24 layers takes a minute."""
 MOST_NATS = 700.0
-"""Between the largest and the least key bias: the weights of both must be normal float64 numbers."""
+"""Most nats between the largest and the least key bias: the weights of both must be normal float64 numbers."""
 RELATIVE_WIDTH = 0.02
 """Width of a bin over its position in long contexts; norms then agree to 0.03 % with unit bins (N = 1024)."""
 BINS_PER_WINDOW = 16
@@ -56,7 +56,7 @@ class Bins:
 
     @property
     def exact(self) -> bool:
-        """Whether every position has its own bin."""
+        """True if every position has its own bin."""
         return self.count == self.n_positions
 
     def spread(self, values: Float64[np.ndarray, "bin"]) -> Float64[np.ndarray, "n_positions"]:
@@ -77,7 +77,7 @@ def unit_bins(n_positions: int) -> Bins:
 
 
 def growing_bins(n_positions: int, *, relative_width: float = RELATIVE_WIDTH, windows: Collection[int] = ()) -> Bins:
-    """Bins as wide as `relative_width` times their position (at least 1), narrower where windows are.
+    """Bins as wide as `relative_width` times their position (at least 1), narrower beside the edges of windows.
 
     Args:
         n_positions: Context length N, >= 1.
@@ -92,11 +92,11 @@ def growing_bins(n_positions: int, *, relative_width: float = RELATIVE_WIDTH, wi
     edges = {n_positions - window for window in windows if window < n_positions}
     stops = np.array(sorted({edge + step for edge in edges for step in (-1, 0, 1)} | {n_positions - 1}))
     sizes: list[int] = []
-    done = 0
-    while done < n_positions - 1:
-        next_stop = int(stops[np.searchsorted(stops, done, side="right")])
-        sizes.append(min(max(1, int(relative_width * done)), widest, next_stop - done))
-        done += sizes[-1]
+    start = 0
+    while start < n_positions - 1:
+        next_stop = int(stops[np.searchsorted(stops, start, side="right")])
+        sizes.append(min(max(1, int(relative_width * start)), widest, next_stop - start))
+        start += sizes[-1]
     return Bins(np.array([*sizes, 1], dtype=np.int64))
 
 
@@ -109,11 +109,11 @@ class Kernel:
     same: Float64[np.ndarray, "bin"]
     """Value at i = j."""
 
-    def __add__(self, other: "Kernel") -> "Kernel":
-        return Kernel(self.block + other.block, self.same + other.same)
+    def __add__(self, kernel: "Kernel") -> "Kernel":
+        return Kernel(self.block + kernel.block, self.same + kernel.same)
 
-    def __mul__(self, other: "Kernel") -> "Kernel":
-        return Kernel(self.block * other.block, self.same * other.same)
+    def __mul__(self, kernel: "Kernel") -> "Kernel":
+        return Kernel(self.block * kernel.block, self.same * kernel.same)
 
     def scaled(self, factor: float, *, offset: float = 0.0) -> "Kernel":
         """factor * K + offset."""
@@ -142,7 +142,7 @@ class Kernel:
 
 
 def smooth(block: Matrix) -> Kernel:
-    """A kernel without anything special at i = j."""
+    """A kernel that does not jump at i = j."""
     return Kernel(block, np.diagonal(block).copy())
 
 
@@ -245,7 +245,7 @@ def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float,
 
 
 def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator]]:
-    """Of a group whose logits depend on position: one operator for heads that are alike, with their share of all heads.
+    """The operators of a group whose logits depend on position, one for heads that are alike, with their share.
 
     Raises:
         UsageError: logits that are neither slopes nor key biases, on bins wider than one position, or key biases whose
@@ -266,9 +266,10 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator
             f"mean field takes key biases that span at most {MOST_NATS:g} nats; {group.encoding} spans {span:.0f} "
             f"over {n} positions"
         )
-    keyed = group.encoding.parameters(group.n_heads)[group.heads] if isinstance(group.encoding, KeyEncoding) else None
-    alike = slopes[:, None] if keyed is None else keyed
-    _, first, counts = np.unique(alike, axis=0, return_index=True, return_counts=True)
+    parameters = slopes[:, None]
+    if isinstance(group.encoding, KeyEncoding):
+        parameters = group.encoding.parameters(group.n_heads)[group.heads]
+    _, first, counts = np.unique(parameters, axis=0, return_index=True, return_counts=True)
     operators: list[tuple[float, Operator]] = []
     for head, count in sorted(zip(first, counts, strict=True)):
         slope, weights = float(slopes[head]), np.exp(bias[head] - bias[head].max())
@@ -281,23 +282,23 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator
 def _bias_and_slopes(
     group: HeadGroup, n_positions: int
 ) -> tuple[Float64[np.ndarray, "head n_positions"], Float64[np.ndarray, "head"]] | None:
-    """Of the heads of a group; None for logits that are neither a slope nor a bias of keys."""
+    """Key biases and slopes of the heads of a group; None for logits that are neither."""
     if isinstance(group.encoding, KeyEncoding):
         bias, slopes = group.encoding.bias_and_slopes(n_positions, group.n_heads)
         falling = np.minimum(slopes, 0.0)[:, None] * np.arange(n_positions)  # a recursion would grow without bound
         return (bias + falling)[group.heads], np.maximum(slopes, 0.0)[group.heads]
-    own = group.linear_slopes()
-    return None if own is None else (np.zeros((len(own), n_positions)), own)
+    linear = group.linear_slopes()
+    return None if linear is None else (np.zeros((len(linear), n_positions)), linear)
 
 
 def depends_on_position(group: HeadGroup) -> bool:
-    """Whether a visible key's logit depends on where it is (encoding, diagonal content)."""
+    """True if a visible key's logit depends on its position (encoding, diagonal content)."""
     slopes = group.linear_slopes()
     return slopes is None or bool(np.any(slopes)) or bool(np.any(group.content))
 
 
 def needs_every_position(group: HeadGroup) -> bool:
-    """Whether logits change from one position to the next, so that bins must be single positions."""
+    """True if logits jump from one position to the next, so that bins must be single positions."""
     smooth = isinstance(group.encoding, KeyEncoding) and group.encoding.smooth and not np.any(group.content)
     return depends_on_position(group) and not smooth
 
@@ -310,11 +311,11 @@ def causal_operator(weights: Float64[np.ndarray, "n_positions"], slope: float, b
     totals = CausalMean(weights, slope).totals[:, 0]
     before = np.concatenate([[0.0], totals[ends[:-1] - 1]])
     since = np.arange(bins.n_positions) - np.repeat(bins.starts, bins.sizes) + 1
-    carried = np.exp(-slope * since) / totals  # of what is there at the end of the bin before, per query
+    carried = np.exp(-slope * since) / totals  # share of the sum at the end of the bin before, per query
     carried_mean = np.add.reduceat(carried, bins.starts) / bins.sizes
-    own = totals[ends - 1] - np.exp(-slope * bins.sizes) * before
+    of_bin = totals[ends - 1] - np.exp(-slope * bins.sizes) * before
     distance = np.maximum(bins.starts[:, None] - ends[None, :], 0)
-    rows = np.tril(carried_mean[:, None] * own[None, :] * np.exp(-slope * distance), -1)
+    rows = np.tril(carried_mean[:, None] * of_bin[None, :] * np.exp(-slope * distance), -1)
     np.fill_diagonal(rows, 1 - carried_mean * before)
     return DenseOperator(rows)
 
@@ -342,6 +343,6 @@ def mask_operator(mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins:
         inside = slice(bins.starts[a], ends[a])
         oldest, newest = first[inside, None], last[inside, None]
         low, high = np.maximum(oldest, bins.starts[None, :]), np.minimum(newest + 1, ends[None, :])
-        seen = below[np.maximum(high, low)] - below[low]
-        rows[a] = (seen / (below[newest + 1] - below[oldest])).mean(axis=0)
+        visible = below[np.maximum(high, low)] - below[low]
+        rows[a] = (visible / (below[newest + 1] - below[oldest])).mean(axis=0)
     return DenseOperator(rows)

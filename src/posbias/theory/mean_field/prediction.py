@@ -69,9 +69,9 @@ class MeanFieldTheory(ModelTheory):
             LEVELS.parse(self.level)
 
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
-        """The root mean square over initialisations; where heads are drawn, how far a single one lies from it.
+        """The root mean square over initialisations; if heads are drawn, also the distance of a single one from it.
 
-        The subject may be a Hugging Face configuration or "config:..." too, for which weights are drawn.
+        The subject may also be a Hugging Face configuration or "config:...", for which weights are drawn.
         """
         model = subject
         if isinstance(subject, str) and subject.startswith("config:"):
@@ -84,18 +84,18 @@ class MeanFieldTheory(ModelTheory):
                 f"theory mean_field needs a model (what load_model returns), a Hugging Face configuration or "
                 f"'config:...', got {type(subject).__name__}"
             )
-        found = mean_field(model, n_positions, prompts=prompts, level=self.level, seed=seed)
+        prediction = mean_field(model, n_positions, prompts=prompts, level=self.level, seed=seed)
         labels: dict[str, Any] = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
-        if not isinstance(found.level, SampledHeads):
-            return Prediction(found.profile, self.name, **labels)
+        if not isinstance(prediction.level, SampledHeads):
+            return Prediction(prediction.profile, self.name, **labels)
         spec = model if isinstance(model, MeanFieldSpec) else spec_of(model)
         networks = network_profiles(spec, n_positions, prompts=prompts, seed=seed)
         return Prediction(
-            found.profile,
+            prediction.profile,
             self.name,
             **labels,
-            found={
-                "largest_logit_variance": float(found.logit_variance.max()),
+            numbers={
+                "largest_logit_variance": float(prediction.logit_variance.max()),
                 "distance_of_one_initialisation": scatter(networks),
             },
             arrays={"networks": networks},
@@ -105,7 +105,7 @@ class MeanFieldTheory(ModelTheory):
 
 @dataclass(frozen=True, eq=False)
 class MeanField:
-    """What the theory says of a model at initialisation."""
+    """The theory's prediction for a model at initialisation."""
 
     profile: Profile
     """Proportional to `jacobian_norm`."""
@@ -118,11 +118,8 @@ class MeanField:
 
 def check_drawn(model: Model | MeanFieldSpec) -> None:
     """Refuse a model whose weights were not drawn at random: mean field does not speak of it."""
-    if isinstance(model, HuggingFaceModel):
-        drawn = model.origin.init_seed is not None
-    else:
-        drawn = not isinstance(model, ReferenceTransformer) or model.drawn
-    if isinstance(model, Model) and not drawn:
+    trained = isinstance(model, HuggingFaceModel) and model.origin.init_seed is None
+    if isinstance(model, Model) and (trained or (isinstance(model, ReferenceTransformer) and not model.drawn)):
         raise UsageError(
             f"mean field speaks of models at initialisation; the weights of {model.identity['source']!r} are trained "
             "or of unknown origin: load it with init_seed=0, or give spec_of(model)"
@@ -148,12 +145,12 @@ def mean_field(
             to 512 positions); the prompts' mean squares are averaged. None means all tokens differ. Between wide bins
             only the share of equal tokens counts (within 1 % at N = 800).
         level: `value`, `first`, `sampled(heads=2000)`, or `auto`: first order where it suffices, else sampled heads.
-        seed: Of the sampled heads; no other level draws anything.
+        seed: Seed of the sampled heads; no other level draws anything.
 
     Returns:
         The prediction. Its profile compares with a root mean square over seeds. The mean over seeds of normalised
-        profiles, as an audit takes it, differs by W1 .01 at 8 layers of width 64 and by less for wider models; where
-        logits are large by more: see `network_profiles`.
+        profiles, as an audit takes it, differs by W1 .01 at 8 layers of width 64, by less for wider models, and by more
+        if logits are large: see `network_profiles`.
 
     Raises:
         UsageError: trained weights, no mean-field theory for this model, prompts of another length, more positions than
@@ -199,7 +196,7 @@ def _entries(model: Model | MeanFieldSpec, spec: MeanFieldSpec, bins: Bins, prom
 def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -> Bins:
     """One bin per position in short contexts; growing ones, narrow enough for every window, in long ones.
 
-    One per position too where it is asked for (`exact`: sampled heads), and where logits depend on position.
+    Also one per position on demand (`exact`: sampled heads), and if logits depend on position.
 
     Raises:
         UsageError: more than 2048 bins would be needed.
@@ -253,35 +250,36 @@ def network_profiles(
     Up to 2048 positions; rows sum to 1. Their mean compares with a mean over seeds of normalised profiles.
     """
     rows = []
-    for index, drawn in enumerate(np.random.SeedSequence(seed).generate_state(count)):
+    for index, network_seed in enumerate(np.random.SeedSequence(seed).generate_state(count)):
         prompt = None if prompts is None else Prompts(prompts.token_ids[[index % prompts.count]])
-        found = mean_field(spec, n_positions, prompts=prompt, level=SampledHeads(1), seed=int(drawn))
-        rows.append(found.profile.influence)  # SampledHeads fills up one round of the model's heads
+        # SampledHeads fills up one round of the model's heads.
+        network = mean_field(spec, n_positions, prompts=prompt, level=SampledHeads(1), seed=int(network_seed))
+        rows.append(network.profile.influence)
     return np.stack(rows)
 
 
 def scatter(profiles: Profiles) -> float:
-    """How far one network's profile lies from the mean of many: root mean square W1, at least two networks.
+    """Distance of one network's profile from the mean of many: root mean square W1, at least two networks.
 
-    Shape alone: what finite width adds (W1 .01 at width 128) is not in it.
+    It tells of shape alone, without the effect of finite width (W1 .01 at width 128).
     """
     distances = distance(profiles, profiles.mean(axis=0))
     return float(np.sqrt((distances**2).sum() / (len(profiles) - 1)))
 
 
-def distance(profiles: Profiles, other: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "network"]:
-    """W1 of each profile to another one, the context scaled to [0, 1]."""
-    gaps = np.abs(np.cumsum(profiles - other, axis=1)[:, :-1])
+def distance(profiles: Profiles, reference: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "network"]:
+    """W1 of each profile to a reference, the context scaled to [0, 1]."""
+    gaps = np.abs(np.cumsum(profiles - reference, axis=1)[:, :-1])
     return np.asarray(gaps.sum(axis=1) / max(profiles.shape[1] - 1, 1))
 
 
 def scatter_caveat(profiles: Profiles, *, initialisations: int | None = None) -> str:
-    """What to know before a measurement is held against the prediction: how far networks, two or more, lie from it."""
-    one = scatter(profiles)
+    """Warning for a comparison with measurements: the distance of networks, at least two, from the prediction."""
+    single = scatter(profiles)
     flat = distance(profiles.mean(axis=0)[None], np.full(profiles.shape[1], 1 / profiles.shape[1]))[0]
     many = 100 if initialisations is None else initialisations
     return (
         f"mean field: attention logits are large at this initialisation, and a network has few heads: a single one "
-        f"lies at least W1 {one:.3f} from the mean of all, the mean of {many} about {one / np.sqrt(many):.3f}, a flat "
-        f"line {flat:.3f}; a distance no larger than that is chance"
+        f"lies at least W1 {single:.3f} from the mean of all, the mean of {many} about {single / np.sqrt(many):.3f}, a "
+        f"flat line {flat:.3f}; a distance no larger than that is chance"
     )

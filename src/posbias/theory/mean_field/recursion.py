@@ -27,7 +27,7 @@ LEVELS: Registry["Level"] = Registry("mean-field level")
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What a level needs beside the branch: the positions, the width, and a source of randomness."""
+    """Positions, width and source of randomness, which a level needs beside the branch."""
 
     bins: Bins
     width: int
@@ -35,7 +35,7 @@ class Setting:
 
 
 class Level(ABC):
-    """How content enters attention."""
+    """A way in which content enters attention."""
 
     @abstractmethod
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
@@ -54,7 +54,7 @@ class Grams:
     """Covariances between positions of one feature of the queries, keys and values of a head."""
 
     query: Kernel
-    """Times scale^2 head_dim: a logit's covariance is query_ii' key_jj'."""
+    """Query Gram times scale^2 head_dim, so that a logit's covariance is query_ii' key_jj'."""
     key: Kernel
     value: Kernel
 
@@ -87,7 +87,7 @@ class Heads:
 
     @classmethod
     def of(cls, operator: Operator, grams: Grams, bins: Bins) -> "Heads":
-        """From a layer's Grams."""
+        """The heads of a layer with these Grams."""
 
         def averages(gram: Kernel) -> Averages:
             once = operator.left(gram.averaged(bins))
@@ -98,22 +98,22 @@ class Heads:
     def shift(self) -> Matrix:
         """E A - C = C_ij query_ii [M_ii - m_ij + (key_jj - sum_k C_ik key_kk) / 2]; its products are the dense ones."""
         powers = self.key.gram.same
-        below = np.diagonal(self.key.twice)[:, None] - self.key.once
-        own = powers[None, :] - self.operator.left(powers[:, None])
-        return np.asarray(self.operator.matrix() * self.query.same[:, None] * (below + own / 2))
+        mean_shift = np.diagonal(self.key.twice)[:, None] - self.key.once
+        power_shift = powers[None, :] - self.operator.left(powers[:, None])
+        return np.asarray(self.operator.matrix() * self.query.same[:, None] * (mean_shift + power_shift / 2))
 
     def fluctuation(self) -> Matrix:
         """T = C (a o v) C' - (m_a o m_v) C' - C (m_a o m_v)' + M_a o M_v, a the keys and v the values."""
-        both = self.operator.average((self.key.gram * self.value.gram).averaged(self.bins))
+        joint = self.operator.average((self.key.gram * self.value.gram).averaged(self.bins))
         mixed = self.operator.left((self.key.once * self.value.once).T)
-        return np.asarray(both - mixed - mixed.T + self.key.twice * self.value.twice)
+        return np.asarray(joint - mixed - mixed.T + self.key.twice * self.value.twice)
 
     def spread(self, averages: Averages, weighted: Matrix) -> Kernel:
         """V = a o (C' W C) - B - B' + C' (W o M) C with B = C' (m o (W C)); W = G o query, given as mass."""
         right = self.operator.pull(weighted).T
         crossed = self.operator.pull(averages.once * right)
-        rest = self.operator.gather(weighted * averages.twice) - crossed - crossed.T
-        return averages.gram * from_mass(self.operator.pull(right), self.bins) + from_mass(rest, self.bins)
+        centring = self.operator.gather(weighted * averages.twice) - crossed - crossed.T
+        return averages.gram * from_mass(self.operator.pull(right), self.bins) + from_mass(centring, self.bins)
 
     def mixed(self) -> Kernel:
         """E A V A': shifted mean attention on both sides, and the fluctuations' energy."""
@@ -164,7 +164,7 @@ class _Expansion(Level):
 
 
 def _paths(attention: AttentionSpec, x: Kernel, arriving: Kernel, heads: Heads, width: int) -> Kernel:
-    """Value path with shifted and fluctuating attention, key path and query path together."""
+    """Value path with shifted and fluctuating attention, together with the key path and the query path."""
     mass, weighted = arriving.mass(heads.bins), (arriving * heads.query).mass(heads.bins)
     shifted = heads.shift().T @ heads.operator.pull(mass).T
     value_path = from_mass(heads.operator.gather(mass) + shifted + shifted.T, heads.bins)
@@ -204,15 +204,15 @@ def input_kernel(spec: MeanFieldSpec, bins: Bins, *, token_ids: Int[np.ndarray, 
     """Kernel of the vectors entering the first block (before the embedding norm, if any); no ids: all tokens differ."""
     equal = np.zeros((bins.count, bins.count)) if token_ids is None else _equal_tokens(token_ids, bins)
     block = spec.embedding * equal
-    same = np.full(bins.count, spec.input_power)
+    powers = np.full(bins.count, spec.input_power)
     if spec.added is not None:
         # In wide bins the vectors of the position in the middle stand for all.
         middle = spec.added.vectors_at(bins.starts + (bins.sizes - 1) // 2)
         gram = middle @ middle.T / spec.width
-        block, same = block + gram, same + np.diagonal(gram)
+        block, powers = block + gram, powers + np.diagonal(gram)
     if bins.exact:
-        np.fill_diagonal(block, same)
-    return Kernel(block, same)
+        np.fill_diagonal(block, powers)
+    return Kernel(block, powers)
 
 
 def vector_kernel(spec: MeanFieldSpec, bins: Bins, vectors: Float64[np.ndarray, "position feature"]) -> Kernel:
@@ -247,13 +247,13 @@ def _equal_tokens(token_ids: Int[np.ndarray, "n_positions"], bins: Bins) -> Floa
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """One branch as it was run: what it read, what it put out, and its two maps."""
+    """One branch as it was run, with its input and its output."""
 
     spec: AttentionSpec | MlpSpec
     stream: Kernel
-    """Residual stream the branch read."""
+    """Residual stream that the branch read."""
     x: Kernel
-    """The same after the pre-norm."""
+    """The branch's input: that stream after the pre-norm."""
     output: Kernel
     """Before any post-norm."""
 
@@ -286,7 +286,7 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
         present: list[AttentionSpec | MlpSpec] = [part for part in (layer.attention, layer.mlp) if part is not None]
         for members in [present] if layer.parallel else [[part] for part in present]:
             residual, branches = members[0].residual, []
-            joined = stream.scaled(residual.kept**2)
+            joined = stream.scaled(residual.stream_factor**2)
             for part in members:
                 x = _normed(part.pre_norm, stream)
                 if isinstance(part, AttentionSpec):
@@ -294,7 +294,7 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
                 else:
                     output = part.forward(setting.width, x)
                 branches.append(Branch(part, stream, x, output))
-                joined = joined + _normed(part.post_norm, output).scaled(residual.added**2)
+                joined = joined + _normed(part.post_norm, output).scaled(residual.branch_factor**2)
             steps.append(Step(tuple(branches), residual, joined))
             stream = _normed(residual.norm, joined)
     return Forward(entry, tuple(steps), stream)
@@ -308,8 +308,8 @@ def run_backward(spec: MeanFieldSpec, forward: Forward, level: Level, setting: S
     gradient = _pulled(spec.final_norm, Kernel(start, np.diagonal(start).copy()), forward.final)
     for step in reversed(forward.steps):
         gradient = _pulled(step.residual.norm, gradient, step.joined)
-        arriving = gradient.scaled(step.residual.added**2)
-        gradient = gradient.scaled(step.residual.kept**2)
+        arriving = gradient.scaled(step.residual.branch_factor**2)
+        gradient = gradient.scaled(step.residual.stream_factor**2)
         for branch in step.branches:
             part, pulled = branch.spec, _pulled(branch.spec.post_norm, arriving, branch.output)
             if isinstance(part, AttentionSpec):

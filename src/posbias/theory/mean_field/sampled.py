@@ -2,7 +2,7 @@
 
 Each sample draws the queries and keys of one head with the Grams of the infinite-width limit, applies the model's own
 query/key norm, rotation, bias, mask and softmax, and averages A V A' forwards, A' G A plus the query and key paths
-backwards. Needed where logits have variance of order 1: query/key norms, very wide models.
+backwards. Needed when logits have variance of order 1: query/key norms, very wide models.
 """
 
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ class Batch:
     """A few sampled heads."""
 
     query: Heads
-    """After norm, before rotation."""
+    """Queries after norm, before rotation."""
     key: Heads
     query_root: Float32[np.ndarray, "head position 1"]
-    """What the query norm divided by; 1 without one."""
+    """Divisor of the query norm; 1 without one."""
     key_root: Float32[np.ndarray, "head position 1"]
     attention: Weights
     slope: Weights | float
@@ -147,11 +147,11 @@ class SampledHeads(Level):
         check_size("sampled: heads", self.heads, CELLS)
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
-        """By sampling."""
+        """The kernel of the branch's output, by sampling."""
         return self._sampler(attention, setting, -(-self.heads // FORWARD_SHARE)).forward(x)
 
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
-        """By sampling."""
+        """The gradient kernel at the branch's input, by sampling."""
         return self._sampler(attention, setting, self.heads).backward(x, gradient)
 
     def _sampler(self, attention: AttentionSpec, setting: Setting, heads: int) -> HeadSampler:
@@ -171,7 +171,7 @@ def _root(gram: Float64[np.ndarray, "p p"]) -> Float32[np.ndarray, "p p"]:
 def _normed(
     features: Heads, raw: Kernel, norm: NormSpec | None
 ) -> tuple[Heads, Float32[np.ndarray, "head position 1"]]:
-    """Queries or keys after their norm, and what it divided by (over its gain)."""
+    """Queries or keys after their norm, with its divisor (over its gain)."""
     if norm is None:
         return features, np.ones((*features.shape[:2], 1), dtype=np.float32)
     if norm.per_head:
@@ -199,8 +199,8 @@ def _rotated(features: Heads, turns: Turns, sign: int) -> Heads:
     half = turns.shape[1]
     angle = np.arange(features.shape[1])[None, :, None] * turns[:, None, :]
     cosine, sine = np.cos(angle).astype(np.float32), np.float32(sign) * np.sin(angle).astype(np.float32)
-    first, second, rest = features[..., :half], features[..., half : 2 * half], features[..., 2 * half :]
-    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine, rest], axis=2)
+    first, second, unturned = features[..., :half], features[..., half : 2 * half], features[..., 2 * half :]
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine, unturned], axis=2)
 
 
 def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
@@ -220,11 +220,11 @@ def _softmax(logits: Weights) -> Weights:
 
 
 def _outer(
-    left: Float32[np.ndarray, "head position any"], right: Float32[np.ndarray, "head position any"]
+    rows: Float32[np.ndarray, "head position any"], columns: Float32[np.ndarray, "head position any"]
 ) -> Float64[np.ndarray, "position position"]:
-    """sum_h left_h right_h', as one matrix product."""
-    n_positions = left.shape[1]
-    joined = [side.transpose(1, 0, 2).reshape(n_positions, -1) for side in (left, right)]
+    """sum_h rows_h columns_h', as one matrix product."""
+    n_positions = rows.shape[1]
+    joined = [side.transpose(1, 0, 2).reshape(n_positions, -1) for side in (rows, columns)]
     return np.asarray(joined[0] @ joined[1].T, dtype=np.float64)
 
 

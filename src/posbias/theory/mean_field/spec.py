@@ -1,8 +1,8 @@
-"""`MeanFieldSpec`: what the mean-field theory needs to know of a model, as plain numbers, and how it is read off one.
+"""`MeanFieldSpec`: a model in the plain numbers that the mean-field theory needs, read off the model itself.
 
 Variances are mean squares of the initialised weights, norms are their mean squared gain and their epsilon; nothing is
-fitted. Whatever a model's initialiser did (depth-scaled output projections, a custom scheme) is in the weights, so
-nothing about the initialiser has to be known. Norms, linear maps and MLPs carry their maps of kernels, forwards and
+fitted. The initialiser itself need not be known: depth-scaled output projections or a custom scheme show in the
+weights. Norms, linear maps and MLPs carry their maps of kernels, forwards and
 backwards (docs/theory, section 4).
 """
 
@@ -35,8 +35,8 @@ PLACEMENTS = {
     "output": (False, True, False),
     "sandwich": (True, True, False),
 }
-"""Where norms stand: before a branch (Llama); on the stream after the addition (the first transformer); on what a
-branch puts out (OLMo-2); before a branch and on what it puts out (Gemma 3)."""
+"""Places of norms: before a branch (Llama); on the stream after the addition (the first transformer); on a branch's
+output (OLMo-2); before a branch and on its output (Gemma 3)."""
 CLIP_DEVIATIONS = 5.0
 """A clamp this many standard deviations out never acts."""
 
@@ -65,10 +65,10 @@ class NormSpec:
     bias: float = 0.0
     """Mean square of the bias."""
     per_head: bool = False
-    """On queries or keys: over the features of one head (Qwen-3, Gemma-3), not over all heads together (OLMo-2)."""
+    """For queries or keys: over the features of one head (Qwen-3, Gemma-3), not over all heads together (OLMo-2)."""
 
     def scale(self, kernel: Kernel) -> Float64[np.ndarray, "bin"]:
-        """What the features at each position are divided by: sqrt(K_ii + epsilon)."""
+        """Divisor of the features at each position: sqrt(K_ii + epsilon)."""
         return np.sqrt(kernel.same + self.epsilon)
 
     def forward(self, kernel: Kernel) -> Kernel:
@@ -82,10 +82,10 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class ResidualSpec:
-    """How a branch joins the stream: stream <- norm?(kept * stream + added * branch)."""
+    """Addition of a branch to the stream: stream <- norm?(stream_factor * stream + branch_factor * branch)."""
 
-    kept: float = 1.0
-    added: float = 1.0
+    stream_factor: float = 1.0
+    branch_factor: float = 1.0
     norm: NormSpec | None = None
     """Norm of the stream after the addition (the original post-norm transformer, OPT-350M)."""
 
@@ -100,7 +100,7 @@ class AttentionSpec:
     heads: int
     head_dim: int
     scale: float
-    """What q.k is multiplied by before the softmax."""
+    """Factor of q.k before the softmax."""
     query: LinearSpec
     key: LinearSpec
     value: LinearSpec
@@ -176,7 +176,7 @@ class MeanFieldSpec:
     embedding: float
     """Mean square of the vectors that enter the first block, positions apart (Gemma, Granite: after their scaling)."""
     input_scale: float = 1.0
-    """What the network itself multiplies its input by (Granite); `embedding` includes it, the Jacobian's input not."""
+    """Factor of the network on its own input (Granite); `embedding` includes it, the Jacobian's input does not."""
     positions: float = 0.0
     """Mean square of a learned position table added to the input; 0 without one."""
     added: AbsoluteEncoding | None = None
@@ -186,7 +186,7 @@ class MeanFieldSpec:
 
     @property
     def branches(self) -> list[AttentionSpec | MlpSpec]:
-        """Of all layers, from the input up."""
+        """The branches of all layers, from the input up."""
         return [part for layer in self.layers for part in (layer.attention, layer.mlp) if part is not None]
 
     @property
@@ -197,12 +197,12 @@ class MeanFieldSpec:
 
 def norm_placement(spec: MeanFieldSpec) -> str | None:
     """The placement that all branches share, one of `PLACEMENTS`; None: they share none, or some have no norm."""
-    found = {tuple(norm is not None for norm in norms) for norms in map(_norms, spec.branches)}
-    return next((name for name, there in PLACEMENTS.items() if found == {there}), None)
+    placements = {tuple(norm is not None for norm in _norms(branch)) for branch in spec.branches}
+    return next((name for name, placement in PLACEMENTS.items() if placements == {placement}), None)
 
 
 def with_norms(spec: MeanFieldSpec, placement: str) -> MeanFieldSpec:
-    """The same decoder with its norms elsewhere; each branch keeps the gain and epsilon of its first one.
+    """A decoder with its norms moved; each branch keeps the gain and epsilon of its first norm.
 
     Post-norm has no norm at the end, the others have one.
 
@@ -227,7 +227,7 @@ def with_norms(spec: MeanFieldSpec, placement: str) -> MeanFieldSpec:
         if branch is None:
             return None
         norm = next(norm for norm in _norms(branch) if norm is not None)
-        before, after, stream = (norm if there else None for there in PLACEMENTS[placement])
+        before, after, stream = (norm if present else None for present in PLACEMENTS[placement])
         return replace(branch, pre_norm=before, post_norm=after, residual=replace(branch.residual, norm=stream))
 
     layers = tuple(replace(layer, attention=moved(layer.attention), mlp=moved(layer.mlp)) for layer in spec.layers)
@@ -236,7 +236,7 @@ def with_norms(spec: MeanFieldSpec, placement: str) -> MeanFieldSpec:
 
 
 def _norms(branch: AttentionSpec | MlpSpec) -> tuple[NormSpec | None, NormSpec | None, NormSpec | None]:
-    """Before the branch, on what it puts out, and on the stream after the addition."""
+    """The norms before the branch, on its output, and on the stream after the addition."""
     return branch.pre_norm, branch.post_norm, branch.residual.norm
 
 
@@ -295,7 +295,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
     )
 
     def norms(branch: str) -> dict[str, Any]:
-        """Of one branch: before it, after it, and of the stream once it is added."""
+        """The norms of one branch: before it, after it, and of the stream once it is added."""
         modules = {name: getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm", "stream_norm")}
         before, after, stream = (_norm(module and family.norm(module)) for module in modules.values())
         return {"pre_norm": before, "post_norm": after, "residual": ResidualSpec(norm=stream)}
@@ -313,7 +313,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
 
 
 def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
-    """Sizes and variances of the maps, with norms, groups, rotation and residual as given."""
+    """An attention branch from its maps; norms, groups, rotation and residual are passed on."""
     return AttentionSpec(
         heads=parts.heads,
         head_dim=parts.head_dim,
@@ -330,7 +330,7 @@ def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
 
 
 def _mlp_spec(parts: MlpParts, **beside: Any) -> MlpSpec:
-    """The same of an MLP."""
+    """An MLP branch from its maps; norms and residual are passed on."""
     with torch.no_grad():
         activation = recognise(lambda x: parts.activation(torch.from_numpy(x).float()).double().numpy())
     return MlpSpec(
@@ -389,24 +389,23 @@ def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
 def _reference_layer(block: ReferenceBlock) -> LayerSpec:
     config, mlp = block.config, mlp_parts(block)
 
-    def norms(branch: str, *, kept: float, added: float) -> dict[str, Any]:
+    def norms(branch: str, stream_factor: float, branch_factor: float) -> dict[str, Any]:
         before, stream = (_norm(norm_of(block, branch, where=where)) for where in ("pre", "post"))
-        return {"pre_norm": before, "residual": ResidualSpec(kept, added, stream)}
+        return {"pre_norm": before, "residual": ResidualSpec(stream_factor, branch_factor, stream)}
 
     half = config.head_dim // 2
     rotation = np.zeros((config.architecture.heads, half))
     for group in block.groups:
         if isinstance(group.encoding, Rope):
             rotation[group.heads] = group.encoding.base ** (-np.arange(half) / half)
-    mixed = config.residual == "mixed"
     beside_mlp = {"none": 0.0, "mixed": 1.0, "added": config.residual_scale}[config.residual]
-    kept, added = (1 - block.mixing, block.mixing) if mixed else (beside_mlp, 1.0)
+    factors = (1 - block.mixing, block.mixing) if config.residual == "mixed" else (beside_mlp, 1.0)
     return LayerSpec(
         attention=_attention_spec(
             attention_parts(block),
             groups=tuple(shown(config, group) for group in block.groups),
             rotation=rotation if config.attention == "content" and np.any(rotation) else None,
-            **norms("attention", kept=kept, added=added),
+            **norms("attention", *factors),
         ),
-        mlp=None if mlp is None else _mlp_spec(mlp, **norms("mlp", kept=beside_mlp, added=1.0)),
+        mlp=None if mlp is None else _mlp_spec(mlp, **norms("mlp", beside_mlp, 1.0)),
     )

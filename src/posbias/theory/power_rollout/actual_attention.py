@@ -1,7 +1,7 @@
-"""Rollouts of a model's own attention: what is proposed instead of, and what the power rollout is compared with.
+"""Rollouts of a model's own attention: the published alternatives, with which the power rollout is compared.
 
-One forward pass is kept as what every attention module read (layers x positions x features numbers, no attention
-matrix), how large each branch is beside the stream, and what the norms around it divide by. Then the last row of
+One forward pass is kept as the input of every attention module (layers x positions x features numbers, no attention
+matrix), the size of each branch beside the stream, and the divisors of the norms around it. Then the last row of
 T_{L-1} ... T_0 is pulled block by block from the top layer down; all variants come from one recomputation of each
 layer's attention (docs/theory, sections 1 and 5). Any described family; only the power rollout needs more (trace.py).
 """
@@ -50,7 +50,7 @@ Shares = Float[Tensor, "query key"]
 
 @dataclass(frozen=True)
 class ScaledNorm:
-    """A norm around the attention branch, and what it divided by at every position."""
+    """A norm around the attention branch, with its divisor at every position."""
 
     norm: Norm
     power: Float[Tensor, "position"]
@@ -62,18 +62,19 @@ class AttentionTraceLayer:
     """One layer on one prompt."""
 
     layer: AttentionLayer
-    given: AttentionInput
+    inputs: AttentionInput
+    """Input of the attention module, with its rotary cosines and sines."""
     before: ScaledNorm | None
-    """The norm the branch reads through; None where there is none."""
+    """The norm the branch reads through; None if there is none."""
     after: ScaledNorm | None
-    """The norm between the output projection and the stream; None where there is none."""
+    """The norm between the output projection and the stream; None if there is none."""
 
 
 @torch.no_grad()
 def trace_attention(
     model: Model, token_ids: Int[Tensor, "position"]
 ) -> tuple[list[AttentionTraceLayer], Float64[Tensor, "layers"]]:
-    """Run one prompt forward; keep what each attention module read, and the mean over tokens of |a| / (|x| + |a|).
+    """Run one prompt forward; keep each attention module's input, and the mean over tokens of |a| / (|x| + |a|).
 
     Raises:
         UsageError: the model's family is not described, or its attention cannot be recomputed.
@@ -82,17 +83,17 @@ def trace_attention(
     layers = describe_attention(model, n_positions=len(token_ids))
     if not isinstance(model, HuggingFaceModel):
         raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
-    given: dict[int, AttentionInput] = {}
+    inputs: dict[int, AttentionInput] = {}
     powers: dict[nn.Module | None, ScaledNorm] = {}
     blocks = model.family.blocks(model.network)
     around = [norm for block in blocks for norm in (block.attention_norm, block.attention_post_norm) if norm]
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
 
     def receive(layer: AttentionLayer, read: AttentionInput) -> None:
-        given[layer.index] = read
+        inputs[layer.index] = read
 
     def keep(norm: Norm, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """What a norm divides by."""
+        """Keep a norm's divisor."""
         values = args[0].reshape(-1, args[0].shape[-1]).to(dtype)
         powers[module] = ScaledNorm(norm, gain_and_power(norm, values, values)[1])
 
@@ -105,36 +106,36 @@ def trace_attention(
             hooks.callback(module.register_forward_pre_hook(partial(keep, model.family.norm(module))).remove)
         model.last(model.embed(token_ids[None]))
     share = torch.from_numpy(watch.norms().share())
-    kept = [
+    traced = [
         AttentionTraceLayer(
             layer,
-            given[layer.index],
+            inputs[layer.index],
             before=powers.get(block.attention_norm),
             after=powers.get(block.attention_post_norm),
         )
         for layer, block in zip(layers, blocks, strict=True)
     ]
-    return kept, share.mean(1)
+    return traced, share.mean(1)
 
 
 Transition = Callable[[AttentionBlock], Shares]
 """From a block of attention weights to that block of the matrix that moves influence from queries to keys."""
 
 
-def mean_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transition:
+def mean_transition(traced: AttentionTraceLayer, state: AttentionState) -> Transition:
     """A_ij, the mean over heads; rows sum to 1."""
     return lambda block: block.weights.mean((0, 1))
 
 
-def norm_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transition:
+def norm_transition(traced: AttentionTraceLayer, state: AttentionState) -> Transition:
     """||sum_h A_hij f_h(x_j)|| / sum_j' ||sum_h A_hij' f_h(x_j')||, f_h(x) = gain (W_O^h (W_V^h x + b_V^h)).
 
-    `gain` is that of a norm after the branch; what that norm divides by cancels in a row. The output bias belongs to
-    no position. Norms of sums over heads come from the heads' inner products at every key: no vector is formed twice.
+    `gain` is that of a norm after the branch, whose divisor cancels in a row. The output bias belongs to no position.
+    Norms of sums over heads come from the heads' inner products at every key: no vector is formed twice.
 
     Source: Kobayashi et al. 2020 (arXiv 2004.10102), section 3, with all heads together; the rows are normalised here.
     """
-    gram = _head_products(kept, state)
+    gram = _head_products(traced, state)
 
     def transition(block: AttentionBlock) -> Shares:
         weights = block.weights.flatten(0, 1)
@@ -142,8 +143,8 @@ def norm_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transit
         for head, products in enumerate(gram[..., block.keys]):
             # sum_h' A_h' f_h.f_h', each pair of heads once: ten times faster than a product of small matrices per key.
             along = weights[head] * products[head]
-            for other in range(head):
-                along.addcmul_(weights[other], products[other], value=2)
+            for earlier in range(head):
+                along.addcmul_(weights[earlier], products[earlier], value=2)
             squares.addcmul_(along, weights[head])
         lengths = squares.clamp_min(0).sqrt()
         total: Tensor = lengths.sum(-1, keepdim=True)
@@ -152,17 +153,18 @@ def norm_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transit
     return transition
 
 
-def power_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transition:
+def power_transition(traced: AttentionTraceLayer, state: AttentionState) -> Transition:
     """sum_h g_h^2 A_hij^2 / (sigma_j^2 rho_i^2), g_h^2 = ||W_O^h W_V^h diag(w)||_F^2 / d, rows not normalised.
 
-    sigma^2 and rho^2: what the norms before and after the branch divide by at the key and at the query; w the gain of
-    the one before, that of the one after counts into W_O. A LayerNorm's own mean is left in: one channel in d.
+    sigma^2 and rho^2: divisors of the norms before and after the branch, at the key and at the query; w is the gain of
+    the norm before, that of the norm after counts into W_O. A LayerNorm's own mean is left in: one channel in d.
 
     Source: docs/theory, section 5, isotropic form, its value path alone.
     """
-    gain, _ = value_gains(kept.layer.parts, _gain(kept.before, state.value), _gain(kept.after, state.value))
-    one = torch.ones_like(state.value[0, :, 0])
-    sent, received = (one if each is None else each.power.to(one) for each in (kept.after, kept.before))
+    gain, _ = value_gains(traced.layer.parts, _gain(traced.before, state.value), _gain(traced.after, state.value))
+    undivided = torch.ones_like(state.value[0, :, 0])
+    norms = (traced.after, traced.before)
+    sent, received = (undivided if norm is None else norm.power.to(undivided) for norm in norms)
 
     def transition(block: AttentionBlock) -> Shares:
         squares = (block.weights.square() * gain[..., None, None]).sum((0, 1))
@@ -171,10 +173,10 @@ def power_transition(kept: AttentionTraceLayer, state: AttentionState) -> Transi
     return transition
 
 
-def _head_products(kept: AttentionTraceLayer, state: AttentionState) -> Float[Tensor, "head other position"]:
+def _head_products(traced: AttentionTraceLayer, state: AttentionState) -> Float[Tensor, "head other position"]:
     """f_h(x_j) . f_h'(x_j) of every position."""
-    parts, value = kept.layer.parts, state.value
-    output = parts.output.to(value) * _gain(kept.after, value).reshape(-1, 1)
+    parts, value = traced.layer.parts, state.value
+    output = parts.output.to(value) * _gain(traced.after, value).reshape(-1, 1)
     output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.head_dim)
     rows = max(1, elements_at_once() // (parts.heads * len(output)))
     products = [torch.einsum("wkgc,kjc->jkgw", output, some).flatten(1, 2) for some in torch.split(value, rows, dim=1)]
@@ -193,7 +195,7 @@ class RolloutRule:
     shares: Callable[[float], tuple[float, float]]
     """(keep, share) from a layer's mixing."""
     energies: bool = False
-    """Whether the row holds energies, whose roots are the profile."""
+    """True if the row holds energies, whose roots are the profile."""
 
 
 ROLLOUTS = {
@@ -215,14 +217,14 @@ class AttentionRollouts:
     mixing: Float64[np.ndarray, "count layers"]
     """Measured on each prompt: mean over tokens of |a| / (|x| + |a|)."""
     left_out: tuple[str, ...]
-    """What does not apply to this model, and why."""
+    """Rollouts that do not apply to this model, and why."""
 
 
 @checked
 def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     """Every rollout of a model's own attention, from one forward pass and one recomputation per prompt and layer.
 
-    Kept per prompt: what each attention module read, layers x N x d numbers. With the norms of stream and branch
+    A prompt takes layers x N x d numbers, the inputs of the attention modules. With the norms of stream and branch
     measured on the same pass, every prompt has its own mixing.
 
     Raises:
@@ -239,13 +241,15 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     for ids in track(prompts.token_ids, "rollouts of attention"):
         layers, measured = trace_attention(model, model.token_tensor([ids.tolist()])[0])
         rules, shares = dict(ROLLOUTS), measured.tolist()
-        if any(kept.before is None and kept.after is None for kept in layers):
+        if any(traced.before is None and traced.after is None for traced in layers):
             del rules["power"]
             left_out = ("power: the model normalises the stream itself, after adding to it",)
         for name, row in _pull(layers, rules, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)
-    return AttentionRollouts({name: np.stack(found) for name, found in rows.items()}, np.array(mixing), left_out)
+    return AttentionRollouts(
+        {name: np.stack(by_prompt) for name, by_prompt in rows.items()}, np.array(mixing), left_out
+    )
 
 
 @checked
@@ -276,15 +280,15 @@ def attention_rollout_prompt(
 
 
 def attention_rollout_of(trace: PromptTrace, mixing: Sequence[float] | float) -> Row:
-    """The same of a prompt that was traced before: no pass of its own."""
+    """The rollout of a prompt that was traced before, without a pass of its own."""
     layers = [
         AttentionTraceLayer(
             layer.attention,
-            AttentionInput(norm_forward(layer.attention_norm, kept.stream), kept.cosine, kept.sine),
+            AttentionInput(norm_forward(layer.attention_norm, caught.stream), caught.cosine, caught.sine),
             before=None,
             after=None,
         )
-        for layer, kept in zip(trace.description.layers, trace.layers, strict=True)
+        for layer, caught in zip(trace.description.layers, trace.layers, strict=True)
     ]
     return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
 
@@ -294,14 +298,14 @@ def _pull(
     layers: Sequence[AttentionTraceLayer], rules: dict[str, RolloutRule], mixing: Sequence[float]
 ) -> dict[str, Row]:
     """The last row of each product, normalised."""
-    read = layers[0].given.read
+    read = layers[0].inputs.read
     last = torch.zeros(len(read), dtype=torch.float64, device=read.device)
     last[-1] = 1
     rows = dict.fromkeys(rules, last)
-    for kept, share in zip(reversed(layers), reversed(mixing), strict=True):
-        layer, given = kept.layer, kept.given
-        state = rotated(project_attention(layer.parts, given.read), given.cosine, given.sine)
-        transitions = {rule.prepare: rule.prepare(kept, state) for rule in rules.values()}
+    for traced, share in zip(reversed(layers), reversed(mixing), strict=True):
+        layer, inputs = traced.layer, traced.inputs
+        state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
+        transitions = {rule.prepare: rule.prepare(traced, state) for rule in rules.values()}
         pulled = {name: torch.zeros_like(row) for name, row in rows.items()}
         for block in query_blocks(layer.parts, state, reach=layer.reach):
             matrices = {prepare: transition(block).double() for prepare, transition in transitions.items()}
@@ -311,12 +315,12 @@ def _pull(
             keep, move = rule.shares(share)
             row = keep * rows[name] + move * pulled[name]
             rows[name] = row / row.sum()
-    found: dict[str, Row] = {}
+    profiles: dict[str, Row] = {}
     for name, row in rows.items():
         values = np.asarray((row.sqrt() if rules[name].energies else row).cpu().numpy())
         if not np.all(np.isfinite(values)):
             raise RunError(
                 f"the {name} rollout of the model's attention is not finite; load it in a wider type (float32, float64)"
             )
-        found[name] = values / values.sum()
-    return found
+        profiles[name] = values / values.sum()
+    return profiles

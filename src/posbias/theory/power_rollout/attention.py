@@ -55,7 +55,7 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
 
     r = N_post(e) W_O^p by head; values: Z_j = sum_i A_ij^p r_i; keys: g_j = sum_i B_ij q_i^p with
     B_ij = (scale s_ij A_ij)^p sum_c r_ic (v_jc - o_ic)^p and s the slope of the logits' soft cap (1 without), clamp,
-    rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p). Where heads agree, Z_j = sum_i (sum_h A_hij)^p r_i.
+    rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p). If heads agree, Z_j = sum_i (sum_h A_hij)^p r_i.
     Logits by position (ALiBi) are constants. With random signs every (head, query, key) has one for its value and one
     for its key, every (head, query) one for its query.
     """
@@ -83,7 +83,7 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
 def _pull_blocks(
     layer: LayerDescription, state: AttentionState, received: ByQueryHead, walk: Walk
 ) -> tuple[ByKeyHead, ByKeyHead, ByQueryHead]:
-    """What reaches values, keys and queries (as the dot product sees them), summed over blocks of queries.
+    """Energies that reach values, keys and queries (as the dot product sees them), summed over blocks of queries.
 
     With `walk.amplitudes` square roots are summed, over queries and over the heads that share a key head.
     """
@@ -123,7 +123,7 @@ def _collect(
     rows: Float[Tensor, "*rows key_head row head_dim"],
     walk: Walk,
 ) -> None:
-    """Add to `into`, at a block's keys, what its queries' `rows` send there."""
+    """Add to `into`, at a block's keys, the energies that its queries' `rows` send there."""
     if walk.amplitudes:
         transfer, rows = transfer.sqrt(), rows.sqrt()
     transfer = walk.signed(transfer, (*into.shape[:-2], *transfer.shape[-2:]))
@@ -140,15 +140,15 @@ def _centred(
     if power == 1:
         return (received @ value.transpose(1, 2)).sub_((received * output).sum(-1, keepdim=True))
     weighted = received * output
-    left, right = torch.cat([received, -2 * weighted], -1), torch.cat([value.square(), value], -1)
-    own = (weighted * output).sum(-1, keepdim=True)
-    return (left @ right.transpose(1, 2)).add_(own).clamp_min_(0)  # a sum of squares, below 0 only by round-off
+    of_row, of_key = torch.cat([received, -2 * weighted], -1), torch.cat([value.square(), value], -1)
+    constant = (weighted * output).sum(-1, keepdim=True)
+    return (of_row @ of_key.transpose(1, 2)).add_(constant).clamp_min_(0)  # a sum of squares, below 0 only by round-off
 
 
 def softcap_slope(
     layer: LayerDescription, state: AttentionState, block: AttentionBlock
 ) -> Float[Tensor, "key_head row key"] | None:
-    """d(capped logit) / d(logit) = 1 - tanh(logit / cap)^2; None where logits are not capped."""
+    """d(capped logit) / d(logit) = 1 - tanh(logit / cap)^2; None if logits are not capped."""
     parts = layer.attention.parts
     if parts.softcap is None:
         return None
@@ -157,7 +157,7 @@ def softcap_slope(
 
 
 def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_head group 1 1"]:
-    """What gives every head the layer's mean value gain, 1' N_post^2 W_O^2 W_V^2 N_in^2 1 with the norms' gains."""
+    """Factors to the layer's mean value gain, 1' N_post^2 W_O^2 W_V^2 N_in^2 1 with the norms' gains."""
     parts = layer.attention.parts
 
     def gain(norm: Norm | None) -> Tensor | float:
@@ -177,7 +177,7 @@ def unprepare(
     trace: LayerTrace,
     power: Power,
 ) -> ByHead:
-    """From queries or keys as the dot product sees them to what the projection gave: RoPE and q/k norm undone."""
+    """Pull from queries or keys as the dot product sees them to the projection's output: RoPE and q/k norm undone."""
     energy = rotary_pull(energy, trace.cosine, trace.sine, power)
     if norm is None:
         return energy
@@ -198,7 +198,7 @@ def _unclamped(energy: ByHead, raw: Float[Tensor, "position features"], parts: A
 def _project(
     energy: ByHead, weight: Float[Tensor, "features width"], walk: Walk
 ) -> Float[Tensor, "*batch position width"]:
-    """Through a projection of all heads to what they read."""
+    """Pull through a projection of all heads to its input."""
     matrix = weight.to(energy.dtype).pow(walk.power)
     if walk.amplitudes:
         by_head = energy @ matrix.reshape(-1, energy.shape[-1], matrix.shape[1])
@@ -216,7 +216,7 @@ def attention_energy(
 ) -> Float[Tensor, "position"]:
     """Energy that the attention branch brings from the positions it reads, to its input stream: the isotropic form.
 
-    sum_h g_lh^2 sum_i E_i A_lh[i,j]^2 / sigma_l(j)^2, and what comes by the keys.
+    sum_h g_lh^2 sum_i E_i A_lh[i,j]^2 / sigma_l(j)^2, and the energy that comes by the keys.
     """
     parts, state = layer.attention.parts, recompute_attention(layer, trace)
     post_gain, post_size = gain_and_power(layer.attention_post_norm, trace.attention_branch, trace.stream)

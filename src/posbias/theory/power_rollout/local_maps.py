@@ -1,8 +1,8 @@
 """Transposed local maps of a decoder block, signed (power 1) or as energies (power 2).
 
 With power 1 each function applies the transpose of an exact local Jacobian, J'g: composed, they are back-propagation,
-which is how the tests check them. With power 2 it applies the elementwise square of the same Jacobian, (J o J)'e: what
-becomes of energies when contributions have unrelated directions (docs/theory, section 5).
+by which the tests check them. With power 2 it applies the elementwise square of the same Jacobian, (J o J)'e, which
+moves energies of contributions with unrelated directions (docs/theory, section 5).
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def norm_pull(
     Args:
         norm: None for the identity.
         values: What the norm read, x; None only without a norm.
-        energy: At the norm's output; >= 0 for power 2, as what comes out.
+        energy: Energy at the norm's output; >= 0 for power 2, and so is the result.
         power: 1 signed, 2 energies.
         even: Divide by the mean of sigma over the rows of `values` (positions) instead of each row's own.
     """
@@ -74,7 +74,7 @@ def norm_pull(
 def gain_and_power(
     norm: Norm | None, values: Float[Tensor, "*places feature"] | None, like: Float[Tensor, "*places feature"]
 ) -> tuple[Float[Tensor, "*heads feature"], Float[Tensor, "*places"]]:
-    """A norm's gain, and the power it divides by at every place; ones where there is no norm."""
+    """A norm's gain, and the power it divides by at every place; ones without a norm."""
     if norm is None or values is None:
         return like.new_ones(like.shape[-1]), torch.ones_like(like[..., 0])
     if norm.kind == "layer":
@@ -83,7 +83,7 @@ def gain_and_power(
 
 
 def even_gain(norm: Norm | None, values: Float[Tensor, "*places feature"] | None) -> Float[Tensor, "*places"] | float:
-    """What a norm of the whole stream does to an energy spread evenly over its channels: mean w^2 / sigma^2."""
+    """Factor of a stream's norm on an energy spread evenly over its channels: mean w^2 / sigma^2."""
     if norm is None or values is None:
         return 1.0
     gain, size = gain_and_power(norm, values, values)
@@ -100,14 +100,14 @@ def rotary_pull(
     if cosine is None or sine is None:
         return energy
     rotary = cosine.shape[-1]
-    turned, rest = energy[..., :rotary], energy[..., rotary:]
+    turned, unturned = energy[..., :rotary], energy[..., rotary:]
     first, second = (turned * sine.pow(power)).chunk(2, -1)
     swapped = torch.cat([second, -first if power == 1 else first], -1)
-    return torch.cat([turned * cosine.pow(power) + swapped, rest], -1)
+    return torch.cat([turned * cosine.pow(power) + swapped, unturned], -1)
 
 
 def hidden_layer(parts: MlpParts, read: Table) -> tuple[Hidden, Hidden | None]:
-    """What the MLP's maps `up` and `gate` (None without a gate) give, before any activation."""
+    """Outputs of the MLP's maps `up` and `gate` (None without a gate), before any activation."""
     gate = None if parts.gate is None else affine(read, parts.gate, parts.gate_bias)
     return affine(read, parts.up, parts.up_bias), gate
 
@@ -119,11 +119,11 @@ def hidden_pull(
     hidden: Float[Tensor, "*batch position hidden"],
     power: Power,
 ) -> Energy:
-    """From the hidden layer to what the MLP read: the transpose of the map into it.
+    """Pull from the hidden layer to the MLP's input: the transpose of the map into it.
 
     Plain, with a = act'(up): the map is a W_u. Gated, with a = act'(gate) up and b = act(gate): it is a W_g + b W_u,
-    whose square keeps the cross term: (t a^2) W_g^2 + (t b^2) W_u^2 + 2 (t a b)(W_g o W_u). Where up has an activation
-    of its own, its value stands in a and its derivative is a factor of b. `up` and `gate` as `hidden_layer` gives them.
+    whose square keeps the cross term: (t a^2) W_g^2 + (t b^2) W_u^2 + 2 (t a b)(W_g o W_u). If up has an activation of
+    its own, its value stands in a and its derivative is a factor of b. `up` and `gate` as `hidden_layer` gives them.
     """
     up_weight = parts.up.to(hidden.dtype)
     if parts.gate is None or gate is None:
@@ -161,19 +161,19 @@ def mixture_pull(
     energy: Energy,
     walk: Walk,
 ) -> Energy:
-    """Pull through a mixture of experts, from its output to what it read.
+    """Pull through a mixture of experts, from its output to its input.
 
     With y = sum_{e in S} w_e(x) E_e(x), S the chosen experts, J = sum_e w_e J_e + sum_f u_f (W_r)_f: the experts' own
-    maps and the router's path, which is to a mixture what the key path is to attention. Where the weights of S are made
-    to sum to 1, u_f = w_f (E_f - y) for f in S; where they are a softmax over all experts,
+    maps and the router's path, which is to a mixture what the key path is to attention. If the weights of S are made
+    to sum to 1, u_f = w_f (E_f - y) for f in S; if they are a softmax over all experts,
     u_f = p_f ([f in S] E_f - y) for all f. The choice itself is piecewise constant. Energies add between experts, and
-    between them and the router. `read` is what the mixture read, after the norm before it; `chosen` are the experts
-    that the model gave each token to.
+    between them and the router. `read` is the mixture's input, after the norm before it; `chosen` are the experts that
+    the model gave each token to.
     """
     power = walk.power
     probability = affine(read, mixture.router, mixture.router_bias).softmax(-1)
-    kept = torch.zeros_like(probability).scatter(1, chosen, probability.gather(1, chosen))
-    weights = kept / kept.sum(-1, keepdim=True) if mixture.renormalised else kept
+    of_chosen = torch.zeros_like(probability).scatter(1, chosen, probability.gather(1, chosen))
+    weights = of_chosen / of_chosen.sum(-1, keepdim=True) if mixture.renormalised else of_chosen
     scale = weights if mixture.renormalised else probability
     runs, output = [], torch.zeros_like(read)
     for expert, parts in enumerate(mixture.experts):
@@ -182,19 +182,19 @@ def mixture_pull(
         hidden = parts.activation(up if gate is None else gate)
         if gate is not None:
             hidden = hidden * (up if parts.up_activation is None else parts.up_activation(up))
-        given = affine(hidden, parts.down, parts.down_bias)
-        output[tokens] += weights[tokens, expert, None] * given
-        runs.append((tokens, up, gate, given))
+        result = affine(hidden, parts.down, parts.down_bias)
+        output[tokens] += weights[tokens, expert, None] * result
+        runs.append((tokens, up, gate, result))
     total, reached = torch.zeros_like(energy), energy.new_zeros(*energy.shape[:-1], len(runs))
-    for expert, (parts, (tokens, up, gate, given)) in enumerate(zip(mixture.experts, runs, strict=True)):
-        share, own = weights[tokens, expert, None], energy[..., tokens, :]
-        hidden = share.pow(power) * own @ parts.down.to(own.dtype).pow(power)
+    for expert, (parts, (tokens, up, gate, result)) in enumerate(zip(mixture.experts, runs, strict=True)):
+        share, arriving = weights[tokens, expert, None], energy[..., tokens, :]
+        hidden = share.pow(power) * arriving @ parts.down.to(arriving.dtype).pow(power)
         pulled = hidden_pull(parts, up, gate, hidden, power)
         total[..., tokens, :] += pulled.sqrt() if walk.amplitudes else pulled
-        moved = scale[tokens, expert, None] * (given - output[tokens])
-        reached[..., tokens, expert] = (own * moved.pow(power)).sum(-1)
+        moved = scale[tokens, expert, None] * (result - output[tokens])
+        reached[..., tokens, expert] = (arriving * moved.pow(power)).sum(-1)
     if not mixture.renormalised:
-        unchosen = torch.where(kept > 0, 0, probability).pow(power)
+        unchosen = torch.where(of_chosen > 0, 0, probability).pow(power)
         reached += unchosen * (energy * (-output).pow(power)).sum(-1, keepdim=True)
     routed = reached @ mixture.router.to(energy.dtype).pow(power)
     return (total + routed.sqrt()).square() if walk.amplitudes else total + routed
@@ -203,8 +203,8 @@ def mixture_pull(
 def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
     """Pull through the MLP branch alone (the stream's own identity path is the caller's).
 
-    From the branch's output, where it is added to the stream, to its input: the stream after attention, or the block's
-    input where the branches are parallel. Random signs are one for each batch entry and position.
+    It leads from the branch's output, where it is added to the stream, to its input: the stream after attention, or the
+    block's input if the branches are parallel. Each batch entry and position has one random sign.
     """
     power, even = walk.power, walk.even_norms
     energy = norm_pull(layer.mlp_post_norm, trace.mlp_branch, energy, power, even=even)

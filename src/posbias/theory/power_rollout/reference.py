@@ -1,4 +1,4 @@
-"""Reference transformers in the power rollout: their description, and what one pass leaves behind.
+"""Reference transformers in the power rollout: their description, and the trace of one pass.
 
 Masks and logits by position are any matrix there, residuals have factors, and heads that carry the stream itself
 (values `identity`, `orthogonal`) agree on its direction, so that the value path squares their mean attention
@@ -49,9 +49,9 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
                 mlp_post_norm=None,
                 attention_stream_norm=norm_of(block, "attention", where="post"),
                 mlp_stream_norm=norm_of(block, "mlp", where="post"),
-                kept=constants["kept"][index],
-                added=constants["added"][index],
-                mlp_kept=constants["mlp_kept"][index],
+                stream_factor=constants["kept"][index],
+                branch_factor=constants["added"][index],
+                mlp_stream_factor=constants["mlp_kept"][index],
                 rotation=block.get_parameter("rotation") if config.rotate_stream else None,
                 bias=bias[0].reshape(parts.key_heads, -1, n_positions, n_positions),
                 heads_agree=config.values != "gaussian",
@@ -65,7 +65,7 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
 def trace_reference(
     model: ReferenceTransformer, description: Description, token_ids: Int[Tensor, "position"], *, target: str
 ) -> Trace:
-    """Run one prompt forward and keep what the pulls need.
+    """Run one prompt forward and keep the activations that pulls need.
 
     Raises:
         RunError: an output is not finite.
@@ -78,11 +78,11 @@ def trace_reference(
     for index, block in enumerate(model.network.blocks):
         assert isinstance(block, ReferenceBlock)
         weights, fixed = of_layer(parameters, index), of_constants(constants, index)
-        kept, added = split(shape, weights, fixed, stream, rows=None)
-        total = added if kept is None else kept + added
+        carried, added = split(shape, weights, fixed, stream, rows=None)
+        total = added if carried is None else carried + added
         middle = normalise(shape, weights, "attention", total) if shape.norm == "post" else total
         mlp_sum = with_mlp(bare, weights, fixed, middle) if shape.mlp_width else middle
-        cosine, sine = (_angles(block, fixed[name][0]) if shape.rotary else None for name in ("cosine", "sine"))
+        cosine, sine = (_of_pairs(block, fixed[name][0]) if shape.rotary else None for name in ("cosine", "sine"))
         sums = {"attention_sum": total[0, 0], "mlp_sum": mlp_sum[0, 0]}
         layers.append(LayerTrace(stream[0, 0], middle[0, 0], cosine, sine, **sums))
         stream = normalise(shape, weights, "mlp", mlp_sum) if shape.norm == "post" and shape.mlp_width else mlp_sum
@@ -99,9 +99,9 @@ def trace_reference(
     return Trace(vectors[0], layers, final[0, 0], state[0, 0], gradient)
 
 
-def _angles(
+def _of_pairs(
     block: ReferenceBlock, values: Float[Tensor, "head position pair"]
 ) -> Float[Tensor, "*heads position rotary"]:
-    """Cosines or sines of both features of a pair; of every head where heads turn differently."""
-    both = torch.cat([values, values], -1)
-    return both[0] if heads_turn_alike(block) else both
+    """Cosines or sines for both features of a pair; one row per head only if heads turn differently."""
+    of_features = torch.cat([values, values], -1)
+    return of_features[0] if heads_turn_alike(block) else of_features

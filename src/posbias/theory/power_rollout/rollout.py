@@ -46,7 +46,7 @@ from posbias.theory.power_rollout.trace import (
     trace_of_pass,
     trace_prompt,
 )
-from posbias.theory.power_rollout.walk import THEORY, Energy, Power, Walk, draw_signs, generators
+from posbias.theory.power_rollout.walk import THEORY, Energy, Power, Walk, draw_signs
 
 Covectors = Float[Tensor, "*batch state"]
 Row = Float64[np.ndarray, "n_positions"]
@@ -61,7 +61,7 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     "key_path": {"key": False},
     "squares": {"amplitudes": True},
 }
-"""What leaving each out changes in the walk.
+"""The change of the walk that leaves each ingredient out.
 
 residual: nothing passes by a branch; every path takes every branch in turn.
 mlp: no MLP branches.
@@ -103,18 +103,18 @@ class PromptTrace(Trace):
 
     def pull_block(self, block: int, energy: Energy, walk: Walk) -> Energy:
         """One step of `pull`: through one block, whose index counts from the input; energies are not scaled."""
-        layer, kept = self.description.layers[block], self.layers[block]
+        layer, trace = self.description.layers[block], self.layers[block]
         power, even = walk.power, walk.even_norms
         if layer.rotation is not None:
             energy = energy @ layer.rotation.T.pow(power)
-        energy = norm_pull(layer.mlp_stream_norm, kept.mlp_sum, energy, power, even=even)
-        mlp = [mlp_pull(layer, kept, energy, walk)] if walk.mlp and layer.mlp is not None else []
+        energy = norm_pull(layer.mlp_stream_norm, trace.mlp_sum, energy, power, even=even)
+        mlp = [mlp_pull(layer, trace, energy, walk)] if walk.mlp and layer.mlp is not None else []
         if layer.parallel:
-            return walk.meet(energy, *mlp, attention_pull(layer, kept, energy, walk))
-        energy = walk.meet(_times(layer.mlp_kept, energy, power), *mlp) if mlp else energy
-        energy = norm_pull(layer.attention_stream_norm, kept.attention_sum, energy, power, even=even)
-        added = _times(layer.added, attention_pull(layer, kept, energy, walk), power)
-        return walk.meet(_times(layer.kept, energy, power), added)
+            return walk.meet(energy, *mlp, attention_pull(layer, trace, energy, walk))
+        energy = walk.meet(_times(layer.mlp_stream_factor, energy, power), *mlp) if mlp else energy
+        energy = norm_pull(layer.attention_stream_norm, trace.attention_sum, energy, power, even=even)
+        added = _times(layer.branch_factor, attention_pull(layer, trace, energy, walk), power)
+        return walk.meet(_times(layer.stream_factor, energy, power), added)
 
     def pull_end(self, energy: Energy, walk: Walk) -> Float[Tensor, "*batch position width"]:
         """The last step of `pull`: through the embedding norm, the input projection (no family has both), the scale."""
@@ -137,16 +137,17 @@ class PromptTrace(Trace):
         generator = torch.Generator().manual_seed(PROBE_SEED)
         energy = torch.zeros_like(self.layers[0].stream[:, 0])
         energy[-1] = 1
-        for layer, kept in zip(reversed(self.description.layers), reversed(self.layers), strict=True):
-            energy = energy * even_gain(layer.mlp_stream_norm, kept.mlp_sum)
+        for layer, trace in zip(reversed(self.description.layers), reversed(self.layers), strict=True):
+            energy = energy * even_gain(layer.mlp_stream_norm, trace.mlp_sum)
             inner = energy
             if layer.mlp is not None:
-                inner = energy * (layer.mlp_kept**2 + mlp_gain(layer, kept, generator))
+                inner = energy * (layer.mlp_stream_factor**2 + mlp_gain(layer, trace, generator))
             if layer.parallel:
-                energy = inner + attention_energy(layer, kept, energy, walk)
+                energy = inner + attention_energy(layer, trace, energy, walk)
             else:
-                inner = inner * even_gain(layer.attention_stream_norm, kept.attention_sum)
-                energy = layer.kept**2 * inner + layer.added**2 * attention_energy(layer, kept, inner, walk)
+                inner = inner * even_gain(layer.attention_stream_norm, trace.attention_sum)
+                branch = layer.branch_factor**2 * attention_energy(layer, trace, inner, walk)
+                energy = layer.stream_factor**2 * inner + branch
             energy = energy / energy.sum()
         return (energy * even_gain(self.description.embedding_norm, self.embeddings)).double().sqrt()
 
@@ -179,7 +180,7 @@ def trace_model(
     target: str = "jacobian",
     description: Description | None = None,
 ) -> PromptTrace:
-    """Run one prompt through a model, and keep what walks need; `description` spares taking it apart for every prompt.
+    """Run one prompt through a model for walks; a `description` spares taking the model apart for every prompt.
 
     Raises:
         UsageError: undescribed family or a prompt too long for the model.
@@ -199,9 +200,9 @@ def trace_model(
 def trace_of_first_pass(
     model: Model, token_ids: Int64[np.ndarray, "n_positions"]
 ) -> Iterator[Callable[[], PromptTrace]]:
-    """The first forward pass within the context, which saves a pass of its own where it reads the prompt and no more.
+    """Trace the first forward pass within the context: no pass of its own if that one reads the prompt and no more.
 
-    What is yielded gives the trace when that pass is over, and raises what `trace_model` does.
+    The yielded function gives the trace when that pass is over, and raises what `trace_model` does.
     """
     description = None
     with suppress(UsageError):  # which `trace_model` raises again
@@ -213,27 +214,18 @@ def trace_of_first_pass(
         yield cache(lambda: PromptTrace(**vars(trace()), description=description))
 
 
-def traced_prompts(
-    model: Model, prompts: Prompts, *, target: str, seed: int
-) -> Iterator[tuple[PromptTrace, torch.Generator]]:
-    """Every prompt traced, with a generator of its own."""
-    sources = generators(seed, prompts.count, model.device)
-    for ids, source in zip(track(prompts.token_ids, "prompts traced"), sources, strict=True):
-        yield trace_model(model, ids, target=target), source
-
-
 @THEORIES.register("power_rollout")
 @dataclass(frozen=True)
 class PowerRollout(ModelTheory):
     """Energies through a trained model: squared attention, values, keys and MLPs (docs/theory, section 5)."""
 
     form: str = "diagonal"
-    """How energies are kept: "diagonal" (per residual channel) or "isotropic" (one per position)."""
+    """Resolution of the energies: "diagonal" (per residual channel) or "isotropic" (one per position)."""
     key_path: bool = True
-    """Whether keys, which move the attention weights, carry influence beside the values."""
+    """Let keys, which move the attention weights, carry influence beside the values."""
     target: str = "jacobian"
-    """Which output of the last position, one of TARGETS: the whole final state, or the predicted token's score. The
-    isotropic form does not know directions and gives the same profile for all."""
+    """Output of the last position, one of TARGETS: the whole final state, or the predicted token's score. The isotropic
+    form does not know directions and gives the same profile for all."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.key_path, bool):
@@ -249,7 +241,7 @@ class PowerRollout(ModelTheory):
         return self.mean_of(np.stack(rows), seed)
 
     def profile_of(self, trace: PromptTrace) -> Row:
-        """Of a prompt that was traced for this theory's target.
+        """The profile of a prompt that was traced for this theory's target.
 
         Raises:
             RunError: energies are not finite.
@@ -290,7 +282,7 @@ def ingredients(
     """Predict with the diagonal power rollout as it is, and without each of its ingredients.
 
     Returns:
-        Every prompt's own profile by what was left out, `WHOLE` (nothing) first; rows sum to 1.
+        Every prompt's own profile by the ingredient left out, `WHOLE` (nothing) first; rows sum to 1.
 
     Raises:
         UsageError: undescribed family, an ingredient not among INGREDIENTS, unknown target, prompts too long.
@@ -307,7 +299,7 @@ def ingredients(
 
 
 def ingredients_of(trace: PromptTrace, names: Sequence[str] = tuple(INGREDIENTS)) -> dict[str, Row]:
-    """One prompt's profiles, by what was left out, all from its one forward pass; `WHOLE` first."""
+    """One prompt's profiles by the ingredient left out, all from its one forward pass; `WHOLE` first."""
     profiles = {}
     for name, change in {WHOLE: {}, **{name: INGREDIENTS[name] for name in names}}.items():
         influence = trace.diagonal(replace(THEORY, **change)).cpu().numpy()

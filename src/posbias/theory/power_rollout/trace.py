@@ -60,23 +60,23 @@ class LayerDescription:
     block: Block
     attention: AttentionLayer
     mlp: MlpParts | MixtureParts | None
-    """None where the block has attention alone."""
+    """The block's MLP; None if it has attention alone."""
     attention_norm: Norm | None
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
     mlp_post_norm: Norm | None
     attention_stream_norm: Norm | None
-    """Of the stream after the attention branch was added (OPT-350M)."""
+    """Norm of the stream after the attention branch was added (OPT-350M)."""
     mlp_stream_norm: Norm | None
-    """Of the stream after the MLP branch was added (OPT-350M)."""
+    """Norm of the stream after the MLP branch was added (OPT-350M)."""
     parallel: bool = False
     """Both branches read the block's input."""
-    kept: Factor = 1.0
-    """What the stream is multiplied by beside the attention branch: 0 without a residual."""
-    added: Factor = 1.0
-    """What the attention branch is multiplied by before it is added."""
-    mlp_kept: Factor = 1.0
-    """What the stream is multiplied by beside the MLP branch."""
+    stream_factor: Factor = 1.0
+    """Factor of the stream beside the attention branch: 0 without a residual."""
+    branch_factor: Factor = 1.0
+    """Factor of the attention branch before it is added."""
+    mlp_stream_factor: Factor = 1.0
+    """Factor of the stream beside the MLP branch."""
     rotation: Float[Tensor, "feature feature"] | None = None
     """An orthogonal matrix that the block's output is multiplied by."""
     bias: Float[Tensor, "key_head group query key"] | None = None
@@ -85,7 +85,7 @@ class LayerDescription:
     """Heads carry the same vectors, so that contributions along values add over heads before they are squared."""
 
     def inputs(self) -> dict[str, nn.Module]:
-        """Modules whose inputs a trace keeps, by the name they are kept under."""
+        """Modules whose inputs a trace keeps, by field of `LayerTrace`."""
         block = self.block
         modules: dict[str, nn.Module | None] = {
             "stream": block.module,
@@ -99,18 +99,18 @@ class LayerDescription:
         return {name: module for name, module in modules.items() if module is not None}
 
     def hidden_maps(self) -> dict[str, nn.Module]:
-        """Modules that are the MLP's maps into its hidden layer, whole; none where one module holds several maps."""
+        """Modules that are the MLP's maps into its hidden layer, whole; none if one module holds several maps."""
         if not isinstance(self.mlp, MlpParts):
             return {}
-        found, weights = {}, {"up": self.mlp.up, "gate": self.mlp.gate}
+        maps, weights = {}, {"up": self.mlp.up, "gate": self.mlp.gate}
         for module in self.block.module.modules():
-            held = getattr(module, "weight", None)
+            parameter = getattr(module, "weight", None)
             for name, weight in weights.items():
-                if not isinstance(held, Tensor) or weight is None or held.numel() != weight.numel():
+                if not isinstance(parameter, Tensor) or weight is None or parameter.numel() != weight.numel():
                     continue
-                if held.data_ptr() == weight.data_ptr() != 0:  # the same numbers, transposed or not
-                    found[name] = module
-        return found
+                if parameter.data_ptr() == weight.data_ptr() != 0:  # the same numbers, transposed or not
+                    maps[name] = module
+        return maps
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ class Description:
     embedding_norm: Norm | None
     """Between the vectors entering the network and the first block (BLOOM)."""
     dtype: torch.dtype
-    """What the theory computes in: float64 for float64 models, float32 otherwise."""
+    """Type that the theory computes in: float64 for float64 models, float32 otherwise."""
     input_projection: Float[Tensor, "stream width"] | None = None
-    """From the vectors entering the network to the stream (OPT-350M)."""
+    """Map from the vectors entering the network to the stream (OPT-350M)."""
     output_projection: Float[Tensor, "state stream"] | None = None
-    """From the final stream to what the unembedding reads (OPT-350M)."""
+    """Map from the final stream to the input of the unembedding (OPT-350M)."""
     input_scale: float = 1.0
-    """What the network multiplies the vectors entering it by (Granite)."""
+    """Factor by which the network multiplies the vectors entering it (Granite)."""
 
 
 @dataclass(frozen=True)
@@ -138,32 +138,32 @@ class LayerTrace:
     stream: Float[Tensor, "position feature"]
     """The block's input."""
     middle: Float[Tensor, "position feature"]
-    """What the MLP branch reads: the stream after the attention branch was added, or `stream` in parallel blocks."""
+    """Input of the MLP branch: the stream after the attention branch was added, or `stream` in parallel blocks."""
     cosine: Float[Tensor, "*heads position rotary"] | None
-    """RoPE cosines of this layer, or of each of its heads; None where it has no RoPE."""
+    """RoPE cosines of this layer, or of each of its heads; None without RoPE."""
     sine: Float[Tensor, "*heads position rotary"] | None
     attention_branch: Float[Tensor, "position feature"] | None = None
     mlp_branch: Float[Tensor, "position feature"] | None = None
-    """The branches before their post-norms; None where the family has none."""
+    """The branches before their post-norms; None if the family has none."""
     attention_sum: Float[Tensor, "position feature"] | None = None
     mlp_sum: Float[Tensor, "position feature"] | None = None
-    """The stream with each branch added, before the norm of the stream; None where there is none."""
+    """The stream with each branch added, before the norm of the stream; None without such a norm."""
     up: Float[Tensor, "position hidden"] | None = None
     gate: Float[Tensor, "position hidden"] | None = None
-    """What these maps of the MLP gave, before any activation; None where it is computed again or there is no gate."""
+    """Outputs of these maps of the MLP, before any activation; None if computed again or without a gate."""
     chosen: Int[Tensor, "position top"] | None = None
-    """The experts that each token was given to; None where the block has one MLP."""
+    """The experts that each token was given to; None if the block has one MLP."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one forward pass leaves behind."""
+    """Activations kept from one forward pass."""
 
     embeddings: Float[Tensor, "position width"]
     """The vectors entering the network."""
     layers: list[LayerTrace]
     final_stream: Float[Tensor, "feature"] | None
-    """The last position's stream, which the final norm reads; None where there is no final norm."""
+    """The last position's stream, which the final norm reads; None without a final norm."""
     state: Float[Tensor, "state"]
     """The last position's final state, which the unembedding reads."""
     score_gradient: Float[Tensor, "state"] | None
@@ -171,11 +171,11 @@ class Trace:
 
 
 @dataclass
-class _Kept:
-    """What the hooks caught so far."""
+class _Caught:
+    """Activations that the hooks caught so far."""
 
     layers: defaultdict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
-    """By block and by field of `LayerTrace`."""
+    """Activations by block and by field of `LayerTrace`."""
     final_stream: Tensor | None = None
     state: Tensor | None = None
 
@@ -228,22 +228,22 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
 def trace_prompt(
     model: HuggingFaceModel, description: Description, token_ids: Int[Tensor, "position"], *, target: str = "jacobian"
 ) -> Trace:
-    """Run one prompt forward and keep what the pulls need, detached and in `description.dtype`.
+    """Run one prompt forward and keep the activations that pulls need, detached and in `description.dtype`.
 
     A score's gradient by the final state is exact and needs no pass back through the blocks.
 
     Raises:
         RunError: an activation is not finite.
     """
-    kept, scored = _Kept(), target != "jacobian"
+    caught, scored = _Caught(), target != "jacobian"
     embeddings = model.embed(token_ids[None]).detach()
-    with torch.set_grad_enabled(scored), _hooks(model, description, kept, len(token_ids), leaf=scored):
+    with torch.set_grad_enabled(scored), _hooks(model, description, caught, len(token_ids), leaf=scored):
         output = model.last(embeddings)
-        assert kept.state is not None
-        gradient = score_gradient(output.logits[0], kept.state, target) if scored else None
+        assert caught.state is not None
+        gradient = score_gradient(output.logits[0], caught.state, target) if scored else None
     if not bool(torch.isfinite(output.logits).all()):
         raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
-    return _trace(description, kept, embeddings, gradient)
+    return _trace(description, caught, embeddings, gradient)
 
 
 @contextmanager
@@ -252,41 +252,41 @@ def trace_of_pass(
 ) -> Iterator[Callable[[], Trace]]:
     """`trace_prompt` without a pass of its own, if the first one within the context reads the prompt, and no more.
 
-    What is yielded gives the trace when that pass is over; it runs the prompt where the first pass was another one, or
-    gave another output than the last position's.
+    The yielded function gives the trace when that pass is over; it runs the prompt itself if the first pass was another
+    one, or gave another output than the last position's.
     """
-    kept, embeddings = _Kept(), model.embed(token_ids[None]).detach()
+    caught, embeddings = _Caught(), model.embed(token_ids[None]).detach()
     with ExitStack() as hooks:
 
-        def begin(_module: nn.Module, _args: object, given: dict[str, Any]) -> None:
-            last = isinstance(given.get("logits_to_keep", 1), int)
-            if not (last and torch.equal(given["inputs_embeds"], embeddings)):
+        def begin(_module: nn.Module, _args: object, keywords: dict[str, Any]) -> None:
+            last = isinstance(keywords.get("logits_to_keep", 1), int)
+            if not (last and torch.equal(keywords["inputs_embeds"], embeddings)):
                 hooks.close()
 
         hooks.callback(model.network.register_forward_pre_hook(begin, with_kwargs=True).remove)
         hooks.callback(model.network.register_forward_hook(lambda *_: hooks.close()).remove)
-        hooks.enter_context(_hooks(model, description, kept, len(token_ids)))
+        hooks.enter_context(_hooks(model, description, caught, len(token_ids)))
         yield (
             lambda: (
                 trace_prompt(model, description, token_ids)
-                if kept.state is None
-                else _trace(description, kept, embeddings, None)
+                if caught.state is None
+                else _trace(description, caught, embeddings, None)
             )
         )
 
 
-def _trace(description: Description, kept: "_Kept", embeddings: Tensor, gradient: Tensor | None) -> Trace:
-    """What the hooks caught of one prompt."""
-    assert kept.state is not None
+def _trace(description: Description, caught: _Caught, embeddings: Tensor, gradient: Tensor | None) -> Trace:
+    """The trace of one prompt from the activations that the hooks caught."""
+    assert caught.state is not None
     layers = []
     for layer in description.layers:
-        values = kept.layers[layer.attention.index]
+        values = caught.layers[layer.attention.index]
         values.setdefault("middle", values["stream"])
         if "attention_sum" in values:
             values["middle"] = norm_forward(layer.attention_stream_norm, values["attention_sum"])
         layers.append(LayerTrace(**values))
-    state = kept.state[0, -1].detach().to(description.dtype)
-    return Trace(embeddings[0].to(description.dtype), layers, kept.final_stream, state, gradient)
+    state = caught.state[0, -1].detach().to(description.dtype)
+    return Trace(embeddings[0].to(description.dtype), layers, caught.final_stream, state, gradient)
 
 
 def score_gradient(
@@ -301,7 +301,7 @@ def score_gradient(
 
 
 def _layers_kept(description: Description, n_positions: int) -> int:
-    """How many blocks' hidden layers KEPT_BYTES hold; none where the model computes in less than the theory does."""
+    """Number of blocks whose hidden layers KEPT_BYTES hold; 0 if the model's type is smaller than the theory's."""
     mlp = next((layer.mlp for layer in description.layers if isinstance(layer.mlp, MlpParts)), None)
     if mlp is None or mlp.up.dtype != description.dtype:
         return 0
@@ -310,14 +310,14 @@ def _layers_kept(description: Description, n_positions: int) -> int:
 
 @contextmanager
 def _hooks(
-    model: HuggingFaceModel, description: Description, kept: _Kept, n_positions: int, *, leaf: bool = False
+    model: HuggingFaceModel, description: Description, caught: _Caught, n_positions: int, *, leaf: bool = False
 ) -> Iterator[None]:
-    """Keep block activations and the final state, where wanted as the leaf of a new graph, in `kept`."""
+    """Catch block activations and the final state, which becomes the leaf of a new graph on demand."""
     dtype, final = description.dtype, model.family.final_norm_module(model.network)
 
     def keep(index: int, name: str, value: Tensor) -> None:
         # OPT flattens batch and position before its MLP.
-        kept.layers[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
+        caught.layers[index][name] = value.detach().reshape(-1, value.shape[-1]).to(dtype)
 
     def keep_input(index: int, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keep(index, name, args[0] if args else kwargs["hidden_states"])
@@ -326,17 +326,17 @@ def _hooks(
         keep(index, name, output)
 
     def keep_chosen(index: int, _module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
-        kept.layers[index]["chosen"] = output[-1]
+        caught.layers[index]["chosen"] = output[-1]
 
-    def keep_attention(layer: AttentionLayer, given: AttentionInput) -> None:
-        kept.layers[layer.index] |= {"cosine": given.cosine, "sine": given.sine}
+    def keep_attention(layer: AttentionLayer, read: AttentionInput) -> None:
+        caught.layers[layer.index] |= {"cosine": read.cosine, "sine": read.sine}
 
     def keep_final(_: nn.Module, args: tuple[Any, ...]) -> None:
-        kept.final_stream = args[0][0, -1].detach().to(dtype)
+        caught.final_stream = args[0][0, -1].detach().to(dtype)
 
     def keep_state(_: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
-        kept.state = args[0].detach().requires_grad_(leaf)
-        return (kept.state,) if leaf else None
+        caught.state = args[0].detach().requires_grad_(leaf)
+        return (caught.state,) if leaf else None
 
     with ExitStack() as hooks:
         for layer in description.layers:

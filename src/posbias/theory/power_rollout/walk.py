@@ -1,4 +1,4 @@
-"""How a pull through the local maps treats the paths it meets: which it follows, and how they add where they meet.
+"""`Walk`: the paths that a pull through the local maps follows, and how they add where they meet.
 
 The default is the theory (energies, values and keys); everything else is there to take it apart (docs/theory, 5). Also
 the random signs that walks carry, from independent generators for every prompt.
@@ -20,8 +20,8 @@ Power = Literal[1, 2]
 Energy = Float[Tensor, "*batch position feature"]
 """Energies (power 2, >= 0) or gradients (power 1) in every residual channel."""
 Signs = Callable[[tuple[int, ...], Tensor], Tensor]
-"""Asked with a shape and a tensor, gives +1 or -1 with equal chance in that shape and in the tensor's type and place,
-independent of each other and of everything given before."""
+"""A function of a shape and a tensor: +1 or -1 with equal chance in that shape and in the tensor's type and place,
+independent of each other and of all earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ class Walk:
 
     power: Power = 2
     key: bool = True
-    """Whether keys, which move the attention weights, are followed beside the values."""
+    """Follow keys, which move the attention weights, beside the values."""
     query: bool = False
-    """Whether queries are."""
+    """Follow queries as well."""
     residual: bool = True
-    """Whether the stream passes by the branches; without, every path takes every branch in turn."""
+    """Let the stream pass by the branches; without, every path takes every branch in turn."""
     mlp: bool = True
-    """Whether there is an MLP branch."""
+    """Follow the MLP branch."""
     even_norms: bool = False
     """Divide by the mean over positions of a block norm's sigma, not by each position's own."""
     even_heads: bool = False
     """Give all heads of a layer the mean of their value gains."""
     amplitudes: bool = False
-    """Where paths meet, add square roots of energies instead of energies; power 2 only."""
+    """Add square roots of energies instead of energies where paths meet; power 2 only."""
     signs: Signs | None = None
     """A random sign on every path term; power 1 only."""
 
@@ -51,7 +51,7 @@ class Walk:
         return terms if self.signs is None else terms * self.signs(shape, terms)
 
     def add(self, *paths: Float[Tensor, "*place feature"]) -> Float[Tensor, "*place feature"]:
-        """What several paths bring to one place."""
+        """The sum of several paths that meet at one place."""
         if self.amplitudes:
             return torch.stack([path.sqrt() for path in paths]).sum(0).square()
         total = paths[0]
@@ -62,7 +62,7 @@ class Walk:
     def meet(
         self, identity: Float[Tensor, "*place feature"], *branches: Float[Tensor, "*place feature"]
     ) -> Float[Tensor, "*place feature"]:
-        """What the stream carries below a branching: its own identity path and what came through the branches."""
+        """The stream below a branching: its own identity path and the paths through the branches."""
         if not branches:
             return identity
         return self.add(identity, *branches) if self.residual else self.add(*branches)
@@ -75,8 +75,8 @@ BACK_PROPAGATION = Walk(power=1, query=True)
 
 def draw_signs(shape: tuple[int, ...], like: Float[Tensor, "..."], generator: torch.Generator) -> Tensor:
     """+1 or -1 with equal chance, independently, in the type and place of `like`."""
-    drawn = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
-    return drawn.to(like).mul_(2).sub_(1)
+    bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
+    return bits.to(like).mul_(2).sub_(1)
 
 
 def generators(seed: int, count: int, device: torch.device) -> Iterator[torch.Generator]:
