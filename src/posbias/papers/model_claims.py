@@ -120,7 +120,7 @@ def _of_described(
     kernels = np.zeros((len(layers), len(ids), len(ids)))
     visible = np.empty(kernels.shape, dtype=bool)
     for index, traced in enumerate(layers):
-        layer, inputs = traced.layer, traced.given
+        layer, inputs = traced.layer, traced.inputs
         state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
         for block in query_blocks(layer.parts, state, reach=layer.reach):
             kernels[index, block.queries, block.keys] = block.weights.double().mean((0, 1)).cpu().numpy()
