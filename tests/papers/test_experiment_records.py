@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
+from posbias.papers import PAPERS
 from posbias.papers.liu2026.partial_information import partial_information_losses
-from posbias.papers.study_runs import StudySettings, shipped_studies
+from posbias.papers.study_runs import StudySettings
 from posbias.report.published import stored_figures
 from posbias.runs.records import read_record
 from posbias.training import load_study
@@ -54,7 +55,7 @@ def test_the_page_has_every_verdict_of_the_record(records, run):
 @pytest.mark.parametrize("run", RUNS)
 def test_the_records_were_made_with_the_shipped_studies(records, run):
     record = records[run]
-    for study in shipped_studies(RUNS[run], StudySettings("small")).values():
+    for study in PAPERS[RUNS[run]]().studies(StudySettings("small")).values():
         assert study.schedule.steps == record.resolved["steps"]
     assert stored_figures(record)
 

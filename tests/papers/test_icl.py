@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.papers import reproduce
+from posbias.papers import PAPERS, reproduce
 from posbias.papers.findings import Outcome, Outcomes
 from posbias.papers.influence_profiles import KINDS
-from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
+from posbias.papers.study_runs import SIZES, StudySettings
 from posbias.papers.wu2025.icl import icl_reproduction, reached
 from posbias.papers.wu2025.icl_outcomes import by_place
 from posbias.papers.wu2025.icl_statements import (
@@ -191,7 +191,7 @@ def test_influence_by_place_adds_item_and_label_and_leaves_the_query_out():
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_has_the_sources_networks(size):
-    studies = shipped_studies(PAPER, StudySettings(size))
+    studies = PAPERS[PAPER]().studies(StudySettings(size))
     assert tuple(studies) == STUDIES
     for name, study in studies.items():
         for member in replace(study, seeds=(0,)).members():

@@ -8,14 +8,13 @@ import torch
 
 from posbias.errors import UsageError
 from posbias.models.loading import load_model
-from posbias.papers import influence_profiles, reproduce
+from posbias.papers import PAPERS, influence_profiles, reproduce, reproduction_record
 from posbias.papers.findings import Seeded
 from posbias.papers.liu2026.experiment import losses_table, position_copy_figures
 from posbias.papers.liu2026.partial_information import partial_information_losses
 from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss
 from posbias.papers.liu2026.statements import position_copy_findings
-from posbias.papers.reproduction import reproduction_record
-from posbias.papers.study_runs import SIZES, StudySettings, shipped_studies
+from posbias.papers.study_runs import SIZES, StudySettings
 from posbias.report.page import write_report
 from posbias.report.published import stored_figures
 from posbias.runs.records import read_record
@@ -106,7 +105,7 @@ def test_figures_and_table_show_seeds_published_values_and_baselines():
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_trains_every_target_of_every_network(size):
-    (study,) = shipped_studies(PAPER, StudySettings(size)).values()
+    (study,) = PAPERS[PAPER]().studies(StudySettings(size)).values()
     members = replace(study, seeds=(0,)).members()
     seen = {
         (m.config.architecture.depth, m.config.width, m.config.residual, m.config.mlp, m.task.target) for m in members
@@ -121,7 +120,7 @@ def test_bad_requests_are_one_line():
     with pytest.raises(UsageError, match="size must be one of smoke, small, full"):
         StudySettings("huge")
     with pytest.raises(UsageError, match=f"{PAPER} has no study 'other'; studies: study"):
-        shipped_studies(PAPER, StudySettings(studies=("other",)))
+        PAPERS[PAPER]().studies(StudySettings(studies=("other",)))
     with pytest.raises(UsageError, match="takes StudySettings, got str"):
         reproduce(PAPER, settings="small")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from posbias.papers.reproduction import reproduction_record
+from posbias.papers import reproduction_record
 from posbias.report.page import html_of, report_of, show_report, write_report
 from posbias.runs.records import read_record
 

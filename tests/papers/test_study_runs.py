@@ -6,7 +6,7 @@ import pytest
 from posbias.errors import UsageError
 from posbias.papers import study_runs
 from posbias.papers.reproduction import Reproduction
-from posbias.papers.study_runs import StudySettings, reproduced
+from posbias.papers.study_runs import StudyExperiment, StudySettings
 from posbias.papers.wu2025.icl import FINAL, SPEED, icl_loops
 from posbias.papers.wu2025.icl_outcomes import icl_outcomes
 from posbias.training import Schedule, TrainOptions, running, study_of, train_members
@@ -23,11 +23,20 @@ def study(target):
     return study_of(document, name=f"target {target}")
 
 
-@pytest.fixture
-def paper(monkeypatch):
-    studies = {"first": study(0), "second": study(5)}
-    monkeypatch.setattr(study_runs, "shipped_studies", lambda name, settings: studies)
-    return studies
+class Paper(StudyExperiment):
+    """A paper of two small studies."""
+
+    name, judge = "paper", None
+
+    def __init__(self, judge):
+        self.judge = judge
+
+    def studies(self, settings):
+        return {"first": study(0), "second": study(5)}
+
+
+def reproduced(settings, judge):
+    return Paper(judge).run(settings)
 
 
 class Killed(BaseException):
@@ -47,7 +56,7 @@ def parts(directory):
     return sorted(path.parent.parent.name for path in directory.glob("studies/*/parts/*.safetensors"))
 
 
-def test_a_kill_before_the_findings_are_saved_loses_nothing(paper, tmp_path, monkeypatch):
+def test_a_kill_before_the_findings_are_saved_loses_nothing(tmp_path, monkeypatch):
     seen = []
 
     def killed(members, options, chosen):
@@ -55,28 +64,28 @@ def test_a_kill_before_the_findings_are_saved_loses_nothing(paper, tmp_path, mon
         raise Killed
 
     with pytest.raises(Killed):
-        reproduced("paper", settings(tmp_path), killed)
+        reproduced(settings(tmp_path), killed)
     monkeypatch.setattr(running, "train_members", None)  # training anything again would fail
     again = []
-    made = reproduced("paper", settings(tmp_path, resume=True), lambda *got: (again.extend(got[0]), told(*got))[1])
+    made = reproduced(settings(tmp_path, resume=True), lambda *got: (again.extend(got[0]), told(*got))[1])
     for first, second in zip(seen, again, strict=True):
         assert_same(first, second)
     assert made.statements == ["4 members"]
     monkeypatch.setattr(study_runs, "describe_environment", lambda: {"posbias": "newer", "commit": None})
-    later = reproduced("paper", settings(tmp_path, resume=True), told)
+    later = reproduced(settings(tmp_path, resume=True), told)
     assert later.statements[1].startswith("Trained before, with posbias ")
     assert later.statements[1].endswith(": first, second; read back here.")
 
 
 @pytest.mark.parametrize("moment", ["training_record", "clear_parts"])
-def test_checkpoints_stay_until_the_record_is_on_the_disk(paper, tmp_path, monkeypatch, moment):
+def test_checkpoints_stay_until_the_record_is_on_the_disk(tmp_path, monkeypatch, moment):
     def killed(*arguments, **named):
         raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(study_runs, moment, killed)
         with pytest.raises(Killed):
-            reproduced("paper", settings(tmp_path), told)
+            reproduced(settings(tmp_path), told)
     recorded = (tmp_path / "studies" / "first" / "record.json").exists()
     assert recorded == (moment == "clear_parts")
     assert "first" in parts(tmp_path), "a kill here leaves the finished stack"
@@ -89,15 +98,15 @@ def test_checkpoints_stay_until_the_record_is_on_the_disk(paper, tmp_path, monke
         return found
 
     monkeypatch.setattr(running, "train_members", counted)
-    reproduced("paper", settings(tmp_path, resume=True), told)
+    reproduced(settings(tmp_path, resume=True), told)
     assert trained == ([0] if recorded else [1, 0]), (
         "the first study is read back, or its stack found; the second trained"
     )
     assert parts(tmp_path) == []
 
 
-def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(paper, tmp_path, monkeypatch):
-    whole = reproduced("paper", settings(None), told)
+def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(tmp_path, monkeypatch):
+    whole = reproduced(settings(None), told)
     original = running.train_members
 
     def killed(members, schedule, *, options):
@@ -108,13 +117,13 @@ def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(pa
     with monkeypatch.context() as patch:
         patch.setattr(running, "train_members", killed)
         with pytest.raises(Killed):
-            reproduced("paper", settings(tmp_path), told)
-    resumed = reproduced("paper", settings(tmp_path, resume=True), told)
+            reproduced(settings(tmp_path), told)
+    resumed = reproduced(settings(tmp_path, resume=True), told)
     assert resumed.statements == whole.statements  # read back, but trained by the same code
     np.testing.assert_array_equal(resumed.arrays["losses"], whole.arrays["losses"])
 
 
-def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(paper, tmp_path, monkeypatch):
+def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "train_members", None)
     check = running.check_disk
 
@@ -125,7 +134,7 @@ def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(paper
 
     monkeypatch.setattr(running, "check_disk", full)
     with pytest.raises(UsageError, match="2 members need more than there is"):
-        reproduced("paper", settings(tmp_path / "new"), told)
+        reproduced(settings(tmp_path / "new"), told)
     assert not (tmp_path / "new").exists()
 
 

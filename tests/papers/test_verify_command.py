@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
-from posbias.papers import verify
-from posbias.papers.claims import claims_record
-from posbias.papers.wu2025.graphs import read_mask
+from posbias.papers import claims_record, read_mask, verify
 from posbias.report.page import html_of, report_of
 from posbias.runs.records import read_record
 

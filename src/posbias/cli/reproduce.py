@@ -1,12 +1,15 @@
 """`posbias reproduce`: published experiments run again."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.output import running
+
+if TYPE_CHECKING:
+    from posbias.papers import Experiment
 
 EXAMPLE = (
     "Examples: `posbias reproduce rollout-2602.16837 --out runs/rollout` · `posbias reproduce birth-2603.10123` · "
@@ -65,32 +68,43 @@ def reproduce(
 ) -> None:
     """Run a published experiment again. What the paper reports, what comes out, and what survives."""
     from posbias.papers import PAPERS
-    from posbias.papers.requests import requested_reproduction, requested_settings
     from posbias.training import TrainOptions
 
-    _ = PAPERS[paper]
+    experiment: Experiment = PAPERS[paper]()
     _refuse_settings(context, paper)
     options.check_resume(resume, flags.out)
-    training = TrainOptions(
-        engine=engine.made(), device=trained.device, directory=flags.out, resume=resume, overwrite=flags.overwrite
-    )
-    settings = requested_settings(
-        paper, size=size, seed=flags.seed, birth=vars(birth), studies=tuple(trained.study or ()), run=training
-    )
+    values = {
+        **{"n_positions" if name == "length" else name: value for name, value in vars(birth).items()},
+        "size": size,
+        "seed": flags.seed,
+        "studies": tuple(trained.study or ()),
+        "run": TrainOptions(
+            engine=engine.made(), device=trained.device, directory=flags.out, resume=resume, overwrite=flags.overwrite
+        ),
+    }
+    settings = None
+    if experiment.settings is not None:
+        settings = experiment.settings(**{name: values[name] for name in _settings_of(experiment)})
+    settings = experiment.check(settings)
     with running(context, flags, resume=resume) as run:
-        record, found = requested_reproduction(paper, settings, run.arguments, command=run.command, resume=resume)
-        run.finish(record, found=found)
+        finished = experiment.finished(settings) if resume else None
+        record = finished or experiment.record(settings, run.arguments, command=run.command)
+        run.finish(record, found=finished is not None)
+
+
+def _settings_of(experiment: "Experiment | type[Experiment]") -> list[str]:
+    return [] if experiment.settings is None else [field.name for field in fields(experiment.settings)]
 
 
 def _refuse_settings(context: typer.Context, paper: str) -> None:
-    """Options of another experiment change nothing here; that is said rather than passed over."""
-    from posbias.papers.requests import BIRTH
-    from posbias.papers.study_runs import FOLDERS
+    """Refuse options of another experiment, which would change nothing here."""
+    from posbias.papers import PAPERS
 
     of_training = [*options.names_of(TrainedFlags), *options.names_of(options.EngineFlags), "resume"]
+    flags = {"n_positions": ["length"], "studies": [], "run": of_training}
     settings = {
-        BIRTH: ["size", *options.names_of(BirthFlags), "seed"],
-        **{name: ["size", *of_training, "seed"] for name in FOLDERS},
+        name: [flag for setting in _settings_of(PAPERS[name]) for flag in flags.get(setting, [setting])]
+        for name in PAPERS
     }
     taken = settings.get(paper, [])
     for name in dict.fromkeys(name for names in settings.values() for name in names if name not in taken):

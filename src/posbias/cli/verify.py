@@ -57,11 +57,7 @@ def verify(
 
     With --model on the attention of one model, trained or random: which premises it meets, and what holds on it.
     """
-    from posbias.papers import verify as verify_claims
-    from posbias.papers import verify_mask
-    from posbias.papers.claims import claims_record, described_verdict, tally
-    from posbias.papers.requests import verify_source
-    from posbias.papers.wu2025.graphs import read_mask
+    from posbias import papers
     from posbias.report import write_report
 
     unread = options.names_of(OfModelFlags) if model is None else ["mask"]
@@ -70,21 +66,20 @@ def verify(
     with running(context, replace(flags, out=out)) as run:
         described: dict[str, Any] | None = None
         if model is not None:
-            verdicts, described = verify_source(model, claim, n_positions=length, seed=flags.seed, **vars(read))
+            verdicts, described = papers.verify_source(model, claim, n_positions=length, seed=flags.seed, **vars(read))
         elif mask is None:
-            verdicts = verify_claims(claim, seed=flags.seed)
+            verdicts = papers.verify(claim, seed=flags.seed)
         elif claim in {None, "wu2025", "wu2025/centre-nodes"}:
-            verdicts = [verify_mask(read_mask(mask, length), seed=flags.seed)]
+            verdicts = [papers.verify_mask(papers.read_mask(mask, length), seed=flags.seed)]
         else:
             raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
-        record = claims_record(verdicts, run.arguments, seed=flags.seed, command=run.command, read=described)
+        record = papers.claims_record(verdicts, run.arguments, seed=flags.seed, command=run.command, read=described)
         if run.directory is not None:
             record.write_run(run.directory)
         page = write_report([record], run.directory) if report and run.directory is not None else None
     if flags.json:
         print_json([verdict.as_dict() for verdict in verdicts])
         return
-    said = [described_verdict(verdict.as_dict()) + "\n" for verdict in verdicts]
-    said.append(tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
-    lines = [line for text in said for line in text.split("\n")]
-    say(*lines, *([] if page is None else [f"report: {page}"]))
+    texts = [f"{verdict.as_text()}\n" for verdict in verdicts]
+    texts.append(papers.tally([verdict.verdict for verdict in verdicts], on_model=model is not None))
+    say(*"\n".join(texts).split("\n"), *([] if page is None else [f"report: {page}"]))

@@ -5,11 +5,11 @@ did; the verdict follows from those two comparisons and from nothing else. With 
 on purpose, and the verdict has to change.
 """
 
-import textwrap
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import TextWrapper
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -137,6 +137,18 @@ class Verdict:
             ]
         return document
 
+    def as_text(self) -> str:
+        """Name and verdict, where it is stated, the statement, the number, premises on a model, the sharper fact."""
+        claim, finding = self.claim, self.finding
+        paragraphs = [claim.statement, f"computed {finding.value:.4g}: {finding.computed}"]
+        for premise in self.premises or ():
+            evidence = f" ({premise.found})" if premise.found else ""
+            paragraphs.append(f"premise {'met' if premise.met else 'NOT MET'}: {premise.text}{evidence}")
+        paragraphs += [f"sharper: {finding.sharper}"] if finding.sharper else []
+        wrap = TextWrapper(TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+        head = [f"{claim.name}: {self.verdict.upper()}", f"  {claim.source} of {claim.paper}"]
+        return "\n".join(head + [wrap.fill(paragraph) for paragraph in paragraphs])
+
 
 class Claim(ABC):
     """A published statement that can be put to the test."""
@@ -259,23 +271,6 @@ def claims_record(
         entries.append({**verdict.as_dict(), "figure": described})
     record.scalars["verdicts"] = entries
     return record
-
-
-def described_verdict(verdict: Mapping[str, Any]) -> str:
-    """One verdict as text: name and verdict, where it is stated, the statement, the number, the sharper fact."""
-    lines = [f"{verdict['claim']}: {verdict['verdict'].upper()}", f"  {verdict['source']} of {verdict['paper']}"]
-    lines.append(_indented(verdict["statement"]))
-    lines.append(_indented(f"computed {verdict['value']:.4g}: {verdict['computed']}"))
-    for premise in verdict.get("premises", ()):
-        evidence = f" ({premise['found']})" if premise["found"] else ""
-        lines.append(_indented(f"premise {'met' if premise['met'] else 'NOT MET'}: {premise['premise']}{evidence}"))
-    if verdict["sharper"]:
-        lines.append(_indented(f"sharper: {verdict['sharper']}"))
-    return "\n".join(lines)
-
-
-def _indented(text: str) -> str:
-    return textwrap.fill(text, TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:

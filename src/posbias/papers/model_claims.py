@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float64, Int64
 from posbias.architecture import Causal, Full, Mask, Prefix, SlidingWindow
 from posbias.errors import RunError, UsageError
 from posbias.models.attention import project_attention, query_blocks, rotated
+from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import attention_maps
@@ -26,6 +27,7 @@ from posbias.models.reference.parameters import constants_of, stacked
 from posbias.papers.claims import CLAIMS, Finding, Premise, Verdict, selected
 from posbias.papers.kernels import ROUNDING
 from posbias.progress import track
+from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts
 from posbias.registry import Registry
 from posbias.theory.power_rollout.actual_attention import trace_attention
@@ -170,6 +172,16 @@ def verify_model(model: Model, prompts: Prompts, selection: str | None = None) -
         raise UsageError(f"claim {selection!r} has no form for models; claims with one: {', '.join(MODEL_CLAIMS)}")
     run = run_model(model, prompts)
     return [MODEL_CLAIMS[name]().check(run) for name in names]
+
+
+def verify_source(
+    source: str, claim: str | None, *, prompts: str, n_positions: int, count: int, init_seed: int | None, seed: int
+) -> tuple[list[Verdict], dict[str, Any]]:
+    """Verdicts on the model that `source` names, and the model and the prompts as they describe themselves."""
+    selected(claim)  # before the model is loaded
+    model = load_model(source, init_seed=init_seed)
+    texts = load_prompts(prompts, model, n_positions=n_positions, count=count, seed=seed)
+    return verify_model(model, texts, claim), {"model": model.describe(), "prompts": texts.describe()}
 
 
 def attention_only(run: ModelRun) -> Premise:

@@ -1,16 +1,17 @@
-"""The experiments that can be reproduced, by name, and what one hands over: sentences, rows, tables and figures.
+"""Published experiments by the name of their paper, and their results: sentences, rows, tables and figures.
 
-Each is registered in its paper's folder, and imported when run. The page is drawn from the record alone
-(report/published.py).
+Each is registered in its paper's folder. The page is drawn from the record alone (report/published.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from posbias.display.figures import Figure
+from posbias.errors import UsageError
 from posbias.registry import Registry
 from posbias.report.published import CURVE_PARTS
 from posbias.report.tables import Table
@@ -74,7 +75,46 @@ def store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any
     return {**{name: plain(getattr(figure, name)) for name in names}, "curves": curves}
 
 
-PAPERS: Registry[Callable[[Any], Reproduction]] = Registry("paper")
+PAPERS: Registry["Experiment"] = Registry("paper")
+
+
+class Experiment(ABC):
+    """A published experiment that can be run again, registered under the name of its paper."""
+
+    name: ClassVar[str]
+    settings: ClassVar[type | None] = None
+    """The class of its settings; None: everything is as published."""
+
+    def check(self, settings: Any) -> Any:
+        """Refuse settings that the experiment does not take.
+
+        Returns:
+            The settings, or their defaults if they are None.
+        """
+        if self.settings is None:
+            if settings is not None:
+                raise UsageError(f"{self.name} has no settings: its models, length and text are those published")
+            return None
+        chosen = self.settings() if settings is None else settings
+        if not isinstance(chosen, self.settings):
+            raise UsageError(f"{self.name} takes {self.settings.__name__}, got {type(chosen).__name__}")
+        return chosen
+
+    @abstractmethod
+    def run(self, settings: Any) -> Reproduction:
+        """Run it again with settings that `check` has seen.
+
+        Raises:
+            RunError: a measurement fails, or a file cannot be written.
+        """
+
+    def finished(self, settings: Any) -> Record | None:
+        """The record of just this experiment, if a directory holds it finished and the settings resume it."""
+        return None
+
+    def record(self, settings: Any, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+        """Run it again, and put the reproduction into a record."""
+        return reproduction_record(self.run(settings), arguments, command=command)
 
 
 def reproduce(paper: str, *, settings: Any = None) -> Reproduction:
@@ -82,14 +122,14 @@ def reproduce(paper: str, *, settings: Any = None) -> Reproduction:
 
     Args:
         paper: A name in `PAPERS`.
-        settings: Of that experiment (`BirthSettings` for birth-2603.10123), or None for its defaults.
+        settings: An object of the experiment's own class (`BirthSettings` for birth-2603.10123); None: its defaults.
 
     Returns:
-        Sentences, rows, tables and figures; `posbias.papers.reproduction.reproduction_record` makes a record of it.
+        Sentences, rows, tables and figures; `posbias.papers.reproduction_record` makes a record of them.
 
     Raises:
         UsageError: unknown paper, or settings it does not take.
-        RunError: a measurement failed.
+        RunError: a measurement fails, or a file cannot be written.
     """
-    run: Callable[[Any], Reproduction] = PAPERS[paper]
-    return run(settings)
+    experiment: Experiment = PAPERS[paper]()
+    return experiment.run(experiment.check(settings))

@@ -14,9 +14,8 @@ from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, compare_with_prompts
 from posbias.comparison.metrics import METRICS, wasserstein
 from posbias.comparison.subject import split_half_noise
 from posbias.display.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
-from posbias.errors import UsageError
 from posbias.papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share
-from posbias.papers.reproduction import Reproduction
+from posbias.papers.reproduction import PAPERS, Experiment, Reproduction
 from posbias.profiles import Profile, uniform_profile
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.statistics import jackknife, leave_one_out
@@ -43,37 +42,38 @@ _DRAWN = {
 }
 
 
-def reproduce_birth(settings: object = None) -> Reproduction:
-    """The position bias of untrained Qwen2- and GPT-2-shaped models, and what of the paper's claims survives.
+@PAPERS.register("birth-2603.10123")
+class Birth(Experiment):
+    """The position bias of untrained Qwen2- and GPT-2-shaped models, and the paper's claims that survive."""
 
-    Args:
-        settings: `BirthSettings`, or None for its defaults.
+    settings = BirthSettings
 
-    Raises:
-        UsageError: settings of another kind, or a length beyond the models' positions.
-        RunError: a gradient is not finite.
-    """
-    chosen = BirthSettings() if settings is None else settings
-    if not isinstance(chosen, BirthSettings):
-        raise UsageError(f"birth-2603.10123 takes BirthSettings, got {type(chosen).__name__}")
-    cases = measure_cases(chosen)
-    generator = np.random.default_rng(chosen.seed)
-    rows = [row for measured in cases for row in theory_rows(measured, generator)]
-    shapes = [shape_row(measured, generator) for measured in cases]
-    contrasts = rope_rows(cases, generator)
-    probe = ones_probe_share(chosen)
-    return Reproduction(
-        paper=PAPER,
-        title=f"Position bias at initialisation: {chosen.initialisations} initialisations, "
-        f"{chosen.n_positions} positions, size {chosen.size}",
-        statements=birth_statements(rows, shapes, contrasts, probe),
-        rows=[*rows, *shapes, *contrasts, *({"sort": "probe", "model": name, "share": probe[name]} for name in probe)],
-        tables=[_distance_table(rows), _shape_table(shapes), _rope_table(contrasts)],
-        figures=[_figure(measured) for measured in cases],
-        arrays=_arrays(cases),
-        settings=chosen.describe(),
-        seeds={"seed": chosen.seed},
-    )
+    def run(self, settings: BirthSettings) -> Reproduction:
+        """Measure all models over initialisations and compare every theory with them.
+
+        Raises:
+            UsageError: a length beyond the models' positions.
+            RunError: a gradient is not finite.
+        """
+        cases = measure_cases(settings)
+        generator = np.random.default_rng(settings.seed)
+        rows = [row for measured in cases for row in theory_rows(measured, generator)]
+        shapes = [shape_row(measured, generator) for measured in cases]
+        contrasts = rope_rows(cases, generator)
+        probe = ones_probe_share(settings)
+        probes = [{"sort": "probe", "model": name, "share": share} for name, share in probe.items()]
+        return Reproduction(
+            paper=PAPER,
+            title=f"Position bias at initialisation: {settings.initialisations} initialisations, "
+            f"{settings.n_positions} positions, size {settings.size}",
+            statements=birth_statements(rows, shapes, contrasts, probe),
+            rows=[*rows, *shapes, *contrasts, *probes],
+            tables=[_distance_table(rows), _shape_table(shapes), _rope_table(contrasts)],
+            figures=[_figure(measured) for measured in cases],
+            arrays=_arrays(cases),
+            settings=settings.describe(),
+            seeds={"seed": settings.seed},
+        )
 
 
 def theory_rows(measured: Measured, generator: np.random.Generator) -> list[dict[str, Any]]:

@@ -42,26 +42,29 @@ from posbias.papers.liu2026.published import (
     published_losses,
 )
 from posbias.papers.liu2026.statements import Losses, position_copy_findings
-from posbias.papers.reproduction import Reproduction
-from posbias.papers.study_runs import StudySettings, reproduced
+from posbias.papers.reproduction import PAPERS, Reproduction
+from posbias.papers.study_runs import StudyExperiment, StudySettings
 from posbias.report.tables import Table
 from posbias.runs.parts import below
 from posbias.runs.records import Record
 from posbias.statistics import mean_ends
 from posbias.training import Schedule, TrainedMember
 
-PAPER = "position-copy-liu2026"
 FINAL, SPEED = "a low final loss", "fast learning"
 
 
-def reproduce_position_copy(settings: object = None) -> Reproduction:
-    """Train the post's networks again and put its statements to the test. Settings and errors as `reproduced`."""
-    return reproduced(PAPER, settings, _made)
+@PAPERS.register("position-copy-liu2026")
+class PositionCopy(StudyExperiment):
+    """The post's networks trained again, and its statements put to the test."""
 
+    folder = "liu2026"
 
-def _made(members: Sequence[TrainedMember], options: Schedule, settings: StudySettings) -> Reproduction:
-    outcomes = position_copy_outcomes(members, seed=settings.seed)
-    return position_copy_reproduction(outcomes, steps=options.steps, settings=settings)
+    def judge(self, members: Sequence[TrainedMember], options: Schedule, settings: StudySettings) -> Reproduction:
+        """Statements, tables and figures from trained members."""
+        outcomes = position_copy_outcomes(members, seed=settings.seed)
+        losses, speeds = (by_target(outcomes, name) for name in ("loss", "course"))
+        outcome = CopyOutcome(losses, speeds, position_copy_loops(outcomes), outcomes.lost_sentence())
+        return position_copy_page(outcome, settings={**settings.describe(), "steps": options.steps}, seed=settings.seed)
 
 
 def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
@@ -97,13 +100,6 @@ class CopyOutcome:
     loops: Sequence[Loop]
     notes: Sequence[str] = ()
     """Sentences that end the page: what did not finish."""
-
-
-def position_copy_reproduction(outcomes: Outcomes, *, steps: int, settings: StudySettings) -> Reproduction:
-    """Statements, tables and figures from trained members."""
-    losses, speeds = (by_target(outcomes, name) for name in ("loss", "course"))
-    outcome = CopyOutcome(losses, speeds, position_copy_loops(outcomes), outcomes.lost_sentence())
-    return position_copy_page(outcome, settings={**settings.describe(), "steps": steps}, seed=settings.seed)
 
 
 def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], seed: int) -> Reproduction:

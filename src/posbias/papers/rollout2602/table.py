@@ -15,8 +15,7 @@ from posbias.architecture import Alibi, Architecture
 from posbias.architecture.published_models import PublishedModel, bloom_influence, published_models
 from posbias.comparison import STATISTICS, compare
 from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
-from posbias.errors import UsageError
-from posbias.papers.reproduction import Reproduction
+from posbias.papers.reproduction import PAPERS, Experiment, Reproduction
 from posbias.profiles import Profile, uniform_profile
 from posbias.progress import track
 from posbias.report.tables import Table, number_text
@@ -67,36 +66,31 @@ class MeasuredMean:
         return max(self.low - mean, mean - self.high, 0.0)
 
 
-def reproduce_rollout(settings: object = None) -> Reproduction:
+@PAPERS.register("rollout-2602.16837")
+class Rollout(Experiment):
     """Table 2 of arXiv 2602.16837 again, beside the flat line and beside what the models really compute.
 
     W1 exists for BLOOM-176B alone, the one measured curve that is published as numbers. For every model W1 is bounded
     from below by the difference of mean positions; the measured mean follows from the table itself, because the
     attention-only profile sits on the first token, so that its W1 is the measured mean.
-
-    Raises:
-        UsageError: settings are given; this experiment has none.
     """
-    if settings is not None:
-        raise UsageError("rollout-2602.16837 has no settings: its models, length and text are those published")
-    profiles = rollout_profiles()
-    rows = [
-        _row(model, slopes, variant, profiles)
-        for model in published_models()
-        for slopes in SLOPES
-        for variant in VARIANTS
-    ]
-    arrays = {f"{name}/{slopes}/{variant}": profile.influence for (name, slopes, variant), profile in profiles.items()}
-    return Reproduction(
-        paper=PAPER,
-        title="Residual-aware rollout of five ALiBi models, 256 positions",
-        statements=rollout_statements(rows),
-        rows=rows,
-        tables=[_measured_table(rows), _bound_table(rows)],
-        figures=[_figure(model, profiles, rows) for model in published_models()],
-        arrays={**arrays, f"{MEASURED_MODEL}/measured": bloom_influence().influence},
-        settings={"n_positions": 256, "source": published_models()[0].source},
-    )
+
+    def run(self, settings: None) -> Reproduction:
+        """Roll out all models, with either slopes, in every variant."""
+        profiles = rollout_profiles()
+        models = published_models()
+        rows = [_row(model, slopes, variant, profiles) for model in models for slopes in SLOPES for variant in VARIANTS]
+        arrays = {"/".join(key): profile.influence for key, profile in profiles.items()}
+        return Reproduction(
+            paper=PAPER,
+            title="Residual-aware rollout of five ALiBi models, 256 positions",
+            statements=rollout_statements(rows),
+            rows=rows,
+            tables=[_measured_table(rows), _bound_table(rows)],
+            figures=[_figure(model, profiles, rows) for model in models],
+            arrays={**arrays, f"{MEASURED_MODEL}/measured": bloom_influence().influence},
+            settings={"n_positions": 256, "source": models[0].source},
+        )
 
 
 def rollout_profiles() -> Profiles:

@@ -24,8 +24,8 @@ from posbias.papers.closing_loop import (
 )
 from posbias.papers.findings import Finding, Outcomes, chance, finding_rows, findings_tables, tally
 from posbias.papers.influence_profiles import KINDS
-from posbias.papers.reproduction import Reproduction
-from posbias.papers.study_runs import StudySettings, reproduced
+from posbias.papers.reproduction import PAPERS, Reproduction
+from posbias.papers.study_runs import StudyExperiment, StudySettings
 from posbias.papers.wu2025.icl_outcomes import icl_outcomes
 from posbias.papers.wu2025.icl_statements import (
     ENCODINGS,
@@ -46,7 +46,6 @@ from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.training import Schedule, TrainedMember
 
-NAME = "icl-2502.01951"
 SOURCE = "arXiv 2502.01951, On the Emergence of Position Bias in Transformers (ICML 2025)"
 VARIANTS = {
     "mixture": {"items": "mixture", "scale": "variance"},
@@ -59,14 +58,16 @@ CLASSES_PER_CONTEXT = 2
 FINAL, SPEED = "high final accuracy", "high accuracy over training"
 
 
-def reproduce_icl(settings: object = None) -> Reproduction:
-    """Train the paper's networks again and put its statements to the test. Settings and errors as `reproduced`."""
-    return reproduced(NAME, settings, _made)
+@PAPERS.register("icl-2502.01951")
+class InContextRetrieval(StudyExperiment):
+    """The paper's networks trained again, and its statements put to the test."""
 
+    folder = "wu2025"
 
-def _made(members: Sequence[TrainedMember], options: Schedule, settings: StudySettings) -> Reproduction:
-    outcomes = icl_outcomes(members, seed=settings.seed)
-    return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
+    def judge(self, members: Sequence[TrainedMember], options: Schedule, settings: StudySettings) -> Reproduction:
+        """Statements, tables and figures from trained members."""
+        outcomes = icl_outcomes(members, seed=settings.seed)
+        return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
 
 
 def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:
