@@ -147,9 +147,11 @@ class StudyExperiment(Experiment):
 
     def _made_from(self, settings: StudySettings) -> dict[str, Any]:
         """Everything that the record depends on: the settings, the code, and the very networks in the directory."""
-        directories = {name: _study_directory(settings, name) for name in self.studies(settings)}
-        records = {name: path and finished_record(path) for name, path in directories.items()}
-        networks = {name: None if record is None else record.run_id for name, record in records.items()}
+        networks = {}
+        for name in self.studies(settings):
+            directory = _study_directory(settings, name)
+            record = None if directory is None else finished_record(directory)
+            networks[name] = None if record is None else record.run_id
         described = {**settings.describe(), "seed": settings.seed}
         return {"paper": self.name, **described, "networks": networks, "made_by": made_by()}
 
