@@ -12,11 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 import posbias as pb
 from posbias.cli import main
-from posbias.cli.options import positions_of
 from posbias.cli.place import scores_of
 from posbias.errors import UsageError
 from posbias.evaluation import measured_use
-from posbias.tasks.language import LANGUAGE_TASKS
 
 FLAGS = ["--task", "example_order(shots=4)", "--count", 7, "--max-tokens", 2]
 
@@ -35,8 +33,7 @@ def finished(long_llama, tmp_path_factory):
 
 def test_evaluate_saves_what_the_library_finds(finished, long_llama):
     record = pb.load_record(finished)
-    responder = pb.LocalResponder(pb.load_model(long_llama))
-    found = pb.evaluate("example_order(shots=4)", responder, options=pb.EvaluateOptions(count=7, max_tokens=2))
+    found = pb.evaluate(long_llama, "example_order(shots=4)", options=pb.EvaluateOptions(count=7, max_tokens=2))
     for name, table in found.tables.items():
         np.testing.assert_allclose(record.arrays[f"scores/{name}"], table, rtol=1e-4)
     assert record.resolved["command"].startswith("posbias evaluate ")
@@ -163,17 +160,6 @@ def test_scores_are_read_from_lists_and_files(tmp_path):
         path.write_text(text)
         with pytest.raises(UsageError, match=message):
             scores_of(str(path))
-
-
-def test_positions_are_spelled():
-    task = LANGUAGE_TASKS.parse("key_value(pairs=20)")
-    assert positions_of("all", task) == tuple(range(20))
-    assert positions_of("spread(3)", task) == (0, 10, 19)
-    assert len(positions_of("spread", task)) == 9
-    assert positions_of("7,0", task) == (0, 7)
-    for text in ("some", "0,x", "spread(x)", "spread(1,2)", "20", "0,0", ""):
-        with pytest.raises(UsageError):
-            positions_of(text, task)
 
 
 def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llama, tmp_path):

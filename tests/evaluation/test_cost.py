@@ -96,12 +96,12 @@ def test_what_cannot_fit_is_refused_before_anything_is_asked(long_model, samples
     assert "\n" not in str(caught.value)
     options = EvaluateOptions(count=2, max_tokens=4, max_memory=1000)
     with pytest.raises(UsageError, match="are allowed; try"):
-        pb.evaluate(TASK, responder, options=options)
+        pb.evaluate(responder, TASK, options=options)
     assert responder.processed == 0
 
 
 def test_the_record_tells_the_estimate_and_a_resumed_run_has_nothing_to_estimate(long_model):
-    found = pb.evaluate("example_order(shots=4)", LocalResponder(long_model), options=EvaluateOptions(count=1))
+    found = pb.evaluate(long_model, "example_order(shots=4)", options=EvaluateOptions(count=1))
     assert found.cost["seconds"] > 0
     assert preflight_answers([], TASK, OPTIONS, LocalResponder(long_model)) == {}
 

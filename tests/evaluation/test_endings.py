@@ -30,7 +30,7 @@ class Ending(Responder):
 
 
 def evaluated(*texts, count=6):
-    return evaluate(TASK, Ending(*texts), options=EvaluateOptions(count=count, positions=(0, 3)))
+    return evaluate(Ending(*texts), TASK, options=EvaluateOptions(count=count, positions=(0, 3)))
 
 
 def test_endings_are_counted_as_they_came():

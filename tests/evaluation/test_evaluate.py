@@ -9,11 +9,10 @@ import pytest
 import posbias as pb
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, write_outputs
-from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Responder, Response
-from posbias.evaluation.samples import spread_positions
+from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Responder, Response, as_responder
 from posbias.report.evaluate import statements_of, tables_of
 from posbias.report.page import html_of, report_of
-from posbias.tasks.language import LANGUAGE_TASKS
+from posbias.tasks.language import LANGUAGE_TASKS, KeyValue
 
 
 class Oracle(Responder):
@@ -52,7 +51,7 @@ TASK = "key_value(pairs=5)"
 
 
 def test_the_table_is_right_where_the_model_knows_and_wrong_elsewhere():
-    found = evaluate(TASK, Oracle(known=(0, 4)), options=EvaluateOptions(count=8))
+    found = evaluate(Oracle(known=(0, 4)), TASK, options=EvaluateOptions(count=8))
     assert found.positions == (0, 1, 2, 3, 4)
     np.testing.assert_array_equal(found.tables["correct"], np.tile([1.0, 0, 0, 0, 1], (8, 1)))
     np.testing.assert_array_equal(found.tables["logprob"], np.tile(-1.5 - np.arange(5.0), (8, 1)))
@@ -65,31 +64,67 @@ def test_the_table_is_right_where_the_model_knows_and_wrong_elsewhere():
     assert not found.skipped
 
 
+def test_the_subject_is_a_responder_a_loaded_model_or_the_name_of_one(long_model, long_llama):
+    options = EvaluateOptions(count=1, max_tokens=1)
+    tables = [
+        evaluate(subject, "example_order(shots=4)", options=options).tables["logprob"]
+        for subject in (LocalResponder(long_model), long_model, long_llama, str(long_llama))
+    ]
+    assert not np.isnan(tables[0]).any()
+    for table in tables[1:]:
+        np.testing.assert_array_equal(table, tables[0])
+    with pytest.raises(UsageError, match="no tokenizer"):
+        as_responder(long_model.network)
+    with pytest.raises(UsageError, match="'nowhere/at-all'"):
+        evaluate("nowhere/at-all", TASK)
+    with pytest.raises(UsageError, match=r"task must be .*, got Oracle"):
+        evaluate(TASK, Oracle())
+
+
 def test_positions_are_as_asked_and_spread_by_default():
-    found = evaluate(TASK, Oracle(known=(3,)), options=EvaluateOptions(count=2, positions=(3, 1)))
+    found = evaluate(Oracle(known=(3,)), TASK, options=EvaluateOptions(count=2, positions=(3, 1)))
     assert found.positions == (1, 3)
     assert found.tables["correct"].tolist() == [[0, 1], [0, 1]]
-    assert spread_positions(LANGUAGE_TASKS.parse("key_value(pairs=75)")) == (0, 9, 18, 28, 37, 46, 56, 65, 74)
-    assert spread_positions(LANGUAGE_TASKS.parse("key_value(pairs=3)")) == (0, 1, 2)
-    assert spread_positions(LANGUAGE_TASKS.parse("key_value(pairs=9)"), 2) == (0, 8)
-    assert spread_positions(LANGUAGE_TASKS.parse("key_value(pairs=9)"), 1) == (0,)
+    assert EvaluateOptions().positions_of(KeyValue(pairs=75)) == (0, 9, 18, 28, 37, 46, 56, 65, 74)
+    assert EvaluateOptions().positions_of(KeyValue(pairs=3)) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "positions"),
+    [
+        ("all", tuple(range(20))),
+        ("spread", (0, 2, 5, 7, 10, 12, 14, 17, 19)),
+        ("spread(3)", (0, 10, 19)),
+        ("spread(2)", (0, 19)),
+        ("spread(1)", (0,)),
+        (" 7,0 ", (0, 7)),
+    ],
+)
+def test_positions_are_spelled_as_in_the_shell(spelled, positions):
+    assert EvaluateOptions(positions=spelled).positions_of(KeyValue(pairs=20)) == positions
+
+
+@pytest.mark.parametrize("spelled", ["some", "0,x", "spread(x)", "spread(0)", "spread(1,2)", "20", "0,0", "", "1.0"])
+def test_positions_that_are_none_are_refused(spelled):
+    with pytest.raises(UsageError, match="position"):
+        EvaluateOptions(positions=spelled).positions_of(KeyValue(pairs=20))
 
 
 def test_a_run_whose_server_goes_away_keeps_what_is_finished_and_goes_on(tmp_path):
     options = EvaluateOptions(count=6, together=2, directory=tmp_path)
     with pytest.raises(RunError, match="went away"):
-        evaluate(TASK, Oracle(known=(1,), patience=17), options=options)
+        evaluate(Oracle(known=(1,), patience=17), TASK, options=options)
     again = Oracle(known=(1,))
-    resumed = evaluate(TASK, again, options=EvaluateOptions(count=6, together=2, directory=tmp_path, resume=True))
+    resumed = evaluate(again, TASK, options=EvaluateOptions(count=6, together=2, directory=tmp_path, resume=True))
     assert resumed.reused == 2
     assert len(again.asked) == 4 * 5
-    whole = evaluate(TASK, Oracle(known=(1,)), options=EvaluateOptions(count=6))
+    whole = evaluate(Oracle(known=(1,)), TASK, options=EvaluateOptions(count=6))
     for name, table in whole.tables.items():
         np.testing.assert_array_equal(resumed.tables[name], table)
     assert resumed.outputs == whole.outputs
     assert resumed.responder == whole.responder  # both sittings' work; of what was given up nothing came
     more = Oracle(known=(1,))
-    longer = evaluate(TASK, more, options=EvaluateOptions(count=8, directory=tmp_path, resume=True))
+    longer = evaluate(more, TASK, options=EvaluateOptions(count=8, directory=tmp_path, resume=True))
     assert longer.reused == 6
     assert len(more.asked) == 2 * 5
     assert longer.responder["tokens_processed"] == 8 * 5
@@ -99,10 +134,10 @@ def test_the_first_estimate_stays_whatever_interrupts(tmp_path, monkeypatch):
     module = sys.modules["posbias.evaluation.evaluation"]
     monkeypatch.setattr(module, "preflight_answers", lambda waiting, *_, **__: {"prompts": 5 * len(waiting)})
     with pytest.raises(RunError, match="went away"):
-        evaluate(TASK, Oracle(patience=17), options=EvaluateOptions(count=6, together=2, directory=tmp_path))
-    resumed = evaluate(TASK, Oracle(), options=EvaluateOptions(count=6, directory=tmp_path, resume=True))
+        evaluate(Oracle(patience=17), TASK, options=EvaluateOptions(count=6, together=2, directory=tmp_path))
+    resumed = evaluate(Oracle(), TASK, options=EvaluateOptions(count=6, directory=tmp_path, resume=True))
     assert resumed.cost == {"prompts": 30}
-    again = evaluate(TASK, Oracle(patience=0), options=EvaluateOptions(count=6, directory=tmp_path, resume=True))
+    again = evaluate(Oracle(patience=0), TASK, options=EvaluateOptions(count=6, directory=tmp_path, resume=True))
     assert (again.cost, again.responder) == (resumed.cost, resumed.responder)
 
 
@@ -110,17 +145,17 @@ def test_the_first_estimate_stays_whatever_interrupts(tmp_path, monkeypatch):
     "changed", [{"seed": 1}, {"max_tokens": 9}, {"positions": (0, 1, 2, 3)}, {"score": False}], ids=str
 )
 def test_other_settings_never_take_over_finished_samples(changed, tmp_path):
-    evaluate(TASK, Oracle(), options=EvaluateOptions(count=3, directory=tmp_path))
+    evaluate(Oracle(), TASK, options=EvaluateOptions(count=3, directory=tmp_path))
     options = EvaluateOptions(**{"count": 3, "directory": tmp_path, "resume": True, **changed})
     again = Oracle(scores=options.score)
     if options.score:
-        assert evaluate(TASK, again, options=options).reused == 0
+        assert evaluate(again, TASK, options=options).reused == 0
 
 
 def test_without_scores_or_without_texts_the_other_measures_stand_alone():
-    spoken = evaluate(TASK, Oracle(known=(0,), scores=False), options=EvaluateOptions(count=6))
+    spoken = evaluate(Oracle(known=(0,), scores=False), TASK, options=EvaluateOptions(count=6))
     assert list(spoken.curves) == ["accuracy"]
-    forced = evaluate(TASK, Oracle(), options=EvaluateOptions(count=6, generate=False))
+    forced = evaluate(Oracle(), TASK, options=EvaluateOptions(count=6, generate=False))
     assert list(forced.curves) == ["logprob", "reciprocal_rank"]
     assert np.isnan(forced.tables["correct"]).all()
     with pytest.raises(UsageError, match="nothing to do"):
@@ -128,7 +163,7 @@ def test_without_scores_or_without_texts_the_other_measures_stand_alone():
 
 
 def test_the_record_holds_the_tables_and_places_passages(tmp_path):
-    found = evaluate(TASK, Oracle(known=(0, 4)), options=EvaluateOptions(count=14))
+    found = evaluate(Oracle(known=(0, 4)), TASK, options=EvaluateOptions(count=14))
     record = evaluation_record(found, {"task": TASK}, command="posbias evaluate oracle")
     record.save(tmp_path)
     write_outputs(found, tmp_path)
@@ -148,7 +183,7 @@ def test_the_record_holds_the_tables_and_places_passages(tmp_path):
 
 
 def test_the_report_says_what_the_curves_say():
-    found = evaluate(TASK, Oracle(known=(0, 4)), options=EvaluateOptions(count=8))
+    found = evaluate(Oracle(known=(0, 4)), TASK, options=EvaluateOptions(count=8))
     record = evaluation_record(found, {})
     assert any("accuracy: a U: both ends are above the middle" in text for text in statements_of(record))
     titles = [table.title for table in tables_of(record)]
@@ -159,7 +194,7 @@ def test_the_report_says_what_the_curves_say():
 
 
 def test_a_single_position_and_few_samples_claim_nothing():
-    found = evaluate(TASK, Oracle(known=(2,)), options=EvaluateOptions(count=1, positions=(2,)))
+    found = evaluate(Oracle(known=(2,)), TASK, options=EvaluateOptions(count=1, positions=(2,)))
     assert found.curves["accuracy"].shape is None
     record = evaluation_record(found, {})
     assert "too few for a claim" in statements_of(record)[0]
@@ -175,7 +210,7 @@ class Mute(Oracle):
 
 def test_closed_book_has_one_position():
     task = "documents(documents=4, setting='closed_book')"
-    found = evaluate(task, Mute(known=(0,)), options=EvaluateOptions(count=3))
+    found = evaluate(Mute(known=(0,)), task, options=EvaluateOptions(count=3))
     assert found.positions == (0,)
     assert found.outputs[0]["position"] is None
     assert found.outputs[0]["condition"] == "closed_book"
@@ -184,15 +219,15 @@ def test_closed_book_has_one_position():
 
 def test_what_is_too_long_is_counted_and_skipped_and_never_cut(long_model):
     responder = LocalResponder(long_model)
-    whole = evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, max_tokens=2))
+    whole = evaluate(responder, "key_value(pairs=3)", options=EvaluateOptions(count=2, max_tokens=2))
     lengths = whole.tables["prompt_tokens"]
     assert not whole.skipped
     responder.max_positions = int(lengths.max()) + 1
     reason = r"No example was answered: all 6 are too long for the model \(the first: \d+ tokens and "
     with pytest.raises(RunError, match=reason):
-        evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, max_tokens=2))
+        evaluate(responder, "key_value(pairs=3)", options=EvaluateOptions(count=2, max_tokens=2))
     with pytest.raises(RunError, match=reason):  # room for the prompts, not for the answers that are scored
-        evaluate("key_value(pairs=3)", responder, options=EvaluateOptions(count=2, generate=False))
+        evaluate(responder, "key_value(pairs=3)", options=EvaluateOptions(count=2, generate=False))
 
 
 def test_of_samples_that_are_partly_too_long_the_answered_ones_are_counted(long_model):
@@ -201,11 +236,11 @@ def test_of_samples_that_are_partly_too_long_the_answered_ones_are_counted(long_
         "documents(documents=2)",
         EvaluateOptions(count=3, max_tokens=2),
     )
-    lengths = evaluate(task, responder, options=options).tables["prompt_tokens"].max(axis=1)
+    lengths = evaluate(responder, task, options=options).tables["prompt_tokens"].max(axis=1)
     responder.max_positions = int(lengths.max()) + 40
     found = evaluate(
-        task,
         responder,
+        task,
         options=EvaluateOptions(count=3, max_tokens=40 + int(lengths.max() - lengths.min()), score=False),
     )
     lost = int((lengths > lengths.min()).sum())
@@ -229,7 +264,7 @@ def test_a_rank_that_is_sometimes_unknown_makes_no_curve():
             ranks = tuple(rank if rank <= 3 else None for rank in reply.score.ranks)
             return Reply(reply.response, AnswerScore(reply.score.logprobs, ranks))
 
-    found = evaluate(TASK, Listing(), options=EvaluateOptions(count=6))
+    found = evaluate(Listing(), TASK, options=EvaluateOptions(count=6))
     assert list(found.curves) == ["accuracy", "logprob"]
     with pytest.raises(UsageError, match="it has: accuracy, probability"):
         measured_use(evaluation_record(found, {}), measure="reciprocal_rank")
@@ -237,13 +272,13 @@ def test_a_rank_that_is_sometimes_unknown_makes_no_curve():
 
 def test_a_responder_without_scores_that_shall_not_generate_is_refused():
     with pytest.raises(RunError, match="no answer could be scored"):
-        evaluate(TASK, Oracle(scores=False), options=EvaluateOptions(count=2, generate=False))
+        evaluate(Oracle(scores=False), TASK, options=EvaluateOptions(count=2, generate=False))
 
 
 def test_a_local_models_scores_are_its_own_log_probabilities(long_model):
     import torch
 
-    found = evaluate("example_order(shots=4)", LocalResponder(long_model), options=EvaluateOptions(count=3))
+    found = evaluate(long_model, "example_order(shots=4)", options=EvaluateOptions(count=3))
     task = LANGUAGE_TASKS.parse("example_order(shots=4)")
     example = list(task.examples(long_model.tokenizer, count=3))[6]
     prompt, answer = (
@@ -275,6 +310,6 @@ def test_wrong_options_are_refused(options, complaint):
 
 def test_wrong_tasks_and_positions_are_refused():
     with pytest.raises(UsageError, match="unknown task 'key_values'"):
-        evaluate("key_values", Oracle())
+        evaluate(Oracle(), "key_values")
     with pytest.raises(UsageError, match=r"positions must be whole numbers 0 \.\.\. 4, got 5"):
-        evaluate(TASK, Oracle(), options=EvaluateOptions(positions=(0, 5)))
+        evaluate(Oracle(), TASK, options=EvaluateOptions(positions=(0, 5)))

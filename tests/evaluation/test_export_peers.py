@@ -65,7 +65,7 @@ def test_lm_eval_judges_answers_and_scores_them_as_posbias_does(exported, long_l
     backend = HFLM(pretrained=model.network, tokenizer=tokenizer, batch_size=1)
     found = simple_evaluate(backend, tasks=[scored], task_manager=manager, bootstrap_iters=0)
     options = pb.EvaluateOptions(count=COUNT, positions=POSITIONS, generate=False, score=True)
-    own = pb.evaluate(task, pb.LocalResponder(model), options=options)
+    own = pb.evaluate(pb.LocalResponder(model), task, options=options)
     expected = math.exp(-float(np.mean(own.tables["logprob"])))
     assert found["results"][scored]["perplexity,none"] == pytest.approx(expected, rel=1e-3)
 

@@ -13,7 +13,6 @@ from posbias.evaluation import correlate_runs
 from posbias.evaluation.correlation import Pair, correlate
 from posbias.evaluation.evaluation import evaluation_record
 from posbias.evaluation.pooling import group_runs, pool, read_run
-from posbias.evaluation.responders import LocalResponder
 from posbias.report.correlate import reasons, statements, tables
 from posbias.report.page import write_report
 
@@ -85,13 +84,13 @@ def test_a_file_is_known_by_what_it_holds(long_model, tmp_path):
         path = tmp_path / folder / "pairs.jsonl"
         path.write_text(json.dumps({"ordered_kv_records": [["a", value], ["b", "2"]], "key": "a", "value": value}))
         options = pb.EvaluateOptions(count=1, generate=False)
-        evaluation = pb.evaluate(f"key_value(pairs=2, file={str(path)!r})", LocalResponder(long_model), options=options)
+        evaluation = pb.evaluate(long_model, f"key_value(pairs=2, file={str(path)!r})", options=options)
         evaluation_record(evaluation, {}).save(tmp_path / folder / "run")
         found.append(pb.load_record(tmp_path / folder / "run").resolved)
     assert len({resolved["task"] for resolved in found}) == 1
     assert found[0]["file_sha256"] == hashlib.sha256((tmp_path / "two" / "pairs.jsonl").read_bytes()).hexdigest()
     assert found[1]["file_sha256"] == found[0]["file_sha256"] != found[2]["file_sha256"]
-    drawn = pb.evaluate("key_value(pairs=2)", LocalResponder(long_model), options=options)
+    drawn = pb.evaluate(long_model, "key_value(pairs=2)", options=options)
     assert drawn.file_sha256 is None
 
 

@@ -173,7 +173,7 @@ def test_a_key_in_clear_is_warned_of_before_it_is_sent_and_noted(
         monkeypatch.delenv("HTTP_PROXY")
         monkeypatch.setattr("posbias.evaluation.responders.client.is_local", lambda _: False)
         responder = ServerResponder(server.address, "m", OPTIONS)
-        record = evaluation_record(evaluate("key_value(pairs=2)", responder, options=EvaluateOptions(count=1)), {})
+        record = evaluation_record(evaluate(responder, "key_value(pairs=2)", options=EvaluateOptions(count=1)), {})
     said = capsys.readouterr().err
     assert said == (
         f"warning: the key in TEST_KEY is sent unencrypted to {server.address}/v1, where others can read it; "

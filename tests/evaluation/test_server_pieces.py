@@ -67,7 +67,7 @@ def test_answers_that_could_not_be_scored_are_counted_and_said() -> None:
         options = ServerOptions(kind="text", retries=0, concurrency=1)
         responder = ServerResponder(server.address, "m", options)
         asked = EvaluateOptions(count=3, generate=False)
-        found = evaluate(Documents(documents=2), responder, options=asked)
+        found = evaluate(responder, Documents(documents=2), options=asked)
     record = evaluation_record(found, {})
     assert record.scalars["unscored"] == 3
     sentence = "3 of 6 right answers were not scored: the server's tokens do not tell where they begin"

@@ -48,7 +48,7 @@ def at_the_ends(refused: set[str], refusal: Reply = (400, {}, FILTER)) -> Callab
 def evaluated(refused: set[str], count: int, refusal: Reply = (400, {}, FILTER)) -> Evaluation:
     with stand_in(at_the_ends(refused, refusal)) as server:
         responder = ServerResponder(server.address, "m", FAST)
-        return evaluate(TASK, responder, options=EvaluateOptions(count=count, together=5))
+        return evaluate(responder, TASK, options=EvaluateOptions(count=count, together=5))
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_refused_prompts_stay_refused_when_a_run_goes_on(tmp_path: Path) -> None
     options = EvaluateOptions(count=8, together=2, directory=tmp_path, resume=True)
     with stand_in(at_the_ends(refused)) as server:
         with pytest.raises(RunError, match="refuses 4 of 32"):
-            evaluate(TASK, ServerResponder(server.address, "m", FAST), options=options)
+            evaluate(ServerResponder(server.address, "m", FAST), TASK, options=options)
         server.answer = at_the_ends(set())
-        found = evaluate(TASK, ServerResponder(server.address, "m", FAST), options=options)
+        found = evaluate(ServerResponder(server.address, "m", FAST), TASK, options=options)
     assert found.reused == 2  # of the chunk before the one that ended the run
     assert len(found.refused) == 2
 

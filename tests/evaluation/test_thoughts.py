@@ -271,7 +271,7 @@ def of_documents(say: Any, **options: Any) -> Evaluation:
 
     with stand_in(answer) as server:
         responder = ServerResponder(server.address, "m", FAST)
-        return evaluate(Documents(documents=2), responder, options=EvaluateOptions(count=8, **options))
+        return evaluate(responder, Documents(documents=2), options=EvaluateOptions(count=8, **options))
 
 
 def test_a_right_answer_behind_thoughts_is_right_and_one_within_them_is_not() -> None:
@@ -333,7 +333,7 @@ def test_tokens_for_thoughts_are_asked_for_beside_those_of_the_answer() -> None:
     with stand_in(answer) as server:
         responder = ServerResponder(server.address, "m", FAST)
         options = EvaluateOptions(count=1, max_tokens=20, thinking_tokens=1000, answer_pattern="^(.*)$")
-        found = evaluate(Documents(documents=2), responder, options=options)
+        found = evaluate(responder, Documents(documents=2), options=options)
     assert set(asked) == {1020}
     resolved = evaluation_record(found, {}).resolved
     assert (resolved["max_tokens"], resolved["thinking_tokens"], resolved["answer_pattern"]) == (20, 1000, "^(.*)$")

@@ -55,7 +55,7 @@ def pairs(tmp_path: Path) -> str:
     ],
 )
 def test_rates_of_known_judges(pairs: str, say: Any, accuracy: float, flips: float, first: float, leaning: str) -> None:
-    found = evaluate(Pairwise(file=pairs), Judge(say), options=EvaluateOptions(count=16, score=False))
+    found = evaluate(Judge(say), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False))
     verdicts = found.verdicts
     assert verdicts is not None
     assert [rate.value for rate in (verdicts.accuracy, verdicts.flip_rate, verdicts.first_pick)] == [
@@ -73,7 +73,7 @@ def test_rates_of_known_judges(pairs: str, say: Any, accuracy: float, flips: flo
 
 
 def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_nothing(pairs: str) -> None:
-    found = evaluate(Pairwise(file=pairs), Judge(lambda _: "Both."), options=EvaluateOptions(count=6, score=False))
+    found = evaluate(Judge(lambda _: "Both."), Pairwise(file=pairs), options=EvaluateOptions(count=6, score=False))
     verdicts = found.verdicts
     assert verdicts is not None
     assert (verdicts.accuracy.value, verdicts.unread, verdicts.ties, verdicts.n_both) == (0.0, 12, 0, 0)
@@ -97,7 +97,7 @@ def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_not
 @pytest.mark.parametrize(("unread", "withheld"), [(3, False), (4, True)])
 def test_a_tenth_of_the_answers_may_be_unreadable(pairs: str, unread: int, withheld: bool) -> None:
     said = iter(["?"] * unread + ["Response B"] * 32)
-    found = evaluate(Pairwise(file=pairs), Judge(lambda _: next(said)), options=EvaluateOptions(count=16, score=False))
+    found = evaluate(Judge(lambda _: next(said)), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False))
     record = evaluation_record(found, {})
     assert (record.scalars["reading"]["unread"], record.scalars["reading"]["withheld"]) == (unread, withheld)
     assert ("accuracy" in record.scalars["curves"]) is not withheld
@@ -106,7 +106,7 @@ def test_a_tenth_of_the_answers_may_be_unreadable(pairs: str, unread: int, withh
 
 def test_ties_are_an_outcome_of_their_own(pairs: str) -> None:
     say = {"good": "[[C]]", "bad": "Response B is better."}
-    found = evaluate(Pairwise(file=pairs), Judge(say.get), options=EvaluateOptions(count=16, score=False))
+    found = evaluate(Judge(say.get), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False))
     verdicts = found.verdicts
     assert verdicts is not None
     assert (verdicts.accuracy.value, verdicts.tie_rate.value, verdicts.ties, verdicts.unread) == (0.5, 0.5, 16, 0)
@@ -123,7 +123,7 @@ def test_a_right_judge_that_writes_prose_is_right(pairs: str) -> None:
         best = "A" if first == "good" else "B"
         return f"A careful comparison with the text shows that Response {best} is better."
 
-    verdicts = evaluate(Pairwise(file=pairs), Judge(say), options=EvaluateOptions(count=16, score=False)).verdicts
+    verdicts = evaluate(Judge(say), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False)).verdicts
     assert verdicts is not None
     assert (verdicts.accuracy.value, verdicts.flip_rate.value, verdicts.first_pick.value) == (1.0, 0.0, 0.5)
 
@@ -216,7 +216,7 @@ def test_a_continued_prompt_is_read_with_the_sentence_that_it_ends_in(pairs: str
             return [Reply(replace(reply.response, continues=True), None) for reply in replies if reply.response]
 
     said = iter([" A. The second", "\n B because", " A careful comparison", " A or B"])
-    found = evaluate(Pairwise(file=pairs), Continuing(lambda _: next(said)), options=EvaluateOptions(count=2))
+    found = evaluate(Continuing(lambda _: next(said)), Pairwise(file=pairs), options=EvaluateOptions(count=2))
     assert found.tables["first_pick"].tolist() == [[1.0, 0.0], pytest.approx([np.nan, np.nan], nan_ok=True)]
 
 

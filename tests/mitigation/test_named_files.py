@@ -120,7 +120,7 @@ def test_a_run_that_follows_another_is_made_again_where_that_has_changed(tmp_pat
     task, followed = "key_value(pairs=3)", tmp_path / "measured"
 
     def measure(curve):
-        found = evaluate(task, PlantedResponder(curve), options=EvaluateOptions(count=40))
+        found = evaluate(PlantedResponder(curve), task, options=EvaluateOptions(count=40))
         evaluation_record(found, {}).save(followed, overwrite=True)
 
     def run():

@@ -45,7 +45,7 @@ class Biased(Responder):
 def curve(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of a model that uses the last slot alone."""
     directory = tmp_path_factory.mktemp("run")
-    evaluation_record(evaluate(TASK, Biased(4), options=EvaluateOptions(count=12)), {}).save(directory)
+    evaluation_record(evaluate(Biased(4), TASK, options=EvaluateOptions(count=12)), {}).save(directory)
     return str(directory)
 
 
@@ -90,7 +90,7 @@ def test_strength_is_the_share_of_groups_that_are_changed(name: str, curve: str)
 
 def test_relevant_passages_go_where_the_curve_is_high(curve: str) -> None:
     inner = Biased(4)
-    task = evaluate(TASK, answering_under(resolve_method(f"ordered(run={curve!r})", None), inner)).tables["correct"]
+    task = evaluate(answering_under(resolve_method(f"ordered(run={curve!r})", None), inner), TASK).tables["correct"]
     first, second, *_ = requested()
     assert passages_of(inner.asked[0])[4] == passages_of(first)[0], "the first retrieved one into the slot that is used"
     assert set(passages_of(inner.asked[0])) == set(passages_of(first))

@@ -27,7 +27,7 @@ from posbias.evaluation import (
     Evaluation,
     Pair,
     correlate,
-    evaluate,
+    evaluate_responder,
     evaluation_record,
     finished_evaluation,
     write_outputs,
@@ -245,12 +245,12 @@ def audit_behaviour(
     resume, overwrite = plan.evaluation.resume, plan.evaluation.overwrite
     with run_directory(out, verb="evaluate", arguments=given, resume=resume, overwrite=overwrite) as directory:
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
-        finished = finished_evaluation(plan.asked, responder, options, **plan.measured)
+        finished = finished_evaluation(responder, plan.asked, options, **plan.measured)
         if finished is not None and directory is not None:
             conclude(finished, directory, found=True)
             return finished
         plan = preflight_behaviour(model, plan) if plan.cost is None else plan
-        evaluation = evaluate(plan.asked, responder, options=options)
+        evaluation = evaluate_responder(responder, plan.asked, options)
         series, left_out = Weighing(model, plan, evaluation, directory).series()
         record = evaluation_record(evaluation, given, command=command)
         record.resolved["kinds"] = plan.measured["kinds"]

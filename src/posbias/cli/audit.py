@@ -51,13 +51,14 @@ class BehaviourFlags:
         task = LANGUAGE_TASKS.parse(spelled)
         evaluation = EvaluateOptions(
             count=self.behaviour_count,
-            positions=options.positions_of(self.behaviour_positions, task),
+            positions=self.behaviour_positions,
             max_tokens=self.behaviour_tokens,
             seed=settings.seed,
             resume=settings.resume,
             overwrite=settings.overwrite,
             max_memory=settings.max_memory,
         )
+        evaluation.positions_of(task)  # refused before a model is loaded
         kinds = resolve_kinds(options.split_literals(self.behaviour_kinds))
         return BehaviourPlan(task, evaluation, kinds, self.behaviour_theories)
 

@@ -36,7 +36,7 @@ class TaskFlags:
 
     task: Annotated[str, typer.Option(help="What is requested, as a literal call.")] = "key_value(pairs=10)"
     positions: Annotated[str, typer.Option(help="all, spread (at most 9), spread(5), or some such as 0,4,9.")] = (
-        options.SPREAD
+        "spread"
     )
     count: Annotated[int, typer.Option(help="Samples, each requested at every position.", min=1)] = 50
     max_tokens: Annotated[int | None, typer.Option(help="Generated at most.", min=1, show_default="the task's own")] = (
@@ -58,6 +58,16 @@ class TaskFlags:
     ] = ""
     generate: Annotated[bool, typer.Option(help="Generate answers and judge them by the task's rule.")] = True
     score: Annotated[bool, typer.Option(help="Score the right answer by teacher forcing.")] = True
+
+    def settings(self, *, seed: int, resume: bool, max_memory: str | None) -> "EvaluateOptions":
+        """The options of the library; positions that the task lacks are refused at once, before a model is loaded."""
+        from posbias.evaluation import EvaluateOptions
+        from posbias.tasks.language import LANGUAGE_TASKS
+
+        asked = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
+        found = EvaluateOptions(**asked, seed=seed, resume=resume, max_memory=options.bytes_of(max_memory))
+        found.positions_of(LANGUAGE_TASKS.parse(self.task))
+        return found
 
     def told(self, task: "LanguageTask", *, served: bool) -> dict[str, Any]:
         """What the chat template is told; refused where no conversation is rendered (a chat server makes its own)."""
@@ -163,24 +173,12 @@ def evaluate(
     flags: options.RunFlags,
 ) -> None:
     """Measure how well a model answers, by the answer's position. One item is requested, at varied positions."""
-    from posbias.evaluation import EvaluateOptions
     from posbias.tasks.language import LANGUAGE_TASKS
 
     check_answerer(context, model, server, tokenizer=tokenizer, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
-    settings = EvaluateOptions(
-        count=evaluated.count,
-        positions=options.positions_of(evaluated.positions, task),
-        seed=flags.seed,
-        generate=evaluated.generate,
-        score=evaluated.score,
-        max_tokens=evaluated.max_tokens,
-        thinking_tokens=evaluated.thinking_tokens,
-        answer_pattern=evaluated.answer_pattern,
-        resume=resume,
-        max_memory=options.bytes_of(local.max_memory),
-    )
+    settings = evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory)
     told = evaluated.told(task, served=server is not None)
     if lm_eval or inspect_ai:
         _export(task, settings, model=model or tokenizer, lm_eval=lm_eval, inspect_ai=inspect_ai)
@@ -223,17 +221,16 @@ def _evaluate(
     flags: options.RunFlags,
 ) -> None:
     """Evaluate, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
-    from posbias.evaluation import evaluate as run_evaluation
-    from posbias.evaluation import evaluation_record, finished_evaluation, write_outputs
+    from posbias.evaluation import evaluate_responder, evaluation_record, finished_evaluation, write_outputs
     from posbias.runs.records import remove_record
 
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
         responder = responder_in(run.directory)
-        finished = finished_evaluation(task, responder, settings)
+        finished = finished_evaluation(responder, task, settings)
         record = finished
         if record is None:
-            found = run_evaluation(task, responder, options=settings)
+            found = evaluate_responder(responder, task, settings)
             record = evaluation_record(found, run.arguments, command=run.command)
             if run.directory is not None:
                 remove_record(run.directory)  # of an older run, which had other outputs
@@ -257,7 +254,9 @@ def _export(
     from posbias.runs.directories import held
 
     tokenizer = None if model is None else load_tokenizer(model)
-    examples = list(task.examples(tokenizer, count=settings.count, positions=settings.positions, seed=settings.seed))
+    examples = list(
+        task.examples(tokenizer, count=settings.count, positions=settings.positions_of(task), seed=settings.seed)
+    )
     noticed = notices_of(
         [Sample(name, (example,)) for name, example in {each.sample: each for each in examples}.items()]
     )

@@ -133,31 +133,16 @@ def _settings(
     tried: MethodFlags, evaluated: TaskFlags, local: LocalFlags, flags: options.RunFlags, *, resume: bool
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
-    from posbias.evaluation import EvaluateOptions
     from posbias.mitigation.fitting.fit import FITS
     from posbias.mitigation.judging.requirements import Requirement
     from posbias.mitigation.trial.arms import ALL, DEFAULT, MitigateOptions
-    from posbias.tasks.language import LANGUAGE_TASKS
 
-    task = LANGUAGE_TASKS.parse(evaluated.task)
-    evaluation = EvaluateOptions(
-        count=evaluated.count,
-        positions=options.positions_of(evaluated.positions, task),
-        seed=flags.seed,
-        generate=evaluated.generate,
-        score=evaluated.score,
-        max_tokens=evaluated.max_tokens,
-        thinking_tokens=evaluated.thinking_tokens,
-        answer_pattern=evaluated.answer_pattern,
-        resume=resume,
-        max_memory=options.bytes_of(local.max_memory),
-    )
     methods = options.split_literals(tried.methods)
     return MitigateOptions(
         methods=methods[0] if methods in ([ALL], [DEFAULT]) else methods,
         calibration=tried.calibration,
         fitting=FITS.parse(f"options({tried.fit})"),
-        evaluation=evaluation,
+        evaluation=evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory),
         by=tried.by,
         documents=tried.documents,
         text=tried.text,

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from posbias.models.reference.network import ReferenceTransformer
     from posbias.prompts.prompts import Prompts, PromptSource
     from posbias.runs.engines import Engine
-    from posbias.tasks.language import LanguageTask
 
 UNRECORDED = {"json", "resume", "overwrite"}
 """Options that change no result."""
-SPREAD = "spread"
 
 
 def directory(text: str) -> Path:
@@ -313,26 +311,6 @@ def layers_of(text: str | None) -> str | tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--depth-profiles {text!r}: need 'all' or layer indices such as 0,5,11") from None
-
-
-def positions_of(spelled: str, task: "LanguageTask") -> tuple[int, ...]:
-    """The positions that `--positions` names."""
-    from posbias.evaluation.samples import SPREAD_POSITIONS, spread_positions
-    from posbias.registry import parse_literal_call
-
-    text = spelled.strip()
-    if text == "all":
-        return task.positions()
-    if text.startswith(SPREAD):
-        name, values, keywords = parse_literal_call(text, "positions")
-        if name == SPREAD and not keywords and len(values) <= 1:
-            return spread_positions(task, *(values or [SPREAD_POSITIONS]))
-    try:
-        return task.positions([int(part) for part in text.split(",")])
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"--positions {spelled!r}: allowed: all, spread, spread(5), or some such as 0,4,9") from None
 
 
 def split_literals(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from posbias.evaluation.correlation import Pair, correlate
 from posbias.evaluation.evaluation import (
     Evaluation,
     evaluate,
+    evaluate_responder,
     evaluation_record,
     finished_evaluation,
     measured_use,
@@ -21,6 +22,7 @@ __all__ = [
     "correlate",
     "correlate_runs",
     "evaluate",
+    "evaluate_responder",
     "evaluation_record",
     "finished_evaluation",
     "measured_use",

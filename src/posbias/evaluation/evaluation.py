@@ -30,6 +30,7 @@ from posbias.evaluation.curve import PositionCurve, Scores, position_curve
 from posbias.evaluation.endings import Endings, endings_of
 from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders.base import Responder
+from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
 from posbias.evaluation.samples import (
     TEXTS,
@@ -210,25 +211,17 @@ def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:
 
 
 @checked
-def evaluate(
-    task: str | LanguageTask,
-    responder: Responder,
-    *,
-    options: EvaluateOptions | None = None,
-    cost: Mapping[str, Any] | None = None,
-    answered: Mapping[str, Pieces] | None = None,
-) -> Evaluation:
-    """Put every sample at every position to one model, and judge its answers.
+def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None) -> Evaluation:
+    """Put every sample of a task, at every position, to one model, and judge its answers.
 
     Args:
+        subject: What `as_responder` takes: a hub id, a directory, "demo", a loaded model, or a responder such as
+            `ServerResponder`. With its own tokenizer, lengths and places in tokens are exact.
         task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
-        responder: With its own tokenizer, lengths and places in tokens are exact.
         options: Count, positions, seed, and where an interrupted run continues.
-        cost: What `preflight_answers` expects; None: it is still to be asked.
-        answered: What `answer_samples` made of samples elsewhere, such as in another process, by `Sample.piece`.
 
     Raises:
-        UsageError: an unknown task, a wrong line of a file (its number is named), an impossible position, a
+        UsageError: an unknown model or task, a wrong line of a file (its number is named), an impossible position, a
             conversation for a model without a chat template, or prompts that do not fit into memory.
         RunError: the model fails, its server cannot be reached or refuses more than a tenth of all examples, at least 3
             (finished samples are kept in the directory), or nothing is generated and the server gives no scores. Fewer
@@ -236,6 +229,25 @@ def evaluate(
     """
     options = options or EvaluateOptions()
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    options.positions_of(task)  # refused before a model is loaded
+    return evaluate_responder(as_responder(subject, max_memory=options.max_memory), task, options)
+
+
+def evaluate_responder(
+    responder: Responder,
+    task: LanguageTask,
+    options: EvaluateOptions,
+    *,
+    cost: Mapping[str, Any] | None = None,
+    answered: Mapping[str, Pieces] | None = None,
+) -> Evaluation:
+    """Put samples to a responder that is there already, as `evaluate` does, with what was done of it beforehand.
+
+    Args:
+        responder, task, options: As of `evaluate`.
+        cost: What `preflight_answers` expects; None: it is still to be asked.
+        answered: What `answer_samples` made of samples elsewhere, such as in another process, by `Sample.piece`.
+    """
     samples = list(samples_of(task, responder.tokenizer, options))
     described = responder.describe()
     settings = _settings(task, options, described)
@@ -418,17 +430,16 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
 
 
 def finished_evaluation(
-    task: str | LanguageTask, responder: Responder, options: EvaluateOptions, **beside: Any
+    responder: Responder, task: LanguageTask, options: EvaluateOptions, **beside: Any
 ) -> Record | None:
-    """The record of just this evaluation where `options` name a directory that holds it finished, and resume it.
+    """The record of just this evaluation if `options` name a directory that holds it finished, and resume it.
 
-    Arguments as of `evaluate`, without a single request; `beside`: what else the record depends on.
+    Arguments as of `evaluate_responder`, without a single request; `beside`: what else the record depends on.
     """
 
     def settings() -> dict[str, Any]:
-        asked = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
-        samples = list(samples_of(asked, responder.tokenizer, options))
-        return {"evaluation": _fingerprint(_settings(asked, options, responder.describe()), samples, options), **beside}
+        samples = list(samples_of(task, responder.tokenizer, options))
+        return {"evaluation": _fingerprint(_settings(task, options, responder.describe()), samples, options), **beside}
 
     return finished_run(options.directory, settings, resume=options.resume)
 

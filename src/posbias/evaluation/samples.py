@@ -18,6 +18,7 @@ from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import REFUSED, Reply, Request, Responder
 from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
+from posbias.registry import parse_literal_call
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.answers import starts_with
 from posbias.tasks.language.verdicts import check_own
@@ -45,8 +46,9 @@ class EvaluateOptions:
     """Samples, each requested at every position, >= 1."""
     skip: int = 0
     """Samples of the task that are passed over before them, >= 0."""
-    positions: Sequence[int] | None = None
-    """Of the moved item; None: at most SPREAD_POSITIONS, evenly spread, both ends among them."""
+    positions: str | Sequence[int] = "spread"
+    """Where the moved item is put: a list such as (0, 4, 9) or its spelling "0,4,9"; "all"; "spread(5)": at most 5
+    positions, evenly spread, both ends among them; "spread": at most SPREAD_POSITIONS."""
     seed: int = 0
     """Of samples and folds, >= 0."""
     generate: bool = True
@@ -87,18 +89,29 @@ class EvaluateOptions:
 
     def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
         """Positions of the moved item, ascending; all of them must be the task's."""
-        return spread_positions(task) if self.positions is None else task.positions(list(self.positions))
+        if not isinstance(self.positions, str):
+            return task.positions(list(self.positions))
+        text = self.positions.strip()
+        if text == "all":
+            return task.positions()
+        if text.startswith("spread"):
+            name, values, keywords = parse_literal_call(text, "positions")
+            if name == "spread" and not keywords and len(values) <= 1:
+                most = values[0] if values else SPREAD_POSITIONS
+                check_whole("positions: spread", most, least=1)
+                spread = np.rint(np.linspace(0, task.n_items - 1, min(most, task.n_items)))
+                return tuple(sorted({int(position) for position in spread}))
+        try:
+            chosen = [int(part) for part in text.split(",")]
+        except ValueError:
+            raise UsageError(
+                f"positions {self.positions!r}: allowed: all, spread, spread(5), or some such as 0,4,9"
+            ) from None
+        return task.positions(chosen)
 
     def tokens_of(self, task: LanguageTask) -> int:
         """Tokens that are generated at most, thoughts included; 0 where none are."""
         return (self.max_tokens or task.max_tokens) + self.thinking_tokens if self.generate else 0
-
-
-def spread_positions(task: LanguageTask, most: int = SPREAD_POSITIONS) -> tuple[int, ...]:
-    """At most so many positions (>= 1), evenly spread, the first and the last among them."""
-    check_whole("positions: spread", most, least=1)
-    positions = np.linspace(0, task.n_items - 1, min(most, task.n_items))
-    return tuple(sorted({int(position) for position in np.rint(positions)}))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.client import ServerOptions
-from posbias.evaluation.responders.local import LocalOptions, LocalResponder
+from posbias.evaluation.responders.local import LocalOptions, LocalResponder, as_responder
 from posbias.evaluation.responders.server import ServerResponder
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "Response",
     "ServerOptions",
     "ServerResponder",
+    "as_responder",
 ]

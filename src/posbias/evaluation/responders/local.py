@@ -32,6 +32,7 @@ from posbias.evaluation.responders.running import (
 )
 from posbias.evaluation.responders.thoughts import opens_thoughts
 from posbias.limits import AT_ONCE
+from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.control_tokens import spelled_in
@@ -254,6 +255,23 @@ class LocalResponder(Responder):
             for batch in by_length.values()
             for started, generated in zip(batch, decode(runner, batch, self._ending), strict=True)
         }
+
+
+def as_responder(subject: Any, *, max_memory: int | None = None) -> Responder:
+    """The responder that puts requests to a subject.
+
+    Args:
+        subject: A responder, which is taken as it is; a loaded model; or what `load_model` takes: a hub id, a
+            directory, a file.gguf, "demo", or a model of transformers.
+        max_memory: Bytes that the process may hold while it loads a model that is only named, as of `load_model`.
+
+    Raises:
+        UsageError: a model that cannot be loaded, or one without a tokenizer, such as a model of transformers alone:
+            `load_model(network, tokenizer)` gives it one.
+    """
+    if isinstance(subject, Responder):
+        return subject
+    return LocalResponder(subject if isinstance(subject, Model) else load_model(subject, max_memory=max_memory))
 
 
 def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.ndarray, "token"]) -> AnswerScore:

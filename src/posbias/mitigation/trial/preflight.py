@@ -105,7 +105,7 @@ def _tokens(sample: Sample) -> int:
 
 def short_options(options: MitigateOptions) -> EvaluateOptions:
     """The test's, at the positions that a short form has."""
-    return replace(options.test, positions=None)
+    return replace(options.test, positions="spread")
 
 
 def short_samples(

@@ -24,7 +24,13 @@ from jaxtyping import Float64
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, finished_evaluation, write_outputs
+from posbias.evaluation import (
+    EvaluateOptions,
+    evaluate_responder,
+    evaluation_record,
+    finished_evaluation,
+    write_outputs,
+)
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.endings import why_undecided
 from posbias.evaluation.evaluation import DECIDING, GENERATED, NothingAnsweredError, measures_of
@@ -255,9 +261,9 @@ def _answered(
     # What the whole run may replace is checked once, for the directory of the whole.
     with run_directory(own, verb="evaluate", arguments=arguments, resume=options.resume, overwrite=True) as held:
         options, responder = replace(options, directory=held), arm.answering
-        record = finished_evaluation(task, responder, options)
+        record = finished_evaluation(responder, task, options)
         if record is None:
-            found = evaluate(task, responder, options=options, cost=cost, answered=answered)
+            found = evaluate_responder(responder, task, options, cost=cost, answered=answered)
             record = evaluation_record(found, arguments)
             record.resolved["title"] += "" if arm.method is None else f", {arm.name}"
             if held is not None:
