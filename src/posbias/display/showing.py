@@ -104,27 +104,42 @@ class Shown:
         return f"{self.quantity} ({unit})" if unit else self.quantity
 
 
-class Showing(ABC):
+class Presented(ABC):
+    """An object that presents itself: `repr` is one line, a notebook shows that line and a table of facts."""
+
+    @abstractmethod
+    def shown(self) -> Shown:
+        """The line, the facts and, for a result, the curves, from which all its forms are made."""
+
+    def facts(self) -> Mapping[str, str]:
+        """The first rows in a notebook: answers, and numbers with their intervals, by name."""
+        return self.shown().facts
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shown().title})"
+
+    def _repr_html_(self) -> str:
+        shown, facts = self.shown(), self.facts()
+        parts = [f"<p><b>{escape(type(self).__name__)}</b>: {escape(shown.title)}</p>"]
+        if facts:
+            parts.append(_rows([[name, text] for name, text in facts.items()]))
+        if shown.series:
+            picture = base64.b64encode(_picture(shown, "png")).decode()
+            parts.append(_table(shown))
+            parts.append(f'<img alt="{escape(shown.title)}" src="data:image/png;base64,{picture}">')
+        return f"<div>{''.join(parts)}</div>"
+
+
+class Showing(Presented):
     """A result that shows itself: as one line, in a notebook, as picture, table and file.
 
     Every result of posbias is one: profiles, predictions, measurements, maps of tokens, attention statistics,
     comparisons, curves, evaluations, designs, decompositions, audits and records.
     """
 
-    @abstractmethod
-    def shown(self) -> Shown:
-        """The curves, from which everything below is made."""
-
     def as_run(self) -> Any:
         """The record that `save` writes into a directory; None for a result that is no run."""
         return None
-
-    def facts(self) -> Mapping[str, str]:
-        """What a notebook shows first: answers, and numbers with their intervals, by name."""
-        return self.shown().facts
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.shown().title})"
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draw the curves with their intervals; influence in multiples of the flat line, which stands beside it.
@@ -205,17 +220,6 @@ class Showing(ABC):
             return _written(path, _picture(self._with_curves(), ending.removeprefix(".")))
         page = PAGE.format(title=escape(self.shown().title), body=self._repr_html_())
         return _written(path, page.encode())
-
-    def _repr_html_(self) -> str:
-        shown, facts = self.shown(), self.facts()
-        parts = [f"<p><b>{escape(type(self).__name__)}</b>: {escape(shown.title)}</p>"]
-        if facts:
-            parts.append(_rows([[name, text] for name, text in facts.items()]))
-        if shown.series:
-            picture = base64.b64encode(_picture(shown, "png")).decode()
-            parts.append(_table(shown))
-            parts.append(f'<img alt="{escape(shown.title)}" src="data:image/png;base64,{picture}">')
-        return f"<div>{''.join(parts)}</div>"
 
     def _with_curves(self) -> Shown:
         shown = self.shown()

@@ -7,7 +7,7 @@ values of a prompt's beginning for the prompts that share it.
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,6 +128,21 @@ class HuggingFaceModel(Model):
             "init_seed": self.origin.init_seed,
             "intervention": self.intervention,
         }
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Counts by the family's description, or by the usual names if the family is not described."""
+        family, config = self._family, self.config
+        if family is not None:
+            counts = family.depth(config), family.heads(config), family.key_heads(config)
+            return dict(zip(("layers", "heads", "key heads"), counts, strict=True))
+        usual = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "key heads": "num_key_value_heads"}
+        return {name: getattr(config, entry) for name, entry in usual.items() if hasattr(config, entry)}
+
+    def facts(self) -> Mapping[str, str]:
+        """The rows of every model, with the differences between what runs and what the name promises."""
+        caveats = self._caveats()
+        return {**super().facts(), **({"caveats": "\n".join(caveats)} if caveats else {})}
 
     @property
     def intervention(self) -> str | None:

@@ -4,7 +4,7 @@
 positions, `last` to that of the last. Everything differentiable goes through these.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from posbias.display.naming import changed_fields
+from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 
 
@@ -70,9 +71,11 @@ class BranchNorms:
         return np.asarray(branch / total)
 
 
-class Model(ABC):
+class Model(Presented):
     """A causal language model, weights frozen, in evaluation mode."""
 
+    model_type: str = "model"
+    """Family of the network: transformers' name of it, or "reference"."""
     network: nn.Module
     tokenizer: Any
     """A Hugging Face tokenizer, or None for models that only take token ids."""
@@ -99,6 +102,49 @@ class Model(ABC):
     def intervention(self) -> str | None:
         """The spelling of the intervention that lasts in the network at the moment, or None."""
         return None
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Counts of `layers`, `heads` and `key heads`, as far as they are known."""
+        return {}
+
+    def shown(self) -> Shown:
+        """Name, family, size, precision, device and context of the model, and what is changed in it."""
+        sizes = [f"{count} {name}" for name, count in self.sizes.items() if name != "key heads"]
+        parts = [", ".join([self.model_type, *sizes, f"width {self.width}"]), self._precision, self._context]
+        if self.identity["init_seed"] is not None:
+            parts.append(f"drawn from seed {self.identity['init_seed']}")
+        if self.intervention is not None:
+            parts.append(f"under {self.intervention}")
+        return Shown(f"{self.identity['source']}: {'; '.join(parts)}")
+
+    def facts(self) -> Mapping[str, str]:
+        """Rows of a notebook: all sizes, the origin of the weights, and the tokenizer."""
+        sizes = [f"{count:,} {name}" for name, count in self.sizes.items()]
+        weights = "in memory" if self.request is None else "from files"
+        if self.identity["init_seed"] is not None:
+            weights = f"drawn from seed {self.identity['init_seed']}"
+        tokenizer = self.no_tokenizer
+        if self.tokenizer is not None:
+            template = getattr(self.tokenizer, "chat_template", None)
+            tokenizer = f"{len(self.tokenizer):,} tokens, {'with a' if template else 'without a'} chat template"
+        return {
+            "family": self.model_type + ("" if self.described else ", which posbias does not describe"),
+            "size": ", ".join([*sizes, f"width {self.width:,}", f"vocabulary {self.vocabulary_size:,}"]),
+            "weights": f"{sum(weight.numel() for weight in self.network.parameters()):,} numbers, {weights}",
+            "computes in": self._precision,
+            "context": self._context,
+            "tokenizer": tokenizer,
+            **({} if self.intervention is None else {"changed by": self.intervention}),
+        }
+
+    @property
+    def _precision(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
+
+    @property
+    def _context(self) -> str:
+        return "any length" if self.max_positions is None else f"up to {self.max_positions:,} positions"
 
     @property
     def reload_request(self) -> ModelRequest | None:

@@ -17,7 +17,15 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import parsed_json, read_lines
 from posbias.limits import READ_BYTES
-from posbias.prompts.prompts import Prompts, PromptSource, TokenModel, check_vocabulary, tokenise, why_no_tokenizer
+from posbias.prompts.prompts import (
+    Prompts,
+    PromptSource,
+    TokenModel,
+    check_vocabulary,
+    tokenise,
+    why_no_tokenizer,
+    with_first_words,
+)
 from posbias.prompts.sources import file_size
 from posbias.prompts.templates import Conversation, check_messages, check_template, render_conversation
 
@@ -25,7 +33,7 @@ SHOWN_LENGTHS = 5
 CHAT_SCHEME = "chat:"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ChatPrompts(Prompts):
     """Prompts that were rendered from conversations."""
 
@@ -86,13 +94,14 @@ def chat_prompts(
         raise UsageError(f"conversation {chosen[0]} has {length} tokens; the model takes at most {model.max_positions}")
     for index in chosen:
         check_vocabulary(encoded[index], model, f"conversation {index}")
-    return ChatPrompts(
+    prompts = ChatPrompts(
         np.stack([encoded[index] for index in chosen]),
         source="chat",
         rendered_sha256=tuple(hashlib.sha256(rendered[index].text.encode()).hexdigest() for index in chosen),
         conversations=chosen,
         control_tokens=tuple(rendered[index].spellings for index in chosen),
     )
+    return with_first_words(prompts, model.tokenizer)
 
 
 def chat_file_prompts(request: PromptSource, model: TokenModel, *, n_positions: int, count: int) -> ChatPrompts:

@@ -34,6 +34,7 @@ from posbias.prompts.prompts import (
     synthetic_prompts,
     tokenise,
     why_no_tokenizer,
+    with_first_words,
 )
 from posbias.prompts.sources import Document, Group, default_corpus, jsonl_file, parquet_file, text_file
 
@@ -78,7 +79,7 @@ def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int
     check_request(model, n_positions=n_positions, count=count, seed=seed)
     request = source if isinstance(source, PromptSource) else PromptSource(source)
     prompts = _unshuffled(request, model, n_positions=n_positions, count=count, seed=seed)
-    return shuffled(prompts, seed) if request.shuffle else prompts
+    return with_first_words(shuffled(prompts, seed) if request.shuffle else prompts, model.tokenizer)
 
 
 def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, count: int, seed: int) -> Prompts:

@@ -7,16 +7,17 @@ text and token ids: text is tokenised once, whole, without special tokens; the o
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Int64
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.display.naming import changed_fields
+from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.limits import CELLS
 from posbias.prompts.control_tokens import spelled_in, tokenised
@@ -27,6 +28,8 @@ SHUFFLED = " (shuffled, seed {seed})"
 """Behind the source of prompts whose tokens were put into random order."""
 EMBEDDED = 1 << 24
 """Numbers of the embedding looked at in one go (64 MB in float32)."""
+FIRST_TOKENS = 24
+"""Tokens of the first prompt that are shown as its first words."""
 
 
 @runtime_checkable
@@ -57,8 +60,8 @@ def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int)
 
 
 @checked
-@dataclass(frozen=True, eq=False)
-class Prompts:
+@dataclass(frozen=True, eq=False, repr=False)
+class Prompts(Presented):
     """`count` prompts of exactly `n_positions` tokens each; no padding."""
 
     token_ids: Int64[np.ndarray, "count n_positions"]
@@ -75,6 +78,8 @@ class Prompts:
     file of conversations, those whose rendered text was there already."""
     control_tokens: tuple[tuple[str, ...], ...] = ()
     """Control tokens of the model that the text of each prompt spells, as ordinary text; empty: not known."""
+    first_words: str = ""
+    """Beginning of the first prompt's text, to look at; empty if there was no tokenizer."""
 
     def __post_init__(self) -> None:
         if self.token_ids.ndim != 2 or self.token_ids.size == 0:
@@ -82,8 +87,24 @@ class Prompts:
         if self.token_ids.min() < 0:
             raise UsageError(f"token ids must be >= 0, got {self.token_ids.min()}")
 
-    def __repr__(self) -> str:
-        return f"Prompts({self.count} of {self.n_positions} tokens, source={self.source!r}, seed={self.seed})"
+    def shown(self) -> Shown:
+        """Number, length, source and seed of the prompts."""
+        return Shown(f"{self.count} of {self.n_positions} tokens, source={self.source!r}, seed={self.seed}")
+
+    def facts(self) -> Mapping[str, str]:
+        """Rows of a notebook: source, size and seed, how the prompts begin, and what was passed over."""
+        spelled = Counter(chain.from_iterable(self.control_tokens[: self.count]))
+        facts = {
+            "source": self.source,
+            "size": f"{self.count:,} of {self.n_positions:,} tokens",
+            "windows": self.windows or "",
+            "seed": "none: nothing was drawn" if self.seed is None else str(self.seed),
+            "first words": self.first_words,
+            "special tokens in front": ", ".join(map(str, self.prefix)),
+            "passed over as duplicates": f"{self.duplicates:,}" if self.duplicates else "",
+            "control tokens spelled": ", ".join(f"{token} ({count})" for token, count in spelled.items()),
+        }
+        return {name: text for name, text in facts.items() if text}
 
     @property
     def count(self) -> int:
@@ -144,6 +165,9 @@ class PromptSource:
         if isinstance(self.source, PromptSource):
             raise UsageError("a PromptSource holds a source, not another PromptSource")
         check_choice("windows", self.windows, ("random", "starts"))
+
+
+PromptsOfAKind = TypeVar("PromptsOfAKind", bound=Prompts)
 
 
 def synthetic_prompts(model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
@@ -212,6 +236,15 @@ def as_token_ids(values: Any, source: str) -> Int64[np.ndarray, "..."]:
     ):
         raise UsageError(f"{source}: token ids must be whole numbers below 2^63, got {array.dtype} values")
     return array.astype(np.int64)
+
+
+def with_first_words(prompts: PromptsOfAKind, tokenizer: Any) -> PromptsOfAKind:
+    """The prompts with the beginning of their first text, if there is a tokenizer."""
+    if tokenizer is None:
+        return prompts
+    begin = prompts.token_ids[0, len(prompts.prefix) :][:FIRST_TOKENS].tolist()
+    text = " ".join(tokenizer.decode(begin, clean_up_tokenization_spaces=False).split())
+    return replace(prompts, first_words=f"{text} ..." if text else "")
 
 
 def opening(tokenizer: Any) -> tuple[int, ...]:

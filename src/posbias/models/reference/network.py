@@ -113,6 +113,7 @@ class ReferenceTransformer(Model):
         items: For a network of vector inputs: the vectors that token ids name.
     """
 
+    model_type = "reference"
     network: ReferenceNetwork
     origin: Mapping[str, Any]
     """For the record: `source`, and of a saved model its `init_seed` and `provenance`."""
@@ -145,6 +146,12 @@ class ReferenceTransformer(Model):
     def identity(self) -> dict[str, Any]:
         """Source and seed of the model's origin."""
         return {"init_seed": None, **self.origin}
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Counts of the configuration."""
+        layers, heads = self.config.architecture.depth, self.config.architecture.heads
+        return {"layers": layers, "heads": heads, "key heads": self.config.n_key_value_heads}
 
     def to(self, device: str | torch.device) -> "ReferenceTransformer":
         """Move the model, in place."""
