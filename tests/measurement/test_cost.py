@@ -94,7 +94,8 @@ def test_bytes_of_long_prompts_follow_from_short_ones(deep_model, checkpointing)
 def test_checkpointing_is_estimated_to_take_less(deep_model):
     model = deep_model
     plain, less = (
-        estimate_cost(model, 512, kinds=KINDS, checkpointing=checkpointing) for checkpointing in (False, True)
+        estimate_cost(model, 512, kinds=KINDS, passes=PassOptions(checkpointing=checkpointing))
+        for checkpointing in (False, True)
     )
     assert less.passes_bytes < plain.passes_bytes / 2
 
@@ -123,11 +124,12 @@ def test_a_float32_copy_counts_once_and_turning_it_off_is_advised(deep_model, mo
     half.dtype = torch.bfloat16
     weights = weights_in_place(half)
     checked, unchecked = (
-        estimate_cost(half, 64, kinds=["probability"], checkpointing=True, precision_prompts=count) for count in (1, 0)
+        estimate_cost(half, 64, kinds=["probability"], passes=PassOptions(checkpointing=True, precision_prompts=count))
+        for count in (1, 0)
     )
     assert (checked.copy_bytes, checked.copies, unchecked.copy_bytes) == (2 * weights, 1, 0)
     assert checked.needed(4) - 4 * checked.passes_bytes == (5 + 2) * weights
-    plain = estimate_cost(deep_model, 64, kinds=["probability"], checkpointing=True)
+    plain = estimate_cost(deep_model, 64, kinds=["probability"], passes=PassOptions(checkpointing=True))
     assert checked.passes_bytes == pytest.approx(plain.passes_bytes, rel=0.1)
     monkeypatch.setattr("posbias.measurement.cost.announce", lambda line: None)
     prompts = Prompts(np.arange(128).reshape(2, 64) % 64)
@@ -168,7 +170,7 @@ def test_few_positions_have_an_estimate_too(deep_model, n_positions):
 
 def test_an_output_beyond_the_short_runs_is_estimated_as_the_last(deep_model):
     names = ["jacobian(probes=2)", "probability"]
-    far = estimate_cost(deep_model, 512, kinds=names, output="at(position=400)")
+    far = estimate_cost(deep_model, 512, kinds=names, passes=PassOptions(output="at(position=400)"))
     last = estimate_cost(deep_model, 512, kinds=KINDS)
     assert far.passes_bytes == last.passes_bytes
 

@@ -1,4 +1,4 @@
-"""The network as a list of blocks: activation checkpointing, and where a pass stops being finite.
+"""The network as a list of blocks, for activation checkpointing and to find where a pass stops being finite.
 
 Checkpointing here needs no training mode (which would switch dropout on) and no family description: the blocks are
 the entries of the network's largest `nn.ModuleList`. Each keeps only its input and is run again when a gradient
@@ -25,7 +25,7 @@ from posbias.models.weights import dispatched
 def named_blocks(network: nn.Module) -> dict[str, nn.Module]:
     """The network's blocks by module path, such as `model.layers.17`, nearest the input first.
 
-    They are the entries of its `nn.ModuleList` with the most parameters; nothing where there is none.
+    They are the entries of its `nn.ModuleList` with the most parameters; empty if it has none.
     """
     lists = [named for named in network.named_modules() if isinstance(named[1], nn.ModuleList) and len(named[1])]
     if not lists:
@@ -59,7 +59,7 @@ def checkpointed(network: nn.Module, *, enabled: bool = True) -> Iterator[None]:
 
 
 def first_in_forward(model: Model, embeddings: Float[Tensor, "batch position feature"]) -> str:
-    """Which block's output first holds NaN or infinity, by one more forward pass, as the end of a sentence."""
+    """The first block whose output holds NaN or infinity, by one more forward pass, as the end of a sentence."""
     if not bool(embeddings.isfinite().all()):
         return ", already in the embeddings"
     broken: list[str] = []
@@ -77,7 +77,7 @@ def first_in_forward(model: Model, embeddings: Float[Tensor, "batch position fea
 def first_in_backward(network: nn.Module) -> Iterator[Callable[[], str]]:
     """Watch the gradients of a forward and backward pass within the context.
 
-    What is yielded names, afterwards, the block in which the gradient, coming from the output, first holds NaN or
+    Yields a function that afterwards names the block in which the gradient, coming from the output, first holds NaN or
     infinity, as the end of a sentence.
     """
     names = list(named_blocks(network))

@@ -1,4 +1,4 @@
-"""What a measurement will cost, from a few short runs of the same measurement on the same model.
+"""The cost of a measurement, estimated from a few short runs of the same measurement on the same model.
 
 Bytes that tensors hold are a polynomial of the length (activations linear, attention matrices quadratic), so those of
 three short prompts give those of a long one; they are counted operation by operation, and are the same on every run.
@@ -53,16 +53,16 @@ def peak_tensor_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds every new storage that an operation returns, and takes it off when it is freed."""
+    """Counts every new storage that an operation returns until it is freed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._live = 0
-        self._known: dict[int, weakref.ref[Any]] = {}
+        self._storages: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, then look at what it returned; what it was given existed before."""
+        """Run the operation and count the storages of its results; those of its arguments existed before."""
         for tensor in _tensors((*args, *(kwargs or {}).values())):
             self._see(tensor, 0)
         result = func(*args, **(kwargs or {}))
@@ -74,19 +74,19 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _see(self, tensor: Tensor, new: int) -> None:
         storage = tensor.untyped_storage()
         address = id(storage)
-        known = self._known.get(address)
-        if known is not None and known() is storage:
+        earlier = self._storages.get(address)
+        if earlier is not None and earlier() is storage:
             return
         size = new * storage.nbytes()
         self._live += size
-        self._known[address] = weakref.ref(storage, lambda _: self._free(size))
+        self._storages[address] = weakref.ref(storage, lambda _: self._free(size))
 
     def _free(self, size: int) -> None:
         self._live -= size
 
 
 def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
-    """Those among the values and in their lists, at any depth, that take memory; a third of torch's own time for it."""
+    """The tensors that take memory among the values and in their lists, at any depth; in a third of torch's time."""
     for value in values:
         if isinstance(value, Tensor):
             if value.device.type != "meta":
@@ -98,9 +98,9 @@ def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
 SHORT_LENGTHS = (64, 96, 128)
 """Tokens of the calibration runs; below these, what does not grow with the length hides what does."""
 SHORTEST = 3
-"""Of their tokens for the shortest prompts: attention statistics take no fewer."""
+"""Fewest tokens of a calibration run: attention statistics take no fewer."""
 HALVED = 0.75
-"""Most that passes take in bfloat16 of what they take in float32: norms and losses stay in float32."""
+"""Largest share of their float32 memory that passes take in bfloat16: norms and losses stay in float32."""
 
 Work = Callable[[Int64[np.ndarray, "n"]], object]
 """Something done with the token ids of one prompt; a float that it returns counts as its seconds."""
@@ -114,56 +114,53 @@ def estimate_cost(
     passes: PassOptions | None = None,
     beside: Beside | None = None,
 ) -> CostEstimate | None:
-    """What one prompt will take at a length, from a few runs at up to 128 positions; None where these fail.
+    """The cost of one prompt at a length, from a few runs at up to 128 positions; None if these fail.
 
-    These have as few covectors as take the memory of all. `beside` is what else is computed of the prompt. An output
+    The runs have as few covectors as take the memory of all. `beside` is what else is computed of the prompt. An output
     that lies beyond the short runs is taken as the last position's, whose passes are as large.
     """
-    passes, known = passes or PassOptions(), resolve_kinds(kinds)
+    passes, resolved = passes or PassOptions(), resolve_kinds(kinds)
 
     def estimated(options: PassOptions, *, say_why: bool) -> CostEstimate | None:
-        few, left_out = _few_covectors(known, model.width, options)
-        each = 2 if options.checkpointing else 1  # passes through the network that a covector takes
-        taken = options.rows + each * sum(kind.passes(model.width) for kind in few if isinstance(kind, Pullback))
+        few, omitted = _few_covectors(resolved, model.width, options)
+        per_covector = 2 if options.checkpointing else 1  # passes through the network
+        run_passes = options.rows + per_covector * sum(
+            kind.passes(model.width) for kind in few if isinstance(kind, Pullback)
+        )
 
         def run(options: PassOptions, token_ids: Int64[np.ndarray, "n"]) -> float:
             """The seconds that all covectors would have taken."""
-            start, others = time.perf_counter(), [0.0]
-            work = UnitWork(None, None, token_ids[None], (Unit(0),), few, 0, options, _timed(beside, others))
+            start, alongside = time.perf_counter(), [0.0]
+            work = UnitWork(None, None, token_ids[None], (Unit(0),), few, 0, options, _timed(beside, alongside))
             work.compute(model, 0)
-            passed = time.perf_counter() - start - others[-1]
-            return passed * (1 + each * left_out / taken) + others[-1]
+            passed = time.perf_counter() - start - alongside[-1]
+            return passed * (1 + per_covector * omitted / run_passes) + alongside[-1]
 
         # The first prompts of a run may be measured in full precision too: most memory, but not every prompt's time.
         twice = model.dtype in REDUCED and options.precision_prompts > 0
         usual = partial(run, replace(options, precision_prompts=0)) if twice else None
-        found = calibrate(model, n_positions, partial(run, options), usual=usual, say_why=say_why)
-        if found is None:
-            return None
-        constant, *others = found.coefficients
-        covectors = left_out * model.width * torch.float64.itemsize
-        return replace(found, coefficients=(constant + covectors, *others))
+        estimate = calibrate(model, n_positions, partial(run, options), usual=usual, say_why=say_why)
+        return estimate and estimate.with_constant(omitted * model.width * torch.float64.itemsize)
 
-    found = estimated(passes, say_why=passes.output == "last")
-    if found is None and passes.output != "last":
-        found = estimated(replace(passes, output="last"), say_why=True)
-    if found is None:
+    estimate = estimated(passes, say_why=passes.output == "last")
+    if estimate is None and passes.output != "last":
+        estimate = estimated(replace(passes, output="last"), say_why=True)
+    if estimate is None:
         return None
     # Checkpointing leaves holes of several times what it holds.
-    found = replace(found, may_keep=not passes.checkpointing and model.device.type == "cpu")
+    estimate = replace(estimate, may_keep=not passes.checkpointing and model.device.type == "cpu")
     if model.dtype not in REDUCED or not passes.precision_prompts or not_convertible(model) is not None:
-        return found
+        return estimate
     # The copy was counted with the short runs' tensors, but neither leaves holes nor is every worker's.
     size = weights_in_place(model) * torch.float32.itemsize // model.dtype.itemsize
-    constant, *others = found.coefficients
-    return replace(found, coefficients=(constant - size, *others), copy_bytes=size, copies=passes.precision_prompts)
+    return replace(estimate.with_constant(-size), copy_bytes=size, copies=passes.precision_prompts)
 
 
 def _few_covectors(kinds: tuple[Kind, ...], width: int, options: PassOptions) -> tuple[tuple[Kind, ...], int]:
-    """The kinds with as few covectors of the Jacobian as still fill two backward passes, and how many are left out."""
+    """The kinds with as few covectors of the Jacobian as still fill two backward passes, and the number left out."""
     pulled = [kind for kind in kinds if isinstance(kind, Pullback)]
-    others = sum(kind.passes(width) for kind in pulled if not isinstance(kind, Jacobian))
-    fewest = max(1, options.rows + 1 - others)
+    of_others = sum(kind.passes(width) for kind in pulled if not isinstance(kind, Jacobian))
+    fewest = max(1, options.rows + 1 - of_others)
     spare = [isinstance(kind, Jacobian) and kind.passes(width) > fewest for kind in pulled]
     if len(pulled) < len(kinds):  # passes of their own are not counted
         return kinds, 0
@@ -172,17 +169,17 @@ def _few_covectors(kinds: tuple[Kind, ...], width: int, options: PassOptions) ->
 
 
 def _timed(beside: Beside | None, seconds: list[float]) -> Beside | None:
-    """The same, which notes the seconds that it takes once the passes are over."""
+    """`beside` with a note in `seconds` of the time that it takes once the passes are over."""
     if beside is None:
         return None
 
     @contextmanager
     def timed(model: Model, token_ids: TokenIds, unit: Unit) -> Iterator[Callable[[PromptMeasurement], Arrays]]:
-        with beside(model, token_ids, unit) as found:
+        with beside(model, token_ids, unit) as untimed:
 
             def arrays(measured: PromptMeasurement) -> Arrays:
                 start = time.perf_counter()
-                result = found(measured)
+                result = untimed(measured)
                 seconds.append(time.perf_counter() - start)
                 return result
 
@@ -202,13 +199,13 @@ def preflight(
     beside: Beside | None = None,
     units: Sequence[Unit] | None = None,
 ) -> dict[str, Any]:
-    """Say what `measure` with the same arguments will cost, and refuse what cannot fit.
+    """Announce the cost of `measure` with the same arguments, and refuse a measurement that cannot fit.
 
     `max_memory` bytes may be held (None: what is free); `beside` is what else is computed of every prompt. `units` are
     measured (None: every prompt once); a re-initialised network lies beside the loaded one.
 
     Returns:
-        The estimate as plain values for a record; empty where there is none.
+        The estimate as plain values for a record; empty if there is none.
 
     Raises:
         UsageError: it does not fit; the message says what would.
@@ -226,8 +223,9 @@ def preflight(
         }
 
     def under(**changes: Any) -> CostEstimate | None:
-        found = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=replace(passes, **changes), beside=beside)
-        return replace(found, **redrawn) if found else None
+        changed = replace(passes, **changes)
+        estimate = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=changed, beside=beside)
+        return replace(estimate, **redrawn) if estimate else None
 
     with pinned(engine.pinned_threads):
         remedies: dict[str, Remedy] = {}
@@ -258,13 +256,13 @@ def report_cost(
     remedies: Mapping[str, Remedy] | None = None,
     half: str = "--dtype bfloat16",
 ) -> dict[str, Any]:
-    """Say what `count` prompts, the longest as in the estimate, will cost, and refuse what cannot fit.
+    """Announce the cost of `count` prompts, the longest as in the estimate, and refuse a run that cannot fit.
 
     `workers` processes on this machine may hold `max_memory` bytes (None: what is free). The remedies, by what a user
     would write, always include half precision, which `half` asks for.
 
     Returns:
-        The estimate as plain values for a record; empty where the passes are not known.
+        The estimate as plain values for a record; empty if the passes are not known.
     """
     remedies = dict(remedies or {})
     if model.dtype.itemsize > torch.bfloat16.itemsize:
@@ -288,12 +286,12 @@ def report_cost(
 
 
 def without_passes(model: Model, n_positions: int) -> CostEstimate:
-    """Where the passes cannot be estimated: the process and the weights, which are in place."""
+    """An estimate of the process and its weights alone, for passes that cannot be estimated."""
     return _with_process(model, CostEstimate(n_positions, weights_in_place(model), coefficients=(), seconds=0.0))
 
 
 def _with_process(model: Model, estimate: CostEstimate) -> CostEstimate:
-    """With what this process takes beside weights and passes, and took while it loaded the model."""
+    """The estimate with the memory that this process takes beside weights and passes, and took to load the model."""
     if model.device.type != "cpu":
         return replace(estimate, device=model.device)
     give_back_freed_memory()
@@ -309,22 +307,22 @@ def calibrate(
     squares: Work | None = None,
     say_why: bool = True,
 ) -> CostEstimate | None:
-    """What `run` on one prompt of a length will take, from short runs of it; None where these fail, as it will itself.
+    """The cost of `run` on one prompt of a length, from short runs of it; None if these fail, as it will itself.
 
     Args:
         model: What it runs on.
         n_positions: The length asked for.
         run: The work on the prompt that takes most memory, given its token ids.
-        usual: The work on most prompts, whose time counts; the same unless given.
-        squares: The part of the work whose memory may grow with the square of the length; all of it unless given.
+        usual: The work on most prompts, whose time counts; by default the same.
+        squares: The part of the work whose memory may grow with the square of the length; by default all of it.
             Short runs have their peaks at different stages of the work, which a parabola through them mistakes for it.
-        say_why: Whether to say why there is no estimate.
+        say_why: Whether to announce why there is no estimate.
     """
     lengths = short_lengths(n_positions)
-    known = np.arange(min(model.vocabulary_size, 2 * SHORT_LENGTHS[-1]), dtype=np.int64)
+    candidates = np.arange(min(model.vocabulary_size, 2 * SHORT_LENGTHS[-1]), dtype=np.int64)
     # A network at initialisation can read them, too: its padding token's vector is zero, and has no mixing.
     with torch.no_grad():
-        tokens = np.resize(embedded_tokens(known, model), lengths[-1])
+        tokens = np.resize(embedded_tokens(candidates, model), lengths[-1])
 
     def counted(work: Work) -> tuple[list[int], list[float]]:
         """Bytes and seconds at every length; counting takes few of them."""
@@ -357,22 +355,24 @@ def calibrate(
 
 
 def _parabola(lengths: Sequence[int], sizes: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients, constant first, through all points."""
+    """Coefficients of the polynomial through all points, constant first."""
     return tuple(float(value) for value in np.polynomial.polynomial.polyfit(lengths, sizes, len(lengths) - 1))
 
 
 def _line_and_square(lengths: Sequence[int], sizes: Sequence[int], squared: Sequence[int]) -> tuple[float, ...]:
-    """The square of one series, and beside it a line through the longest two of the other."""
+    """Coefficients of a parabola: the square of one series, and a line through the longest two of the other."""
     if len(lengths) < 3:
         return _parabola(lengths, sizes)
     square = max(_parabola(lengths, squared)[2], 0.0)
-    rest = [size - square * length**2 for length, size in zip(lengths, sizes, strict=True)]
-    return (*_parabola(lengths[-2:], rest[-2:]), square)
+    linear = [size - square * length**2 for length, size in zip(lengths, sizes, strict=True)]
+    return (*_parabola(lengths[-2:], linear[-2:]), square)
 
 
 def short_lengths(n_positions: int) -> list[int]:
-    """Up to three lengths, ascending: up to a quarter of the one asked for, to a half where that is very short, or to
-    itself where it is FEWEST or so."""
+    """Up to three ascending lengths of short runs.
+
+    They end at a quarter of the length asked for, at a half if that is very short, or at itself if it is about FEWEST.
+    """
     if n_positions < 2 * FEWEST:
         shares = (n_positions // 4, n_positions // 2, n_positions)
         return sorted({min(n_positions, max(SHORTEST, length)) for length in shares})
@@ -392,19 +392,21 @@ def weights_in_place(model: Model) -> int:
 
 
 def _extrapolate(model: Model, lengths: Sequence[int], times: Sequence[float], n_positions: int) -> float:
-    """Seconds at the length: up to half of the longest run's is fixed, and the rest grows by flops; work that itself
-    repeats for every position shows as a whole power more."""
-    first, last, asked = (_flops(model, length) for length in (*lengths, n_positions))
+    """Seconds at the length: up to half of the longest run's time is fixed, and the rest grows by flops.
+
+    Work that itself repeats for every position shows as a whole power more.
+    """
+    first, last, target = (_flops(model, length) for length in (*lengths, n_positions))
     if first == last:
-        return times[1] * asked / last
+        return times[1] * target / last
     fixed = float(np.clip((times[0] * last - times[1] * first) / (last - first), 0.0, times[1] / 2))
     ratio = np.log(lengths[1] / lengths[0])
     extra = max(round(float((np.log(times[1] / times[0]) - np.log(last / first)) / ratio)), 0)
-    return float(fixed + (times[1] - fixed) * asked / last * (n_positions / lengths[1]) ** extra)
+    return float(fixed + (times[1] - fixed) * target / last * (n_positions / lengths[1]) ** extra)
 
 
 def _flops(model: Model, n_positions: int) -> float:
-    """Of one forward pass, up to a factor."""
+    """Operations of one forward pass, up to a factor."""
     weights = sum(parameter.numel() for parameter in model.network.parameters()) - model.vocabulary_size * model.width
     layers = max(len(named_blocks(model.network)), 1)
     return 2.0 * max(weights, model.width) * n_positions + 4.0 * layers * model.width * n_positions**2
@@ -412,7 +414,7 @@ def _flops(model: Model, n_positions: int) -> float:
 
 @contextmanager
 def _narrow_windows(model: Model, n_positions: int, *, width: int) -> Iterator[None]:
-    """Meanwhile sliding windows that prompts of this length exceed hold so few positions that short ones do too."""
+    """Narrow the sliding windows that prompts of this length exceed, so that short prompts exceed them too."""
     whole: Any = getattr(model.network, "config", None)
     config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
     window = getattr(config, "sliding_window", None)
@@ -428,5 +430,5 @@ def _narrow_windows(model: Model, n_positions: int, *, width: int) -> Iterator[N
 
 def _seconds(run: Work, token_ids: Int64[np.ndarray, "n"]) -> float:
     start = time.perf_counter()
-    told = run(token_ids)
-    return told if isinstance(told, float) else time.perf_counter() - start
+    result = run(token_ids)
+    return result if isinstance(result, float) else time.perf_counter() - start

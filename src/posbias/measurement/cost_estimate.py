@@ -1,4 +1,4 @@
-"""What a run will take of the process, in bytes and seconds: said before it begins, refused where it cannot fit.
+"""`CostEstimate`: bytes and seconds that a run will take, announced before it begins and refused if it cannot fit.
 
 Bytes are the process's at its peak: Python, libraries and all it holds, the weights, the passes of one prompt, and with
 workers the same of each. On an accelerator they are those of its memory: weights and passes.
@@ -18,7 +18,7 @@ FEWEST = 8
 HEADROOM = 1.2
 """Process memory over tensor memory: kernels' own buffers, and on accelerators what PyTorch's allocator holds back."""
 KEPT_HEADROOM = 2.0
-"""The same where freed memory is kept, in holes between what is held: seen up to 1.9 without checkpointing."""
+"""Process memory over tensor memory if freed memory is kept, in holes; seen up to 1.9 without checkpointing."""
 MARGIN = 0.03
 """Share of the memory allowed that a remedy leaves free, since no two processes take the very same."""
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """What one prompt of one length is expected to take in one process."""
+    """The expected cost of one prompt of one length in one process."""
 
     n_positions: int
     weights_bytes: int
@@ -35,30 +35,35 @@ class CostEstimate:
     seconds: float
     headroom: float = HEADROOM
     may_keep: bool = False
-    """Whether freed memory may be kept for the next tensors, which is a third faster, where KEPT_HEADROOM fits."""
+    """True if freed memory may be kept for the next tensors when KEPT_HEADROOM fits, which is a third faster."""
     process_bytes: int = 0
-    """What the process takes beside weights and passes; 0 on an accelerator."""
+    """Memory of the process beside weights and passes; 0 on an accelerator."""
     loading_bytes: int = 0
-    """Its peak while it loaded the model; 0 where that is not known."""
+    """Peak of the process while it loaded the model; 0 if that is not known."""
     copy_bytes: int = 0
-    """Of the float32 copy that what half precision costs is measured by; 0 where there is none."""
+    """Size of the float32 copy against which half precision is checked; 0 if there is none."""
     copies: int = 0
     """Most processes that hold such a copy at a time."""
     redrawn_bytes: int = 0
-    """Of the re-initialised network that lies beside the loaded one while it is measured; 0 where there is none."""
+    """Size of the re-initialised network that lies beside the loaded one while it is measured; 0 if there is none."""
     drawing_bytes: int = 0
-    """Beside that while it is drawn: an output table of its own, before it is tied to the input's."""
+    """Size of that network's own output table while it is drawn, before it is tied to the input's."""
     device: torch.device = CPU
     pass_seconds: float = 0.0
-    """Of a prompt run once by itself, where `seconds` are of more or less than that."""
+    """Seconds of a prompt run once by itself, if `seconds` are those of more or less than that."""
     kept: Callable[[int], int] = lambda n_positions: 0
     """Bytes at a length that are counted beforehand: held through all prompts, with no headroom."""
     shorter: str = "--length {}"
-    """What asks for fewer positions, for a message."""
+    """The option that asks for fewer positions, for a message."""
+
+    def with_constant(self, size: float) -> "CostEstimate":
+        """The estimate with `size` more bytes of passes at every length."""
+        constant, *higher = self.coefficients
+        return replace(self, coefficients=(constant + size, *higher))
 
     @property
     def passes_bytes(self) -> int:
-        """What the passes of one prompt take beyond the weights."""
+        """Bytes that the passes of one prompt take beyond the weights."""
         tensors = sum(value * self.n_positions**power for power, value in enumerate(self.coefficients))
         return int(self.headroom * max(tensors, 0.0)) + self.kept(self.n_positions)
 
@@ -74,7 +79,7 @@ class CostEstimate:
         }
 
     def line(self, count: int, *, workers: int = 1) -> str:
-        """What to expect, for a reader."""
+        """The announcement of the cost, for a reader."""
         seconds = self.seconds * -(-count // workers)
         needed = self.needed(workers)
         peak = f"{show_at_most(max(needed, self.loading_bytes))} for {self._whose(workers)} ({self._parts(workers)})"
@@ -85,12 +90,12 @@ class CostEstimate:
 
     def needed(self, workers: int) -> int:
         """Bytes of all processes on this machine from now on: workers load the model too, and this process waits."""
-        each = self.process_bytes + self.weights_bytes
+        loaded = self.process_bytes + self.weights_bytes
         copies = min(workers, self.copies) * self.copy_bytes
         working = self.redrawn_bytes + max(self.passes_bytes, self.drawing_bytes)
         if workers == 1:
-            return each + copies + working
-        return each + copies + workers * max(each + working, self.loading_bytes)
+            return loaded + copies + working
+        return loaded + copies + workers * max(loaded + working, self.loading_bytes)
 
     def check(
         self,
@@ -99,13 +104,13 @@ class CostEstimate:
         max_memory: int | None = None,
         remedies: "Mapping[str, Remedy] | None" = None,
     ) -> None:
-        """Refuse what cannot fit into `max_memory`, or into what is held and free now; remedies that fit are named."""
+        """Refuse a run that cannot fit into `max_memory`, or into what is held and free now, naming what would fit."""
         allowed = self.allowed(max_memory)
         if allowed is None or self.needed(workers) <= allowed:
             return
         room = int(allowed * (1 - MARGIN))
-        then = {way: remedy() for way, remedy in (remedies or {}).items()}
-        ways = [way for way, known in then.items() if known is not None and known.needed(workers) <= room]
+        changed = {way: remedy() for way, remedy in (remedies or {}).items()}
+        ways = [way for way, estimate in changed.items() if estimate and estimate.needed(workers) <= room]
         fewer = next((number for number in range(workers - 1, 0, -1) if self.needed(number) <= room), None)
         ways += [] if fewer is None else [f"--workers {fewer}"]
         fits = self.longest_fitting(room, workers=workers)
@@ -117,19 +122,19 @@ class CostEstimate:
         )
 
     def allowed(self, max_memory: int | None) -> int | None:
-        """Bytes that may be held: `max_memory`, or what is held and free now; None: not known."""
+        """Bytes that may be held: `max_memory`, or what is held and free now; None if that is not known."""
         if max_memory is not None or (free := free_bytes(self.device)) is None:
             return max_memory
-        held = resident_bytes() if self.device.type == "cpu" else None
-        return free + (self.weights_bytes if held is None else held)
+        resident = resident_bytes() if self.device.type == "cpu" else None
+        return free + (self.weights_bytes if resident is None else resident)
 
     def keeping(self, *, workers: int = 1, max_memory: int | None = None) -> "CostEstimate | None":
-        """The same with freed memory kept; None where that may not be, or would not surely fit."""
+        """The estimate with freed memory kept; None if that may not be, or would not surely fit."""
         roomy, allowed = replace(self, headroom=KEPT_HEADROOM), self.allowed(max_memory)
         return roomy if self.may_keep and allowed is not None and roomy.needed(workers) <= allowed else None
 
     def longest_fitting(self, allowed: int, *, workers: int = 1) -> int:
-        """The most positions, fewer than asked for, that fit; 0 where not even a few do."""
+        """The largest number of positions below the one asked for that fits; 0 if not even a few fit."""
         low, high = 0, self.n_positions
         while low < high:
             middle = (low + high + 1) // 2
@@ -138,7 +143,7 @@ class CostEstimate:
         return low if low >= FEWEST else 0
 
     def _least(self, workers: int) -> str:
-        """What would do where nothing else does: the least memory, for the fewest positions."""
+        """The advice when nothing else fits: the least memory, for the fewest positions."""
         least = replace(self, n_positions=min(FEWEST, self.n_positions))
         size = least.needed(workers) * (1 + MARGIN)
         return f"a smaller model; {show_at_most(size, digits=2)} would do for {least.n_positions} positions"
@@ -149,7 +154,7 @@ class CostEstimate:
         return "the process" if workers == 1 else f"{workers + 1} processes"
 
     def _parts(self, workers: int) -> str:
-        """Of which the peak of a process is the sum."""
+        """The parts that the peak of a process consists of."""
         sizes = {"weights": self.weights_bytes, "re-initialised weights": self.redrawn_bytes}
         sizes |= {"float32 copy": self.copy_bytes, "passes": self.passes_bytes}
         sizes |= {"Python, libraries and the rest": self.process_bytes}
@@ -158,16 +163,16 @@ class CostEstimate:
 
 
 def show_seconds(seconds: float) -> str:
-    """With its unit, for a reader."""
+    """Seconds as text, in seconds or minutes."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 Remedy = Callable[[], CostEstimate | None]
-"""What a run would take under other options."""
+"""An estimate of the run under other options."""
 
 
 def free_bytes(device: torch.device, *, cuda: Any = torch.cuda) -> int | None:
-    """What this process could still take of a device's memory (read by `cuda` for CUDA devices); None: not known."""
+    """Bytes of a device's memory that this process could still take (`cuda` reads CUDA devices); None if not known."""
     if device.type == "cpu":
         return available_bytes()
     if device.type != "cuda":

@@ -18,7 +18,7 @@ from posbias.measurement.outputs import Influence, Key, PassOptions, Question, T
 from posbias.models.model import Model
 
 Pulled = tuple[Site, Float64[Tensor, "outputs _"]]
-"""Where a covector lives, and its part at every output."""
+"""A covector to pull back: the site where it lives, and its part at every output."""
 
 
 def influence_of_positions(
@@ -54,16 +54,16 @@ def _pull_back_kinds(question: Question, kinds: Sequence[Pullback]) -> dict[str,
     if not (bool(output.hidden.isfinite().all()) and bool(output.logits.isfinite().all())):
         names = ", ".join(kind.name for kind in kinds)
         raise RunError(f"{names}: the output on prompt {prompt} is not finite{first_in_forward(model, inputs)}")
-    vectors = [kind.covectors(output, question.reading, question.generator(kind.name)) for kind in kinds]
-    pulled = [(kind.site, vector) for kind, own in zip(kinds, vectors, strict=True) for vector in own]
+    by_kind = [kind.covectors(output, question.reading, question.generator(kind.name)) for kind in kinds]
+    pulled = [(kind.site, vector) for kind, covectors in zip(kinds, by_kind, strict=True) for vector in covectors]
     sources: dict[Site, Tensor] = {"hidden": output.hidden, "logits": output.logits}
     squares = pull_back(sources, inputs, pulled)[:, : question.reading.n_positions] * question.reading.share**2
     results = {}
-    sections = np.split(squares, np.cumsum([len(own) for own in vectors])[:-1])
-    for kind, own, section in zip(kinds, vectors, sections, strict=True):
+    sections = np.split(squares, np.cumsum([len(covectors) for covectors in by_kind])[:-1])
+    for kind, covectors, section in zip(kinds, by_kind, sections, strict=True):
         if not np.all(np.isfinite(section)):
             failing = int(np.argmax(~np.isfinite(section).all(axis=1)))
-            where = _fault(question, (kind.site, own[failing]))
+            where = _fault(question, (kind.site, covectors[failing]))
             raise RunError(f"{kind.name}: the gradient on prompt {prompt} is not finite{where}")
         results[kind.name] = from_squares(section, sampled=kind.sampled)
     return results
@@ -117,7 +117,7 @@ def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled:
 
 
 def _fault(question: Question, covector: Pulled) -> str:
-    """Where the gradient of one covector goes wrong, by a second forward and backward pass."""
+    """The block in which the gradient of one covector goes wrong, by a second forward and backward pass."""
     with first_in_backward(question.model.network) as answer:
         inputs = question.embeddings.clone().requires_grad_()
         output = question.outputs(inputs)

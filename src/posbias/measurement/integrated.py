@@ -36,15 +36,15 @@ Evaluate = Callable[[list[float]], tuple[Float64[np.ndarray, "place"], Float64[n
 
 @dataclass(frozen=True, eq=False)
 class PathIntegral:
-    """The score's change between the ends, shared out."""
+    """The score's change between the ends of a path, shared out among the inputs."""
 
     values: Float64[np.ndarray, "n"]
-    """Signed."""
+    """Signed shares."""
     gap: float
     """Sum over the pieces of |what the values miss of the score's change there|."""
     error: float
-    """Sum over the pieces of their gap or, where it is larger, of the shares that the last halving changed there; all
-    of the shares where the path was never halved."""
+    """Sum over the pieces of their gap or, if it is larger, of the shares that the last halving changed there; the sum
+    of all shares if the path was never halved."""
     steps: int
 
 
@@ -70,10 +70,10 @@ def integrate_path(
         alike = [piece for piece in halvable if piece.error >= halvable[-1].error / 2]
         chosen = alike[-max(1, (steps - path.steps) // 2) :]
         halves = [half for piece in chosen for half in piece.halves]
-        wanted = path.missing(halves)
-        if path.steps + len(wanted) > steps:
+        unvisited = path.missing(halves)
+        if path.steps + len(unvisited) > steps:
             break
-        path.visit(wanted)
+        path.visit(unvisited)
         pieces = [piece for piece in pieces if piece not in chosen]
         pieces += [half for piece in chosen for half in path.halved(piece)]
     gap, error = (float(np.sum([getattr(piece, name) for piece in pieces])) for name in ("gap", "error"))
@@ -100,7 +100,7 @@ class _Piece:
 
 
 class _Path:
-    """What is known of the places that were evaluated."""
+    """Scores and slopes at the places that were evaluated."""
 
     def __init__(self, evaluate: Evaluate, ends: tuple[float, float], at_once: int) -> None:
         self._evaluate, self._at_once = evaluate, at_once
@@ -116,10 +116,10 @@ class _Path:
         needed |= {high / 2 for low, high in halves if low == 0}
         return needed - self._slopes.keys()
 
-    def visit(self, wanted: set[float]) -> None:
-        places = sorted(wanted)
-        for begin in range(0, len(places), self._at_once):
-            chunk = places[begin : begin + self._at_once]
+    def visit(self, places: set[float]) -> None:
+        ascending = sorted(places)
+        for begin in range(0, len(ascending), self._at_once):
+            chunk = ascending[begin : begin + self._at_once]
             scores, slopes = self._evaluate(chunk)
             self._scores |= dict(zip(chunk, scores.tolist(), strict=True))
             self._slopes |= dict(zip(chunk, slopes, strict=True))
@@ -132,7 +132,7 @@ class _Path:
         return _Piece(low, high, values, abs(float(values.sum()) - (self._scores[high] - self._scores[low])))
 
     def halved(self, piece: _Piece) -> list[_Piece]:
-        """Its two halves, with what they say otherwise than the whole."""
+        """Both halves of a piece, with their difference from the whole."""
         first, second = (self.piece(low, high) for low, high in piece.halves)
         change = float(np.abs(first.values + second.values - piece.values).sum()) / 2
         return [replace(first, change=change), replace(second, change=change)]
@@ -168,7 +168,7 @@ class IntegratedGradients(Experiment):
     """"mean": the mean of all token embeddings, at every position; or "zero", near which networks that normalise their
     input change so abruptly that hundreds of steps may not suffice."""
     score: str = "logprob"
-    """What is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
+    """Score that is shared out: "logprob", "logit" or "probability" of the predicted token or the target."""
 
     def __post_init__(self) -> None:
         check_size("integrated_gradients: steps", self.steps, REPEATS, numpy=True)
@@ -178,23 +178,23 @@ class IntegratedGradients(Experiment):
         check_choice("integrated_gradients: score", self.score, ("logprob", "logit", "probability"))
 
     def measure(self, question: Question) -> Influence:
-        """Absolute attributions; `details` hold their gap and the scores at both ends."""
+        """Absolute attributions; their gap and the scores at both ends stand in `details`."""
         end = question.embeddings
         start = self._baseline(question)
         with torch.no_grad():
             output = question.outputs(end)
             tokens = scored_tokens(output, question.reading)
             reached = float(self._score(output, question.reading, tokens))
-            left = float(self._score(question.outputs(start), question.reading, tokens))
+            at_start = float(self._score(question.outputs(start), question.reading, tokens))
         if not np.isfinite(reached):
             where = first_in_forward(question.model, end)
             raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
-        if not np.isfinite(left):
+        if not np.isfinite(at_start):
             raise RunError(
-                f"{self.name}: the score at the baseline {self.baseline!r} is {left} on prompt {question.key[1]}; "
+                f"{self.name}: the score at the baseline {self.baseline!r} is {at_start} on prompt {question.key[1]}; "
                 "the other baseline, or float32, may be finite"
             )
-        path = self._integrate(question, start, tokens, (left, reached))
+        path = self._integrate(question, start, tokens, (at_start, reached))
         signed = path.values[: question.reading.n_positions]
         if not np.all(np.isfinite(signed)):
             raise RunError(
@@ -204,9 +204,9 @@ class IntegratedGradients(Experiment):
             "path_error": path.error,
             "path_gap": path.gap,
             "attributed": float(np.abs(signed).sum()),
-            "completeness_gap": float(signed.sum()) - (reached - left),
+            "completeness_gap": float(signed.sum()) - (reached - at_start),
             "score": reached,
-            "baseline_score": left,
+            "baseline_score": at_start,
             "steps": float(path.steps),
         }
         missed = (
@@ -218,7 +218,7 @@ class IntegratedGradients(Experiment):
     def _integrate(
         self, question: Question, start: Inputs, tokens: Int64[Tensor, "outputs"], ends: tuple[float, float]
     ) -> PathIntegral:
-        """Signed, by position; as many places per pass as the question has rows."""
+        """Signed attributions by position, from as many places per pass as the question has rows."""
         line = question.embeddings - start
 
         def evaluate(places: list[float]) -> tuple[Float64[np.ndarray, "place"], Float64[np.ndarray, "place n_inputs"]]:
@@ -231,15 +231,15 @@ class IntegratedGradients(Experiment):
         return integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance, at_once=question.rows)
 
     def _score(self, output: Outputs, reading: Reading, tokens: Int64[Tensor, "outputs"]) -> Float64[Tensor, "batch"]:
-        """f, in float64."""
+        """The score f of every row, in float64."""
         logits = output.logits.double()
         values = logits if self.score == "logit" else logits.log_softmax(dim=-1)
-        own = values.gather(2, tokens.to(values.device).expand(len(values), -1)[..., None])[..., 0]
+        of_tokens = values.gather(2, tokens.to(values.device).expand(len(values), -1)[..., None])[..., 0]
         if self.score != "probability":
-            return reading.share * own.sum(dim=1)
+            return reading.share * of_tokens.sum(dim=1)
         if reading.targets is not None:
-            return (reading.share * own.sum(dim=1)).exp()
-        return reading.share * own.exp().sum(dim=1)
+            return (reading.share * of_tokens.sum(dim=1)).exp()
+        return reading.share * of_tokens.exp().sum(dim=1)
 
     def _baseline(self, question: Question) -> Inputs:
         start = question.embeddings.clone()

@@ -33,11 +33,11 @@ class Kind(ABC):
 
     name: ClassVar[str]
     takes_targets: ClassVar[bool] = True
-    """Whether it looks at tokens, so that the output may be a given continuation."""
+    """True if the kind looks at tokens, so that the output may be a given continuation."""
 
     @property
     def sampled(self) -> bool:
-        """Whether anything is drawn at random, so that the result estimates and has a standard error."""
+        """True if anything is drawn at random, so that the result is an estimate with a standard error."""
         return False
 
     def check_output(self, output: Output) -> None:
@@ -54,10 +54,10 @@ class Pullback(Kind):
     """A kind made of covectors; all of them share one forward pass."""
 
     site: ClassVar[Site]
-    """Where the covectors live: at the hidden states after the final norm, or at the logits."""
+    """The place of the covectors: at the hidden states after the final norm, or at the logits."""
 
     def passes(self, width: int) -> int:
-        """How many covectors, hence vector-Jacobian products, a model with `width` features needs."""
+        """Number of covectors, hence vector-Jacobian products, that a model with `width` features needs."""
         return 1
 
     @abstractmethod
@@ -148,8 +148,8 @@ class Probability(Pullback):
     def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
         """p_t (e_t - p); for a target, exp(share sum_i log p(t_i)) (e_t - p)."""
         probabilities, tokens = _probabilities(output), scored_tokens(output, reading)
-        own = probabilities.gather(1, tokens[:, None])
-        factor = own if reading.targets is None else (reading.share * own.log().sum()).exp()
+        of_tokens = probabilities.gather(1, tokens[:, None])
+        factor = of_tokens if reading.targets is None else (reading.share * of_tokens.log().sum()).exp()
         return (factor * _surprise(probabilities, tokens))[None]
 
 
@@ -209,13 +209,13 @@ class Fisher(Pullback):
         """e_t - p for every drawn token, drawn at every output by itself."""
         probabilities = _probabilities(output)
         tokens = torch.multinomial(probabilities, self.probes, replacement=True, generator=generator)
-        return torch.stack([_surprise(probabilities, drawn) for drawn in tokens.T])
+        return torch.stack([_surprise(probabilities, sample) for sample in tokens.T])
 
 
 def resolve_kinds(kinds: Sequence[str | Kind] | str | Kind) -> tuple[Kind, ...]:
     """Kinds from literal spellings such as `"jacobian(probes=8)"`, from objects, or both."""
-    given = [kinds] if isinstance(kinds, str | Kind) else list(kinds)
-    resolved = tuple(KINDS.parse(kind) if isinstance(kind, str) else kind for kind in given)
+    listed = [kinds] if isinstance(kinds, str | Kind) else list(kinds)
+    resolved = tuple(KINDS.parse(kind) if isinstance(kind, str) else kind for kind in listed)
     if not resolved:
         raise UsageError(f"no influence kind given; known: {', '.join(KINDS)}")
     names = [kind.name for kind in resolved]
@@ -226,7 +226,7 @@ def resolve_kinds(kinds: Sequence[str | Kind] | str | Kind) -> tuple[Kind, ...]:
 
 
 def scored_tokens(output: Outputs, reading: Reading) -> Int64[Tensor, "outputs"]:
-    """The token whose score is read at every output: the target's, else the predicted one."""
+    """The token whose score is read at every output: the target's, otherwise the predicted one."""
     if reading.targets is not None:
         return torch.tensor(reading.targets)
     return output.logits[0].detach().argmax(dim=-1).cpu()

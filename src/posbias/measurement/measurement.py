@@ -48,8 +48,8 @@ class Unit:
 
 
 Beside = Callable[[Model, TokenIds, Unit], AbstractContextManager[Callable[[PromptMeasurement], Arrays]]]
-"""What else is computed of a unit: entered before it is measured, so that it may watch, and asked afterwards; a
-function of a module, for other processes."""
+"""A computation alongside a unit: entered before the unit is measured, so that it may watch, and called afterwards; a
+function of a module, so that other processes find it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class UnitWork:
 
     request: ModelRequest | None
     network_sha256: str | None
-    """None where no other process loads the model: hashing all weights takes a second per gigabyte."""
+    """Hash of the weights; None if no other process loads the model: hashing takes a second per gigabyte."""
     token_ids: Int64[np.ndarray, "count n_positions"]
     units: tuple[Unit, ...]
     kinds: tuple[Kind, ...]
@@ -73,14 +73,14 @@ class UnitWork:
 
     def compute(self, prepared: Model, unit: int) -> Arrays:
         """Everything about one unit, as flat arrays."""
-        wanted = self.units[unit]
-        model, token_ids, key = prepared, self.token_ids[wanted.prompt], (self.seed, wanted.prompt)
-        if wanted.init_seed is not None and isinstance(prepared, HuggingFaceModel):
-            model = reinitialise(prepared, wanted.init_seed)
+        chosen = self.units[unit]
+        model, token_ids, key = prepared, self.token_ids[chosen.prompt], (self.seed, chosen.prompt)
+        if chosen.init_seed is not None and isinstance(prepared, HuggingFaceModel):
+            model = reinitialise(prepared, chosen.init_seed)
         with ExitStack() as watching:
-            found = None if self.beside is None else watching.enter_context(self.beside(model, token_ids, wanted))
+            alongside = None if self.beside is None else watching.enter_context(self.beside(model, token_ids, chosen))
             measured = measure_prompt(model, token_ids, kinds=self.kinds, key=key, options=self.passes)
-        return measured.to_arrays() | ({} if found is None else found(measured))
+        return measured.to_arrays() | ({} if alongside is None else alongside(measured))
 
 
 @checked
@@ -93,7 +93,7 @@ class MeasureOptions(PassOptions):
     confidence: float = CONFIDENCE
     """Coverage of the intervals over prompts, in (0, 1)."""
     keep: str = "prompts"
-    """What a record stores: every prompt's own profile ("prompts"), or their average with its interval ("mean")."""
+    """Profiles that a record stores: every prompt's own ("prompts"), or their average with its interval ("mean")."""
     engine: Engine = field(default_factory=Local)
     """Processes or machines that measure; of this and what follows, only the engine's threads can change a number."""
     directory: Path | None = None
@@ -115,6 +115,12 @@ class MeasureOptions(PassOptions):
         """The settings that the measurement of a single prompt depends on."""
         return PassOptions(**{setting.name: getattr(self, setting.name) for setting in fields(PassOptions)})
 
+    @property
+    def python(self) -> list[str]:
+        """The keyword argument of `measure` that says the same in Python; empty for the defaults."""
+        changed = changed_fields(self, without=("engine", "directory", "resume", "overwrite"))
+        return [f"options=posbias.MeasureOptions({', '.join(changed)})"] if changed else []
+
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
         averaged = {name: getattr(self, name) for name in ("averaging", "confidence", "keep")}
@@ -123,7 +129,7 @@ class MeasureOptions(PassOptions):
 
 @dataclass(frozen=True, eq=False)
 class DepthProfiles:
-    """How the profile forms: the influence on the stream after each chosen layer."""
+    """Profiles by depth: the influence on the stream after each chosen layer."""
 
     layers: tuple[int, ...]
     """Ascending; layer 0 is nearest the input."""
@@ -140,11 +146,11 @@ class Measurement(Showing):
 
     kinds: tuple[Kind, ...]
     profiles: dict[str, Profile]
-    """By kind name; `.influence` sums to 1, `.low` and `.high` are the interval's ends."""
+    """Profiles by kind name; `.influence` sums to 1, `.low` and `.high` are the interval's ends."""
     per_prompt: dict[str, Float64[np.ndarray, "count n_positions"]]
     """Raw norms of every prompt, not normalised."""
     standard_errors: dict[str, Float64[np.ndarray, "count n_positions"]]
-    """Of the raw norms, for kinds estimated by random covectors."""
+    """Errors of the raw norms, for kinds estimated by random covectors."""
     mixing: Float64[np.ndarray, "layers"] | None
     """Mean over tokens and prompts of |a| / (|x| + |a|), what the published rollout uses; None if left out."""
     mixing_low: Float64[np.ndarray, "layers"] | None
@@ -157,17 +163,17 @@ class Measurement(Showing):
     seeds: dict[str, int]
     options: MeasureOptions
     details: dict[str, dict[str, Float64[np.ndarray, "count"]]] = field(default_factory=dict)
-    """What else kinds found on every prompt: {kind: {"completeness_gap": ...}}."""
+    """Further numbers of the kinds on every prompt: {kind: {"completeness_gap": ...}}."""
     depth: DepthProfiles | None = None
     precision: dict[str, PrecisionLoss] = field(default_factory=dict)
-    """By kind, for models below float32: the profiles of the first prompts against those of a float32 copy."""
+    """Profiles of the first prompts against those of a float32 copy, by kind, for models below float32."""
     model: dict[str, Any] | None = None
-    """What `Model.describe` said before the first prompt, hashes of the weights included; None, and empty with the
-    three below, where single prompts were combined."""
+    """Description of the model before the first prompt, hashes of the weights included; None, like the three below, if
+    single prompts were combined."""
     python: str = ""
-    """What measures the same again in Python; a model in hand is `model` there, prompts in hand are `prompts`."""
+    """Python that measures the same again; a model in hand is `model` there, prompts in hand are `prompts`."""
     prompts: Prompts | None = None
-    """What was read; in memory alone, as the tokenizer that shows it as text."""
+    """Prompts that were read; in memory alone, like the tokenizer that shows them as text."""
     tokenizer: Any = None
 
     def shown(self) -> Shown:
@@ -177,13 +183,13 @@ class Measurement(Showing):
         return Shown(title, series, facts={"left out": "; ".join(self.left_out)} if self.left_out else {})
 
     def tokens(self, prompt: int = 0, *, kind: str | None = None, theory: Any = None) -> TokenMap:
-        """A prompt's text with every token's influence as a heat map, beside a theory's where one is given.
+        """A prompt's text with every token's influence as a heat map, beside a theory's if one is given.
 
         Args:
-            prompt: Which one, 0 ... count - 1.
+            prompt: Index of the prompt, 0 ... count - 1.
             kind: By default the first that was measured.
-            theory: A `Profile`, or a prediction, of which the profile of the same prompt is taken where it has one for
-                each.
+            theory: A `Profile`, or a prediction; if it has a profile for every prompt, that of the same prompt is
+                taken.
 
         Raises:
             UsageError: no such prompt or kind, a theory over other positions, or prompts that were not kept.
@@ -205,8 +211,8 @@ class Measurement(Showing):
                     f"theory must be a prediction or profile of {self.n_positions} positions, got {theory!r}"
                 )
             paired = rows is not None and len(rows) == self.count
-            told = Profile.normalised(rows[prompt]) if paired else profile
-            curves.append(told.series(getattr(theory, "theory", "theory")))
+            predicted = Profile.normalised(rows[prompt]) if paired else profile
+            curves.append(predicted.series(getattr(theory, "theory", "theory")))
         texts = token_texts(self.prompts.token_ids[prompt], self.tokenizer)
         return TokenMap(prompt, texts, tuple(curves), None if errors is None else errors[prompt] / norms.sum())
 
@@ -262,12 +268,12 @@ def measure(
         model: What `posbias.load_model` returns.
         prompts: Equally long prompts, at least 1.
         kinds: Kinds of influence, objects or literals such as `"jacobian(probes=8)"`, each at most once.
-        seed: Of the random probes, >= 0.
+        seed: Seed of the random probes, >= 0.
         options: The output (the last position's by default), layers, the precision check, memory, averaging, intervals,
             the engine and where finished prompts are kept.
 
     Returns:
-        Profiles by kind name, raw norms per prompt, mixing; `left_out` says what the model does not allow.
+        Profiles by kind name, raw norms per prompt, mixing; `left_out` lists what the model does not allow.
 
     Raises:
         UsageError: an unknown kind, one that cannot be measured on the output, or prompts the model cannot take.
@@ -302,17 +308,10 @@ def measure(
     names = [f"prompt-{index:06d}" for index in range(prompts.count)]
     pieces = collect(work, names, engine=options.engine, store=store, prepared=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
-    found = combine(measured, kinds=resolved, seed=seed, options=options)
-    again = _python_of(model, prompts, resolved, seed, options)
-    return replace(found, model=described, python=again, prompts=prompts, tokenizer=model.tokenizer)
-
-
-def _python_of(model: Model, prompts: Prompts, kinds: Sequence[Kind], seed: int, options: MeasureOptions) -> str:
-    """One line of Python that measures the same."""
-    arguments = [prompts.python, f"kinds={[str(kind) for kind in kinds]}", f"seed={seed}"]
-    changed = changed_fields(options, without=("engine", "directory", "resume", "overwrite"))
-    arguments += [f"options=posbias.MeasureOptions({', '.join(changed)})"] if changed else []
-    return model.in_call("posbias.measure", arguments)
+    measurement = combine(measured, kinds=resolved, seed=seed, options=options)
+    arguments = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *options.python]
+    python = model.in_call("posbias.measure", arguments)
+    return replace(measurement, model=described, python=python, prompts=prompts, tokenizer=model.tokenizer)
 
 
 def combine(
@@ -322,7 +321,7 @@ def combine(
     seed: int = 0,
     options: MeasureOptions | None = None,
 ) -> Measurement:
-    """The measurement that prompts measured one by one, with these kinds and seed, amount to.
+    """Combine prompts that were measured one by one, with these kinds and seed, into a measurement.
 
     `measure` is `measure_prompt` and then this, with the prompts in their order.
 
@@ -392,15 +391,15 @@ def _profile(norms: Float64[np.ndarray, "count n_positions"], options: MeasureOp
 
 
 def _depth(measured: Sequence[PromptMeasurement], options: MeasureOptions) -> DepthProfiles | None:
-    found = [prompt.depth for prompt in measured if prompt.depth is not None]
-    if len(found) < len(measured):
+    depths = [prompt.depth for prompt in measured if prompt.depth is not None]
+    if len(depths) < len(measured):
         return None
-    layers = found[0].layers
-    per_prompt = np.stack([entry.norms for entry in found])
+    layers = depths[0].layers
+    per_prompt = np.stack([depth.norms for depth in depths])
     for row, layer in enumerate(layers):
         for index in np.flatnonzero(per_prompt[:, row].sum(axis=1) == 0):
             raise RunError(f"layers: layer {layer} on prompt {index} depends on no position, so it has no profile")
-    errors = [entry.standard_errors for entry in found if entry.standard_errors is not None]
+    errors = [depth.standard_errors for depth in depths if depth.standard_errors is not None]
     return DepthProfiles(
         layers=layers,
         profiles=tuple(_profile(per_prompt[:, row], options) for row in range(len(layers))),

@@ -1,4 +1,4 @@
-"""Which output the influence is on, read by which passes; what is asked of one prompt, and what the answer looks like.
+"""Outputs that influence is measured on, settings of the passes that read them, and the answer for one prompt.
 
 An output (the last position's, another's, the mean of several, a given continuation) is a rule; `read` applies it to
 one prompt and gives a `Reading`: the tokens to run, the positions to read, and how they are combined. All kinds of
@@ -26,7 +26,7 @@ from posbias.registry import Registry
 OUTPUTS: Registry["Output"] = Registry("output")
 
 TokenIds = Int64[np.ndarray, "n_positions"]
-"""Of one prompt."""
+"""Token ids of one prompt."""
 Key = tuple[int, int]
 """(seed, index of the prompt): random draws depend on these and the kind's name, on nothing else."""
 
@@ -44,15 +44,15 @@ class Reading:
     share: float
     """Weight of each of them in the combined output: 1, or 1 / their number for a mean."""
     targets: tuple[int, ...] | None = None
-    """The token each of them is to predict; None where the model's own prediction counts."""
+    """The token that each of them is to predict; None if the model's own prediction counts."""
 
 
 class Output(ABC):
-    """One rule."""
+    """A rule that says which output of a prompt the influence is on."""
 
     name: ClassVar[str]
     targeted: ClassVar[bool] = False
-    """Whether tokens are given, so that only scores of tokens can be read."""
+    """True if tokens are given, so that only scores of tokens can be read."""
 
     @abstractmethod
     def read(self, model: Model, token_ids: TokenIds) -> Reading:
@@ -82,13 +82,13 @@ class At(Output):
     """One position's output; positions after it have exactly no influence on it in a causal model."""
 
     position: int
-    """From the start (0 is the first), or negative from the end (-1 is the last)."""
+    """Index from the start (0 is the first), or negative from the end (-1 is the last)."""
 
     def __post_init__(self) -> None:
         check_whole("at: position", self.position)
 
     def read(self, model: Model, token_ids: TokenIds) -> Reading:
-        """The one position."""
+        """The position alone."""
         return _reading(token_ids, [self.position])
 
 
@@ -106,7 +106,7 @@ class Mean(Output):
     positions: Sequence[int] = ()
     """Distinct positions, negative ones counted from the end."""
     last: int | None = None
-    """Or this many positions at the end, >= 1."""
+    """Number of positions at the end, >= 1, in place of a list."""
 
     def __post_init__(self) -> None:
         if (self.last is None) == (not self.positions):
@@ -123,8 +123,7 @@ class Mean(Output):
         """The positions, each weighing 1/k."""
         if self.last is not None and self.last > len(token_ids):
             raise UsageError(f"output {self}: the prompt has only {len(token_ids)} positions")
-        wanted = self.positions if self.last is None else tuple(range(-self.last, 0))
-        return _reading(token_ids, wanted)
+        return _reading(token_ids, self.positions if self.last is None else range(-self.last, 0))
 
 
 @OUTPUTS.register("target")
@@ -138,9 +137,9 @@ class Target(Output):
     """
 
     text: str = ""
-    """Tokenised by itself, without special tokens; mind the leading space."""
+    """The continuation, tokenised by itself, without special tokens; mind the leading space."""
     tokens: Sequence[int] = ()
-    """Or its token ids."""
+    """Token ids of the continuation, in place of its text."""
     score: str = "sum"
     """"sum" over the target's tokens, or "mean": per token, comparable between targets of different lengths."""
 
@@ -202,14 +201,14 @@ def resolve_output(output: str | Output) -> Output:
     return OUTPUTS.parse(output)
 
 
-def _reading(token_ids: TokenIds, wanted: Sequence[int]) -> Reading:
+def _reading(token_ids: TokenIds, requested: Sequence[int]) -> Reading:
     size = len(token_ids)
-    for position in wanted:
+    for position in requested:
         if not -size <= position < size:
             raise UsageError(f"output position {position} is outside the prompt; allowed: {-size} to {size - 1}")
-    positions = sorted(position % size for position in wanted)
+    positions = sorted(position % size for position in requested)
     if len(set(positions)) < len(positions):
-        raise UsageError(f"output positions {list(wanted)} name a position twice in a prompt of {size} positions")
+        raise UsageError(f"output positions {list(requested)} name a position twice in a prompt of {size} positions")
     return Reading(token_ids, size, tuple(positions), 1 / len(positions))
 
 
@@ -219,18 +218,18 @@ ALL_LAYERS = "all"
 @checked
 @dataclass(frozen=True)
 class PassOptions:
-    """Per prompt: the output that is read, what else is recorded, memory against time. All values are plain."""
+    """Settings of the passes of one prompt, all plain: the output, what else is recorded, memory against time."""
 
     checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     rows: int = 1
     """Vector-Jacobian products per backward pass (copies of the prompt in the batch), >= 1."""
     output: str | Output = "last"
-    """Which output the influence is on: `last`, `at(position=-5)`, `mean(last=16)`, `target(text=" Paris")`."""
+    """The output that influence is measured on: `last`, `at(position=-5)`, `mean(last=16)`, `target(text=" Paris")`."""
     layers: str | tuple[int, ...] | None = None
     """Layers whose own output's influence profile is measured too: "all", or indices; None for none."""
     precision_prompts: int = 1
-    """How many prompts of a model below float32 are measured again with its weights in float32, >= 0."""
+    """Number of prompts of a model below float32 that are measured again with its weights in float32, >= 0."""
 
     def __post_init__(self) -> None:
         check_size("rows", self.rows, AT_ONCE)
@@ -260,11 +259,11 @@ class Influence:
     norms: Float64[np.ndarray, "n_positions"]
     """||.||_j, non-negative."""
     standard_errors: Float64[np.ndarray, "n_positions"] | None
-    """Of the norms, from the spread over random draws (infinite with a single one); None where nothing was drawn."""
+    """Errors of the norms, from the spread over random draws (infinite with a single one); None without draws."""
     details: dict[str, float] = field(default_factory=dict)
-    """What else the kind found on the prompt, such as the gap of integrated gradients."""
+    """Further numbers of the kind on the prompt, such as the gap of integrated gradients."""
     left_out: tuple[str, ...] = ()
-    """What the norms miss, one sentence each, the same on every prompt that misses it."""
+    """Limits of the norms, one sentence each, the same on every prompt that has them."""
 
 
 @dataclass(frozen=True, eq=False)

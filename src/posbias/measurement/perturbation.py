@@ -69,9 +69,9 @@ class Perturbation(Experiment):
         places, stretches = self._places(size, generator)
         tokens = self._other_tokens(question, places, generator)
         prefix = trusted_prefix(question.model, question.embeddings)
-        copies = np.repeat(places, self.draws), tokens.ravel()
+        changed, replacements = np.repeat(places, self.draws), tokens.ravel()
         chunks = (slice(start, start + self.batch) for start in range(0, tokens.size, self.batch))
-        moved = [_moved(question, prefix, *(each[chunk] for each in copies)) for chunk in chunks]
+        moved = [_moved(question, prefix, changed[chunk], replacements[chunk]) for chunk in chunks]
         divergence = np.concatenate(moved).reshape(tokens.shape)
         if not np.all(np.isfinite(divergence)):
             where = first_in_forward(question.model, question.embeddings)
@@ -89,7 +89,7 @@ class Perturbation(Experiment):
     def _places(
         self, size: int, generator: torch.Generator
     ) -> tuple[Int64[np.ndarray, "places"], Int64[np.ndarray, "places"]]:
-        """Which positions are measured, ascending, and how many positions each stands for."""
+        """The positions that are measured, ascending, and the number of positions that each stands for."""
         if self.positions is None or self.positions >= size:
             return np.arange(size), np.ones(size, dtype=np.int64)
         stretches = np.array_split(np.arange(1, size - 1), self.positions - 2)
@@ -99,13 +99,13 @@ class Perturbation(Experiment):
     def _other_tokens(
         self, question: Question, places: Int64[np.ndarray, "places"], generator: torch.Generator
     ) -> Int64[np.ndarray, "places draws"]:
-        """Uniform over all tokens but the one that stands there."""
-        own = question.reading.token_ids[places][:, None]
-        others = question.model.vocabulary_size - 1
-        if others < 1:
+        """Uniform draws from all tokens except the one that stands there."""
+        present = question.reading.token_ids[places][:, None]
+        alternatives = question.model.vocabulary_size - 1
+        if alternatives < 1:
             raise UsageError("perturbation needs a vocabulary of at least 2 tokens")
-        drawn = torch.randint(others, (len(places), self.draws), generator=generator).numpy()
-        return np.asarray(drawn + (drawn >= own))
+        tokens = torch.randint(alternatives, (len(places), self.draws), generator=generator).numpy()
+        return np.asarray(tokens + (tokens >= present))
 
 
 def _moved(
@@ -132,12 +132,12 @@ def _moved(
 
 
 def _divergence(logits: Float[Tensor, "copies outputs vocabulary"]) -> Float64[np.ndarray, "changed outputs"]:
-    """KL(p || p') of the first row from each other one, by terms that are all >= 0: sum p (e^u - 1 - u)."""
+    """KL(p || p') of the first row from every other one, by terms that are all >= 0: sum p (e^u - 1 - u)."""
     result = np.empty((len(logits) - 1, logits.shape[1]))
-    own = logits[0].double().log_softmax(dim=-1)
-    for row, other in enumerate(logits[1:]):
-        change = other.double().log_softmax(dim=-1) - own
-        terms = own.exp() * (torch.expm1(change) - change)
+    unchanged = logits[0].double().log_softmax(dim=-1)
+    for row, changed in enumerate(logits[1:]):
+        change = changed.double().log_softmax(dim=-1) - unchanged
+        terms = unchanged.exp() * (torch.expm1(change) - change)
         # A token that the model rules out (logit -inf) adds nothing.
-        result[row] = terms.masked_fill(own == -torch.inf, 0).sum(dim=-1).cpu().numpy()
+        result[row] = terms.masked_fill(unchanged == -torch.inf, 0).sum(dim=-1).cpu().numpy()
     return result

@@ -27,12 +27,12 @@ from posbias.runs.parts import below
 
 @dataclass(frozen=True, eq=False)
 class DepthInfluence:
-    """||dh_l/dx_j||_F on one prompt, not normalised."""
+    """Influence ||dh_l/dx_j||_F on the stream after every chosen layer, on one prompt, not normalised."""
 
     layers: tuple[int, ...]
     norms: Float64[np.ndarray, "layers n_positions"]
     standard_errors: Float64[np.ndarray, "layers n_positions"] | None
-    """From the spread over probes; None where nothing was drawn."""
+    """Errors of the norms, from the spread over probes; None if nothing was drawn."""
 
 
 def influence_by_depth(
@@ -53,7 +53,7 @@ def influence_by_depth(
     with block_outputs(model.network) as streams:
         question.outputs(inputs)
     vectors = kind.vectors(streams[layers[0]].shape[-1], question.generator(kind.name))
-    found = []
+    influences = []
     for layer in layers:
         stream = streams[layer][:, list(reading.positions)]
         pulled: list[Pulled] = [("hidden", vector.expand(len(reading.positions), -1)) for vector in vectors]
@@ -62,13 +62,14 @@ def influence_by_depth(
             name = list(named_blocks(model.network))[layer]
             where = first_in_forward(model, inputs)
             raise RunError(f"layers: the gradient of {name} on prompt {key[1]} is not finite{where}")
-        found.append(from_squares(squares * reading.share**2, sampled=kind.sampled))
-    errors = [entry.standard_errors for entry in found if entry.standard_errors is not None]
-    return DepthInfluence(layers, np.stack([entry.norms for entry in found]), np.stack(errors) if errors else None)
+        influences.append(from_squares(squares * reading.share**2, sampled=kind.sampled))
+    norms = np.stack([influence.norms for influence in influences])
+    errors = [influence.standard_errors for influence in influences if influence.standard_errors is not None]
+    return DepthInfluence(layers, norms, np.stack(errors) if errors else None)
 
 
 def chosen_layers(model: Model, layers: str | Sequence[int] | None) -> tuple[int, ...]:
-    """Layer indices that a network has."""
+    """The chosen layer indices, after a check that the network has them."""
     count = len(named_blocks(model.network))
     if not count:
         raise UsageError(f"layers need blocks in an nn.ModuleList; {type(model.network).__name__} has none")
@@ -89,19 +90,19 @@ class PrecisionLoss:
     median_relative: Float64[np.ndarray, "checked"]
     """Median over positions of |p_j - q_j| / q_j, q in float32."""
     largest_relative: Float64[np.ndarray, "checked"]
-    """Largest over positions; infinite where only q_j is zero."""
+    """Largest over positions; infinite if only q_j is zero somewhere."""
 
     @classmethod
     def between(
         cls, reduced: Float64[np.ndarray, "checked n_positions"], full: Float64[np.ndarray, "checked n_positions"]
     ) -> "PrecisionLoss":
-        """From raw norms; no prompt all zero."""
-        own, exact = (norms / norms.sum(axis=1, keepdims=True) for norms in (reduced, full))
-        steps = max(own.shape[1] - 1, 1)
+        """The loss from raw norms, of which no prompt is all zero."""
+        rounded, exact = (norms / norms.sum(axis=1, keepdims=True) for norms in (reduced, full))
+        steps = max(rounded.shape[1] - 1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.where(own == exact, 0.0, np.abs(own - exact) / exact)
+            relative = np.where(rounded == exact, 0.0, np.abs(rounded - exact) / exact)
         return cls(
-            wasserstein=np.abs(np.cumsum(own - exact, axis=1)[:, :-1]).sum(axis=1) / steps,
+            wasserstein=np.abs(np.cumsum(rounded - exact, axis=1)[:, :-1]).sum(axis=1) / steps,
             median_relative=np.median(relative, axis=1),
             largest_relative=relative.max(axis=1),
         )
@@ -110,9 +111,9 @@ class PrecisionLoss:
 def norms_in_full_precision(
     model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions
 ) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], str | None]:
-    """Raw norms by a float32 copy of the model with the same random draws, or why no copy can be made.
+    """Raw norms by a float32 copy of the model with the same random draws, or the reason why no copy can be made.
 
-    Neither where the model is not below float32 or the prompt is not among those to check. The copy takes 4 bytes per
+    Neither if the model is not below float32 or the prompt is not among those to check. The copy takes 4 bytes per
     weight while the prompt is measured, and the time of a float32 measurement. `fisher` draws tokens from the model's
     distribution: one that rounding makes it draw differently counts as loss.
     """
@@ -123,16 +124,16 @@ def norms_in_full_precision(
         return {}, f"precision check: {reason}"
     full = converted(model, torch.float32)
     with checkpointed(full.network, enabled=options.checkpointing):
-        found = influence_of_positions(full, token_ids, kinds=kinds, key=key, options=options)
-    return {kind: influence.norms for kind, influence in found.items()}, None
+        influences = influence_of_positions(full, token_ids, kinds=kinds, key=key, options=options)
+    return {kind: influence.norms for kind, influence in influences.items()}, None
 
 
 @dataclass(frozen=True, eq=False)
 class Mixing:
-    """How large the attention branch a of every layer is beside the stream x it is added to, on one prompt; in [0, 1].
+    """Size of every layer's attention branch a beside the stream x it is added to, on one prompt, in [0, 1].
 
-    Two definitions are in use (arXiv 2602.16837), their code's and their paper's. a is what the branch really adds,
-    after any post-norm.
+    Two definitions are in use (arXiv 2602.16837), that of the code and that of the paper. a is what the branch really
+    adds, after any post-norm.
     """
 
     tokens: Float64[np.ndarray, "layers"]
@@ -153,8 +154,8 @@ def mixing_of_first_pass(model: Model, token_ids: TokenIds, *, prompt: int) -> I
     """Both mixings from the first forward pass within the context, so that they cost no pass of their own.
 
     A pass that reads more than the prompt (a target after it, copies in a batch) measures the prompt all the same if
-    every layer is causal; after one that reads less, or none at all, there is a pass for the mixing alone. What is
-    yielded gives the mixing when the context is over; None without a family description.
+    every layer is causal; after one that reads less, or none at all, there is a pass for the mixing alone. Yields a
+    function that gives the mixing when the context is over, or None without a family description.
     """
     if not model.described:
         yield lambda: None
@@ -171,9 +172,9 @@ def mixing_of_first_pass(model: Model, token_ids: TokenIds, *, prompt: int) -> I
             looks_ahead = length > len(token_ids) and any(mask.mutual_prefix(length) > 1 for mask in masks)
             if length < len(token_ids) or looks_ahead:
                 return mixing_of_layers(model, token_ids, prompt=prompt)
-            norms = watch.norms()
-            own = slice(len(token_ids))
-            return mixing_from_norms(BranchNorms(norms.stream[:, :1, own], norms.branch[:, :1, own]), prompt=prompt)
+            norms, of_prompt = watch.norms(), slice(len(token_ids))
+            stream, branch = norms.stream[:, :1, of_prompt], norms.branch[:, :1, of_prompt]
+            return mixing_from_norms(BranchNorms(stream, branch), prompt=prompt)
 
         yield mixing
 
@@ -194,12 +195,12 @@ BY_KIND = ("norms", "standard_errors", "full_precision")
 
 @dataclass(frozen=True, eq=False)
 class PromptMeasurement:
-    """What one prompt says."""
+    """Everything measured on one prompt."""
 
     norms: dict[str, Float64[np.ndarray, "n_positions"]]
     """Influence of every position by kind name, not normalised."""
     standard_errors: dict[str, Float64[np.ndarray, "n_positions"]]
-    """Of the norms, for sampled kinds only."""
+    """Errors of the norms, for sampled kinds only."""
     mixing: Float64[np.ndarray, "layers"] | None
     """Mean over tokens of |a| / (|x| + |a|); None for a model without a family description."""
     mixing_frobenius: Float64[np.ndarray, "layers"] | None
@@ -214,8 +215,8 @@ class PromptMeasurement:
         arrays = {f"{sort}/{kind}": values for sort in BY_KIND for kind, values in getattr(self, sort).items()}
         if self.mixing is not None and self.mixing_frobenius is not None:
             arrays |= {"mixing": self.mixing, "mixing_frobenius": self.mixing_frobenius}
-        for kind, found in self.details.items():
-            arrays |= {f"details/{kind}/{name}": np.array([value]) for name, value in found.items()}
+        for kind, numbers in self.details.items():
+            arrays |= {f"details/{kind}/{name}": np.array([value]) for name, value in numbers.items()}
         arrays |= {LEFT_OUT + reason: np.zeros(0) for reason in self.left_out}
         if self.depth is not None:
             arrays |= {"depth/layers": np.array(self.depth.layers), "depth/norms": self.depth.norms}

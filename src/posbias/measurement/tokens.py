@@ -20,19 +20,19 @@ MORE, LESS = "213,94,0", "0,114,178"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenMap(Showing):
-    """The tokens of one prompt with what was measured on it, and, where it was given, what a theory says."""
+    """The tokens of one prompt with their measured influence, beside a theory's if one is given."""
 
     prompt: int
     texts: tuple[str, ...]
-    """Of every token, as it stands in the text; "#7" for token 7 of a model without a tokenizer."""
+    """Text of every token as it stands in the prompt; "#7" for token 7 of a model without a tokenizer."""
     series: tuple[Series, ...]
     """The measurement, then the theory."""
     errors: Float64[np.ndarray, "n_positions"] | None = None
-    """Standard error of every token's measured share from random probes, where these were drawn."""
+    """Standard error of every token's measured share from random probes, if these were drawn."""
 
     def shown(self) -> Shown:
         """The curves of the one prompt; without intervals, which are over prompts."""
-        names = " beside ".join(each.name for each in self.series)
+        names = " beside ".join(series.name for series in self.series)
         return Shown(f"prompt {self.prompt}, {len(self.texts)} tokens: {names}", self.series)
 
     def _repr_html_(self) -> str:
@@ -40,23 +40,24 @@ class TokenMap(Showing):
             f"Orange: above the uniform share 1/{len(self.texts)}, blue: below; full colour at {SATURATED:g} times or "
             f"1/{SATURATED:g} of it. Point at a token for its number."
         )
-        columns = "".join(f'<div style="flex:1;min-width:18em">{self._text_of(each)}</div>' for each in self.series)
+        texts = map(self._text_of, self.series)
+        columns = "".join(f'<div style="flex:1;min-width:18em">{text}</div>' for text in texts)
         row = f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{columns}</div>'
         return f"<div><p><b>{escape(self.shown().title)}</b><br>{scale}</p>{row}</div>"
 
     def _text_of(self, series: Series) -> str:
         spans = []
         for place, (text, times) in enumerate(zip(self.texts, series.values * len(self.texts), strict=True)):
-            said = f"position {place}: {times:.3g} x uniform"
+            hint = f"position {place}: {times:.3g} x uniform"
             if self.errors is not None and series is self.series[0]:
-                said += f", standard error of the probes {self.errors[place] * len(self.texts):.2g}"
-            spans.append(f'<span style="background:{_colour(float(times))}" title="{said}">{escape(text)}</span>')
+                hint += f", standard error of the probes {self.errors[place] * len(self.texts):.2g}"
+            spans.append(f'<span style="background:{_colour(float(times))}" title="{hint}">{escape(text)}</span>')
         style = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
         return f'<p>{escape(series.name)}</p><div style="{style}">{"".join(spans)}</div>'
 
 
 def token_texts(token_ids: Int64[np.ndarray, "n_positions"], tokenizer: Any) -> tuple[str, ...]:
-    """What each token adds to the text before it, spaces included; bytes that are no whole character show as "�"."""
+    """The text that each token adds, spaces included; bytes that are no whole character show as "�"."""
     ids: Sequence[int] = token_ids.tolist()
     if tokenizer is None:
         return tuple(f"#{token} " for token in ids)
@@ -70,6 +71,6 @@ def token_texts(token_ids: Int64[np.ndarray, "n_positions"], tokenizer: Any) -> 
 
 
 def _colour(times: float) -> str:
-    """The colour of a share that is so many times the uniform one."""
+    """The colour of a share that is `times` the uniform one."""
     strength = 1.0 if times <= 0 else min(1.0, abs(math.log(times)) / math.log(SATURATED))
     return f"rgba({MORE if times > 1 else LESS},{strength:.2f})"

@@ -1,1 +1,1 @@
-"""What a model's attention looks like, without keeping it (docs/theory, section 6)."""
+"""Statistics of a model's attention without keeping its matrices (docs/theory, section 6)."""

@@ -27,7 +27,7 @@ from posbias.measurement.attention.statistics import MeanSimilarity, PrefixMonot
 from posbias.models.attention import AttentionBlock, AttentionLayer, AttentionState, query_blocks
 
 CELLS = 8192
-"""Of the fine histograms: a head whose B is ten times the model's range of logits still has 2 cells for each bin."""
+"""Cells of the fine histograms: a head whose B is ten times the model's range of logits has 2 cells for each bin."""
 
 SMALLEST_BOUND = 1e-30
 """B of a head whose logits are all zero, so that its cells have a width."""
@@ -40,7 +40,7 @@ ROUND_OFF = 1e-6
 
 
 class PrefixWatch:
-    """Violations within one kernel whose rows arrive in blocks, last rows first; only one row is kept."""
+    """Counts violations within one kernel whose rows arrive in blocks, last rows first; only one row is kept."""
 
     def __init__(self, n_positions: int, device: torch.device) -> None:
         self._n_positions = n_positions
@@ -83,12 +83,12 @@ def prefix_monotonicity(kernels: Float[Tensor, "layers n_positions n_positions"]
     """
     n_positions = kernels.shape[-1]
     everything = slice(0, n_positions)
-    found = []
+    results = []
     for kernel in kernels:
         watch = PrefixWatch(n_positions, kernel.device)
         watch.add(prefix_mass(kernel), everything, everything)
-        found.append(watch.result())
-    return PrefixMonotonicity(*np.array(found).T)
+        results.append(watch.result())
+    return PrefixMonotonicity(*np.array(results).T)
 
 
 def prefix_mass(rows: Float[Tensor, "*rows key"]) -> Float64[Tensor, "*rows key"]:
@@ -99,7 +99,7 @@ def prefix_mass(rows: Float[Tensor, "*rows key"]) -> Float64[Tensor, "*rows key"
 
 @dataclass(frozen=True, eq=False)
 class KernelSums:
-    """Where one layer's kernels are added up, in cells of neighbouring positions."""
+    """Sums of one layer's kernels, in cells of neighbouring positions."""
 
     bounds: Int64[Tensor, "edges"]
     """First position of each cell, and N."""
@@ -122,7 +122,7 @@ class KernelSums:
 
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """What one layer's attention on one prompt amounts to; `AttentionStatistics` has the definitions."""
+    """Statistics of one layer's attention on one prompt; `AttentionStatistics` has the definitions."""
 
     distance: Float64[np.ndarray, "heads"]
     entropy: Float64[np.ndarray, "heads"]
@@ -151,7 +151,7 @@ def reduce_layer(
     distance = torch.zeros(state.query.shape[:2], dtype=torch.float64, device=device)
     entropy = torch.zeros_like(distance)
     counts = torch.zeros(len(thresholds), n_positions, dtype=torch.float64, device=device)
-    taken = None if layer.parts.sinks is None else torch.zeros_like(distance)
+    sink_mass = None if layer.parts.sinks is None else torch.zeros_like(distance)
     prefix = PrefixWatch(n_positions, device)
     row_error = 0.0
     for part in query_blocks(layer.parts, state, reach=layer.reach, block=block):
@@ -168,9 +168,9 @@ def reduce_layer(
         for row, threshold in zip(counts, thresholds, strict=True):
             row[part.keys] += (weights > threshold).to(weights.dtype).sum((0, 1, 2))
         rows = weights.sum(-1) - 1
-        if part.sink is not None and taken is not None:
+        if part.sink is not None and sink_mass is not None:
             rows += part.sink
-            taken += part.sink.double().sum(-1)
+            sink_mass += part.sink.double().sum(-1)
         row_error = max(row_error, float(rows.abs().max()))
         mean = weights.mean((0, 1))
         mass = prefix_mass(mean)
@@ -184,7 +184,7 @@ def reduce_layer(
         distance=(distance / n_positions).flatten().numpy(force=True),
         entropy=(entropy / (visible > 1).sum()).flatten().numpy(force=True),
         sinks=(counts / (layer.parts.heads * queries_of_key)).numpy(force=True),
-        learned_sink=None if taken is None else (taken / n_positions).flatten().numpy(force=True),
+        learned_sink=None if sink_mass is None else (sink_mass / n_positions).flatten().numpy(force=True),
         violated=violated,
         gap=gap,
         row_error=row_error,
@@ -201,17 +201,17 @@ class LayerContent:
     """One layer's content logits on one prompt."""
 
     diagonal: Float64[np.ndarray, "heads n_positions"]
-    """Every entry j = i."""
+    """All entries j = i."""
     off_diagonal: Float64[np.ndarray, "heads"]
     """Mean over visible j < i."""
     counts: Int64[np.ndarray, "heads cells"]
-    """Of the visible entries j < i."""
+    """Histogram of the visible entries j < i."""
     bound: Float64[np.ndarray, "heads"]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Which pairs of a layer count, and how many queries are looked at together."""
+    """The pairs of a layer that count, and the number of queries that are looked at together."""
 
     reach: int
     """Keys a query sees, its own included, >= 2."""
@@ -221,7 +221,7 @@ class Pairs:
 def reduce_content(
     state: AttentionState, *, scale: float, pairs: Pairs, into: Float[Tensor, "heads query key"] | None
 ) -> LayerContent:
-    """Diagonal, mean and histogram of scale * q_i.k_j, without positions; the logits are added `into` where given."""
+    """Diagonal, mean and histogram of scale * q_i.k_j, without positions; the logits are added `into` if given."""
     key_length = state.key.norm(dim=-1).amax(-1)
     bound = (state.query.norm(dim=-1).amax(-1) * key_length[:, None] * abs(scale)).flatten().clamp_min(SMALLEST_BOUND)
     counts = torch.zeros(len(bound), CELLS, dtype=torch.long, device=bound.device)
@@ -241,7 +241,10 @@ def reduce_content(
 def reduce_mean_content(
     mean: Float[Tensor, "heads n_positions n_positions"], *, pairs: Pairs, diagonal: Float64[np.ndarray, "heads n"]
 ) -> LayerContent:
-    """The same of content logits averaged over prompts; entries no query sees do not matter, `diagonal` is precise."""
+    """Diagonal, mean and histogram of content logits averaged over prompts; entries that no query sees do not matter.
+
+    `diagonal` has the precise values at j = i.
+    """
     n_positions = mean.shape[-1]
     everything = slice(0, n_positions)
     visible = ~_hidden(everything, everything, pairs.reach, mean.device)
@@ -261,7 +264,7 @@ def reduce_mean_content(
 def count_cells(
     logits: Float[Tensor, "heads query key"], bound: Float[Tensor, "heads"], hidden: Bool[Tensor, "query key"]
 ) -> Int64[Tensor, "heads cells"]:
-    """How many of the entries that are not hidden fall into each cell."""
+    """Number of entries in each cell, hidden ones apart."""
     width = 2 * bound / CELLS
     cell = ((logits + bound[:, None, None]) / width[:, None, None]).to(torch.int32).clamp_(0, CELLS - 1)
     cell.masked_fill_(hidden, CELLS)
@@ -298,7 +301,7 @@ def _content_blocks(
 
 
 def _hidden(queries: slice, keys: slice, reach: int, device: torch.device) -> Bool[Tensor, "query key"]:
-    """Pairs other than visible j < i."""
+    """All pairs except visible j < i."""
     query = torch.arange(queries.start, queries.stop, device=device)[:, None]
     key = torch.arange(keys.start, keys.stop, device=device)
     return (key >= query) | (key <= query - reach)
@@ -307,7 +310,7 @@ def _hidden(queries: slice, keys: slice, reach: int, device: torch.device) -> Bo
 def similarity_of(layers: Sequence[LayerContent]) -> tuple[MeanSimilarity, Float64[np.ndarray, "2"]]:
     """Similarity of all layers and heads over bins that they share, and the outer edges of these.
 
-    Where the bins together are narrower than a fine cell, all entries count as equal: similarity 1, none outside.
+    If the bins together are narrower than a fine cell, all entries count as equal: similarity 1, none outside.
     """
     bound = np.stack([layer.bound for layer in layers])
     counts = np.stack([layer.counts for layer in layers])
@@ -322,13 +325,12 @@ def similarity_of(layers: Sequence[LayerContent]) -> tuple[MeanSimilarity, Float
     limit = float(bound.max())
     low, high = (_solve(below, share * total, limit=limit) for share in TAILS)
     if high - low <= 2 * limit / CELLS:
-        ones = np.ones((2, *bound.shape))
-        return MeanSimilarity(*ones, *(0 * ones)), np.array([low, high])
+        return MeanSimilarity(*np.ones((2, *bound.shape)), *np.zeros((2, *bound.shape))), np.array([low, high])
     edges = np.linspace(low, high, BINS + 1)
     off = np.diff(_counted(cumulative, bound, edges), axis=-1)
     place = np.searchsorted(edges, diagonal, "right") - 1
-    own = np.stack([(place == index).sum(axis=-1) for index in range(BINS)], axis=-1).astype(np.float64)
-    binned, sizes = np.stack([own, off]), np.stack([np.full(bound.shape, diagonal.shape[-1]), counts.sum(-1)])
+    on = np.stack([(place == index).sum(axis=-1) for index in range(BINS)], axis=-1).astype(np.float64)
+    binned, sizes = np.stack([on, off]), np.stack([np.full(bound.shape, diagonal.shape[-1]), counts.sum(-1)])
     inside = binned.sum(-1)
     # 1 - entropy / log(BINS); 0 where nothing is inside, as in the published code.
     share = binned / np.maximum(inside, 1e-300)[..., None]
@@ -342,19 +344,19 @@ def _counted(
     bound: Float64[np.ndarray, "layers heads"],
     values: Float64[np.ndarray, "values"],
 ) -> Float64[np.ndarray, "layers heads values"]:
-    """How many entries lie below each value, linear within a fine cell."""
+    """Number of entries below each value, linear within a fine cell."""
     place = np.clip((values / bound[..., None] + 1) * (CELLS / 2), 0, CELLS)
     cell = np.minimum(place.astype(np.int64), CELLS - 1)
     start, stop = (np.take_along_axis(cumulative, index, axis=-1) for index in (cell, cell + 1))
     return np.asarray(start + (stop - start) * (place - cell))
 
 
-def _solve(below: Callable[[float], float], wanted: float, *, limit: float) -> float:
-    """The value below which `wanted` entries lie, by bisection from -limit to limit."""
+def _solve(below: Callable[[float], float], count: float, *, limit: float) -> float:
+    """The value below which `count` entries lie, by bisection from -limit to limit."""
     low, high = -limit, limit
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if below(middle) < wanted:
+        if below(middle) < count:
             low = middle
         else:
             high = middle

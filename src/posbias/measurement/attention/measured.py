@@ -1,6 +1,6 @@
-"""What `attention` returns: the statistics, as a result that shows itself.
+"""The result of `attention`: the statistics, which show themselves.
 
-The picture is of attention distance by layer, beside what even attention would have (docs/theory, section 6).
+The picture is of attention distance by layer, beside that of even attention (docs/theory, section 6).
 """
 
 from collections.abc import Mapping
@@ -34,19 +34,18 @@ class MeasuredAttention(Showing, AttentionStatistics):
         return Shown(title, series, "distance", "layer", layers, unit="positions", facts=self._facts(distance, even))
 
     def _facts(self, distance: Interval, even: float) -> Mapping[str, str]:
-        found = {
+        facts = {
             "attention distance, positions": f"{distance.text('.1f')}; even attention {even:.1f}",
             "entropy, of the largest possible": _overall(self.entropy.per_prompt).text(),
         }
         for number, threshold in enumerate(self.sink_thresholds):
             share = _overall(self.sinks.per_prompt[:, number, :1]).text(".1f", scale=100, unit=" %")
-            found[f"queries that give position 0 more than {threshold:g}"] = share
-        found["attention's share of a layer's output (mixing)"] = _overall(self.mixing.tokens.per_prompt).text()
+            facts[f"queries that give position 0 more than {threshold:g}"] = share
+        facts["attention's share of a layer's output (mixing)"] = _overall(self.mixing.tokens.per_prompt).text()
         left_out = {"left out": "; ".join(self.left_out)} if self.left_out else {}
-        return found | left_out | {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
+        return facts | left_out | {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
 
 
 def _overall(per_prompt: Float64[np.ndarray, "count ..."], *, most: float = 1.0) -> Interval:
     """Mean over prompts of the mean over everything else, with its interval over prompts; by default of a share."""
-    each = per_prompt.reshape(len(per_prompt), -1).mean(axis=1)
-    return mean_of(each).interval(least=0.0, most=most)
+    return mean_of(per_prompt.reshape(len(per_prompt), -1).mean(axis=1)).interval(least=0.0, most=most)

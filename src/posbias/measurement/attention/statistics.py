@@ -1,7 +1,7 @@
-"""What of a model's attention is kept over the prompts, and the results: what each number is, in which range.
+"""Statistics of a model's attention over prompts, each with its definition and range, and `AttentionOptions`.
 
-Every number that depends on prompts is kept per prompt where it is small and carries a 95 % interval over
-prompts; ends are infinite with a single prompt.
+A number that depends on prompts is kept per prompt if it is small, and carries a 95 % interval over prompts, whose ends
+are infinite with a single prompt.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -29,12 +29,12 @@ class HeadStatistic:
 
     @classmethod
     def of(cls, per_prompt: Float64[np.ndarray, "count layers heads"]) -> "HeadStatistic":
-        """With its interval."""
+        """The statistic of these values, with its interval."""
         low, high = mean_ends(per_prompt.mean(axis=2), least=0.0 if per_prompt.min() >= 0 else -np.inf)
         return cls(per_prompt, low, high)
 
     def as_share(self) -> "HeadStatistic":
-        """The same of a share, whose interval ends at 1; an open end stays open."""
+        """The statistic of a share, whose interval ends at 1; an open end stays open."""
         high = np.maximum(np.minimum(self.high, 1.0), self.by_layer)
         return replace(self, high=np.where(np.isfinite(self.high), high, self.high))
 
@@ -60,7 +60,7 @@ class PromptMean:
 
     @classmethod
     def of(cls, per_prompt: Float64[np.ndarray, "count *axes"]) -> "PromptMean":
-        """With its interval."""
+        """The statistic of these values, with its interval."""
         return cls(per_prompt, *mean_ends(per_prompt, least=0.0, most=1.0))
 
     @property
@@ -114,15 +114,15 @@ class Similarity:
     """
 
     diagonal: HeadStatistic
-    """Of the entries j = i of each prompt."""
+    """Similarity of the entries j = i of each prompt."""
     off_diagonal: HeadStatistic
-    """Of the visible entries j < i of each prompt."""
+    """Similarity of the visible entries j < i of each prompt."""
     diagonal_outside: HeadStatistic
     """Share of the diagonal entries outside the bins, which the histogram leaves out; at 1 the similarity is 0."""
     off_diagonal_outside: HeadStatistic
     edges: Float64[np.ndarray, "count 2"]
     of_mean: MeanSimilarity | None
-    """Of the mean content logits over prompts; None where those were not kept."""
+    """Similarity of the mean content logits over prompts; None if those were not kept."""
 
     def __post_init__(self) -> None:
         for name in ("diagonal", "off_diagonal", "diagonal_outside", "off_diagonal_outside"):
@@ -131,12 +131,12 @@ class Similarity:
 
 @dataclass(frozen=True, eq=False)
 class PrefixMonotonicity:
-    """How far kernels are from stochastically monotone: F_i+1(k) <= F_i(k), F the mass of keys 0..k."""
+    """Distance of kernels from stochastic monotonicity, F_i+1(k) <= F_i(k), F the mass of keys 0..k."""
 
     violated: Float64[np.ndarray, "layers"]
     """Share of the triples (i, i+1, k), k < i, whose prefix mass rises, in [0, 1]."""
     gap: Float64[np.ndarray, "layers"]
-    """Mean rise F_i+1(k) - F_i(k) over the violated triples, in (0, 1]; 0 where there are none."""
+    """Mean rise F_i+1(k) - F_i(k) over the violated triples, in (0, 1]; 0 if there are none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +147,7 @@ class Monotonicity:
     """Per prompt and layer, as in `PrefixMonotonicity`."""
     gap: PromptMean
     of_mean: PrefixMonotonicity | None
-    """Of the mean kernel over prompts; None where it was not kept position by position."""
+    """Monotonicity of the mean kernel over prompts; None if it was not kept position by position."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ class MeanKernels:
 
     mean: Float[np.ndarray, "layers cells cells"]
     squared: Float[np.ndarray, "layers cells cells"]
-    """The same of A_ij^2, each head squared first: rows sum to the mean participation sum_j A_ij^2, in (0, 1]."""
+    """Mean of A_ij^2, each head squared first: rows sum to the mean participation sum_j A_ij^2, in (0, 1]."""
     by_head: Float[np.ndarray, "layers heads cells cells"] | None
     """`mean` for every head; None unless asked for."""
     bounds: Int64[np.ndarray, "edges"]
@@ -173,35 +173,35 @@ class MeanKernels:
 
     @property
     def complete(self) -> bool:
-        """Whether every pair of positions has its own entry."""
+        """True if every pair of positions has its own entry."""
         return bool(self.mean.shape[-1] == self.n_positions)
 
     def coarser(self, cells: int) -> "MeanKernels":
-        """The same in fewer cells, each of them a run of these: kept cell k goes to cell k * cells // kept.
+        """The kernels in fewer cells, each of them a run of these: cell k of K goes to cell k * cells // K.
 
-        Where `cells` does not divide the cells kept, runs differ by one of them, and `bounds` says where each begins.
+        If `cells` does not divide K, runs differ by one cell, and `bounds` says where each begins.
         """
-        kept = self.mean.shape[-1]
-        if not 1 <= cells <= kept:
-            raise UsageError(f"kernels of {kept} cells cannot be drawn in {cells}; allowed: 1 to {kept}")
-        cell = np.arange(kept) * cells // kept
-        columns = (np.arange(cells)[:, None] == cell).astype(self.mean.dtype)  # [cells kept]
-        queries = np.diff(self.bounds)
+        present = self.mean.shape[-1]
+        if not 1 <= cells <= present:
+            raise UsageError(f"kernels of {present} cells cannot be drawn in {cells}; allowed: 1 to {present}")
+        cell = np.arange(present) * cells // present
+        columns = (np.arange(cells)[:, None] == cell).astype(self.mean.dtype)  # [cells present]
+        queries, cell_pairs = np.diff(self.bounds), (present, present)
         rows = columns * queries / (columns * queries).sum(1, keepdims=True)
 
-        def drawn(kernel: Float[np.ndarray, "*layers kept kept"]) -> Float[np.ndarray, "*layers cells cells"]:
+        def merged(kernel: Float[np.ndarray, "*layers fine fine"]) -> Float[np.ndarray, "*layers cells cells"]:
             # Matrix by matrix: a product of all of them would copy them all in float64.
-            each = [(rows @ single @ columns.T).astype(kernel.dtype) for single in kernel.reshape(-1, kept, kept)]
-            return np.stack(each).reshape(*kernel.shape[:-2], cells, cells)
+            matrices = [(rows @ matrix @ columns.T).astype(kernel.dtype) for matrix in kernel.reshape(-1, *cell_pairs)]
+            return np.stack(matrices).reshape(*kernel.shape[:-2], cells, cells)
 
-        by_head = None if self.by_head is None else drawn(self.by_head)
+        by_head = None if self.by_head is None else merged(self.by_head)
         first = np.searchsorted(cell, np.arange(cells + 1))
-        return MeanKernels(drawn(self.mean), drawn(self.squared), by_head, self.bounds[first])
+        return MeanKernels(merged(self.mean), merged(self.squared), by_head, self.bounds[first])
 
 
 @dataclass(frozen=True, eq=False)
 class MixingStatistics:
-    """How large the attention branch a is beside the stream x it is added to (`posbias.measurement.prompt`)."""
+    """Size of the attention branch a beside the stream x it is added to (`posbias.measurement.prompt`)."""
 
     tokens: PromptMean
     """Per prompt and layer: mean over tokens of |a| / (|x| + |a|)."""
@@ -216,23 +216,23 @@ class AttentionStatistics:
     """A model's attention over a set of prompts."""
 
     distance: HeadStatistic
-    """sum_j A_ij (i - j) in positions, >= 0, mean over queries; where a learned sink takes a part, of the rest."""
+    """sum_j A_ij (i - j) in positions, >= 0, mean over queries; if a learned sink takes a part, of the rest."""
     even_distance: Float64[np.ndarray, "layers"]
-    """The same for attention that is even over the keys each query sees: the flat line of `distance`."""
+    """Distance of attention that is even over the keys each query sees: the flat line of `distance`."""
     entropy: HeadStatistic
     """-sum_j A_ij log A_ij / log(visible keys), in [0, 1], mean over the queries that see at least 2 keys; even: 1.
-    Where a learned sink takes a part, of the rest."""
+    If a learned sink takes a part, of the rest."""
     learned_sink: HeadStatistic | None
-    """What a learned sink, a place that is no position, takes of every row, in (0, 1), mean over queries; None for
-    families without (all but GPT-OSS)."""
+    """Share of every row that a learned sink, a place that is no position, takes, in (0, 1), mean over queries; None
+    for families without (all except GPT-OSS)."""
     content: ContentLogits
     similarity: Similarity
     sink_thresholds: tuple[float, ...]
     sinks: PromptMean
     """[thresholds, n_positions] per prompt: share of the queries that may see j with A_ij > threshold, in [0, 1], mean
-    over layers and heads. Of the last positions few queries speak."""
+    over layers and heads. Few queries see the last positions."""
     sinks_by_layer: Float64[np.ndarray, "thresholds layers n_positions"]
-    """The same for every layer, mean over prompts."""
+    """Sinks of every layer, mean over prompts."""
     monotonicity: Monotonicity
     kernels: MeanKernels
     mixing: MixingStatistics
@@ -240,7 +240,7 @@ class AttentionStatistics:
     """Largest |sum_j A_ij - 1| met, learned sinks counted in."""
     left_out: tuple[str, ...]
     caveats: tuple[str, ...]
-    """Where what ran is not what the model's name promises."""
+    """Differences between the model that ran and what its name promises."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entropy", self.entropy.as_share())
@@ -267,24 +267,24 @@ CONTENT_BYTES = 1 << 29
 MEMORY_LIMIT = 4 * 10**9
 """Largest size of all kept matrices together, in bytes."""
 FEWEST_POSITIONS = 3
-"""Of a prompt: the content and the monotonicity of fewer say nothing."""
+"""Fewest positions of a prompt: the content and the monotonicity of fewer say nothing."""
 NUMBER_BYTES = 4
-"""Of one kept number, unless the model is in float64."""
+"""Bytes of one kept number, unless the model is in float64."""
 
 
 @checked
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What `attention` keeps."""
+    """Settings of `attention`: thresholds, the matrices that are kept, and their memory."""
 
     sink_thresholds: tuple[float, ...] = (0.2, 0.3)
-    """In (0, 1), at least one; 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""
+    """Thresholds of the sink score, in (0, 1), at least one; 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""
     kernel_cells: int | None = None
     """Side of the kept mean kernels, 1 to N; N keeps every entry. None: N up to KERNEL_POSITIONS, else KERNEL_CELLS."""
     by_head: bool = False
-    """Whether to keep the mean kernel of every head beside the mean over heads."""
+    """Keep the mean kernel of every head beside the mean over heads."""
     mean_content: bool | None = None
-    """Whether to keep the mean content logits of every head and pair; by default where they fit CONTENT_BYTES."""
+    """Keep the mean content logits of every head and pair; by default if they fit CONTENT_BYTES."""
     block: int = BLOCK_QUERIES
     """Most queries at a time, >= 1; long prompts take fewer. Never changes what is measured."""
     memory_limit: int = MEMORY_LIMIT
@@ -309,20 +309,20 @@ class AttentionOptions:
         return self.kernel_cells
 
     def keeps_content(self, matrices: int, n_positions: int, *, number_bytes: int = NUMBER_BYTES) -> bool:
-        """Whether the mean content logits of `matrices` heads are kept."""
+        """True if the mean content logits of `matrices` heads are kept."""
         if self.mean_content is not None:
             return self.mean_content
         return matrices * n_positions**2 * number_bytes <= CONTENT_BYTES
 
     def kept_bytes(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
-        """Of all kept matrices."""
+        """Bytes of all kept matrices."""
         numbers = layers * (2 + (heads if self.by_head else 0)) * self.cells(n_positions) ** 2
         if self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes):
             numbers += layers * heads * n_positions**2
         return numbers * number_bytes
 
     def check_memory(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
-        """Bytes of all kept matrices; refused beyond the limit, with what would take less and is in use."""
+        """Bytes of all kept matrices; beyond the limit a refusal that names the settings that would take less."""
         size = self.kept_bytes(layers=layers, heads=heads, n_positions=n_positions, number_bytes=number_bytes)
         if size > self.memory_limit:
             cells = self.cells(n_positions)

@@ -1,6 +1,6 @@
 """`attention`: one forward pass per prompt, reduced layer by layer while it runs.
 
-Kept are sums over prompts of what is large, a row per prompt of what is small, and mean kernels in cells; never an
+Large quantities are summed over prompts, small ones kept for each, and mean kernels lie in cells; there is never an
 array of layers x heads x positions x positions unless it is asked for or small (`AttentionOptions`).
 """
 
@@ -57,13 +57,13 @@ from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 
 PER_LAYER = ("distance", "entropy", "violated", "gap")
-"""What is one number, or one of each head, of every layer."""
+"""Fields of `LayerStatistics` that hold one number of every layer, or one of each of its heads."""
 
 
 class Accumulators:
-    """All that is kept while prompts stream by: sums over prompts of what is large, a row per prompt of what is small.
+    """Sums over prompts of large quantities, and a row per prompt of small ones.
 
-    Kernels and content logits lie in the working precision where the model is, the rest in float64 on the CPU.
+    Kernels and content logits lie in the working precision on the model's device, the rest in float64 on the CPU.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class Accumulators:
         self.row_error = 0.0
 
     def pairs(self, layer: AttentionLayer, n_positions: int) -> Pairs:
-        """Which content logits of a layer count."""
+        """The content logits of a layer that count."""
         rows = rows_at_once(layer.parts.heads, n_positions, self.options.block)
         return Pairs(reach=layer.reach or n_positions, rows=rows)
 
     def add(self, layers: Sequence[LayerStatistics], content: Sequence[LayerContent], mixing: Mixing) -> None:
-        """Put a prompt's numbers beside the others'."""
+        """Add a prompt's numbers."""
         similarity, edges = similarity_of(content)
         sinks = np.stack([layer.sinks for layer in layers], axis=1)
         diagonal = np.stack([layer.diagonal for layer in content])
@@ -105,23 +105,23 @@ class Accumulators:
         new |= {"sinks": sinks.mean(axis=1), "diagonal": diagonal.mean(axis=2), "edges": edges}
         new |= {"off_diagonal": np.stack([layer.off_diagonal for layer in content])}
         new |= {"tokens": mixing.tokens, "frobenius": mixing.frobenius}
-        taken = [layer.learned_sink for layer in layers if layer.learned_sink is not None]
-        if taken:
-            new["learned_sink"] = np.stack(taken)
+        learned_sinks = [layer.learned_sink for layer in layers if layer.learned_sink is not None]
+        if learned_sinks:
+            new["learned_sink"] = np.stack(learned_sinks)
         for name, row in new.items():
             self.rows[name].append(row)
 
     def average(self, name: str) -> PromptMean:
-        """Of one sort of rows, with its interval."""
+        """Mean over prompts of the rows of a name, with its interval."""
         return PromptMean.of(np.stack(self.rows[name]))
 
     def by_heads(self, name: str) -> HeadStatistic:
-        """The same for numbers of every head."""
+        """Mean over prompts of the rows of a name that have a number for every head."""
         return HeadStatistic.of(np.stack(self.rows[name]))
 
 
 def working_precision(model: Model) -> torch.dtype:
-    """What attention is recomputed in: float64 for float64 models, float32 otherwise."""
+    """The precision in which attention is recomputed: float64 for float64 models, float32 otherwise."""
     return torch.float64 if model.dtype == torch.float64 else torch.float32
 
 
@@ -140,7 +140,7 @@ def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | Non
     Args:
         model: A model of a described family (`posbias.models.families`).
         prompts: Equally long prompts of at least 3 tokens.
-        options: What is kept.
+        options: What is sums.
 
     Raises:
         UsageError: another family, an argument outside its range, or matrices that exceed the memory limit.
@@ -156,98 +156,98 @@ def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | Non
     if any(layer.reach == 1 for layer in layers):
         raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
     assert isinstance(model, HuggingFaceModel)  # or it would not have been described
-    kept = Accumulators(model, layers, options, n_positions=prompts.n_positions)
+    sums = Accumulators(model, layers, options, n_positions=prompts.n_positions)
     for index, token_ids in enumerate(track(prompts.token_ids, "attention statistics")):
-        _reduce_prompt(kept, model, token_ids, prompt=index)
-    return _finish(kept, model)
+        _reduce_prompt(sums, model, token_ids, prompt=index)
+    return _finish(sums, model)
 
 
 @torch.no_grad()
 def _reduce_prompt(
-    kept: Accumulators, model: HuggingFaceModel, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int
+    sums: Accumulators, model: HuggingFaceModel, token_ids: Int64[np.ndarray, "n_positions"], *, prompt: int
 ) -> None:
-    """One forward pass; every layer is reduced where the pass reaches it."""
-    options = kept.options
+    """Run one forward pass and reduce every layer when the pass reaches it."""
+    options = sums.options
     layers: list[LayerStatistics] = []
     content: list[LayerContent] = []
 
-    def receive(layer: AttentionLayer, given: AttentionInput) -> None:
-        unrotated = project_attention(layer.parts, given.read)
-        into = None if kept.content_sum is None else kept.content_sum[layer.index]
-        own = reduce_content(unrotated, scale=layer.parts.scale, pairs=kept.pairs(layer, len(token_ids)), into=into)
-        state = rotated(unrotated, given.cosine, given.sine)
-        by_head = None if kept.by_head is None else kept.by_head[layer.index]
-        kernels = KernelSums(kept.bounds, kept.mean[layer.index], kept.squared[layer.index], by_head)
+    def receive(layer: AttentionLayer, inputs: AttentionInput) -> None:
+        unrotated = project_attention(layer.parts, inputs.read)
+        into = None if sums.content_sum is None else sums.content_sum[layer.index]
+        logits = reduce_content(unrotated, scale=layer.parts.scale, pairs=sums.pairs(layer, len(token_ids)), into=into)
+        state = rotated(unrotated, inputs.cosine, inputs.sine)
+        by_head = None if sums.by_head is None else sums.by_head[layer.index]
+        kernels = KernelSums(sums.bounds, sums.mean[layer.index], sums.squared[layer.index], by_head)
         result = reduce_layer(layer, state, thresholds=options.sink_thresholds, block=options.block, kernels=kernels)
-        numbers = np.concatenate([result.distance, result.entropy, own.off_diagonal, own.diagonal.mean(axis=1)])
+        numbers = np.concatenate([result.distance, result.entropy, logits.off_diagonal, logits.diagonal.mean(axis=1)])
         if not np.all(np.isfinite(numbers)):
             raise RunError(f"attention on prompt {prompt} is not finite, first in layer {layer.index}")
         layers.append(result)
-        content.append(own)
+        content.append(logits)
 
     blocks = model.family.blocks(model.network)
-    with watch_branches(blocks) as branches, watch_attention(kept.layers, receive, dtype=working_precision(model)):
+    with watch_branches(blocks) as branches, watch_attention(sums.layers, receive, dtype=working_precision(model)):
         model.last(model.embed(model.token_tensor([token_ids.tolist()])))
-    kept.add(layers, content, mixing_from_norms(branches.norms(), prompt=prompt))
+    sums.add(layers, content, mixing_from_norms(branches.norms(), prompt=prompt))
 
 
-def _finish(kept: Accumulators, model: HuggingFaceModel) -> MeasuredAttention:
-    count, n_positions = len(kept.rows["distance"]), kept.diagonal.shape[-1]
-    complete = kept.mean.shape[-1] == n_positions
-    monotonicity = prefix_monotonicity(kept.mean) if complete and count > 1 else None
+def _finish(sums: Accumulators, model: HuggingFaceModel) -> MeasuredAttention:
+    count, n_positions = len(sums.rows["distance"]), sums.diagonal.shape[-1]
+    complete = sums.mean.shape[-1] == n_positions
+    monotonicity = prefix_monotonicity(sums.mean) if complete and count > 1 else None
     if count == 1:  # the mean kernel is that prompt's own
-        monotonicity = PrefixMonotonicity(kept.rows["violated"][0], kept.rows["gap"][0])
+        monotonicity = PrefixMonotonicity(sums.rows["violated"][0], sums.rows["gap"][0])
     left_out = []
     if not complete and count > 1:
         left_out.append(f"monotonicity of the mean kernel: it needs kernel_cells={n_positions}")
-    if kept.content_sum is None:
+    if sums.content_sum is None:
         left_out.append("similarity of the mean content logits: they are kept up to a size, or with mean_content=True")
-    visible = [np.minimum(np.arange(1, n_positions + 1), layer.reach or n_positions) for layer in kept.layers]
+    visible = [np.minimum(np.arange(1, n_positions + 1), layer.reach or n_positions) for layer in sums.layers]
     return MeasuredAttention(
-        distance=kept.by_heads("distance"),
+        distance=sums.by_heads("distance"),
         even_distance=np.array([float((keys - 1).mean()) / 2 for keys in visible]),
-        entropy=kept.by_heads("entropy"),
-        learned_sink=kept.by_heads("learned_sink") if "learned_sink" in kept.rows else None,
+        entropy=sums.by_heads("entropy"),
+        learned_sink=sums.by_heads("learned_sink") if "learned_sink" in sums.rows else None,
         content=ContentLogits(
-            diagonal=kept.by_heads("diagonal"),
-            off_diagonal=kept.by_heads("off_diagonal"),
-            scale=np.array([layer.parts.scale for layer in kept.layers]),
+            diagonal=sums.by_heads("diagonal"),
+            off_diagonal=sums.by_heads("off_diagonal"),
+            scale=np.array([layer.parts.scale for layer in sums.layers]),
         ),
-        similarity=_similarity(kept, count),
-        sink_thresholds=kept.options.sink_thresholds,
-        sinks=kept.average("sinks"),
-        sinks_by_layer=kept.sinks_by_layer / count,
-        monotonicity=Monotonicity(kept.average("violated"), kept.average("gap"), monotonicity),
-        kernels=_kernels(kept, count),
-        mixing=MixingStatistics(kept.average("tokens"), kept.average("frobenius"), kept.mixing_by_position / count),
-        row_error=kept.row_error,
+        similarity=_similarity(sums, count),
+        sink_thresholds=sums.options.sink_thresholds,
+        sinks=sums.average("sinks"),
+        sinks_by_layer=sums.sinks_by_layer / count,
+        monotonicity=Monotonicity(sums.average("violated"), sums.average("gap"), monotonicity),
+        kernels=_kernels(sums, count),
+        mixing=MixingStatistics(sums.average("tokens"), sums.average("frobenius"), sums.mixing_by_position / count),
+        row_error=sums.row_error,
         left_out=tuple(left_out),
         caveats=model.family.caveats(model.config, model.dtype),
     )
 
 
-def _similarity(kept: Accumulators, count: int) -> Similarity:
+def _similarity(sums: Accumulators, count: int) -> Similarity:
     of_mean = None
-    if kept.content_sum is not None:
+    if sums.content_sum is not None:
         mean = [
-            reduce_mean_content(total / count, pairs=kept.pairs(layer, total.shape[-1]), diagonal=diagonal / count)
-            for layer, total, diagonal in zip(kept.layers, kept.content_sum, kept.diagonal, strict=True)
+            reduce_mean_content(total / count, pairs=sums.pairs(layer, total.shape[-1]), diagonal=diagonal / count)
+            for layer, total, diagonal in zip(sums.layers, sums.content_sum, sums.diagonal, strict=True)
         ]
         of_mean, _ = similarity_of(mean)
-    parts = {each.name: kept.by_heads(f"similarity/{each.name}") for each in fields(MeanSimilarity)}
-    return Similarity(**parts, edges=np.stack(kept.rows["edges"]), of_mean=of_mean)
+    parts = {part.name: sums.by_heads(f"similarity/{part.name}") for part in fields(MeanSimilarity)}
+    return Similarity(**parts, edges=np.stack(sums.rows["edges"]), of_mean=of_mean)
 
 
-def _kernels(kept: Accumulators, count: int) -> MeanKernels:
-    """Sums over prompts and the queries of a cell, divided by how many they are."""
-    share = 1 / (count * kept.bounds.diff()[:, None].to(kept.mean))
+def _kernels(sums: Accumulators, count: int) -> MeanKernels:
+    """Mean kernels: the sums over prompts and the queries of a cell, divided by their number."""
+    share = 1 / (count * sums.bounds.diff()[:, None].to(sums.mean))
 
     def averaged(sums: Float[Tensor, "*layers cells cells"]) -> Float[np.ndarray, "*layers cells cells"]:
         return np.asarray(sums.mul_(share).cpu().numpy())
 
     return MeanKernels(
-        mean=averaged(kept.mean),
-        squared=averaged(kept.squared),
-        by_head=None if kept.by_head is None else averaged(kept.by_head),
-        bounds=np.asarray(kept.bounds.cpu().numpy()),
+        mean=averaged(sums.mean),
+        squared=averaged(sums.squared),
+        by_head=None if sums.by_head is None else averaged(sums.by_head),
+        bounds=np.asarray(sums.bounds.cpu().numpy()),
     )
