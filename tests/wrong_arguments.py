@@ -32,8 +32,16 @@ OF_PACKAGES = {
 NOT_CALLED = {"__version__", "architecture", "Record", "RunError", "UsageError"}
 """One module, errors, and what no user makes."""
 NAMED = (str, Path, Model)
-RIGHT = {"audit": (str, Model), "load_model": str, "measure_models": list, "compare": (*NAMED, pb.Profile, pb.Record)}
-"""Of what would go on for long, only the first argument is tried, and not what is right there."""
+RIGHT = {
+    "audit": (str, Model),
+    "evaluate": (str, Path, Model),
+    "load_model": str,
+    "measure_models": list,
+    "compare": (*NAMED, pb.Profile, pb.Record),
+}
+"""Right first arguments, which are not tried: what they are right for would go on for long."""
+ALONE = RIGHT.keys() - {"evaluate"}
+"""Functions of which no other argument is tried: `attempts` knows a right first one for them."""
 
 
 def wrong_values(model, prompts):
@@ -59,9 +67,10 @@ def attempts(model):
     for name, call in sorted(public().items()):
         parameters = inspect.signature(call).parameters.values()
         needed = {entry.name: known.get(entry.name, 1) for entry in parameters if entry.default is entry.empty}
-        for parameter in [entry.name for entry in parameters][: 1 if name in RIGHT else None]:
+        names = [entry.name for entry in parameters]
+        for parameter in names[: 1 if name in ALONE else None]:
             for value in wrong_values(model, prompts):
-                if not isinstance(value, RIGHT.get(name, ())):
+                if parameter != names[0] or not isinstance(value, RIGHT.get(name, ())):
                     yield name, call, parameter, value, {**needed, parameter: value}
 
 

@@ -4,7 +4,7 @@ Predict it from the architecture, measure it on real models, explain it, and set
 Names are imported when first used, so that `import posbias` is cheap. Start with `audit("demo")`, or with `load_model`,
 `load_prompts` and `measure`.
 
-    Architecture: What mixes positions: `depth` layers of `heads` heads, each layer T_l = (1 - m_l) I + m_l mean_h
+    Architecture: A stack that mixes positions: `depth` layers of `heads` heads, each T_l = (1 - m_l) I + m_l mean_h
         A_lh.
     AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
     EvaluateOptions: What is requested, and where finished samples are kept.
@@ -24,7 +24,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
         length.
     compare: Every registered distance of the first profile to the second, beside the flat line's.
     design: The architecture whose profile is the target.
-    evaluate: Put every sample at every position to one model, and judge its answers.
+    evaluate: Put every sample of a task, at every position, to one model, and judge its answers.
     fit: A method with the parameters that suit a model, from calibration samples alone.
     intervened: Within the context, the model with one ingredient replaced; measure it like any other.
     load_model: Load a causal language model, frozen and in evaluation mode.
