@@ -5,6 +5,8 @@ order, a scale, slope, window or norm read wrongly, it would not equal the modul
 """
 
 import copy
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from posbias.measurement.blocks import checkpointed
 from posbias.models.families.base import FAMILIES, Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.model import Outputs
 from posbias.models.networks import random_network
 from tiny_families import BLOOM, COMMON, CONFIGS, MIXTURES, VOCABULARY, shaken_model
 
@@ -27,6 +30,7 @@ README = Path(__file__).parents[2] / "README.md"
 # Norms, rotary angles and softmax run in float32 inside transformers, whatever the dtype of the weights.
 FLOAT32_INSIDE = 2e-5
 POSITIONS = 12
+TOKEN_IDS = torch.randint(3, VOCABULARY, (2, POSITIONS), generator=torch.Generator().manual_seed(2))
 WINDOWED = [
     *("cohere2", "gemma2", "gemma3_text", "gpt_neo", "mistral", "olmo3", "phi3-window", "qwen2-window", "qwen3-window"),
     *("mixtral", "smollm3-window", "starcoder2-window"),
@@ -35,18 +39,24 @@ WINDOWED = [
 
 @pytest.fixture(params=sorted(CONFIGS | MIXTURES))
 def model(request: pytest.FixtureRequest) -> HuggingFaceModel:
-    return shaken_model(request.param)
+    return made_once(request.param)
 
 
 @pytest.fixture(params=sorted(CONFIGS))
 def dense(request: pytest.FixtureRequest) -> HuggingFaceModel:
     """A model whose MLPs are not mixtures of experts."""
-    return shaken_model(request.param)
+    return made_once(request.param)
+
+
+@cache
+def made_once(name: str) -> HuggingFaceModel:
+    """The tiny model of all tests here, which leave it as it is."""
+    return shaken_model(name)
 
 
 @pytest.fixture
 def token_ids() -> Tensor:
-    return torch.randint(3, VOCABULARY, (2, POSITIONS), generator=torch.Generator().manual_seed(2))
+    return TOKEN_IDS
 
 
 def apply_norm(norm: Norm, values: Tensor) -> Tensor:
@@ -137,8 +147,22 @@ def replay(model: HuggingFaceModel, block: Block, layer: int, seen: dict[str, An
     return branch, through(block.mlp_stream_norm, added + block.branch_scale * through(block.mlp_post_norm, update))
 
 
-def watch(model: HuggingFaceModel, token_ids: Tensor) -> list[dict[str, Any]]:
-    """Input, rotary angles and output of every block in transformers' own forward pass."""
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass of transformers itself on `TOKEN_IDS`."""
+
+    blocks: list[dict[str, Any]]
+    """Input, rotary angles and output of every block."""
+    last: Outputs
+    """The last position's, from embeddings."""
+
+
+@cache
+def watched_once(model: HuggingFaceModel) -> Pass:
+    return watch(model, TOKEN_IDS)
+
+
+def watch(model: HuggingFaceModel, token_ids: Tensor) -> Pass:
     seen: list[dict[str, Any]] = []
     handles = []
     for block in model.family.blocks(model.network):
@@ -157,22 +181,22 @@ def watch(model: HuggingFaceModel, token_ids: Tensor) -> list[dict[str, Any]]:
         handles.append(block.attention.register_forward_pre_hook(before_attention, with_kwargs=True))
         handles.append(block.module.register_forward_hook(after))
     with torch.no_grad():
-        model.last(model.embed(token_ids))
+        last = model.last(model.embed(token_ids))
     for handle in handles:
         handle.remove()
-    return seen
+    return Pass(seen, last)
 
 
 def test_every_family_is_in_the_table() -> None:
     assert {name.split("-")[0] for name in CONFIGS | MIXTURES} == set(FAMILIES)
     assert all(FAMILIES[name].name == name for name in FAMILIES)
-    assert f"{len(list(FAMILIES))} families are described" in README.read_text()
+    assert f"on {len(list(FAMILIES))} families" in README.read_text()
 
 
 def test_description_reproduces_every_block(dense: HuggingFaceModel, token_ids: Tensor) -> None:
     model = dense
     norms = model.branch_norms(token_ids)
-    seen = watch(model, token_ids)
+    seen = watched_once(model).blocks
     blocks = model.family.blocks(model.network)
     assert len(blocks) == len(seen) == model.family.depth(model.config) == 3
     for layer, block in enumerate(blocks):
@@ -185,7 +209,7 @@ def test_description_reproduces_every_block(dense: HuggingFaceModel, token_ids: 
 
 def test_the_branch_is_what_is_added_to_the_stream(dense: HuggingFaceModel, token_ids: Tensor) -> None:
     """With the MLPs silenced, a block's output less its input is the attention branch, whatever the family."""
-    model = dense
+    model = HuggingFaceModel(copy.deepcopy(dense.network))
     blocks = model.family.blocks(model.network)
     if blocks[0].attention_stream_norm is not None:
         pytest.skip("the stream itself is normalised after the addition")
@@ -195,15 +219,15 @@ def test_the_branch_is_what_is_added_to_the_stream(dense: HuggingFaceModel, toke
             if tensor is not None:
                 tensor.zero_()
     norms = model.branch_norms(token_ids)
-    for layer, seen in enumerate(watch(model, token_ids)):
+    for layer, seen in enumerate(watch(model, token_ids).blocks):
         torch.testing.assert_close(norms.stream[layer], seen["input"].norm(dim=-1))
         torch.testing.assert_close(norms.branch[layer], (seen["output"] - seen["input"]).norm(dim=-1))
     assert bool((norms.branch > 0).all())
 
 
-def test_rotary_frequencies_are_those_of_the_angles(model: HuggingFaceModel, token_ids: Tensor) -> None:
+def test_rotary_frequencies_are_those_of_the_angles(model: HuggingFaceModel) -> None:
     family, config = model.family, model.config
-    for layer, (block, seen) in enumerate(zip(family.blocks(model.network), watch(model, token_ids), strict=True)):
+    for layer, (block, seen) in enumerate(zip(family.blocks(model.network), watched_once(model).blocks, strict=True)):
         frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
         assert (frequencies is None) == (seen["rotary"] is None)
         if frequencies is not None:
@@ -212,10 +236,14 @@ def test_rotary_frequencies_are_those_of_the_angles(model: HuggingFaceModel, tok
                 np.testing.assert_allclose(part.numpy(), expected, atol=FLOAT32_INSIDE)
 
 
-def test_embed_then_last_is_the_plain_forward(model: HuggingFaceModel, token_ids: Tensor) -> None:
+def test_embed_then_last_is_the_plain_forward_which_sees_no_future(model: HuggingFaceModel, token_ids: Tensor) -> None:
+    changed = token_ids.clone()
+    changed[:, 8] = (changed[:, 8] + 1) % VOCABULARY
     with torch.no_grad():
-        plain = model.network(input_ids=token_ids).logits
-        ours = model.last(model.embed(token_ids))
+        plain, after = (model.network(input_ids=ids).logits for ids in (token_ids, changed))
+    torch.testing.assert_close(plain[:, :8], after[:, :8], rtol=0, atol=1e-9)
+    assert not torch.allclose(plain[:, 8], after[:, 8])
+    ours = watched_once(model).last
     torch.testing.assert_close(ours.logits, plain[:, -1], rtol=1e-6, atol=1e-6)
     head = model.network.get_output_embeddings()
     if getattr(model.config, "final_logit_softcapping", None) is None:
@@ -225,20 +253,12 @@ def test_embed_then_last_is_the_plain_forward(model: HuggingFaceModel, token_ids
     assert model.embed(token_ids).shape[-1] == model.width
 
 
-def test_only_the_embeddings_have_gradients(model: HuggingFaceModel, token_ids: Tensor) -> None:
-    embeddings = model.embed(token_ids).requires_grad_()
-    model.last(embeddings).logits.square().sum().backward()
-    assert embeddings.grad is not None
-    assert torch.all(embeddings.grad.norm(dim=-1)[:, -1] > 0)
-    assert all(parameter.grad is None for parameter in model.network.parameters())
-
-
-def test_final_norm_is_what_the_unembedding_reads(model: HuggingFaceModel, token_ids: Tensor) -> None:
-    last_block = watch(model, token_ids)[-1]["output"][:, -1]
+def test_final_norm_is_what_the_unembedding_reads(model: HuggingFaceModel) -> None:
+    last_block = watched_once(model).blocks[-1]["output"][:, -1]
     norm = model.family.final_norm_module(model.network)
     hidden = last_block if norm is None else apply_norm(model.family.norm(norm), last_block)
     if model.width == hidden.shape[-1]:
-        torch.testing.assert_close(hidden, model.last(model.embed(token_ids)).hidden, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(hidden, watched_once(model).last.hidden, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [*WINDOWED, "llama", "bloom", "mpt"])
@@ -263,16 +283,9 @@ def test_one_layer_sees_exactly_its_mask(name: str, token_ids: Tensor) -> None:
         assert mask.reach(POSITIONS) == 5 == int(visible.sum())
 
 
-def test_the_future_is_invisible(model: HuggingFaceModel, token_ids: Tensor) -> None:
-    changed = token_ids.clone()
-    changed[:, 8] = (changed[:, 8] + 1) % VOCABULARY
-    with torch.no_grad():
-        before, after = (model.network(input_ids=ids).logits for ids in (token_ids, changed))
-    torch.testing.assert_close(before[:, :8], after[:, :8], rtol=0, atol=1e-9)
-    assert not torch.allclose(before[:, 8], after[:, 8])
-
-
-def test_checkpointing_changes_nothing(model: HuggingFaceModel, token_ids: Tensor) -> None:
+def test_only_the_embeddings_have_gradients_and_checkpointing_changes_none(
+    model: HuggingFaceModel, token_ids: Tensor
+) -> None:
     def gradient() -> Tensor:
         embeddings = model.embed(token_ids).requires_grad_()
         model.last(embeddings).logits.logsumexp(-1).sum().backward()
@@ -280,6 +293,8 @@ def test_checkpointing_changes_nothing(model: HuggingFaceModel, token_ids: Tenso
         return embeddings.grad
 
     plain = gradient()
+    assert torch.all(plain.norm(dim=-1)[:, -1] > 0)
+    assert all(parameter.grad is None for parameter in model.network.parameters())
     runs: list[int] = []
     block = model.family.blocks(model.network)[1]
     handle = block.attention_output.register_forward_pre_hook(lambda _module, _inputs: runs.append(1))

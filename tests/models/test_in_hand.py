@@ -150,7 +150,7 @@ def test_a_peft_model_measures_as_its_merged_network(settings):
     model = pb.load_model(wrapped)
     assert model.described
     assert model.origin.source == "LlamaForCausalLM with adapter default (LORA)"
-    prompts = pb.load_prompts("synthetic", model, n_positions=12, count=2)
+    prompts = pb.load_prompts("synthetic", model, n_positions=8, count=2)
     one, other, without = (
         pb.measure(each, prompts, kinds=("probability", "perturbation")) for each in (model, merged, plain)
     )

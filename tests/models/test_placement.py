@@ -25,7 +25,7 @@ def weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posbias.models.networks.beside_weights", lambda: 0)
 
 
-PROMPTS = Prompts(np.arange(32, dtype=np.int64).reshape(2, 16))
+PROMPTS = Prompts(np.arange(24, dtype=np.int64).reshape(2, 12))
 CONFIG: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,
@@ -46,8 +46,7 @@ def weight_bytes(model: Any) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tied", "stored"), [(False, torch.float32), (True, torch.bfloat16)])
 def test_a_model_put_away_to_disk_measures_the_same(tmp_path: Path, tied: bool, stored: torch.dtype) -> None:
     directory = saved(tmp_path / "six", dtype=stored, tie_word_embeddings=tied)
     whole = load_model(directory)

@@ -17,7 +17,7 @@ def _saved(name: str, directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "-" not in name])
 def test_a_network_in_bfloat16_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     directory = _saved(name, tmp_path)
     plain = transformers.AutoModelForCausalLM.from_pretrained(

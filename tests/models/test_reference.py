@@ -64,7 +64,7 @@ def test_jacobian_norms_are_the_rollout(name: str, rotate_stream: bool) -> None:
 
 
 @given(depth=st.integers(1, 4), mixing=st.floats(0, 1), width=st.integers(1, 5), seed=st.integers(0, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_jacobian_norms_sum_to_one(depth: int, mixing: float, width: int, seed: int) -> None:
     config = ReferenceConfig(Architecture(depth=depth, mixing=mixing), width=width, seed=seed)
     norms = jacobian_norms(ReferenceTransformer(config), n_positions=7)
@@ -81,12 +81,12 @@ def test_orthogonal_values_without_residual_are_attention_only() -> None:
 @pytest.mark.parametrize("residual", ["mixed", "added", "none"])
 @pytest.mark.parametrize("attention", ["positional", "content"])
 def test_gradients_match_central_differences(norm: str, residual: str, attention: str) -> None:
-    architecture = Architecture(depth=2, heads=2, encoding=["rope(head_dim=4)", "alibi"], mixing=0.4)
+    architecture = Architecture(depth=2, heads=2, encoding=["rope(head_dim=2)", "alibi"], mixing=0.4)
     config = ReferenceConfig(
-        architecture, width=8, norm=norm, residual=residual, attention=attention, values="gaussian", mlp=True
+        architecture, width=4, norm=norm, residual=residual, attention=attention, values="gaussian", mlp=True
     )
     model = ReferenceTransformer(config)
-    embeddings = model.embed(torch.tensor([[3, 1, 4, 1, 5]])).requires_grad_()
+    embeddings = model.embed(torch.tensor([[3, 1, 4]])).requires_grad_()
 
     def probability(x: Tensor) -> Tensor:
         return model.last(x).logits.softmax(-1)[:, 7]

@@ -16,7 +16,7 @@ from posbias.models.reference.parameters import constants_of, draw_parameters, s
 from published_networks import copy_network, retrieval_network
 
 EXACT = 1e-12
-N, BATCH = 9, 3
+N, BATCH = 8, 2
 MASKS = ["full", "causal", "sliding_window(width=5)", "prefix(length=4)"]
 ENCODINGS = ["none", "sinusoidal(width=8)", "rope(head_dim=8)", "decay(rate=0.8)"]
 
@@ -164,7 +164,7 @@ def test_learned_positions_are_added_to_the_input() -> None:
     found = run(config, parameters, token_ids, rows=(N - 1,))[0, 0]
     mean = (parameters["embedding"][0] + parameters["positions"]).mean(dim=0)
     torch.testing.assert_close(found, mean @ parameters["unembedding"].T)
-    with pytest.raises(UsageError, match="reference has 9 learned positions, 10 asked"):
+    with pytest.raises(UsageError, match="reference has 8 learned positions, 9 asked"):
         shape_of(config, N + 1)
 
 
@@ -210,7 +210,7 @@ def test_bad_configurations_are_refused(change: dict[str, Any], message: str) ->
 def test_bad_inputs_are_refused() -> None:
     config = ReferenceConfig(Architecture(1))
     token_ids = torch.zeros(1, N, dtype=torch.int64)
-    with pytest.raises(UsageError, match=r"rows must be positions within 0 ... 8, at least one, got \[9\]"):
+    with pytest.raises(UsageError, match=r"rows must be positions within 0 ... 7, at least one, got \[8\]"):
         run(config, drawn(config), token_ids, rows=(N,))
     with pytest.raises(UsageError, match="at least one, got"):
         run(config, drawn(config), token_ids, rows=())

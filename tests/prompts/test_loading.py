@@ -52,15 +52,16 @@ def test_default_prompts_lie_inside_documents_of_all_sources(model, n_positions)
 
 
 def test_same_seed_same_prompts_other_seed_others(model):
-    sixteen = load_prompts("default", model, n_positions=128, count=16, seed=1)
-    eight = load_prompts("default", model, n_positions=128, count=8, seed=1)
+    source = "default#austen,jargon_file"
+    sixteen = load_prompts(source, model, n_positions=128, count=16, seed=1)
+    eight = load_prompts(source, model, n_positions=128, count=8, seed=1)
     np.testing.assert_array_equal(eight.token_ids, sixteen.token_ids[:8])
-    assert sixteen.sha256 == load_prompts("default", model, n_positions=128, count=16, seed=1).sha256
-    assert sixteen.sha256 != load_prompts("default", model, n_positions=128, count=16, seed=2).sha256
+    assert sixteen.sha256 == load_prompts(source, model, n_positions=128, count=16, seed=1).sha256
+    assert sixteen.sha256 != load_prompts(source, model, n_positions=128, count=16, seed=2).sha256
 
 
 def test_bos_opens_every_prompt_and_stands_nowhere_else(bos_model):
-    prompts = load_prompts("default", bos_model, n_positions=100, count=6)
+    prompts = load_prompts("default#austen", bos_model, n_positions=100, count=6)
     assert prompts.prefix == (0,)
     assert prompts.describe()["prefix"] == [0]
     assert (prompts.token_ids[:, 0] == 0).all()
@@ -110,11 +111,11 @@ def test_large_files_are_read_in_segments(model, tmp_path, monkeypatch, make):
 def test_json_segments_cut_at_any_byte_give_every_record_once(tmp_path):
     from posbias.prompts.sources import _read_lines
 
-    path = jsonl_source(tmp_path, [f"text {k} é" for k in range(20)])
+    path = jsonl_source(tmp_path, [f"text {k} é" for k in range(8)])
     size = path.stat().st_size
     for cut in range(1, size):
         halves = [_read_lines(path, "text", True, part) for part in [(0, cut), (cut, size)]]
-        assert halves[0] + halves[1] == [f"text {k} é" for k in range(20)]
+        assert halves[0] + halves[1] == [f"text {k} é" for k in range(8)]
 
 
 def test_text_segments_cut_at_any_byte_decode(tmp_path):
@@ -160,12 +161,10 @@ def test_prompts_are_checked_and_cut(model):
         load_prompts(given, replace(model, vocabulary_size=5), n_positions=3, count=2)
 
 
-def test_demo_model():
-    from posbias.models.loading import load_model
+def test_the_default_corpus_fills_the_longest_context_of_the_demo_model_from_each_file(model):
+    from posbias.models.loading import load_tokenizer
 
-    loaded = load_model("demo")
-    prompts = load_prompts("default", loaded, n_positions=512, count=16)
-    assert prompts.token_ids.shape == (16, 512)
-    assert len({row.tobytes() for row in prompts.token_ids}) == 16
-    long = load_prompts("default", loaded, n_positions=8192, count=5)
-    assert long.token_ids.shape == (5, 8192)
+    demo = replace(model, tokenizer=load_tokenizer("demo"), vocabulary_size=49_152, max_positions=8_192)
+    prompts = load_prompts("default", demo, n_positions=8_192, count=5)
+    assert prompts.token_ids.shape == (5, 8_192)
+    assert len({row.tobytes() for row in prompts.token_ids}) == 5

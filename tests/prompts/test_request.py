@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
+from posbias.prompts import sources
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import PromptSource, shuffled, synthetic_prompts
 
@@ -60,18 +61,18 @@ def test_duplicates_are_counted(model, tmp_path):
 
 
 def test_shuffled_and_synthetic_by_name(model, tmp_path):
-    plain = load_prompts("default", model, n_positions=64, count=3, seed=5)
-    mixed = load_prompts(PromptSource("default", shuffle=True), model, n_positions=64, count=3, seed=5)
+    plain = load_prompts("default#austen", model, n_positions=64, count=3, seed=5)
+    mixed = load_prompts(PromptSource("default#austen", shuffle=True), model, n_positions=64, count=3, seed=5)
     np.testing.assert_array_equal(mixed.token_ids, shuffled(plain, 5).token_ids)
     np.testing.assert_array_equal(np.sort(mixed.token_ids), np.sort(plain.token_ids))
-    assert mixed.source == "default (shuffled, seed 5)"
+    assert mixed.source == "default#austen (shuffled, seed 5)"
     random = load_prompts("synthetic", model, n_positions=64, count=3, seed=5)
     np.testing.assert_array_equal(random.token_ids, synthetic_prompts(model, n_positions=64, count=3, seed=5).token_ids)
     assert random.source == "synthetic"
 
 
 def test_shuffling_ready_prompts(model):
-    given = load_prompts("default", model, n_positions=32, count=2)
+    given = load_prompts("default#austen", model, n_positions=32, count=2)
     mixed = load_prompts(PromptSource(given, shuffle=True), model, n_positions=32, count=2, seed=1)
     np.testing.assert_array_equal(mixed.token_ids, shuffled(given, 1).token_ids)
 
@@ -88,24 +89,33 @@ def test_wrong_requests(fields, message):
         PromptSource(**fields)
 
 
+@pytest.fixture
+def small_segments(monkeypatch):
+    """Files count as large, and are read in segments, from a few kilobytes on."""
+    monkeypatch.setattr(sources, "WHOLE_BYTES", 16_384)
+    monkeypatch.setattr(sources, "SEGMENT_BYTES", 4_096)
+
+
+@pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("border", ["\n\f\n", "\r\n \f\t\r\n"])
 def test_starts_in_a_large_text_file_are_those_of_its_documents(model, tmp_path, border):
-    short = [f"Document {number}. " + f"the word {number} " * (20 + 997 * number % 2000) for number in range(60)]
-    long = "Document 60. " + "a long one " * 50_000
+    short = [f"Document {number}. " + f"the word {number} " * (20 + 97 * number % 200) for number in range(30)]
+    long = "Document 30. " + "a long one " * 1_000
     path = tmp_path / "large.txt"
-    path.write_text(border.join([*short[:30], long, *short[30:]]), newline="")
-    assert path.stat().st_size > 1 << 20
-    prompts = load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=61)
+    path.write_text(border.join([*short[:15], long, *short[15:]]), newline="")
+    assert path.stat().st_size > 3 * sources.WHOLE_BYTES
+    prompts = load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=31)
     beginnings = {model.tokenizer.decode(row) for row in prompts.token_ids}
-    assert len(beginnings) == 61
+    assert len(beginnings) == 31
     assert all(any(text.startswith(beginning) for text in [*short, long]) for beginning in beginnings)
-    with pytest.raises(UsageError, match="only 61 distinct prompts"):
-        load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=62)
+    with pytest.raises(UsageError, match="only 31 distinct prompts"):
+        load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=32)
 
 
+@pytest.mark.usefixtures("small_segments")
 def test_one_large_document_has_one_start(model, tmp_path):
     path = tmp_path / "one.txt"
-    path.write_text(" ".join(f"w{number}" for number in range(300_000)))
+    path.write_text(" ".join(f"w{number}" for number in range(10_000)))
     prompts = load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=1)
     assert model.tokenizer.decode(prompts.token_ids[0]).startswith("w0 w1 w2")
     with pytest.raises(UsageError, match="only 1 distinct prompt"):
