@@ -5,6 +5,7 @@ a key bias for any target at one length. Everything else is searched for.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -56,7 +57,7 @@ TOLERANCE = 0.01
 """Largest W1 at which a target counts as met, the context scaled to [0, 1]: what designs of real initialisations are
 held to, whose average over six networks lies about that far from itself (studies/design)."""
 STARTS = {"rollout": 8, "mean_field": 2}
-"""Searches that are tried by default: of a rollout as many as there are sorts of starts, of networks, which are slow,
+"""Searches that are tried by default: for a rollout as many as there are sorts of starts, for networks, which are slow,
 the likeliest."""
 Vector = Float64[np.ndarray, "n_positions"]
 
@@ -67,31 +68,31 @@ class Design(Showing):
 
     target: Target
     over: tuple[str, ...]
-    """What was free."""
+    """Free parameters of the design."""
     theory: str
     architecture: Architecture
-    """As designed; of a model with the mixing 1, which mean field does not need."""
+    """The designed architecture; that of a model has mixing 1, which mean field does not need."""
     exact: bool
-    """Whether the target is met to rounding at the length asked for, not searched for."""
+    """True if the target is met to rounding at the length asked for, not searched for."""
     lengths: tuple[int, ...]
-    """Those asked for; `profiles` has half the least and twice the largest of them, too, where the bias reaches."""
+    """Lengths asked for; `profiles` has half the least and twice the largest, too, if the bias reaches them."""
     profiles: dict[int, Profile]
     before: dict[int, Profile]
-    """Of the architecture as it was."""
+    """Profiles of the architecture before it was changed."""
     targets: dict[int, Vector]
-    """Whole profiles that were aimed at; of a theory of models without the last position's own."""
+    """Whole profiles that were aimed at; for a theory of models without the last position's own."""
     parameters: dict[str, list[Any]]
-    """By free parameter: its values, layer 0 nearest the input."""
+    """Values of every free parameter, layer 0 nearest the input."""
     residual: float
     """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
     base: Architecture
-    """As it was."""
+    """The architecture before it was changed."""
     seed: int = 0
-    """Of the random starts."""
+    """Seed of the random starts."""
     at_ends: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By free parameter: how many of its values lie at an end of the range that was searched, and of how many."""
+    """Number of values of a free parameter that lie at an end of the range searched, and of all its values."""
     choices: dict[str, dict[int, Profile]] = field(default_factory=dict)
-    """Of every norm placement that could be chosen, by name: its profiles, designed; empty where they stay."""
+    """Designed profiles of every norm placement that could be chosen, by name; empty if norms stay where they are."""
 
     @property
     def range_nats(self) -> float:
@@ -103,7 +104,7 @@ class Design(Showing):
 
     @property
     def distances(self) -> dict[int, tuple[float, float]]:
-        """By length: W1 of the profile to the target, designed and before, see `distance`; nan of one without any."""
+        """W1 of the profile to the target by length, designed and before; see `distance`."""
         return {n: (self.distance(self.profiles[n]), self.distance(self.before[n])) for n in self.profiles}
 
     def distance(self, profile: Profile) -> float:
@@ -115,9 +116,9 @@ class Design(Showing):
 
     @property
     def met(self) -> bool:
-        """Whether W1 is at most `TOLERANCE` at every length that was asked for, by layers that mix positions at all.
+        """True if W1 is at most `TOLERANCE` at every length asked for, by layers that mix positions at all.
 
-        Where every free mixing ends at its lower end, attention is off: what little it moves has the target's profile.
+        If every free mixing ends at its lower end, attention is off: what little it moves has the target's profile.
         """
         ended, count = self.at_ends.get(Mixings.name, (0, 0))
         low, high = Mixings.range
@@ -126,27 +127,25 @@ class Design(Showing):
 
     @cached_property
     def alternatives(self) -> tuple["Design", ...]:
-        """What else was tried for a rollout that misses its target, up to the first that meets it; searched when asked.
+        """Other designs for a rollout that misses its target, up to the first that meets it; searched when asked for.
 
         A key bias (at one length), gamma keys, gamma keys beside another mixing in every layer, splines.
         """
-        found: list[Design] = []
-        keyed = GammaKeys.name, SplineKeys.name
-        tried = [(KEY_BIAS,)] * (len(self.lengths) == 1) + [(keyed[0],), (keyed[0], Mixings.name), (keyed[1],)]
         if self.met or self.theory != "rollout":
             return ()
-        for names in tried:
-            if names == self.over or (found and found[-1].met):
+        candidates: list[tuple[str, ...]] = [(KEY_BIAS,)] if len(self.lengths) == 1 else []
+        candidates += [(GammaKeys.name,), (GammaKeys.name, Mixings.name), (SplineKeys.name,)]
+        designs: list[Design] = []
+        for names in candidates:
+            if names == self.over or (designs and designs[-1].met):
                 continue
-            try:
-                found.append(_by_rollout(self.base, self.target, names, self.lengths, starts=4, seed=self.seed))
-            except UsageError:  # masks, content or a span that this one does not allow
-                continue
-        return tuple(found)
+            with suppress(UsageError):  # masks, content or a span that this one does not allow
+                designs.append(_by_rollout(self.base, self.target, names, self.lengths, starts=4, seed=self.seed))
+        return tuple(designs)
 
     @property
     def intervention(self) -> KeyBiased:
-        """What gives a loaded model this key bias: `intervened(model, design.intervention)`.
+        """The intervention that gives a loaded model this key bias: `intervened(model, design.intervention)`.
 
         Raises:
             UsageError: the design is not a key bias alone.
@@ -163,10 +162,10 @@ class Design(Showing):
 
     def shown(self) -> Shown:
         """The profile designed, before and aimed at, at the longest length asked for; W1 to the target at all."""
-        found = ", ".join(f"N={n}: {after:.2g} (before {was:.2g})" for n, (after, was) in self.distances.items())
+        distances = ", ".join(f"N={n}: {after:.2g} (before {was:.2g})" for n, (after, was) in self.distances.items())
         apart = "" if self.target.whole else ", last position apart"
         met = "met" if self.met else "not met"
-        title = f"{self.target} over {', '.join(self.over)}, {met}; W1 to the target{apart}: {found}"
+        title = f"{self.target} over {', '.join(self.over)}, {met}; W1 to the target{apart}: {distances}"
         n = max(self.lengths)
         target = Series("target", self.targets[n] / self.targets[n].sum())
         return Shown(title, (self.profiles[n].series("designed"), self.before[n].series("before"), target))
@@ -175,12 +174,12 @@ class Design(Showing):
 def distance_apart(profile: Profile, target: Vector) -> float:
     """W1 between the shapes of two profiles without their last positions, the rest of the context scaled to [0, 1].
 
-    nan where the profile has nothing there: attention moves nothing.
+    nan if the profile has nothing there, because attention moves nothing.
     """
-    one, other = profile.influence[:-1], target[:-1]
-    if one.sum() == 0:
+    moved, aimed = profile.influence[:-1], target[:-1]
+    if moved.sum() == 0:
         return float("nan")
-    return float(wasserstein(one / one.sum(), other / other.sum()))
+    return float(wasserstein(moved / moved.sum(), aimed / aimed.sum()))
 
 
 @checked
@@ -198,31 +197,31 @@ def design(
     starts: int | None = None,
     seed: int = 0,
 ) -> Design:
-    """The architecture whose profile is the target.
+    """Find the architecture whose profile is the target.
 
     Args:
         target: "flat", "power(exponent=1.0)", "recency(rate=3.0)", "u_shape(middle=0.25)", a `Profile`, one positive
             weight per position, a .csv file of them, or a finished run ("runs/x").
-        over: What may change: "key_bias" (one bias for all layers, exact at its own length), "gamma_key" (an exponent
+        over: Free parameters: "key_bias" (one bias for all layers, exact at its own length), "gamma_key" (an exponent
             per layer: exact at every length for flat and power targets), "gamma_alibi" (the same, and a slope per
             head), "spline" (a smooth bias of ln(1 + j) per layer), "alibi" (a slope per head), "windows" (a width per
             layer), "mixing" (m_l of every layer, which is the scale of its attention branch beside the stream),
-            "sinks" (a logit per layer), or a list with one encoding and any of the last three. Of a model also
+            "sinks" (a logit per layer), or a list with one encoding and any of the last three. For a model also
             "norm_placement": pre, post, output or sandwich.
-        depth: Layers L; of an architecture or a model its own.
+        depth: Layers L; an architecture or a model has its own.
         heads: Heads per layer.
-        mixing: As in `Architecture`; by default that of a residual network.
-        architecture: What is changed, in place of depth, heads and mixing.
+        mixing: Mixing as in `Architecture`; by default that of a residual network.
+        architecture: The architecture to change, in place of depth, heads and mixing.
         model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", "gamma_alibi", "alibi" (both
             in place of the model's own slopes) or "spline", "norm_placement", or one of the first and the last.
         theory: "rollout" or "mean_field".
         n_positions: Context length N >= 3, or several, whose misfits are averaged.
-        starts: Searches that are tried, the best kept: 8 by default, of a model 2.
-        seed: Of the random ones among their starts.
+        starts: Searches that are tried, of which the best counts: by default 8, for a model 2.
+        seed: Seed of the random ones among their starts.
 
     Returns:
         The design with its profiles at the lengths asked for, at half the least and at twice the largest. A search may
-        miss the target: `met` says so, and `alternatives` what would meet it.
+        miss the target: `met` tells, and `alternatives` has designs that may meet it.
 
     Raises:
         UsageError: an unknown target, parameter or theory, a target below the residual stream's share on the last
@@ -243,7 +242,7 @@ def design(
 
 
 def _checked_names(over: str | Sequence[str], theory: str) -> tuple[str, ...]:
-    """What may change, at least one; refused is what a theory does not have."""
+    """Names of the free parameters, at least one, after a check that the theory has them."""
     if theory not in THEORIES:
         raise UsageError(f"theory must be one of {', '.join(THEORIES)}, got {theory!r}")
     names = (over,) if isinstance(over, str) else tuple(over)
@@ -272,7 +271,7 @@ def _by_rollout(
         names,
         lengths,
         theory="rollout",
-        profile=lambda one, n: rollout_profile(one, n_positions=n),
+        profile=lambda changed, n: rollout_profile(changed, n_positions=n),
         seed=seed,
     )
     if names == (KEY_BIAS,):
@@ -281,27 +280,27 @@ def _by_rollout(
         if len(lengths) > 1:
             raise UsageError(f"a key bias is exact at one length; {len(lengths)} are given: take gamma_key for several")
         bias = key_bias_for(aim.profile(lengths[0], residual), base.layer_mixing).tolist()
-        return task.done(replace(base, encoding=KeyBias(bias)), {KEY_BIAS: bias}, exact=True)
+        return task.design(replace(base, encoding=KeyBias(bias)), {KEY_BIAS: bias}, exact=True)
     if names == (GammaKeys.name,) and bare and isinstance(aim, Flat | Power):
         alphas = telescoping_alphas(aim.exponent if isinstance(aim, Power) else 0.0, base.layer_mixing)
         if alphas.max() <= MAX_ALPHA:
-            found = replace(base, encoding=[GammaKey(alpha) for alpha in alphas.tolist()])
-            return task.done(found, {GammaKeys.name: alphas.tolist()}, exact=True)
+            keyed = replace(base, encoding=[GammaKey(alpha) for alpha in alphas.tolist()])
+            return task.design(keyed, {GammaKeys.name: alphas.tolist()}, exact=True)
     steps = SEARCH * starts * base.depth * base.heads * sum(lengths)
     STEPS.check(f"a search from {starts} starts through {base.depth} layers at {sum(lengths):,} positions", steps)
     free = [FREE.build(name) for name in names]
     values = Problem(base, free, aim, lengths).solve(starts=starts, seed=seed)
-    return task.found(free, values)
+    return task.searched(free, values)
 
 
 def _lengths(n_positions: int | Sequence[int]) -> tuple[int, ...]:
-    given = [n_positions] if isinstance(n_positions, int | np.integer) else list(n_positions)
-    for length in given:
+    lengths = [n_positions] if isinstance(n_positions, int | np.integer) else list(n_positions)
+    for length in lengths:
         check_whole("n_positions", length, least=3, numpy=True)
         CELLS.check("the profile at twice n_positions", 2 * int(length))
-    if not given:
+    if not lengths:
         raise UsageError("n_positions needs at least one length")
-    return tuple(sorted({int(length) for length in given}))
+    return tuple(sorted({int(length) for length in lengths}))
 
 
 def _base(architecture: Architecture | None, model: Any, *, depth: int | None, heads: int, mixing: Any) -> Architecture:
@@ -315,7 +314,7 @@ def _base(architecture: Architecture | None, model: Any, *, depth: int | None, h
 
 
 def _check_encodings(base: Architecture, names: tuple[str, ...]) -> None:
-    """Key biases are designed for causal layers without another encoding: a head has one."""
+    """Refuse key biases for layers that are not causal or have another encoding: a head has one."""
     encodings = [name for name in names if name in {KEY_BIAS, *KEYED, AlibiSlopes.name}]
     if len(encodings) > 1:
         raise UsageError(f"over {', '.join(names)}: a head has one encoding; allowed: {' or '.join(encodings)}")
@@ -323,19 +322,17 @@ def _check_encodings(base: Architecture, names: tuple[str, ...]) -> None:
     if keyed is None:
         return
     groups = [group for groups in base.head_groups for group in groups]
-    other = [
-        group for group in groups if not isinstance(group.mask, Causal) or not isinstance(group.encoding, NoEncoding)
-    ]
-    if other:
-        raise UsageError(
-            f"{keyed} is designed for causal layers with encoding none; got mask {other[0].mask} and encoding "
-            f"{other[0].encoding}"
-        )
+    for group in groups:
+        if not isinstance(group.mask, Causal) or not isinstance(group.encoding, NoEncoding):
+            raise UsageError(
+                f"{keyed} is designed for causal layers with encoding none; got mask {group.mask} and encoding "
+                f"{group.encoding}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """What is designed, and by which theory its profiles are known."""
+    """The task of a design, and the theory that gives its profiles."""
 
     base: Architecture
     target: Target
@@ -347,33 +344,36 @@ class _Task:
     reach: float = np.inf
     """The longest context whose profile is known."""
 
-    def found(self, free: Sequence[Free], values: Float64[np.ndarray, "_"]) -> Design:
+    def searched(self, free: Sequence[Free], values: Float64[np.ndarray, "_"]) -> Design:
         """The design with these values of its free parameters."""
         problem = Problem(self.base, free, self.target, self.lengths)
-        parts = zip(free, problem.split(values), strict=True)
-        found = self.done(problem.architecture(values), {sort.name: sort.plain(part) for sort, part in parts})
+        parameters = {sort.name: sort.plain(part) for sort, part in zip(free, problem.split(values), strict=True)}
         ends = {
-            sort.name: (int(part.sum()), part.size) for sort, part in zip(free, problem.at_ends(values), strict=True)
+            sort.name: (int(ended.sum()), ended.size)
+            for sort, ended in zip(free, problem.at_ends(values), strict=True)
+            if ended.any()
         }
-        return replace(found, at_ends={name: ended for name, ended in ends.items() if ended[0]})
+        return replace(self.design(problem.architecture(values), parameters), at_ends=ends)
 
-    def done(self, found: Architecture, parameters: dict[str, list[Any]], *, exact: bool = False) -> Design:
+    def design(self, designed: Architecture, parameters: dict[str, list[Any]], *, exact: bool = False) -> Design:
         """The design with its profiles at the lengths asked for, half the least and twice the largest."""
-        others = {max(min(self.lengths) // 2, 3), *self.lengths, 2 * max(self.lengths)}
         reach = min(self.reach, len(parameters.get(KEY_BIAS, [])) or np.inf)
-        shown = [n for n in sorted(others) if n <= reach]
+        lengths = {max(min(self.lengths) // 2, 3), *self.lengths, 2 * max(self.lengths)}
+        within_reach = [n for n in sorted(lengths) if n <= reach]
         # Energies add in mean field: what the residual stream keeps there is no share of a target.
-        residual = float(np.prod(1 - found.layer_mixing)) if self.theory == "rollout" else 0.0
+        residual = float(np.prod(1 - designed.layer_mixing)) if self.theory == "rollout" else 0.0
         return Design(
             target=self.target,
             over=self.names,
             theory=self.theory,
-            architecture=found,
+            architecture=designed,
             exact=exact,
             lengths=self.lengths,
-            profiles={n: Profile.normalised(self.profile(found, n)) for n in shown},
-            before={n: Profile.normalised(self.profile(self.base, n)) for n in shown},
-            targets={n: self.target.shape(n) if self.target.whole else self.target.profile(n, residual) for n in shown},
+            profiles={n: Profile.normalised(self.profile(designed, n)) for n in within_reach},
+            before={n: Profile.normalised(self.profile(self.base, n)) for n in within_reach},
+            targets={
+                n: self.target.shape(n) if self.target.whole else self.target.profile(n, residual) for n in within_reach
+            },
             parameters=parameters,
             residual=residual,
             base=self.base,
@@ -396,22 +396,25 @@ def _by_mean_field(
     search = {"starts": starts, "seed": seed}
     if NORM_PLACEMENT not in names:
         return _born(Initialisation(model, seed=seed), target, names, lengths, **search)
-    own = spec_of(model)
-    known = [name for name in PLACEMENTS if name != "post" or not any(layer.parallel for layer in own.layers)]
-    found = {name: _born(Initialisation(model, seed, name), target, names, lengths, **search) for name in known}
-    best = min(found, key=lambda name: sum(found[name].distances[n][0] for n in lengths))
+    parallel = any(layer.parallel for layer in spec_of(model).layers)
+    designs = {
+        placement: _born(Initialisation(model, seed, placement), target, names, lengths, **search)
+        for placement in PLACEMENTS
+        if placement != "post" or not parallel
+    }
+    best = min(designs, key=lambda placement: sum(designs[placement].distances[n][0] for n in lengths))
     return replace(
-        found[best],
+        designs[best],
         before=_born(Initialisation(model, seed), target, (), lengths, **search).profiles,
-        parameters=found[best].parameters | {NORM_PLACEMENT: [best]},
-        choices={name: design.profiles for name, design in found.items()},
+        parameters=designs[best].parameters | {NORM_PLACEMENT: [best]},
+        choices={placement: design.profiles for placement, design in designs.items()},
     )
 
 
 def _born(
     born: Initialisation, target: Target, names: tuple[str, ...], lengths: tuple[int, ...], *, starts: int, seed: int
 ) -> Design:
-    """The key bias of a model, its norms where they are; without one, the model as it is."""
+    """The design of a model's key bias, its norms staying where they are; without free biases, the model as it is."""
     base = Architecture.from_model(born.model, mixing=1.0)
     if len(born.spec.layers) != base.depth:
         raise UsageError("mean field and the architecture see different layers of this model")
@@ -419,5 +422,5 @@ def _born(
     sorts = [FREE.build(name).of_model() for name in names if name in OF_MODELS]
     born.check_lengths(lengths)
     if not sorts:
-        return task.done(base, {})
-    return task.found(sorts, solve_at_initialisation(born, base, sorts, target, lengths, starts=starts, seed=seed))
+        return task.design(base, {})
+    return task.searched(sorts, solve_at_initialisation(born, base, sorts, target, lengths, starts=starts, seed=seed))

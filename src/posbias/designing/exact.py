@@ -42,10 +42,10 @@ def key_bias_for(profile: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vecto
         raise UsageError("mixing is 0 in every layer: attention moves nothing, and no key bias changes the profile")
     moved = profile.copy()
     moved[-1] -= steps[0]
-    share, kept = _shares(moved / np.cumsum(moved), steps)
+    share, remaining = _shares(moved / np.cumsum(moved), steps)
     # W_j = W_{j-1} / (1 - r_j), w_j = r_j W_j; in logarithms, from the first position up.
     with np.errstate(divide="ignore"):
-        log_total = -np.concatenate([[0.0], np.cumsum(np.log(kept[1:]))])
+        log_total = -np.concatenate([[0.0], np.cumsum(np.log(remaining[1:]))])
         bias = np.log(share) + log_total
     if not np.all(np.isfinite(bias)) or np.ptp(bias) > 2 * MAX_BIAS:
         raise UsageError(
@@ -57,8 +57,8 @@ def key_bias_for(profile: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vecto
 
 def closed_profile(bias: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vector:
     """The rollout profile of one causal key bias in every layer, from the closed form, O(N L)."""
-    share, kept = (part[:, 0] for part in KeyBias(bias.tolist()).key_shares([0], bias.size, 1)(0, bias.size))
-    return np.asarray(_profile(share, kept, attention_steps(mixing)))
+    share, remaining = (part[:, 0] for part in KeyBias(bias.tolist()).key_shares([0], bias.size, 1)(0, bias.size))
+    return np.asarray(_profile(share, remaining, attention_steps(mixing)))
 
 
 def telescoping_alphas(exponent: float, mixing: Float64[np.ndarray, "depth"]) -> Float64[np.ndarray, "depth"]:
@@ -68,8 +68,8 @@ def telescoping_alphas(exponent: float, mixing: Float64[np.ndarray, "depth"]) ->
     (a + P0 s) / (a + s). Layers that mix everything take the last places.
 
     Returns:
-        Exponents, inf where a second layer mixes everything: attention there must stay on the query's own position. A
-        gamma key holds at most MAX_ALPHA.
+        Exponents, inf for a second layer that mixes everything: its attention must stay on the query's own position.
+        A gamma key holds at most MAX_ALPHA.
     """
     order = np.argsort(mixing == 1, kind="stable")
     alphas = np.empty(len(mixing))
@@ -108,32 +108,32 @@ def _shares(fractions, steps):
     n_positions = fractions.size
     depth = steps.size - 1
     share = np.empty(n_positions)
-    kept = np.empty(n_positions)
+    remaining = np.empty(n_positions)
     states = np.zeros(depth)
     states[0] = 1.0
     terms = np.empty(depth)
     for j in range(n_positions - 1, -1, -1):
         r = 1.0
         if j > 0:
-            left, _ = _row(states, 1.0, steps, terms)
-            wanted = fractions[j] * left
+            all_mass, _ = _row(states, 1.0, steps, terms)
+            aimed = fractions[j] * all_mass
             for _ in range(200):
                 mass, slope = _row(states, r, steps, terms)
-                lower = r - (mass - wanted) / slope
+                lower = r - (mass - aimed) / slope
                 if not lower < r:
                     break
                 r = max(lower, 0.0)
         _row(states, r, steps, terms)
         share[j] = r
-        kept[j] = 1.0 - r
+        remaining[j] = 1.0 - r
         for n in range(depth):
-            states[n] = kept[j] * terms[n]
-    return share, kept
+            states[n] = remaining[j] * terms[n]
+    return share, remaining
 
 
 @njit(cache=True)
 @no_type_check
-def _profile(share, kept, steps):
+def _profile(share, remaining, steps):
     depth = steps.size - 1
     out = np.empty(share.size)
     states = np.zeros(depth)
@@ -144,5 +144,5 @@ def _profile(share, kept, steps):
         if j == share.size - 1:
             out[j] += steps[0]
         for n in range(depth):
-            states[n] = kept[j] * terms[n]
+            states[n] = remaining[j] * terms[n]
     return out

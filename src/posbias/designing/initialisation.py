@@ -32,27 +32,27 @@ ROUNDS = 6
 GAIN = 0.9
 """Another round, as long as the full theory's misfit falls below this share of the one before."""
 SAMPLED_SHARE = 8
-"""Of the heads that mean field draws by itself: the correction is averaged over bins, so its noise matters less."""
+"""Divisor of the number of heads that mean field draws by itself: a correction averaged over bins has less noise."""
 Vector = Float64[np.ndarray, "n_positions"]
 Values = Float64[np.ndarray, "_"]
 
 
 @dataclass(frozen=True, eq=False)
 class Initialisation:
-    """A model at initialisation, and what mean field says of it with key biases."""
+    """A model at initialisation, and its mean-field profiles under key biases."""
 
     model: Model
     seed: int = 0
-    """Of sampled heads: the same for every design, so that designs compare."""
+    """Seed of sampled heads, the same for every design, so that designs compare."""
     placement: str | None = None
-    """Where its norms are moved to; None: they stay."""
+    """The place to which norms are moved; None: they stay."""
     spec: MeanFieldSpec = field(init=False)
-    known: dict[tuple[str, int], Vector] = field(init=False, default_factory=dict)
-    """Full profiles, by the biases and the length."""
+    full_profiles: dict[tuple[str, int], Vector] = field(init=False, default_factory=dict)
+    """Full profiles that were computed, by the biases and the length."""
 
     def __post_init__(self) -> None:
-        own = spec_of(self.model)
-        object.__setattr__(self, "spec", own if self.placement is None else with_norms(own, self.placement))
+        spec = spec_of(self.model)
+        object.__setattr__(self, "spec", spec if self.placement is None else with_norms(spec, self.placement))
 
     @property
     def groups(self) -> list[HeadGroup]:
@@ -72,7 +72,7 @@ class Initialisation:
         return replace(self.spec, layers=tuple(layers))
 
     def level(self, n_positions: int) -> Level:
-        """What the full theory computes."""
+        """The level that the full theory computes."""
         chosen = resolve_level(self.spec, "auto", n_positions)
         return SampledHeads(-(-chosen.heads // SAMPLED_SHARE)) if isinstance(chosen, SampledHeads) else chosen
 
@@ -89,12 +89,12 @@ class Initialisation:
 
     def full(self, architecture: Architecture, n_positions: int) -> Vector:
         """The profile at the level that the model needs."""
-        asked = str(architecture.describe()), n_positions
-        if asked not in self.known:
+        key = str(architecture.describe()), n_positions
+        if key not in self.full_profiles:
             level = self.level(n_positions)
-            found = mean_field(self.keyed(architecture), n_positions, level=level, seed=self.seed)
-            self.known[asked] = found.profile.influence
-        return self.known[asked]
+            prediction = mean_field(self.keyed(architecture), n_positions, level=level, seed=self.seed)
+            self.full_profiles[key] = prediction.profile.influence
+        return self.full_profiles[key]
 
     def quick(self, architecture: Architecture, n_positions: int) -> Vector:
         """The profile by values alone, on wide bins."""
@@ -145,14 +145,14 @@ def solve_at_initialisation(
     best, least = None, np.inf
     for index in range(ROUNDS):
         near = problem.solve(starts=starts, seed=seed, near=near)
-        found = problem.architecture(near)
-        misfit = float(np.mean([misfit_of(born.full(found, n), target)[0] for n in lengths]))
+        nearest = problem.architecture(near)
+        misfit = float(np.mean([misfit_of(born.full(nearest, n), target)[0] for n in lengths]))
         announce(f"search {index + 1}: rms log deviation from the target {np.sqrt(misfit):.4f} in full mean field")
         enough = misfit > GAIN * least
         if misfit < least:
             best, least = near, misfit
         if enough:
             break
-        corrections = {n: born.correction(found, n) for n in lengths}
+        corrections = {n: born.correction(nearest, n) for n in lengths}
     assert best is not None
     return np.asarray(best)

@@ -37,14 +37,14 @@ class MeasuredDesign:
     designed: Profiles
     before: Profiles
     compared: PromptComparison
-    """W1 of the designed networks' average to the target, as `Design.distance` counts, over networks; the noise: of one
-    half of them to the other, what the distance would be were the design perfect."""
+    """W1 of the designed networks' average to the target, as `Design.distance` counts, over networks; its noise is that
+    of one half of them to the other, the distance that a perfect design would have."""
     compared_before: PromptComparison
-    """The same without the design."""
+    """W1 to the target without the design."""
 
     @property
     def n_positions(self) -> int:
-        """At which length."""
+        """Length of the prompts."""
         return int(self.designed.shape[1])
 
     def as_record(self) -> dict[str, Any]:
@@ -63,9 +63,9 @@ def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *,
 
     Args:
         design: A key bias.
-        model: Its configuration counts; its weights are drawn anew, network k with the seed `seed` + k.
+        model: A model whose configuration counts; its weights are drawn anew, network k with the seed `seed` + k.
         prompts: At least two, of any length that the key bias reaches.
-        seed: Of initialisations, probes and halvings.
+        seed: Seed of initialisations, probes and halvings.
     """
     target = design.target.shape(prompts.n_positions)
     # The residual stream decides the last position, unless the target says what is there.
@@ -78,19 +78,15 @@ def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *,
             ("designed", intervened(network, design.intervention)),
             ("before", nullcontext(network)),
         ):
-            with context as given:
-                norms = measure_prompt(given, ids, kinds=[kind], key=(seed, index), options=PassOptions()).norms
+            with context as changed:
+                norms = measure_prompt(changed, ids, kinds=[kind], key=(seed, index), options=PassOptions()).norms
             rows[state].append(norms[kind.name] / norms[kind.name].sum())
     designed, before = np.stack(rows["designed"]), np.stack(rows["before"])
     generator = np.random.default_rng(seed)
-    wanted = Profile.normalised(target[counted])
-    compared = [_compared(each[:, counted], wanted, generator) for each in (designed, before)]
-    return MeasuredDesign(designed, before, *compared)
-
-
-def _compared(profiles: Profiles, wanted: Profile, generator: np.random.Generator) -> PromptComparison:
-    """The target beside the networks' average; averaged before they are normalised again."""
-    return compare_with_prompts(wanted, Sample.of(profiles, scales=profiles.sum(axis=1)), generator=generator)
+    aim = Profile.normalised(target[counted])
+    # Networks are averaged before they are normalised again.
+    samples = [Sample.of(part, scales=part.sum(axis=1)) for part in (designed[:, counted], before[:, counted])]
+    return MeasuredDesign(designed, before, *(compare_with_prompts(aim, part, generator=generator) for part in samples))
 
 
 def design_record(
@@ -101,7 +97,7 @@ def design_record(
     measured: Sequence[MeasuredDesign] = (),
     model: Mapping[str, Any] | None = None,
 ) -> Record:
-    """A design as a record: with what the user passed, what repeats it in a shell, and what was measured of it."""
+    """A design as a record, with what the user passed, what repeats it in a shell, and what was measured of it."""
     about = "an architecture" if model is None else str(model.get("source", "a model"))
     resolved = {
         "title": f"{design.target} over {', '.join(design.over)}, for {about}",
@@ -112,11 +108,17 @@ def design_record(
         "model": model,
         "command": command,
     }
-    flat = {n: design.distance(uniform_profile(n)) for n in design.profiles}
-    distances = [
-        {"n_positions": n, "after": finite(after), "before": finite(was), "flat": flat[n]}
-        for n, (after, was) in design.distances.items()
-    ]
+    arrays = _profiles_of(design)
+    for at in measured:
+        mean, name = Profile.mean_of(at.designed), f"measured/{at.n_positions}"
+        arrays |= {f"{name}/{part}": values for part, values in vars(mean).items()}
+        arrays |= {f"{name}/networks": at.designed, f"{name}/networks_before": at.before}
+    scalars = _distances_of(design) | ({"measured": [at.as_record() for at in measured]} if measured else {})
+    return Record("design", dict(arguments), resolved, seeds={"design": design.seed}, scalars=scalars, arrays=arrays)
+
+
+def _distances_of(design: Design) -> dict[str, Any]:
+    """Distances to the target at every length, of the design and of what else was tried, and its parameters."""
     scalars: dict[str, Any] = {
         "exact": design.exact,
         "met": design.met,
@@ -125,34 +127,46 @@ def design_record(
         "at_ends": {name: {"count": count, "of": of} for name, (count, of) in design.at_ends.items()},
         "alternatives": [
             {
-                "over": list(other.over),
-                "mixing": float(other.architecture.layer_mixing.mean()),
-                "met": other.met,
-                "distances": [{"n_positions": n, "after": finite(other.distances[n][0])} for n in other.lengths],
+                "over": list(alternative.over),
+                "mixing": float(alternative.architecture.layer_mixing.mean()),
+                "met": alternative.met,
+                "distances": [
+                    {"n_positions": n, "after": finite(alternative.distances[n][0])} for n in alternative.lengths
+                ],
             }
-            for other in design.alternatives
+            for alternative in design.alternatives
         ],
         "lengths": list(design.lengths),
-        "distances": distances,
+        "distances": [
+            {
+                "n_positions": n,
+                "after": finite(after),
+                "before": finite(before),
+                "flat": design.distance(uniform_profile(n)),
+            }
+            for n, (after, before) in design.distances.items()
+        ],
         "range_nats": design.range_nats,
         "residual": design.residual,
         "parameters": {name: list(values) for name, values in design.parameters.items()},
     }
+    if design.choices:
+        scalars["choices"] = {
+            name: [{"n_positions": n, "after": design.distance(profile)} for n, profile in profiles.items()]
+            for name, profiles in design.choices.items()
+        }
+    return scalars
+
+
+def _profiles_of(design: Design) -> dict[str, np.ndarray]:
+    """Profiles of the design, of every choice, before and aimed at; of a short rollout all rows, for the heat map."""
     arrays: dict[str, np.ndarray] = {}
     for name, profiles in design.choices.items():
         arrays |= {f"choice/{name}/{n}": profile.influence for n, profile in profiles.items()}
-        left = {n: design.distance(profile) for n, profile in profiles.items()}
-        scalars.setdefault("choices", {})[name] = [{"n_positions": n, "after": after} for n, after in left.items()]
     for n, profile in design.profiles.items():
         arrays |= {f"profile/{n}": profile.influence, f"before/{n}": design.before[n].influence}
         arrays[f"target/{n}"] = design.targets[n]
     longest = max(design.lengths)
     if design.theory == "rollout" and longest <= DRAWN_ROWS:
         arrays["rows"] = rollout_rows(design.architecture, np.arange(longest), n_positions=longest)
-    for at in measured:
-        mean, name = Profile.mean_of(at.designed), f"measured/{at.n_positions}"
-        arrays |= {f"{name}/{part}": values for part, values in vars(mean).items()}
-        arrays |= {f"{name}/networks": at.designed, f"{name}/networks_before": at.before}
-    if measured:
-        scalars["measured"] = [at.as_record() for at in measured]
-    return Record("design", dict(arguments), resolved, seeds={"design": design.seed}, scalars=scalars, arrays=arrays)
+    return arrays

@@ -1,4 +1,4 @@
-"""What a design may change, and the search for the values that bring the profile to a target.
+"""Free parameters of a design, and the search for the values that bring the profile to a target.
 
 The misfit is the variance over positions of ln(profile / target), the last position apart unless the target says what
 it is there: 0 where the shapes agree, whatever the residual stream keeps. Rollouts have exact gradients (the adjoint);
@@ -27,20 +27,20 @@ from posbias.theory.rollout import Rollout, rollout_profile
 FREE: Registry["Free"] = Registry("free parameter")
 Vector = Float64[np.ndarray, "_"]
 LEAST = 1e-200
-"""Below this an influence counts as this."""
+"""Least influence that counts; smaller ones count as this."""
 STEP = 1e-5
-"""Of differences, in the coordinates of the search: mean field is smooth to 1e-10."""
+"""Step of differences, in the coordinates of the search: mean field is smooth to 1e-10."""
 KNOTS = (0, 7, 63, 511, 4095)
-"""Of splines: keys whose 1 + j rise by factors of 8. A context is bent by those that it reaches, and the next."""
+"""Knots of splines: keys whose 1 + j rise by factors of 8. A context is bent by those that it reaches, and the next."""
 STEEP = np.log(8.0)
 LEAST_ALPHA = 0.05
 """Least exponent that a search tries: 95 % of a row stays on the first key."""
 MODEL_ALPHA = 60.0
 """Largest exponent that a search tries on a network, whose logits are float32: 490 nats over 4096 keys."""
 SHARED_ALPHAS = (3.0, 30.0, 1000.0)
-"""Exponents shared by all layers, where a search may begin."""
+"""Exponents shared by all layers from which a search may begin."""
 ROUGH = {"maxiter": 20, "ftol": 1e-6, "gtol": 1e-6}
-"""Of every start; the best end is searched on from."""
+"""Search from every start; the fine one goes on from the best end."""
 FINE = {"maxiter": 300, "ftol": 1e-12, "gtol": 1e-9}
 NEAR_END = 1e-3
 """A value this near to an end of its range, as a share of the range, is at it."""
@@ -55,7 +55,7 @@ class Free(ABC):
     per_head: ClassVar[bool] = False
     """One for every head, the same in all layers; otherwise one for every layer."""
     logarithmic: ClassVar[bool] = False
-    """Whether the search moves in their logarithms."""
+    """True if the search moves in the logarithms of the values."""
     refines: ClassVar[str | None] = None
     """A sort with fewer parameters, whose best values are a good start where a search is slow."""
 
@@ -70,14 +70,14 @@ class Free(ABC):
 
     @abstractmethod
     def starts(self, base: Architecture) -> list[Vector]:
-        """Where a search may begin, the unchanged architecture first."""
+        """Starts of a search, the unchanged architecture first."""
 
     def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
-        """Where a search of a rollout may begin, from solutions that are exact for this target, or one like it."""
+        """Starts of a rollout's search, from solutions that are exact for this target or one like it."""
         return []
 
     def of_model(self) -> "Free":
-        """The same parameters of a network at initialisation."""
+        """These parameters for a network at initialisation."""
         return self
 
     def refined(self, values: Vector) -> Vector:
@@ -93,8 +93,8 @@ class Differentiable(Free):
     """Parameters that profiles are differentiable in."""
 
     @abstractmethod
-    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
-        """By the coordinates of the search, from the derivatives of a functional of the profile."""
+    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
+        """Derivatives by the coordinates of the search, from those of a functional of the profile."""
 
 
 @FREE.register("gamma_key")
@@ -111,7 +111,7 @@ class GammaKeys(Differentiable):
         return np.tile(np.log([LEAST_ALPHA, self.greatest]), (base.depth, 1))
 
     def of_model(self) -> "Free":
-        """With exponents that its logits hold."""
+        """Gamma keys with exponents that the logits of a network hold."""
         return replace(self, greatest=min(self.greatest, MODEL_ALPHA))
 
     def starts(self, base: Architecture) -> list[Vector]:
@@ -135,9 +135,9 @@ class GammaKeys(Differentiable):
         """Gamma keys in every layer."""
         return replace(base, encoding=[GammaKey(alpha) for alpha in self.plain(values)])
 
-    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
         """Heads of a layer together."""
-        return np.asarray(found.alphas.sum(axis=1) * np.exp(values))
+        return np.asarray(by_profile.alphas.sum(axis=1) * np.exp(values))
 
 
 @FREE.register("gamma_alibi")
@@ -148,40 +148,40 @@ class SlopedGammaKeys(Differentiable):
     logarithmic = True
 
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """Of gamma keys, whose weights are summed beside a slope, then of slopes."""
+        """Bounds of gamma keys, whose weights are summed beside a slope, then of slopes."""
         return np.concatenate([GammaKeys(MODEL_ALPHA).bounds(base), AlibiSlopes().bounds(base)])
 
     def starts(self, base: Architecture) -> list[Vector]:
-        """Where gamma keys start, nearly without slopes."""
-        return [np.append(each, AlibiSlopes().starts(base)[0]) for each in GammaKeys().starts(base)]
+        """Starts of gamma keys, nearly without slopes."""
+        slopes = AlibiSlopes().starts(base)[0]
+        return [np.append(alphas, slopes) for alphas in GammaKeys().starts(base)]
 
     def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
-        """The same of gamma keys, nearly without slopes."""
+        """Aimed starts of gamma keys, nearly without slopes."""
         slopes = AlibiSlopes().starts(base)[0]
-        return [np.append(each, slopes) for each in GammaKeys(MODEL_ALPHA).aimed(base, target, n_positions)]
+        return [np.append(alphas, slopes) for alphas in GammaKeys(MODEL_ALPHA).aimed(base, target, n_positions)]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
-        """Gamma keys with a slope, less what is there: a key bias is added to it."""
-        own = own_slopes(base)
-        slopes = [float(slope) for slope in np.exp(values[base.depth :]) - own]
+        """Gamma keys with a slope, less the slope of the architecture, to which a key bias is added."""
+        slopes = [float(slope) for slope in np.exp(values[base.depth :]) - present_slopes(base)]
         return replace(base, encoding=[GammaKey(alpha, slopes) for alpha in self.plain(values[: base.depth])])
 
-    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
         """db_k / d slope = k."""
-        depth = 1 + max(layer for layer, _ in found.keys)
+        depth = 1 + max(layer for layer, _ in by_profile.keys)
         slopes = np.exp(values[depth:])
         by_slope = np.zeros_like(slopes)
-        for (_, head), of_head in found.keys.items():
+        for (_, head), of_head in by_profile.keys.items():
             by_slope[head] += of_head @ np.arange(n_positions)
-        return np.append(GammaKeys().gradient(values[:depth], found, n_positions), by_slope * slopes)
+        return np.append(GammaKeys().gradient(values[:depth], by_profile, n_positions), by_slope * slopes)
 
 
-def own_slopes(base: Architecture) -> Float64[np.ndarray, "heads"]:
-    """Of the first layer's heads; 0 without ALiBi."""
+def present_slopes(base: Architecture) -> Float64[np.ndarray, "heads"]:
+    """Slopes of the first layer's heads; 0 without ALiBi."""
     slopes = np.zeros(base.heads)
     for group in base.head_groups[0]:
-        found = group.linear_slopes()
-        slopes[group.heads] = 0.0 if found is None else found
+        of_group = group.linear_slopes()
+        slopes[group.heads] = 0.0 if of_group is None else of_group
     return slopes
 
 
@@ -199,22 +199,22 @@ class SplineKeys(Differentiable):
         return np.tile(np.array(self.range), (base.depth * self.pieces, 1))
 
     def starts(self, base: Architecture) -> list[Vector]:
-        """As steep as the gamma keys where theirs start."""
-        return [self.refined(each) for each in GammaKeys().starts(base)]
+        """Splines as steep as the starts of gamma keys."""
+        return [self.refined(alphas) for alphas in GammaKeys().starts(base)]
 
     def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
         """The spline nearest to the exact key bias in every layer; and as steep as gamma keys for a power law."""
         power = GammaKeys().aimed(base, target, n_positions)[0]
-        found = [self.refined(np.clip(power, *np.log([LEAST_ALPHA, 1 + self.range[1]])))]
+        as_steep = self.refined(np.clip(power, *np.log([LEAST_ALPHA, 1 + self.range[1]])))
         biased = _exact_key_bias(base, target, n_positions)
         if biased is None:
-            return found
+            return [as_steep]
         at_knots, *_ = np.linalg.lstsq(log_spline_basis(KNOTS, n_positions), biased, rcond=None)
         steep = np.where(np.array(KNOTS[:-1]) < n_positions, np.diff(at_knots) / STEEP, 0.0)
-        return [*found, np.tile(steep, base.depth)]
+        return [as_steep, np.tile(steep, base.depth)]
 
     def refined(self, values: Vector) -> Vector:
-        """As steep everywhere as gamma keys far from the first key."""
+        """A spline as steep everywhere as gamma keys are far from the first key."""
         return np.repeat(np.exp(values) - 1, self.pieces)
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
@@ -225,11 +225,11 @@ class SplineKeys(Differentiable):
         """The biases at the knots of every layer."""
         return [row.tolist() for row in self._at_knots(values)]
 
-    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
         """A steepness lifts all later knots."""
         basis = log_spline_basis(KNOTS, n_positions)
         at_knots = np.zeros((len(values) // self.pieces, len(KNOTS)))
-        for (layer, _), of_head in found.keys.items():
+        for (layer, _), of_head in by_profile.keys.items():
             at_knots[layer] += of_head @ basis
         return np.asarray(STEEP * np.cumsum(at_knots[:, :0:-1], axis=1)[:, ::-1].ravel())
 
@@ -261,17 +261,17 @@ class AlibiSlopes(Differentiable):
         """ALiBi in every layer."""
         return replace(base, encoding=Alibi(self.plain(values)))
 
-    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
         """Slopes of all layers together."""
-        return np.asarray(found.slopes.sum(axis=0) * np.exp(values))
+        return np.asarray(by_profile.slopes.sum(axis=0) * np.exp(values))
 
 
 class KeyedSlopes(AlibiSlopes):
-    """The same on a model, in place of its own ALiBi: a key bias that rises by the slope from key to key."""
+    """Slopes of a model, in place of its own ALiBi: a key bias that rises by the slope from key to key."""
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
-        """The slopes less what is there: a key bias is added to it."""
-        slopes = [float(slope) for slope in np.exp(values) - own_slopes(base)]
+        """Slopes less those of the architecture, to which a key bias is added."""
+        slopes = [float(slope) for slope in np.exp(values) - present_slopes(base)]
         return replace(base, encoding=GammaKey(1.0, slopes))
 
 
@@ -283,16 +283,16 @@ class Mixings(Differentiable):
     range = (1e-3, 0.999)  # no layer is switched off, none drowns the residual stream
 
     def starts(self, base: Architecture) -> list[Vector]:
-        """As it is, less of it, more of it."""
+        """The architecture's mixing, less of it, more of it."""
         return [np.clip(base.layer_mixing * factor, *self.range) for factor in (1.0, 0.3, 3.0)]
 
     def change(self, base: Architecture, values: Vector) -> Architecture:
-        """That mixing."""
+        """The architecture with that mixing."""
         return replace(base, mixing=values)
 
-    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
-        """As found."""
-        return found.mixing
+    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
+        """The derivatives themselves."""
+        return by_profile.mixing
 
 
 @FREE.register("sinks")
@@ -310,9 +310,9 @@ class Sinks(Differentiable):
         """A sink of that logit beside every key."""
         return replace(base, sinks=values)
 
-    def gradient(self, values: Vector, found: ProfileGradient, n_positions: int) -> Vector:
+    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
         """Heads together."""
-        return np.asarray(found.sinks.sum(axis=1))
+        return np.asarray(by_profile.sinks.sum(axis=1))
 
 
 @FREE.register("windows")
@@ -353,20 +353,20 @@ class Problem:
         return np.split(values, np.cumsum(sizes)[:-1])
 
     def architecture(self, values: Vector) -> Architecture:
-        """With all values in place."""
+        """The architecture with all values in place."""
         changed = self.base
         for sort, part in zip(self.free, self.split(values), strict=True):
             changed = sort.change(changed, part)
         return changed
 
     def misfit(self, values: Vector) -> float:
-        """Mean over lengths, without gradient."""
+        """Mean misfit over lengths, without gradient."""
         changed = self.architecture(values)
-        theory = self.profile or (lambda one, n: rollout_profile(one, n_positions=n))
+        theory = self.profile or (lambda changed, n: rollout_profile(changed, n_positions=n))
         return float(np.mean([misfit_of(theory(changed, n), self.target)[0] for n in self.lengths]))
 
     def misfit_and_gradient(self, values: Vector) -> tuple[float, Vector]:
-        """Mean over lengths, and its derivative by every parameter."""
+        """Mean misfit over lengths, and its derivative by every parameter."""
         if self.profile is not None:
             misfit = self.misfit(values)
             ahead = [self.misfit(values + step) for step in STEP * np.eye(len(values))]
@@ -375,11 +375,11 @@ class Problem:
         for n_positions in self.lengths:
             rollout = Rollout(changed, n_positions)
             value, cotangent = misfit_of(rollout.pull(rollout.unit(-1)), self.target)
-            found = profile_gradient(rollout, cotangent)
+            by_profile = profile_gradient(rollout, cotangent)
             parts = []
             for sort, part in zip(self.free, self.split(values), strict=True):
                 assert isinstance(sort, Differentiable)
-                parts.append(sort.gradient(part, found, n_positions))
+                parts.append(sort.gradient(part, by_profile, n_positions))
             total, gradient = total + value, gradient + np.concatenate(parts)
         return total / len(self.lengths), gradient / len(self.lengths)
 
@@ -387,16 +387,18 @@ class Problem:
         """The best end of several searches, the likeliest starts first: L-BFGS-B within bounds, for windows COBYQA.
 
         Args:
-            starts: How many are tried.
-            seed: Of the random ones.
-            near: The only start, where a good one is known.
+            starts: Number of searches.
+            seed: Seed of the random starts.
+            near: The only start, if a good one is known.
         """
         bounds, generator = self.bounds, np.random.default_rng(seed)
-        tried = self._starts() if near is None else [near]
-        drawn = starts - len(tried) if near is None else 0
-        tried += [tried[k % len(tried)] + generator.normal(0, 0.3, len(bounds)) for k in range(drawn)]
+        candidates = self._starts() if near is None else [near]
+        n_random = starts - len(candidates) if near is None else 0
+        candidates += [candidates[k % len(candidates)] + generator.normal(0, 0.3, len(bounds)) for k in range(n_random)]
         # Equal misfits are one start: windows wider than the context are all alike.
-        by_misfit = {round(self.misfit(start), 9): start for start in (np.clip(start, *bounds.T) for start in tried)}
+        by_misfit = {
+            round(self.misfit(start), 9): start for start in (np.clip(values, *bounds.T) for values in candidates)
+        }
         ranked = [by_misfit[misfit] for misfit in sorted(by_misfit)][:starts]
         if not all(isinstance(sort, Differentiable) for sort in self.free):
             around = {"initial_tr_radius": 0.3, "final_tr_radius": 0.02, "maxfev": 100 * len(bounds)}
@@ -415,24 +417,24 @@ class Problem:
 
     @property
     def bounds(self) -> Float64[np.ndarray, "parameters 2"]:
-        """Of all values, in the coordinates of the search."""
+        """Bounds of all values, in the coordinates of the search."""
         return np.concatenate([sort.bounds(self.base) for sort in self.free])
 
     def at_ends(self, values: Vector) -> list[Bool[np.ndarray, "_"]]:
-        """Which values of each sort lie at an end of their range: what a wider one might do is not known."""
+        """True for values at an end of their range, sort by sort: a wider range might do better."""
         low, high = self.bounds.T
         near = NEAR_END * (high - low)
         return self.split((values <= low + near) | (values >= high - near))
 
     def _starts(self) -> list[Vector]:
-        """Every sort's starts side by side: the k-th with the k-th of the others, or their last."""
-        of_each = [sort.starts(self.base) for sort in self.free]
+        """Every sort's starts side by side: the k-th with the k-th of the other sorts, or their last."""
+        by_sort = [sort.starts(self.base) for sort in self.free]
         if self.profile is None:
             aimed = [sort.aimed(self.base, self.target, max(self.lengths)) for sort in self.free]
             first = max(map(len, aimed))
-            of_each = [[*(exact or usual[:1] * first), *usual] for exact, usual in zip(aimed, of_each, strict=True)]
-        count = max(len(each) for each in of_each)
-        return [np.concatenate([each[min(k, len(each) - 1)] for each in of_each]) for k in range(count)]
+            by_sort = [[*(exact or usual[:1] * first), *usual] for exact, usual in zip(aimed, by_sort, strict=True)]
+        count = max(map(len, by_sort))
+        return [np.concatenate([starts[min(k, len(starts) - 1)] for starts in by_sort]) for k in range(count)]
 
 
 def _steepness(logs: Vector) -> float:
@@ -455,9 +457,9 @@ def misfit_of(profile: Vector, target: Target) -> tuple[float, Vector]:
     """Variance of ln(profile / target) over the positions that count, and its derivative by every profile entry."""
     n_positions = profile.size
     counted = slice(0, n_positions if target.whole else n_positions - 1)
-    seen = np.maximum(profile[counted], LEAST)
-    gaps = np.log(seen) - np.log(target.shape(n_positions)[counted])
+    influence = np.maximum(profile[counted], LEAST)
+    gaps = np.log(influence) - np.log(target.shape(n_positions)[counted])
     gaps -= gaps.mean()
     gradient = np.zeros(n_positions)
-    gradient[counted] = 2 * gaps / (gaps.size * seen)
+    gradient[counted] = 2 * gaps / (gaps.size * influence)
     return float(np.mean(gaps**2)), gradient

@@ -28,14 +28,14 @@ class Target(ABC):
 
     name: ClassVar[str]
     whole: ClassVar[bool] = False
-    """Whether it is a whole profile, the residual stream's share on the last position included."""
+    """True for a whole profile, the residual stream's share on the last position included."""
 
     @abstractmethod
     def shape(self, n_positions: int) -> Vector:
         """Shares of the positions; they sum to 1."""
 
     def profile(self, n_positions: int, residual: float) -> Vector:
-        """The whole profile where the residual stream keeps the share `residual` on the last position.
+        """The whole profile when the residual stream keeps the share `residual` on the last position.
 
         Raises:
             UsageError: a whole profile with less than that on its last position.
@@ -58,7 +58,7 @@ class Target(ABC):
 @TARGETS.register("flat")
 @dataclass(frozen=True)
 class Flat(Target):
-    """The same for every position."""
+    """An equal share for every position."""
 
     def shape(self, n_positions: int) -> Vector:
         """1/N everywhere."""
@@ -71,14 +71,14 @@ class Power(Target):
     """Gamma(j + 1 + exponent) / j!, nearly (j + 1)^exponent: the power laws that gamma keys hold at every length."""
 
     exponent: float
-    """In (-1, 100]: above 0 recency, below 0 primacy, 0 flat."""
+    """Exponent in (-1, 100]: above 0 recency, below 0 primacy, 0 flat."""
 
     def __post_init__(self) -> None:
         if not -1 < self.exponent <= 100:
             raise UsageError(f"power: exponent must lie in (-1, 100], got {self.exponent}")
 
     def shape(self, n_positions: int) -> Vector:
-        """By running products, so that no two large log-gammas are subtracted."""
+        """Shares by running products, so that no two large log-gammas are subtracted."""
         steps = np.log1p(self.exponent / np.arange(1, max(n_positions, 1)))
         return _normalised(np.concatenate([[0.0], np.cumsum(steps)])[:n_positions])
 
@@ -89,7 +89,7 @@ class Recency(Target):
     """exp(rate (j + 1) / N): the last position outweighs the first by exp(rate); below 0 primacy."""
 
     rate: float = 3.0
-    """In [-50, 50]."""
+    """Rate in [-50, 50]."""
 
     def __post_init__(self) -> None:
         if not abs(self.rate) <= 50:
@@ -120,7 +120,7 @@ class UShape(Target):
 
 @dataclass(frozen=True, eq=False)
 class Given(Target):
-    """A profile that somebody has: measured, predicted, or from a file."""
+    """A profile in hand: measured, predicted, or from a file."""
 
     name: ClassVar[str] = "given"
     whole: ClassVar[bool] = True
@@ -134,7 +134,7 @@ class Given(Target):
             raise UsageError(f"a target needs at least two values, all finite and > 0; the least is {low}")
 
     def shape(self, n_positions: int) -> Vector:
-        """As given; at another length its density on the relative position, the last position apart."""
+        """The profile itself; at another length its density on the relative position, the last position apart."""
         values = np.asarray(self.influence / self.influence.sum())
         if n_positions == values.size:
             return values
@@ -149,9 +149,9 @@ class Given(Target):
 def resolve_target(target: Any) -> Target:
     """A target from an object, its literal spelling, a `Profile`, a sequence of weights, a CSV file, or a finished run.
 
-    A CSV file has one weight per line, or a header with a column `influence`. Of a run, its directory or its
-    record.json, what was measured is taken, else what was predicted; where there are several profiles, which one is
-    said behind a colon: `runs/x:measured/logprob`.
+    A CSV file has one weight per line, or a header with a column `influence`. A run is given by its directory or its
+    record.json; its measured profile is taken, otherwise the predicted one; if it has several, one is named behind a
+    colon: `runs/x:measured/logprob`.
 
     Raises:
         UsageError: none of these; values that are not finite and positive; several profiles and none chosen.
@@ -194,14 +194,14 @@ def _read_csv(path: Path) -> Vector:
 
 def _read_run(directory: Path, chosen: str) -> Vector:
     record = read_record(directory.parent if directory.name == RECORD_FILE else directory)
-    held = record.profile_stems()
-    measured = [name for name in held if MEASURED in name.split("/")]
-    allowed = [chosen] if chosen in held else [] if chosen else measured or held
+    stems = record.profile_stems()
+    measured = [name for name in stems if MEASURED in name.split("/")]
+    allowed = [chosen] if chosen in stems else [] if chosen else measured or stems
     if len(allowed) != 1:
         raise UsageError(
-            f"the {record.verb} run {directory} has {len(held)} profiles; as a target write "
-            f"{directory}:NAME with one of {', '.join(sorted(held))}"
-            if held
+            f"the {record.verb} run {directory} has {len(stems)} profiles; as a target write "
+            f"{directory}:NAME with one of {', '.join(sorted(stems))}"
+            if stems
             else f"the {record.verb} run {directory} has no profile to aim at"
         )
     return np.asarray(record.arrays[f"{allowed[0]}/influence"], dtype=np.float64)

@@ -65,7 +65,7 @@ class CuedCopy(SyntheticTask):
 @SYNTHETIC_TASKS.register("key_value_retrieval")
 @dataclass(frozen=True)
 class KeyValueRetrieval(SyntheticTask):
-    """Name the value that stands with the key asked for, its position uniform."""
+    """Name the value that stands with the key asked for, at a uniform position."""
 
     context: int = 16
     """Tokens in the context, each a key with a value (>= 1)."""
@@ -116,9 +116,9 @@ class AskedStack(TaskStack):
 
     def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
         """Each context with the cue of the position asked for."""
-        found = self.asked(purpose, index, size)
-        inputs = torch.cat((found.tokens, found.cues.gather(2, found.chosen)), dim=2)
-        return Batch(inputs, found.answers.gather(2, found.chosen))
+        contexts = self.asked(purpose, index, size)
+        inputs = torch.cat((contexts.tokens, contexts.cues.gather(2, contexts.chosen)), dim=2)
+        return Batch(inputs, contexts.answers.gather(2, contexts.chosen))
 
     def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
         """`loss` (nats), `accuracy`, and `accuracy_by_position` [position], each context asked for all of them."""
@@ -126,10 +126,10 @@ class AskedStack(TaskStack):
         logits = predict(batch.inputs)
         yield "loss", cross_entropy(logits.double(), batch.targets) * size
         yield "accuracy", right_answers(logits, batch.targets[..., 0])
-        found, right = self.asked(Purpose.EVALUATION, index, size), []
-        for position in range(found.tokens.shape[2]):
-            inputs = torch.cat((found.tokens, found.cues[..., position : position + 1]), dim=2)
-            right.append(right_answers(predict(inputs), found.answers[..., position]))
+        contexts, right = self.asked(Purpose.EVALUATION, index, size), []
+        for position in range(contexts.tokens.shape[2]):
+            inputs = torch.cat((contexts.tokens, contexts.cues[..., position : position + 1]), dim=2)
+            right.append(right_answers(predict(inputs), contexts.answers[..., position]))
         yield "accuracy_by_position", torch.stack(right, dim=-1)
 
 

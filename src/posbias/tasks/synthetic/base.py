@@ -1,6 +1,6 @@
-"""What every synthetic task offers: shapes, a stack that draws batches for many members at once, and an evaluation.
+"""The contract of synthetic tasks: shapes, a stack that draws batches for many members at once, and an evaluation.
 
-Members of different parameters stack where their `stack_key` is equal. A batch is a pure function of a member's task,
+Members of different parameters stack if their `stack_key` is equal. A batch is a pure function of a member's task,
 its seed, the step and the size: the same bits alone or among others.
 
 A stream is (task name, seed, purpose, index). The purpose takes its own bits of the generator's seed, so training
@@ -47,7 +47,7 @@ Predict = Callable[[Any], Any]
 
 
 class Purpose(IntEnum):
-    """What a stream is for; FIXED: tables that a member keeps, such as class centres and labels."""
+    """The purpose of a stream; FIXED: tables that a member keeps, such as class centres and labels."""
 
     FIXED = 0
     TRAINING = 1
@@ -90,7 +90,7 @@ class Draws:
                 if normals:
                     normal[member].normal_(generator=generator)
 
-        # Members over torch's threads, where that pays: its generator fills a tensor with one thread only.
+        # Members over torch's threads, if that pays: its generator fills a tensor with one thread only.
         members, draws = len(self.bases), whole.numel() + normal.numel()
         threads = min(torch.get_num_threads(), members)
         if self.device.type != "cpu" or threads < 2 or draws < DRAWS_FOR_THREADS:
@@ -104,7 +104,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a stack of members is trained on in one step."""
+    """The sequences that a stack of members is trained on in one step."""
 
     inputs: Inputs
     """Vectors, or token numbers."""
@@ -117,15 +117,15 @@ class SyntheticTask(ABC):
 
     name: ClassVar[str]
     needs_causal: ClassVar[bool] = False
-    """Whether later inputs hold the answers, so that a mask that looks forwards would give them away."""
+    """True if later inputs hold the answers, so that a mask that looks forwards would give them away."""
     n_positions: int
     """Length of an input in positions."""
     n_outputs: int
     """Classes or tokens that an output tells apart."""
     vocabulary_size: int | None = None
-    """Token numbers an input may hold; None where inputs are vectors."""
+    """Token numbers an input may hold; None if inputs are vectors."""
     width: int | None = None
-    """Features of an input vector; None where inputs are tokens."""
+    """Features of an input vector; None if inputs are tokens."""
     rows: tuple[int, ...]
     """Positions whose outputs are scored."""
     stack_key: Hashable
@@ -183,7 +183,7 @@ class TaskStack(ABC):
         return {name: (total / examples).cpu().numpy() for name, total in tally.items()}
 
     def item_vectors(self) -> Float[Tensor, "member item feature"] | None:
-        """What an input may hold at a position, noise aside, where inputs are vectors; None where they are tokens."""
+        """The vectors that an input may hold at a position, noise aside; None if inputs are tokens."""
         return None
 
 
@@ -236,14 +236,14 @@ def distinct(raw: Int64[Tensor, "*batch chosen"], among: int) -> Int64[Tensor, "
 
     The i-th is drawn from the among - i left over and stepped past the ones taken.
     """
-    taken: list[Tensor] = []
+    values: list[Tensor] = []
     for position in range(raw.shape[-1]):
         value = raw[..., position] % (among - position)
-        if taken:
-            for earlier in torch.stack(taken).sort(dim=0).values:
+        if values:
+            for earlier in torch.stack(values).sort(dim=0).values:
                 value = value + (value >= earlier)
-        taken.append(value)
-    return torch.stack(taken, dim=-1)
+        values.append(value)
+    return torch.stack(values, dim=-1)
 
 
 def _stream(base: int, purpose: Purpose, index: int) -> int:

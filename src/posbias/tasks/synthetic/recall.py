@@ -105,7 +105,7 @@ class CopyStack(TaskStack):
 
 @dataclass(frozen=True)
 class RecallTask(SyntheticTask):
-    """What the three tasks share, so that they stack together and see the same lists for one seed."""
+    """Base of the three recall tasks, which stack together and see the same lists for one seed."""
 
     needs_causal: ClassVar[bool] = True
     items: int = 12
@@ -194,16 +194,16 @@ class Lists:
 
     studied: Int64[Tensor, "member batch place"]
     free: Bool[Tensor, "member batch"]
-    """Whether the cue is that of free recall."""
+    """True if the cue is that of free recall."""
     places: Places
     """Place of the list asked for at each row."""
-    asked: Bool[Tensor, "member batch row"]
+    scored: Bool[Tensor, "member batch row"]
     """Rows that ask for an item: all in free recall, the first `span` in running span."""
 
     @property
     def targets(self) -> Int64[Tensor, "member batch row"]:
         """The item at each row, or `IGNORED`."""
-        return torch.where(self.asked, self.studied.gather(2, self.places), IGNORED)
+        return torch.where(self.scored, self.studied.gather(2, self.places), IGNORED)
 
 
 @dataclass(frozen=True)
@@ -251,10 +251,10 @@ class RecallStack(TaskStack):
             lists, raw = self._lists(Purpose.EVALUATION, 3 * index + number, size, (share,) * len(self.spans))
             chances = predict(self._inputs(lists)).double().softmax(-1)
             # The probability of the target, filed under its place; NaN for places never asked.
-            given = chances.gather(3, lists.targets.clamp(min=0)[..., None])[..., 0]
-            empty = torch.full_like(given, torch.nan)
-            asked = torch.where(lists.asked, given, torch.nan)
-            yield f"{cue}_probability", empty.scatter(2, lists.places, asked).sum(1)
+            of_targets = chances.gather(3, lists.targets.clamp(min=0)[..., None])[..., 0]
+            empty = torch.full_like(of_targets, torch.nan)
+            by_row = torch.where(lists.scored, of_targets, torch.nan)
+            yield f"{cue}_probability", empty.scatter(2, lists.places, by_row).sum(1)
             yield f"{cue}_first", chances[:, :, 0].gather(2, lists.studied).sum(1)
             yield f"{cue}_recalled", self._recalled(predict, lists, raw)
 
@@ -265,16 +265,16 @@ class RecallStack(TaskStack):
         named = torch.zeros_like(lists.studied, dtype=torch.bool)
         finite = torch.ones(lists.free.shape, dtype=torch.bool, device=inputs.device)
         for row in range(self.items):
-            if not bool(lists.asked[..., row].any()):
+            if not bool(lists.scored[..., row].any()):
                 break
             chances = predict(inputs)[:, :, row].double().softmax(-1)
             finite &= chances.isfinite().all(-1)
             # The first output whose cumulated probability exceeds the draw.
             below = (chances.cumsum(-1) <= (raw[..., row].double() / 2**63)[..., None]).sum(-1)
-            drawn = below.clamp(max=chances.shape[-1] - 1)
-            named |= (lists.studied == drawn[..., None]) & lists.asked[..., row, None]
+            answers = below.clamp(max=chances.shape[-1] - 1)
+            named |= (lists.studied == answers[..., None]) & lists.scored[..., row, None]
             if row + 1 < self.items:
-                inputs[..., self.items + 1 + row] = drawn
+                inputs[..., self.items + 1 + row] = answers
         return torch.where(finite[..., None], named.double(), torch.nan).sum(1)
 
     def _lists(
@@ -290,11 +290,10 @@ class RecallStack(TaskStack):
         rows = torch.arange(items, device=device)
         order = ranks(raw[..., self.vocabulary : self.vocabulary + items])
         places = torch.where(free[..., None], order, (items - spans + rows) % items)
-        asked = free[..., None] | (rows < spans)
-        return Lists(studied, free, places, asked), raw[..., -1 - items : -1]
+        return Lists(studied, free, places, free[..., None] | (rows < spans)), raw[..., -1 - items : -1]
 
     def _inputs(self, lists: Lists) -> Tokens:
         """List, cue, and what has been recalled before each later row."""
         cue = torch.where(lists.free, self.vocabulary, self.vocabulary + 1)[..., None]
-        recalled = torch.where(lists.asked, lists.targets, self.vocabulary + 2)
+        recalled = torch.where(lists.scored, lists.targets, self.vocabulary + 2)
         return torch.cat((lists.studied, cue, recalled[..., :-1]), dim=-1)

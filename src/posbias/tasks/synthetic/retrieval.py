@@ -1,4 +1,4 @@
-"""In-context retrieval: n pairs of an item and its label, then a query item whose class's label is to be named.
+"""Retrieval in context: n pairs of an item and its label, then a query item whose class's label is to be named.
 
 Items are drawn around class centres (a Gaussian mixture), or are the class vectors themselves (a fixed vocabulary with
 a direction in common); classes come in bursts. Training may prefer some places of the answer.
@@ -61,7 +61,7 @@ class InContextRetrieval(SyntheticTask):
     """Name the label of the query's class, which stands beside the items of that class in the context."""
 
     answers: str | tuple[int, ...] | list[int] = "any"
-    """Where in training the query's item is copied from: any, first, middle, last, first_and_last, or a list of pair
+    """Places from which training copies the query's item: any, first, middle, last, first_and_last, or a list of pair
     numbers (0 ... pairs - 1), each as likely as the others. Middle is pair number pairs // 2, as in their code."""
     pairs: int = 8
     """Pairs of item and label (>= 3, so that first, middle and last differ)."""
@@ -79,47 +79,48 @@ class InContextRetrieval(SyntheticTask):
     items: str = "mixture"
     """mixture: (centre + noise * fresh) / sqrt(1 + noise^2); fixed: (centre + noise * shared) / sqrt(1 + noise^2)."""
     evaluation_direction: str = "trained"
-    """Which direction the novel items of a fixed vocabulary share: trained (the paper), or fresh (their code, whose
-    test sets draw it anew)."""
+    """Direction that the novel items of a fixed vocabulary share: trained (the paper), or fresh (their code, whose test
+    sets draw it anew)."""
     scale: str = "variance"
     """variance: components have variance 1 / features, so items have norm 1 (the paper); deviation: components have
     standard deviation 1 / features, so items have norm 1 / sqrt(features) (their code)."""
 
     def __post_init__(self) -> None:
-        own = "in_context_retrieval"
         for parameter, least in (("pairs", 3), ("features", 1), ("labels", 3), ("classes", 1), ("burstiness", 1)):
-            check_size(f"{own}: {parameter}", getattr(self, parameter), MOST_ITEMS, least=least)
-        CELLS.check(f"{own}: classes x features", self.classes * self.features)
+            check_size(f"{self.name}: {parameter}", getattr(self, parameter), MOST_ITEMS, least=least)
+        CELLS.check(f"{self.name}: classes x features", self.classes * self.features)
         if self.pairs % self.burstiness:
-            raise UsageError(f"{own}: burstiness must divide pairs = {self.pairs}, got {self.burstiness}")
+            raise UsageError(f"{self.name}: burstiness must divide pairs = {self.pairs}, got {self.burstiness}")
         if self.classes < self.labels:
-            raise UsageError(f"{own}: classes must be at least labels = {self.labels}, got {self.classes}")
+            raise UsageError(f"{self.name}: classes must be at least labels = {self.labels}, got {self.classes}")
         if self.classes < self.distinct_classes:
             raise UsageError(
-                f"{own}: a context holds {self.distinct_classes} different classes, got classes = {self.classes}"
+                f"{self.name}: a context holds {self.distinct_classes} different classes, got classes = {self.classes}"
             )
         if isinstance(self.noise, bool) or not 0 <= self.noise < np.inf:
-            raise UsageError(f"{own}: noise must be a finite number >= 0, got {self.noise!r}")
-        check_choice(f"{own}: items", self.items, ITEMS)
-        check_choice(f"{own}: evaluation_direction", self.evaluation_direction, DIRECTIONS)
-        check_choice(f"{own}: scale", self.scale, SCALES)
+            raise UsageError(f"{self.name}: noise must be a finite number >= 0, got {self.noise!r}")
+        check_choice(f"{self.name}: items", self.items, ITEMS)
+        check_choice(f"{self.name}: evaluation_direction", self.evaluation_direction, DIRECTIONS)
+        check_choice(f"{self.name}: scale", self.scale, SCALES)
         self._follows(
             n_positions=2 * self.pairs + 1,  # items, labels and the query
             n_outputs=self.labels,
             width=self.features,
             rows=(2 * self.pairs,),
-            stack_key=(own, self.pairs, self.features, self.classes, self.labels, self.burstiness, self.items),
+            stack_key=(self.name, self.pairs, self.features, self.classes, self.labels, self.burstiness, self.items),
         )
         if isinstance(self.answers, str):
-            return check_choice(f"{own}: answers", self.answers, PLACES)
+            return check_choice(f"{self.name}: answers", self.answers, PLACES)
         object.__setattr__(self, "answers", tuple(self.answers))
         if not self.answers:
-            raise UsageError(f"{own}: answers must be one of {', '.join(PLACES)} or a list of pair numbers, got ()")
+            raise UsageError(
+                f"{self.name}: answers must be one of {', '.join(PLACES)} or a list of pair numbers, got ()"
+            )
         for place in self.answers:
             if type(place) is not int or not 0 <= place < self.pairs:
-                raise UsageError(f"{own}: answers must lie in 0 ... {self.pairs - 1}, got {place!r}")
+                raise UsageError(f"{self.name}: answers must lie in 0 ... {self.pairs - 1}, got {place!r}")
         if len(set(self.answers)) != len(self.answers):
-            raise UsageError(f"{own}: answers must name every pair at most once, got {list(self.answers)}")
+            raise UsageError(f"{self.name}: answers must name every pair at most once, got {list(self.answers)}")
         return None
 
     @property
@@ -164,7 +165,7 @@ class RetrievalStack(TaskStack):
     shared: Float32[Tensor, "member feature"]
     """The direction that all items have in common, weighted and normalised; 0 in a mixture."""
     evaluated_shared: Float32[Tensor, "member feature"]
-    """The same for the novel items of evaluations."""
+    """The common direction of the novel items of evaluations."""
 
     @classmethod
     def of(cls, tasks: tuple[InContextRetrieval, ...], draws: Draws) -> "RetrievalStack":
@@ -214,7 +215,7 @@ class RetrievalStack(TaskStack):
 
     @property
     def noise_scale(self) -> Float32[Tensor, "member one two"]:
-        """What a standard normal is multiplied with to become within-class noise (0 in a fixed vocabulary)."""
+        """Factor that makes a standard normal within-class noise (0 in a fixed vocabulary)."""
         scales = [
             task.deviation * task.noise / (1 + task.noise**2) ** 0.5 * (task.items == "mixture") for task in self.tasks
         ]
@@ -253,7 +254,7 @@ class Contexts:
     """Novel contexts of one evaluation batch, still without a query."""
 
     slots: Int64[Tensor, "member batch pair"]
-    """Which of the sequence's classes stands at each place."""
+    """Number of the sequence's class that stands at each place."""
     labels: Int64[Tensor, "member batch pair"]
     items: Float32[Tensor, "member batch pair feature"]
     label_vectors: Float32[Tensor, "member batch pair feature"]
@@ -262,17 +263,17 @@ class Contexts:
     query_noise: Float32[Tensor, "member batch feature"]
 
     def inputs(
-        self, asked: int | Int64[Tensor, "member batch one"], *, overwritten: int | None = None
+        self, place: int | Int64[Tensor, "member batch one"], *, overwritten: int | None = None
     ) -> Float32[Tensor, "member batch position feature"]:
-        """Item, label, item, label ..., query: an item of the class at the asked place, with noise of its own.
+        """Item, label, item, label ..., query: an item of the class at the place asked for, with noise of its own.
 
-        The overwritten place holds a copy of the item at the asked place, a number then.
+        The overwritten place holds a copy of the item at the place asked for, which is a number then.
         """
-        slot = self.slots[..., asked : asked + 1] if isinstance(asked, int) else self.slots.gather(2, asked)
+        slot = self.slots[..., place : place + 1] if isinstance(place, int) else self.slots.gather(2, place)
         query = self.centres.take_along_dim(slot[..., None], dim=2) + self.query_noise[:, :, None]
         items = self.items.clone()
         if overwritten is not None:
-            items[:, :, overwritten] = items[:, :, asked]
+            items[:, :, overwritten] = items[:, :, place]
         return torch.cat((torch.stack((items, self.label_vectors), dim=3).flatten(2, 3), query), dim=2)
 
 
@@ -288,12 +289,12 @@ def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -
         right_answers(predict(novel.inputs(anywhere)), novel.labels.gather(2, anywhere)[..., 0]),
     )
     results: dict[str, list[Tensor]] = {"contrast_accuracy": [], **{name: [] for name in CONFOUNDS}}
-    for asked, overwritten in ((task.named_places[a], task.named_places[b]) for a, b in CONTRASTS):
-        target = novel.labels[..., asked]
-        logits = predict(novel.inputs(asked, overwritten=overwritten))
+    for place, overwritten in ((task.named_places[a], task.named_places[b]) for a, b in CONTRASTS):
+        target = novel.labels[..., place]
+        logits = predict(novel.inputs(place, overwritten=overwritten))
         results["contrast_accuracy"].append(right_answers(logits, target))
-        same_class = _elsewhere(novel.slots == novel.slots[..., asked, None], asked)
-        same_label = _elsewhere(novel.labels == target[..., None], asked)
+        same_class = _elsewhere(novel.slots == novel.slots[..., place, None], place)
+        same_label = _elsewhere(novel.labels == target[..., None], place)
         results["overwritten_also_right"].append(same_label[..., overwritten].double().sum(1))
         results["label_elsewhere"].append(same_label.any(-1).double().sum(1))
         same_class[..., overwritten] = False
@@ -359,10 +360,10 @@ def _drawn(
 def _bursts(
     order: Int64[Tensor, "member batch pair"], alone: tuple[int, ...], burstiness: int
 ) -> Int64[Tensor, "member batch pair"]:
-    """Classes 0, 1 ... at the places `alone`, one each; the others, in random order, in bursts of `burstiness`."""
-    others = order.clone()
-    others[..., list(alone)] = order.shape[-1]
-    slots = len(alone) + ranks(others) // burstiness
+    """Classes 0, 1 ... at the places `alone`, one each; other classes, in random order, in bursts of `burstiness`."""
+    remaining = order.clone()
+    remaining[..., list(alone)] = order.shape[-1]
+    slots = len(alone) + ranks(remaining) // burstiness
     for slot, place in enumerate(alone):
         slots[..., place] = slot
     return slots
@@ -371,14 +372,14 @@ def _bursts(
 def _unlike(raw: Int64[Tensor, "member batch class"], leading: int, labels: int) -> Int64[Tensor, "member batch class"]:
     """Labels of classes: the leading ones all different, each of the rest unlike every leading one."""
     first = distinct(raw[..., :leading], labels)
-    rest = raw[..., leading:] % (labels - leading)
-    for taken in first.sort(dim=-1).values.unbind(-1):
-        rest = rest + (rest >= taken[..., None])
-    return torch.cat((first, rest), dim=-1)
+    later = raw[..., leading:] % (labels - leading)
+    for label in first.sort(dim=-1).values.unbind(-1):
+        later = later + (later >= label[..., None])
+    return torch.cat((first, later), dim=-1)
 
 
-def _elsewhere(same: Bool[Tensor, "member batch pair"], asked: int) -> Bool[Tensor, "member batch pair"]:
-    """Places other than the asked one where something is the same."""
-    elsewhere = same.clone()
-    elsewhere[..., asked] = False
+def _elsewhere(equal: Bool[Tensor, "member batch pair"], place: int) -> Bool[Tensor, "member batch pair"]:
+    """Equality at all places except one."""
+    elsewhere = equal.clone()
+    elsewhere[..., place] = False
     return elsewhere

@@ -87,14 +87,14 @@ class TextWithPairs(SyntheticTask):
 
 @cache
 def folded_corpus(purpose: Purpose) -> Int64[Tensor, "character"]:
-    """What a purpose reads of the default corpus: numbers in `LETTERS`, whatever else stands in it one space."""
+    """The part of the default corpus that a purpose reads: numbers in `LETTERS`, a space for anything else."""
     parts = []
     for group in default_corpus():
         documents = " ".join(str(document) for segment in group.segments for document in segment())
         text = re.sub("[^a-z]+", " ", documents.lower())
         cut = len(text) * TRAINED_TENTHS // 10
         parts.append(text[cut:] if purpose is Purpose.EVALUATION else text[:cut])
-    return torch.tensor([LETTERS.index(each) for each in "".join(parts)])
+    return torch.tensor([LETTERS.index(letter) for letter in "".join(parts)])
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,11 @@ class Inserted:
     """First character of the text in the corpus."""
 
     def asked_at(self, slot: int) -> "Inserted":
-        """The same with the pair asked for at another slot; what stood there goes where it was."""
+        """The pair asked for moved to another slot, whose pair goes to the slot that becomes free."""
         first = self.slots[..., :1]
-        others = torch.where(self.slots == slot, first, self.slots)[..., 1:]
-        return Inserted(self.keys, self.values, torch.cat((torch.full_like(first, slot), others), dim=2), self.starts)
+        exchanged = torch.where(self.slots == slot, first, self.slots)[..., 1:]
+        slots = torch.cat((torch.full_like(first, slot), exchanged), dim=2)
+        return Inserted(self.keys, self.values, slots, self.starts)
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,13 @@ class TextWithPairsStack(TaskStack):
     def _batch(self, purpose: Purpose, inserted: Inserted) -> Batch:
         task, device = self.task, inserted.starts.device
         places = inserted.slots[..., : task.pairs] * task.spacing
-        taken: Bool[Tensor, "member batch position"] = torch.zeros(
+        occupied: Bool[Tensor, "member batch position"] = torch.zeros(
             *places.shape[:2], task.length, dtype=torch.bool, device=device
         ).scatter(2, places, True)
-        characters = inserted.starts + torch.arange(task.length, device=device) - taken.cumsum(-1)
+        characters = inserted.starts + torch.arange(task.length, device=device) - occupied.cumsum(-1)
         text = folded_corpus(purpose).to(device)[characters.clamp(min=0)]
         letters = len(LETTERS)
         text = text.scatter(2, places, letters + inserted.keys * task.vocabulary + inserted.values)
         ask = letters + task.keys * task.vocabulary + inserted.keys[..., :1]
-        scored = torch.where(taken, IGNORED, text)[..., -task.read :]
+        scored = torch.where(occupied, IGNORED, text)[..., -task.read :]
         return Batch(torch.cat((text, ask), dim=2), torch.cat((scored, letters + inserted.values[..., :1]), dim=2))
