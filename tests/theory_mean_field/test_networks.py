@@ -9,7 +9,7 @@ from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, netw
 from posbias.theory.mean_field.prediction import distance, scatter
 from posbias.theory.predict import predict
 
-N, SEEDS = 32, 32
+N, SEEDS = 24, 32
 LARGE = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "initializer_range": 0.15}
 """Logits of variance 2."""
 
@@ -39,7 +39,7 @@ def test_single_networks_scatter_as_their_few_heads_do(fresh, births, profile_di
 def test_small_logits_leave_nothing_to_chance(fresh):
     spec = spec_of(fresh("llama"))
     assert isinstance(mean_field(spec, 8).level, FirstOrder)
-    assert scatter(network_profiles(spec, 32)) < 1e-3
+    assert scatter(network_profiles(spec, 32, count=3)) < 1e-3
 
 
 def test_a_prediction_says_how_far_one_initialisation_lies(fresh):
