@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, contrast_of
+from posbias.evaluation.responders.base import CUT_OFF, STOPPED
 from posbias.statistics import CONFIDENCE
 
 MOST_CUT = 0.1
@@ -51,15 +52,15 @@ class Endings:
 def endings_of(tables: Mapping[str, Scores], outputs: Iterable[Mapping[str, Any]]) -> Endings:
     """From `Evaluation.tables` and `Evaluation.outputs`."""
     finishes = [row["finish"] for row in outputs if row["text"] is not None]
-    at_most = finishes.count("length")
+    at_most = finishes.count(CUT_OFF)
     cut = int(np.nansum(tables["cut"]))
     return Endings(
         answers=len(finishes),
-        finished=finishes.count("stop"),
+        finished=finishes.count(STOPPED),
         ran_on=at_most - cut,
         cut=cut,
         open=int(np.nansum(open_answers(tables))),
-        others=len(finishes) - at_most - finishes.count("stop"),
+        others=len(finishes) - at_most - finishes.count(STOPPED),
         contains=_mean(tables["correct"]),
         starts=_mean(tables["starts"]),
     )

@@ -29,7 +29,7 @@ from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import PositionCurve, Scores, position_curve
 from posbias.evaluation.endings import Endings, endings_of
 from posbias.evaluation.placement import MeasuredUse
-from posbias.evaluation.responders.base import Responder
+from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
 from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
 from posbias.evaluation.samples import (
@@ -295,12 +295,12 @@ def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
     that was cut off without any mark is still within them, though nothing in itself tells.
     """
     outputs = [read_json(piece, TEXTS) for piece in pieces]
-    ended = [row["thinking"] for rows in outputs for row in rows if row["finish"] == "stop"]
+    ended = [row["thinking"] for rows in outputs for row in rows if row["finish"] == STOPPED]
     if ended.count(CLOSED) <= ended.count(None):
         return list(pieces)
     found = []
     for piece, rows in zip(pieces, outputs, strict=True):
-        hidden = np.array([row["thinking"] is None and row["finish"] == "length" for row in rows])
+        hidden = np.array([row["thinking"] is None and row["finish"] == CUT_OFF for row in rows])
         within = {"text": "", "thinking": UNFINISHED}
         rows = [
             {**row, "thoughts": row["text"], **within} if each else row for row, each in zip(rows, hidden, strict=True)
@@ -408,7 +408,7 @@ def evaluation_record(evaluation: Evaluation, arguments: Mapping[str, Any], *, c
         "refused": evaluation.refused,
         "measures": list(evaluation.measures),
         "curves": {name: curve.as_record() for name, curve in evaluation.curves.items()},
-        "cut_off": sum(row["finish"] == "length" for row in evaluation.outputs),
+        "cut_off": sum(row["finish"] == CUT_OFF for row in evaluation.outputs),
         "endings": evaluation.endings.as_record(),
         "empty": sum(row["text"] is not None and not row["text"].strip() for row in evaluation.outputs),
         "examples": len(evaluation.outputs),

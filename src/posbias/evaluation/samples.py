@@ -16,7 +16,7 @@ import numpy as np
 
 from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders.base import REFUSED, Reply, Request, Responder
+from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
 from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
 from posbias.registry import parse_literal_call
 from posbias.tasks.language import Example, LanguageTask, share_found
@@ -29,8 +29,6 @@ REFUSED_SHARE = 0.1
 """Of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
 REFUSED_LEAST = 3
 LINE_END = "\n"
-CUT = "length"
-"""How a response ended at the most tokens it might have; servers say so, too."""
 SPREAD_POSITIONS = 9
 """Positions that are requested by default: enough to see a bend, few enough to be quick."""
 
@@ -212,7 +210,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
     text = None if response is None or skipped is not None else response.text
     said, cut = text, False
     if text is not None and response is not None:  # a line that has ended, ended by itself, whatever came after it
-        cut = response.finish == CUT and LINE_END not in text.lstrip()
+        cut = response.finish == CUT_OFF and LINE_END not in text.lstrip()
     if text is not None and task.lead_in and response is not None and response.continues:
         said = f"{task.lead_in} {text.lstrip().partition(LINE_END)[0]}"
     values, tokens = [example.answers[0], *example.companions], example.n_tokens

@@ -1,4 +1,4 @@
-"""What a published claim is here: a statement, its assumptions, and an experiment that returns numbers and a verdict.
+"""Published claims: a statement, its assumptions, and an experiment that returns numbers and a verdict.
 
 A claim examines instances and reports whether the statement held as printed, and if not whether its corrected form
 did; the verdict follows from those two comparisons and from nothing else. With `broken=True` an assumption is violated
@@ -51,22 +51,22 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What an experiment saw."""
+    """Numbers of an experiment that a verdict follows from."""
 
     computed: str
-    """What `value` is, in words."""
+    """Description of `value`."""
     value: float
     """The one number that decides."""
     as_stated: bool
-    """Whether the statement held as printed, on every instance."""
+    """True if the statement held as printed on every instance."""
     figure: Figure
     corrected: bool = False
-    """Whether the corrected statement (in `sharper`) held where the printed one did not."""
+    """True if the corrected statement (in `sharper`) held although the printed one did not."""
     sharper: str = ""
-    """The correction, or a stronger fact, with its numbers; empty where there is none."""
+    """The correction, or a stronger fact, with its numbers; may be empty."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     instances: int = 1
-    """How many random instances were examined."""
+    """Number of random instances that were examined."""
 
     @property
     def outcome(self) -> Outcome:
@@ -83,7 +83,7 @@ class Premise:
     text: str
     met: bool
     found: str = ""
-    """What was found, with its number."""
+    """Evidence on the model, with its number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,23 +91,23 @@ class Verdict:
     """A claim with what its experiment found, on random instances or on one model."""
 
     claim: "Claim"
-    """As published."""
+    """The claim as published."""
     finding: Finding
     broken: bool = False
-    """Whether an assumption was violated on purpose."""
+    """True if an assumption was violated on purpose."""
     premises: tuple[Premise, ...] | None = None
     """On a model: the claim's assumptions as found there; None on random instances, which are drawn to meet them."""
 
     @property
     def met(self) -> bool:
-        """Whether every premise is."""
+        """True if the model meets every premise."""
         return all(premise.met for premise in self.premises or ())
 
     @property
     def verdict(self) -> str:
         """holds, holds with a correction, or fails as stated; on a model holds or fails.
 
-        Where a model does not meet the premises, what the statement did all the same.
+        If a model does not meet the premises, it says what the statement did all the same.
         """
         if self.premises is None:
             return self.finding.outcome
@@ -157,12 +157,12 @@ class Claim(ABC):
     """`paper/item`, set by the registry."""
     paper: ClassVar[str]
     source: ClassVar[str]
-    """Where it is stated."""
+    """Section or theorem that states it."""
     statement: ClassVar[str]
     """One line in plain words; positions 0-based."""
     assumptions: ClassVar[tuple[str, ...]]
     broken_by: ClassVar[str]
-    """Which assumption `broken=True` violates, and how."""
+    """The assumption that `broken=True` violates, and the way it does."""
 
     @abstractmethod
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
@@ -274,7 +274,7 @@ def claims_record(
 
 
 def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:
-    """How many of each verdict."""
+    """One line that counts the verdicts of each kind."""
     kinds = ["holds", "holds with a correction", "fails as stated"]
     if on_model:
         kinds = list(dict.fromkeys(["holds", "fails", *sorted(verdicts)]))

@@ -48,9 +48,9 @@ class Loop:
 
     architecture: str
     predicted: Mapping[tuple[str, str], Rows]
-    """By (theory, moment): influence per seed and place; moments are `initial` and `trained`."""
+    """Influence per seed and place by (theory, moment); moments are `initial` and `trained`."""
     outcomes: Mapping[str, Rows]
-    """By name, per seed and place: larger is learnt better or sooner."""
+    """Success per seed and place by name: a larger number is learnt better or sooner."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def loop_sentences(results: Sequence[Agreement]) -> list[str]:
 
 
 def loop_arrays(loops: Sequence[Loop]) -> dict[str, Float64[np.ndarray, "n_seeds n_places"]]:
-    """What was compared, for the record: `loop/ARCHITECTURE/THEORY/MOMENT` and `loop/ARCHITECTURE/OUTCOME`."""
+    """Compared arrays for the record: `loop/ARCHITECTURE/THEORY/MOMENT` and `loop/ARCHITECTURE/OUTCOME`."""
     arrays: dict[str, Float64[np.ndarray, "n_seeds n_places"]] = {}
     for loop in loops:
         arrays |= {f"loop/{loop.architecture}/{'/'.join(key)}": rows for key, rows in loop.predicted.items()}

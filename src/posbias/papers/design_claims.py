@@ -179,7 +179,7 @@ class OrderOfLayers(Claim):
 
 @CLAIMS.register("design/mean-position")
 class MeanPosition(Claim):
-    """Where the mass of a row lies on average."""
+    """Mean position of the mass of a row."""
 
     paper = PAPER
     source = "docs/design, one shared exponent"
@@ -332,7 +332,7 @@ def energy_shares(shape: Vector, depth: int, gain: float) -> Vector:
         return float(brentq(lambda ratio: _energy(ratio, states, weights) - energy, 0.0, 1.0, xtol=1e-300, rtol=1e-15))
 
     def solve(scale: float) -> tuple[float, Vector]:
-        """What is left for the first position beyond its wanted energy (-1: nothing for an earlier one), and all r."""
+        """Energy left for the first position beyond its target (-1: none is left for a later one), and all r."""
         energies, ratios, states = (scale * shape / shape.max()) ** 2, np.ones(shape.size), np.eye(depth)[0]
         for j in range(shape.size - 1, 0, -1):
             if _energy(1.0, states, weights) <= energies[j]:
@@ -367,7 +367,7 @@ def _kernel(ratios: Vector) -> Float64[np.ndarray, "n n"]:
 
 @CLAIMS.register("design/energies-not-scale-free")
 class EnergiesNotScaleFree(Claim):
-    """Where energies add, gamma keys cannot be flat at every length."""
+    """Gamma keys cannot be flat at every length if energies add."""
 
     paper = PAPER
     source = "docs/design, energies"

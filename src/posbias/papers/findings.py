@@ -58,7 +58,7 @@ class Difference:
         return self.mean.interval(1 - ERROR / quantities)
 
     def supports(self, sign: int, *, quantities: int = 1) -> str:
-        """What the interval says of an expected sign.
+        """Verdict of the interval on an expected sign.
 
         Args:
             sign: 1 or -1.
@@ -107,7 +107,7 @@ class Outcome:
     """One trained model."""
 
     factors: Mapping[str, Any]
-    """What sets it apart from other members, the seed excluded: mask, encoding, depth, ..."""
+    """Settings that tell it from other members, the seed excluded: mask, encoding, depth, ..."""
     seed: int
     status: str
     arrays: Mapping[str, np.ndarray]
@@ -115,11 +115,11 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        """Whether its numbers count."""
+        """True if it ended well, so that its numbers count."""
         return self.status in FINISHED
 
     def has(self, factors: Mapping[str, Any]) -> bool:
-        """Whether it has all these factors."""
+        """True if it has all these factors."""
         return self.factors.items() >= factors.items()
 
 
@@ -183,11 +183,11 @@ class Outcomes:
         return list(dict.fromkeys(m.factors[name] for m in self.members if name in m.factors and m.has(factors)))
 
     def known(self, name: str, factors: Mapping[str, Any]) -> bool:
-        """Whether all finished members with these factors have that array."""
+        """True if all finished members with these factors have that array."""
         return all(name in member.arrays for member in self.members if member.finished and member.has(factors))
 
     def lost_sentence(self) -> list[str]:
-        """What did not finish; nothing where all did."""
+        """One sentence on the members that did not finish; empty if all did."""
         lost = self.lost()
         if not lost:
             return []
@@ -219,15 +219,15 @@ class Finding:
     where: str
     """Figure or section of the source."""
     reported: str
-    """What the source reports, one sentence."""
+    """Claim of the source, one sentence."""
     found: str
-    """What came out, with its numbers."""
+    """Outcome here, with its numbers."""
     verdict: str
     """`reproduced`, `reproduced in part`, `not reproduced`, `undecided` or `not run`."""
     tests: Tests = field(default_factory=dict)
-    """What the verdict rests on, by case."""
+    """Quantities that the verdict rests on, by case."""
     rule: Rule | None = None
-    """What made the verdict of the tests; None where it rests on none."""
+    """Rule that made the verdict from the tests; None if it rests on none."""
 
     def sentence(self) -> str:
         """Statement, numbers and verdict."""
@@ -281,7 +281,7 @@ def combined(tests: Tests, quantities: int | None = None, *, sign: int) -> str:
 
 
 def quantities_of(findings: Sequence[Finding]) -> int:
-    """How many intervals the verdicts of a page rest on."""
+    """Number of intervals that the verdicts of a page rest on."""
     return sum(len(finding.tests) for finding in findings)
 
 
@@ -325,7 +325,7 @@ def _quantities_table(findings: Sequence[Finding]) -> Table:
 
 
 def tally(findings: Sequence[Finding]) -> str:
-    """How many findings have which verdict."""
+    """One sentence that counts the findings of each verdict."""
     counts = Counter(finding.verdict for finding in findings)
     order = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, NOT_RUN)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])

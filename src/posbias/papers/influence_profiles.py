@@ -55,11 +55,11 @@ def initial(member: Member) -> Profiled:
 
 
 def profiles_by_moment(members: Sequence[TrainedMember], *, seed: int) -> list[Profiles]:
-    """Of members that ended well: every kind before and after training, mean field before, by `KIND/MOMENT`.
+    """Profiles of members by `KIND/MOMENT`: every kind before and after training, mean field before.
 
     Args:
-        members: Any shapes; all with parameters.
-        seed: As `influence_profiles` and `mean_field_profiles` take it.
+        members: Of any shapes; all finished with parameters.
+        seed: Seed of `influence_profiles` and `mean_field_profiles`.
     """
     before = influence_profiles([initial(trained.member) for trained in members], seed=seed)
     after = influence_profiles([Profiled(trained.member, trained.parameters or {}) for trained in members], seed=seed)

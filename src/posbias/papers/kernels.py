@@ -1,4 +1,4 @@
-"""What claims are examined on: the order of laws, masks as graphs, random attention kernels and networks.
+"""Objects that claims are examined on: ordered laws, masks as graphs, random attention kernels and networks.
 
 A law is more recent than another if each of its prefix masses F_k = sum_{j<=k} is smaller. A kernel is monotone
 (Assumption 4.1 of arXiv 2602.16837) if its rows become more recent from one query to the next. A centre node of a mask
@@ -31,12 +31,12 @@ def prefix_mass(law: Float64[np.ndarray, "*batch n"]) -> Float64[np.ndarray, "*b
 
 
 def dominance_gap(recent: Float64[np.ndarray, "*batch n"], early: Float64[np.ndarray, "*batch n"]) -> float:
-    """By how much some prefix mass of `recent` exceeds that of `early` (0 if it is more recent throughout)."""
+    """Largest excess of a prefix mass of `recent` over that of `early` (0 if `recent` is more recent throughout)."""
     return max(0.0, float(np.max(prefix_mass(recent) - prefix_mass(early))))
 
 
 def monotonicity_gap(kernel: Float64[np.ndarray, "query key"]) -> float:
-    """By how much Assumption 4.1 is violated: largest F_k(row i+1) - F_k(row i), 0 for a monotone kernel."""
+    """Violation of Assumption 4.1: the largest F_k(row i+1) - F_k(row i), 0 for a monotone kernel."""
     return dominance_gap(kernel[1:], kernel[:-1])
 
 
@@ -117,7 +117,7 @@ def closed_positions(visible: Bool[np.ndarray, "query key"]) -> Int64[np.ndarray
 
 
 def reachable(visible: Bool[np.ndarray, "query key"]) -> Bool[np.ndarray, "query key"]:
-    """Whether query i reaches key j in one or more layers (the transitive closure, by repeated squaring).
+    """Pairs of which query i reaches key j in one or more layers (the transitive closure, by repeated squaring).
 
     Raises:
         UsageError: the mask is not square, or some query sees no key.

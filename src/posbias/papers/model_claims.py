@@ -1,7 +1,7 @@
-"""What a claim on one model is: premises that are checked on it, and the statement's number and verdict.
+"""Claims on one model: premises that are checked on it, and the statement's number and verdict.
 
-The statement is examined whether the premises are met or not: where they are not, the verdict says so, and what became
-of the statement all the same. What claims need of a model: mean attention over heads of every layer, mask and mixing,
+The statement is examined whether the premises are met or not; if not, the verdict says so, and what became of the
+statement all the same. Claims need of a model: mean attention over heads of every layer, mask and mixing,
 per prompt, as dense matrices, so contexts are short. Attention is the model's own: of a reference model as it computes
 it, of a Hugging Face model recomputed from what its attention modules read.
 """
@@ -47,7 +47,7 @@ class ModelRun:
     mixing: Float64[np.ndarray, "prompts layers"]
     """m_l, mean over tokens of |a| / (|x| + |a|); 1 without a residual connection."""
     visible: Bool[np.ndarray, "layers query key"]
-    """What some head of the layer may see."""
+    """True for keys that some head of the layer may see."""
 
     @property
     def epsilons(self) -> Float64[np.ndarray, "prompts"]:
@@ -57,7 +57,7 @@ class ModelRun:
 
     @property
     def causal(self) -> bool:
-        """Whether no layer looks ahead."""
+        """True if no layer looks ahead."""
         return not bool(np.triu(self.visible, 1).any())
 
     @property

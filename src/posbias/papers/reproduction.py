@@ -23,10 +23,10 @@ class Reproduction:
     """A published experiment, run again."""
 
     paper: str
-    """Which paper, in words."""
+    """Title of the paper."""
     title: str
     statements: Sequence[str]
-    """What came out, one sentence or two each, with the numbers in it."""
+    """Outcomes, one or two sentences each, with their numbers."""
     rows: Sequence[Mapping[str, Any]]
     """One row per comparison, plain JSON values."""
     tables: Sequence[Table]

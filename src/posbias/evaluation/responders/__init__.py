@@ -1,4 +1,4 @@
-"""Who answers: local models with shared prefixes, and OpenAI-compatible servers with an answer cache."""
+"""Responders: local models with shared prefixes, and OpenAI-compatible servers with an answer cache."""
 
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.client import ServerOptions

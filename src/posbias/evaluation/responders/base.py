@@ -15,8 +15,10 @@ from posbias.limits import TOKENS
 from posbias.tasks.language import Span
 from posbias.tasks.language.base import text_of
 
+STOPPED, CUT_OFF = "stop", "length"
+"""Ends of a response: an end token or a stop text, or the most tokens that it may have."""
 SKIPPED, REFUSED = "skipped", "refused"
-"""How a response ends that there is not: the prompt does not fit into the context, or the server refuses it."""
+"""Ends of a missing response: the prompt does not fit into the context, or the server refuses it."""
 Messages = Sequence[Mapping[str, str]]
 """A conversation: messages in order, each with a `role` and a `content`."""
 
@@ -28,7 +30,7 @@ class Request:
     prompt: str | Messages
     """Text that the model continues, or a conversation that it answers."""
     answer: str | None = None
-    """What is scored by teacher forcing, as it would follow the prompt (a leading space included); None: nothing."""
+    """Answer to score by teacher forcing, as it would follow the prompt (a leading space included); None: no score."""
     max_tokens: int = 32
     """Generated at most (tokens, >= 1)."""
     group: str = ""
@@ -42,9 +44,9 @@ class Request:
     passages: tuple[Span, ...] = ()
     """Begin and end, in characters of `text`, of every passage in it, in order; see `Example.passages`."""
     fixed_order: bool = False
-    """Whether the right answer depends on which passage stands where, so that they must not be rearranged."""
+    """True if the right answer depends on which passage stands where, so that they must not be rearranged."""
     own_control: bool = False
-    """As `Example.own_control`."""
+    """Control tokens in the prompt are meant as such, see `Example.own_control`."""
 
     def __post_init__(self) -> None:
         check_size("max_tokens", self.max_tokens, TOKENS)
@@ -95,26 +97,26 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """What a model generated, greedily, or why the request was not put to it."""
+    """Text that a model generated greedily, or the reason why the request was not put to it."""
 
     text: str
     """The answer, without prompt, special tokens and thoughts; cut where a stop text begins."""
     finish: str
-    """"stop" (an end token or a stop text), "length" (`max_tokens` reached), SKIPPED, REFUSED, or a server's own."""
+    """STOPPED, CUT_OFF, SKIPPED, REFUSED, or a server's own."""
     prompt_tokens: int | None = None
-    """As the model read the prompt; None where a server does not say."""
+    """Tokens of the prompt as the model read it; None if a server does not say."""
     tokens: int | None = None
-    """Generated, an end token included; None where a server does not say."""
+    """Generated tokens, an end token included; None if a server does not say."""
     skipped: str | None = None
     """Why there is nothing: the request does not fit into the context (nothing is ever truncated), or is refused."""
     token_ids: tuple[int, ...] | None = None
     """The generated tokens, local models only."""
     continues: bool = False
-    """Whether the text goes on where the prompt ends, rather than being a message that answers it."""
+    """True if the text goes on where the prompt ends, rather than being a message that answers it."""
     thoughts: str | None = None
-    """What was marked as thoughts, without the marks; None where nothing was."""
+    """Marked thoughts without the marks; None if nothing was marked."""
     thinking: str | None = None
-    """How thoughts were told, as `thoughts.Told`; UNFINISHED: they did not end, so that there is no answer."""
+    """How thoughts were told apart (`thoughts.Told`); UNFINISHED: they did not end, so that there is no answer."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class AnswerScore:
 
     @property
     def logprob(self) -> float:
-        """Of the whole answer: the sum over its tokens."""
+        """Log-probability of the whole answer: the sum over its tokens."""
         return sum(self.logprobs)
 
     @property
@@ -138,12 +140,12 @@ class AnswerScore:
 
     @property
     def first_rank(self) -> int | None:
-        """Of the first answer token; 1 is the model's own choice."""
+        """Rank of the first answer token; 1 is the model's own choice."""
         return self.ranks[0]
 
     @property
     def greedy(self) -> bool | None:
-        """Whether greedy decoding gives exactly this answer; None where a rank that decides it is unknown."""
+        """True if greedy decoding gives exactly this answer; None if a rank that decides it is unknown."""
         if any(rank is not None and rank > 1 for rank in self.ranks):
             return False
         return None if None in self.ranks else True
@@ -154,9 +156,9 @@ class Reply:
     """Both things that may come of one request."""
 
     response: Response | None
-    """None where nothing was to be generated, unless the request was skipped or refused: then it says why."""
+    """Generated text, or why the request was skipped or refused; None if nothing was to be generated."""
     score: AnswerScore | None
-    """None where nothing was to be scored, the request was skipped or refused, or the server cannot."""
+    """Score of the answer; None if nothing is scored, the request is skipped or refused, or the server cannot."""
 
 
 class Responder(ABC):
@@ -181,15 +183,15 @@ class Responder(ABC):
         """Plain values for a record: the model, how requests are put to it, what they took so far. Never a key."""
 
     def counts(self) -> dict[str, float]:
-        """What requests took so far, as numbers that add up over the sittings of a run; also part of `describe`."""
+        """Costs of the requests so far, as numbers that add up over the sittings of a run; also part of `describe`."""
         return {}
 
     def counting(self) -> AbstractContextManager[None]:
-        """Within the context `counts` has all that its model is run on, also beside requests, as by methods that look
-        at a prompt before they change it."""
+        """Context in which `counts` covers everything its model is run on, also beside requests: some methods look at a
+        prompt before they change it."""
         inner = getattr(self, "inner", None)  # of one that puts changed requests to another, or changes its model
         return nullcontext() if inner is None else inner.counting()
 
     def learnt(self) -> dict[str, Any]:
-        """What only requests show, such as whether there are scores; also part of `describe`."""
+        """Facts that only requests show, such as whether there are scores; also part of `describe`."""
         return {}

@@ -38,15 +38,15 @@ from posbias.runs.engines.engine import KEY_NAME
 KINDS = {"chat": "chat/completions", "text": "completions"}
 """Kinds of server, and where below the base address requests go."""
 TEMPLATE_FIELD = "chat_template_kwargs"
-"""Field of a request's body that holds what a chat template is told."""
+"""Field of a request's body that holds the options of a chat template."""
 OUR_FIELDS = frozenset({"model", "messages", "prompt", "echo", "logprobs", "n", "stream"})
-"""Of a request's body: what is asked of whom, and in what form the answer is read."""
+"""Fields of a request's body that are set here: what is asked of whom, and the form of the answer."""
 OPTIONAL = ("requests_per_minute", "price_in", "price_out")
 """Numbers that may be None."""
 SLOWEST = 0.1
 """Requests per minute at least: whoever waits longer for each waits for a slip of the keyboard."""
 LONGEST = 86_400
-"""Of all times (seconds)."""
+"""Largest allowed time (seconds)."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class ServerOptions:
     retries: int = 6
     """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer."""
     first_delay: float = 1.0
-    """Before the first retry (seconds, > 0); doubled for each further one, each shortened by up to half at random. As
-    all times at most LONGEST."""
+    """Delay before the first retry (seconds, > 0); doubled for each further one, each shortened by up to half at
+    random. Like all times at most LONGEST."""
     longest_delay: float = 60.0
     """No wait of our own choice is longer (seconds)."""
     longest_retry_after: float = 600.0
@@ -69,7 +69,7 @@ class ServerOptions:
     requests_per_minute: float | None = None
     """Attempts begun per minute at most, evenly spaced (>= SLOWEST); None: unlimited."""
     timeout: float = 120.0
-    """For one answer, from the connection to its last byte (seconds, > 0); ten at most go to the connection."""
+    """Longest wait for one answer, from the connection to its last byte (seconds, > 0); ten at most connect."""
     max_answer_bytes: int = 2**24
     """A larger answer, as it comes or decompressed, ends the run (bytes, >= 1)."""
     key_variable: str = "OPENAI_API_KEY"
@@ -77,18 +77,18 @@ class ServerOptions:
     cache: Path | None = None
     """Directory of answers, of any models and servers; None: in memory only."""
     reuse: bool = True
-    """Whether answers that lay in the cache before are taken; False: every request is made once more."""
+    """True to take answers that lay in the cache before; False to make every request once more."""
     price_in: float | None = None
-    """Per million tokens of prompts, any currency."""
+    """Price per million tokens of prompts, in any currency."""
     price_out: float | None = None
-    """Per million generated tokens."""
+    """Price per million generated tokens."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """Fields put into every request's body, such as `{"seed": 0}`; None takes a field out. None of OUR_FIELDS."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    """What a chat server's template is told, such as `{"enable_thinking": False}`, in the field `chat_template_kwargs`
+    """Options of a chat server's template, such as `{"enable_thinking": False}`, in the field `chat_template_kwargs`
     of vLLM, SGLang, llama.cpp and `transformers serve`; others refuse the field or pass it over."""
     jitter_seed: int = 0
-    """Of the random part of the delays (>= 0)."""
+    """Seed of the random part of the delays (>= 0)."""
 
     def __post_init__(self) -> None:
         check_choice("server: kind", self.kind, tuple(KINDS))
@@ -162,7 +162,7 @@ def check_address(base_url: str) -> str:
 
 
 def is_local(address: str) -> bool:
-    """Whether an address is this machine's own, so that what is sent there does not leave it."""
+    """True if an address is this machine's own, so that what is sent there does not leave it."""
     host = (urlsplit(address).hostname or "").rstrip(".")
     try:
         place = ipaddress.ip_address(host)
@@ -172,7 +172,7 @@ def is_local(address: str) -> bool:
 
 
 DOUBLINGS = 64
-"""Of the delay between attempts at most: more would be no number any more."""
+"""Most doublings of the delay between attempts: more would overflow."""
 CONNECTING = 10.0
 """Longest wait for a connection, and for its TLS (seconds); half the time-out where that is less.
 
@@ -199,14 +199,14 @@ class Client:
         self.stop = threading.Event()
         """Set: waits end at once, and nothing is tried again."""
         self._reached: bool | None = None
-        """Whether there was a connection when last tried; None before the first."""
+        """Connected at the last attempt; None before the first."""
         self._options = options
         self._key = options.key()
         self.mask = Mask(self._key)
         self._local = is_local(address)
         secret = self._key is not None and len(self._key) >= SECRET
         self.key_in_clear = secret and not self._local and urlsplit(address).scheme != "https"
-        """Whether a key (not a placeholder) is sent where others can read it."""
+        """True if a key (not a placeholder) is sent where others can read it."""
         per_minute = options.requests_per_minute
         self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
         self._connecting = min(CONNECTING, options.timeout / 2)

@@ -51,7 +51,7 @@ class LocalOptions:
     """How a local model is run."""
 
     reuse: bool = True
-    """Whether beginnings that prompts share are run once; False: every prompt from its first token, the plain way."""
+    """True to run beginnings that prompts share once; False to run every prompt from its first token, the plain way."""
     batch: int = 8
     """Prompts of one length decoded together at most (>= 1)."""
     cache_bytes: int = 1 << 30
@@ -67,13 +67,13 @@ class EncodedRequest:
     """One request in tokens."""
 
     prompt: TokenIds
-    """With the special tokens that the tokenizer (text) or the chat template (messages) puts into it."""
+    """The prompt with the special tokens that the tokenizer (text) or the chat template (messages) puts into it."""
     answer: TokenIds
     """Tokens to score; empty where the request has no answer."""
     thinks: bool = False
-    """Whether the prompt ends within thoughts, so that what follows it is no answer."""
+    """True if the prompt ends within thoughts, so that what follows it is no answer."""
     apart: bool = False
-    """Whether the answer was tokenised on its own, for in one text with the prompt it would form other tokens."""
+    """True if the answer was tokenised on its own, because in one text with the prompt it would form other tokens."""
 
 
 def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[EncodedRequest]:
@@ -131,12 +131,12 @@ class LocalResponder(Responder):
         self._plain = self._processed = self._apart = 0
         self._counting = False
         self._unscored = False
-        """Whether an answer was to be scored where the prompt ends within thoughts."""
+        """True once an answer was to be scored although the prompt ends within thoughts."""
         self._ending = Ending(model.tokenizer, _end_tokens(model))
 
     @property
     def reuses(self) -> bool | None:
-        """Whether beginnings are reused; None before the first request, on which the model's cache is tried."""
+        """True if beginnings are reused; None before the first request, on which the model's cache is tried."""
         return None if self._runner is None else self.options.reuse and self._runner.cached
 
     @property
@@ -146,7 +146,7 @@ class LocalResponder(Responder):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """As `Responder.counting`."""
+        """Context in which all tokens that enter the model are counted."""
         if self._counting:
             yield
             return
@@ -162,7 +162,7 @@ class LocalResponder(Responder):
             self._counting = False
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """As `Responder.respond`; a request that does not fit into the context is skipped, never truncated."""
+        """Answer requests (`Responder.respond`); one that does not fit into the context is skipped, never truncated."""
         with self.counting():
             return self._replies(requests, generate=generate, score=score)
 
@@ -223,7 +223,7 @@ class LocalResponder(Responder):
         return {**described, **self.learnt(), **self.counts()}
 
     def learnt(self) -> dict[str, Any]:
-        """Whether beginnings are reused, and why answers were not scored, if they were not."""
+        """Reuse of beginnings, and the reason if answers were not scored."""
         return {"reuse": self.reuses, **({"no_scores_because": WITHIN_THOUGHTS} if self._unscored else {})}
 
     def counts(self) -> dict[str, float]:
@@ -233,7 +233,7 @@ class LocalResponder(Responder):
         return {"tokens_processed": self.processed, "tokens_plain": self._plain, "answers_apart": self._apart}
 
     def tried(self, prompt: TokenIds) -> Runner:
-        """What runs the prompts, kept from the first; the tokens on which the cache is tried are none of theirs."""
+        """The runner of all prompts, made at the first; tokens on which the cache is tried do not count."""
         if self._runner is None:
             before = self._processed
             self._runner = trusted_runner(self.model, prompt)
@@ -241,7 +241,7 @@ class LocalResponder(Responder):
         return self._runner
 
     def _room(self, started: Started) -> int:
-        """How many prompts are kept for decoding together."""
+        """Number of prompts that are decoded together."""
         bytes_per_prompt = 2 * size_of(started.kept)  # as kept, and joined to one batch
         return max(1, min(self.options.batch, self.options.cache_bytes // bytes_per_prompt)) if bytes_per_prompt else 1
 
@@ -287,7 +287,7 @@ def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.nda
 
 
 def _end_tokens(model: Model) -> frozenset[int]:
-    """By the model's generation settings, which nothing else has checked, and its tokenizer."""
+    """End tokens of the model's generation settings, which nothing else has checked, and of its tokenizer."""
     settings = getattr(model.network, "generation_config", None)
     tokens: list[Any] = []
     for value in (getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id):

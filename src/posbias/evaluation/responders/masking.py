@@ -101,7 +101,7 @@ def _cut(key: str) -> str:
 
 
 def _occurs(key: re.Pattern[str], text: str) -> bool:
-    """Whether there is anything to look for: quicker, for the many texts in which there is not."""
+    """True if the key occurs in a text: quicker than `_found`, for the many texts without it."""
     for _ in range(ROUNDS + 1):
         if key.search(text):
             return True
@@ -113,7 +113,7 @@ def _occurs(key: re.Pattern[str], text: str) -> bool:
 
 
 def _found(key: re.Pattern[str], text: str) -> list[tuple[int, int]]:
-    """Where the key stands in a text, ascending: in the text itself, and in what it says once escapes are undone."""
+    """Places of the key in a text, ascending: in the text itself, and in what it says once escapes are undone."""
     places = []
     layers: list[_Undone] = []
     for _ in range(ROUNDS + 1):
@@ -168,7 +168,7 @@ def _said(match: re.Match[str]) -> str:
 
 
 def _in_base64(key: bytes) -> Iterator[str]:
-    """What stays the same of a key in base64, whatever stands before and after it."""
+    """Parts of a key in base64 that stay equal whatever stands before and after it."""
     for before in range(3):
         encoded = base64.b64encode(bytes(before) + key).decode()
         yield encoded[-(-8 * before // 6) : 8 * (before + len(key)) // 6]

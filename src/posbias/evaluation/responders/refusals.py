@@ -1,4 +1,4 @@
-"""What a server says instead of an answer: its own words out of whatever it sends, and what they mean for the run.
+"""Refusals of a server: its own words out of whatever it sends, and their meaning for the run.
 
 A status alone does not tell: 429 is "slower, please" and "no money left", 400 is a prompt that does not fit, one that a
 content filter refuses, and a field that no prompt may have. So words decide where they are known, the status elsewhere;
@@ -37,7 +37,7 @@ TOO_LONG = re.compile(
     r"|`inputs`? (?:tokens|must have less)|max_tokens must be at least 1, got -|超长|超过.{0,12}长度|长度.{0,8}超",
     re.IGNORECASE,
 )
-"""How servers say that a prompt does not fit."""
+"""Phrases for a prompt that does not fit."""
 EXCEEDS = re.compile(
     r"\b(?:prompts?|inputs?|messages?|requests?|conversation|sequence|body|payload|entity|tokens?)\b[^.;]{0,80}?"
     r"(?:\btoo (?:long|large|big)\b|\bexceed|\b(?:longer|greater|larger|more) than\b|\bover the (?:limit|maximum))"
@@ -57,7 +57,7 @@ FILTERED = re.compile(
     r"|data_?inspection|high risk|responsible[\W_]*ai|不安全|敏感|违规",
     re.IGNORECASE,
 )
-"""How servers say that a filter refuses a prompt."""
+"""Phrases for a prompt that a filter refuses."""
 OF_EVERY_PROMPT = re.compile(
     r"unsupported[\W_]*(?:parameter|value|field)"
     r"|un(?:known|recogni[sz]ed)[\W_]*(?:request )?(?:parameter|argument|field)"
@@ -65,7 +65,7 @@ OF_EVERY_PROMPT = re.compile(
     r"|model\b[^.]{0,80}\b(?:does not exist|not found|is not available)",
     re.IGNORECASE,
 )
-"""How servers say that a field, the key or the model is wrong, with the status of a wrong prompt."""
+"""Phrases for a wrong field, key or model that come with the status of a wrong prompt."""
 EXHAUSTED = re.compile(
     r"insufficient[\W_]*(?:balance|credits?|funds)|exceeded your current quota|credit balance|out of credits?"
     r"|billing[\W_]*(?:hard[\W_]*limit|not[\W_]*active)|account[\W_]*(?:deactivated|suspended)|arrear|余额不足|欠费",
@@ -97,12 +97,12 @@ class RefusedError(Exception):
 
     @property
     def alone(self) -> bool:
-        """Whether only this prompt is concerned, as far as one refusal can tell."""
+        """True if only this prompt is concerned, as far as one refusal can tell."""
         return self.meaning in ("too_long", "refused")
 
 
 def meaning_of(status: int, words: str) -> Meaning:
-    """What a refusal means for the run, by the server's words, else by its status."""
+    """Meaning of a refusal for the run, by the server's words, else by its status."""
     exceeds = status not in PASSING and bool(EXCEEDS.search(words)) and not OTHER_LIMITS.search(words)
     if status == 413 or (status not in (401, 403, 404) and (TOO_LONG.search(words) or exceeds)):
         return "too_long"
@@ -116,7 +116,7 @@ def meaning_of(status: int, words: str) -> Meaning:
 
 
 def words_of(content: bytes) -> str:
-    """What a refusal's body says: the texts of the fields that speak of errors, else the whole."""
+    """Message in a refusal's body: the texts of the fields that speak of errors, else the whole."""
     text = content.decode("utf-8", errors="replace")
     try:
         return said_in(json.loads(text)) or text

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from posbias.errors import RunError
-from posbias.evaluation.responders.base import Request, Response
+from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Request, Response
 from posbias.evaluation.responders.thoughts import Told, told_apart
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model
@@ -33,7 +33,7 @@ SHORT_PROBE = 64
 
 
 def shared_length(first: TokenIds, second: TokenIds) -> int:
-    """How many tokens two sequences have in common before they first differ."""
+    """Number of tokens that two sequences share before they first differ."""
     shorter = min(len(first), len(second))
     different = np.flatnonzero(first[:shorter] != second[:shorter])
     return int(different[0]) if len(different) else shorter
@@ -162,7 +162,7 @@ def _layers_of(cache: Any) -> Layers:
 
 
 def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
-    """A live cache where the model's cache proves right on these tokens, else the plain way.
+    """A runner with a live cache if the model's cache proves right on these tokens, else without.
 
     The tokens (as many as the widest window needs) are run, cut back to the half and continued with the second half
     reversed, one token at the last step: each time the logits must be those of the whole sequence run alone. A model
@@ -204,18 +204,18 @@ class Started:
     kept: Layers
     """Its keys and values; none where it is continued without a cache."""
     thinks: bool = False
-    """Whether the prompt ends within thoughts, as chat templates of some models do."""
+    """True if the prompt ends within thoughts, as with chat templates of some models."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """When a sequence ends, and what it says."""
+    """Rules for the end of a sequence and for the text that it holds."""
 
     tokenizer: Any
     end_tokens: Collection[int]
 
     def reached(self, generated: Sequence[int], started: Started) -> bool:
-        """After an end token, `max_tokens`, or a stop text behind thoughts and blank lines."""
+        """True after an end token, `max_tokens`, or a stop text behind thoughts and blank lines."""
         request = started.request
         if generated[-1] in self.end_tokens or len(generated) >= request.max_tokens:
             return True
@@ -241,12 +241,12 @@ class Ending:
         return replace(told_text, answer=answer).cut(request.stop)
 
     def response(self, generated: Sequence[int], started: Started) -> Response:
-        """What was generated."""
+        """The response of a finished sequence."""
         parsed = self.told(generated, started)
         stopped = parsed.stopped or generated[-1] in self.end_tokens
         return Response(
             text=parsed.answer,
-            finish="stop" if stopped else "length",
+            finish=STOPPED if stopped else CUT_OFF,
             prompt_tokens=len(started.prompt),
             tokens=len(generated),
             token_ids=tuple(generated),

@@ -16,7 +16,17 @@ from typing import Any
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders.base import REFUSED, SKIPPED, AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders.base import (
+    CUT_OFF,
+    REFUSED,
+    SKIPPED,
+    STOPPED,
+    AnswerScore,
+    Reply,
+    Request,
+    Responder,
+    Response,
+)
 from posbias.evaluation.responders.client import (
     KINDS,
     TEMPLATE_FIELD,
@@ -44,7 +54,7 @@ LISTED = 5
 
 @dataclass(frozen=True)
 class Usage:
-    """What a server has done for us so far."""
+    """Work that a server has done so far."""
 
     requests: int = 0
     """Answers that the server gave."""
@@ -53,7 +63,7 @@ class Usage:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     reused_tokens: int = 0
-    """Of the answers taken from the cache, which nothing is paid for again: prompts and what was generated."""
+    """Tokens of prompts and answers taken from the cache, for which nothing is paid again."""
     uncounted: int = 0
     """Answers whose tokens the server did not count."""
 
@@ -94,12 +104,12 @@ class ServerResponder(Responder):
         self._lock = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
         self.scores: bool | None = None if self.options.kind == "text" else False
-        """Whether this server scores answers; None before the first such request."""
+        """True if this server scores answers; None before the first such request."""
         self._no_scores = None if self.options.kind == "text" else "a chat server does not repeat prompts"
 
     @property
     def cost(self) -> float | None:
-        """Of the tokens counted so far, in the currency of the prices; None without prices."""
+        """Price of the tokens counted so far, in the currency of the prices; None without prices."""
         price_in, price_out = self.options.price_in, self.options.price_out
         if price_in is None and price_out is None:
             return None
@@ -107,7 +117,7 @@ class ServerResponder(Responder):
         return (usage.prompt_tokens * (price_in or 0.0) + usage.generated_tokens * (price_out or 0.0)) / 1e6
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """As `Responder.respond`, several requests at once; scores where the server can.
+        """Answer several requests at once, with scores if the server can give them. See `Responder.respond`.
 
         A prompt that the server refuses by itself, such as by a content filter, is left out and says why.
         """
@@ -144,7 +154,7 @@ class ServerResponder(Responder):
         }
 
     def learnt(self) -> dict[str, Any]:
-        """Whether the server scores answers."""
+        """Does the server score answers, and if not, why?"""
         return {"scores": self.scores, "no_scores_because": self._no_scores}
 
     def counts(self) -> dict[str, float]:
@@ -193,12 +203,12 @@ class ServerResponder(Responder):
         if request.stop and self.options.kind == "text":
             body["stop"] = list(request.stop)
         generated, parsed = self._told(body, request)
-        if "stop" in body and generated.finish == "stop" and not parsed.answer.strip():
+        if "stop" in body and generated.finish == STOPPED and not parsed.answer.strip():
             del body["stop"]  # it ended in blank lines or thoughts, before the answer
             generated, parsed = self._told(body, request)
         return Response(
             parsed.answer,
-            "stop" if parsed.stopped else generated.finish,
+            STOPPED if parsed.stopped else generated.finish,
             prompt_tokens=generated.prompt_tokens,
             tokens=generated.tokens,
             continues=self.options.kind == "text",
@@ -217,11 +227,11 @@ class ServerResponder(Responder):
                 request.stop
             )
         # Behind a prompt that opens thoughts a server may take them out without a word, but not before they end.
-        opened = generated.finish == "length" and self._opens_thoughts(request)
+        opened = generated.finish == CUT_OFF and self._opens_thoughts(request)
         return generated, told_apart(generated.text, opened=opened, pattern=request.answer_pattern).cut(request.stop)
 
     def _opens_thoughts(self, request: Request) -> bool:
-        """Whether the prompt ends within thoughts, so far as its tokenizer is known."""
+        """True if the prompt ends within thoughts, so far as its tokenizer is known."""
         if self.tokenizer is None or (self.options.kind == "chat" and not self.tokenizer.chat_template):
             return False
         (text, _), _ = rendered(self._messages(request), self.tokenizer)
@@ -255,7 +265,7 @@ class ServerResponder(Responder):
         return score_of(echo, request.answer, LISTED)
 
     def _note_scores(self, reason: str | None) -> None:
-        """Whether scoring works (no reason against it); once it has, a single refusal does not end it."""
+        """Note that scoring works, or the reason against it; once it has worked, a single refusal does not end it."""
         with self._lock:
             if reason is None or not self.scores:
                 self.scores, self._no_scores = reason is None, reason
@@ -290,6 +300,6 @@ class ServerResponder(Responder):
 
 
 def vocabulary_sha256(tokenizer: Any) -> str:
-    """What tells a tokenizer from another: its tokens with their numbers, and its chat template."""
+    """Hash that tells one tokenizer from another: of its tokens with their numbers, and its chat template."""
     parts = [sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

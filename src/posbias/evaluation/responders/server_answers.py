@@ -1,4 +1,4 @@
-"""What is read out of a server's JSON: a generated text, or the log-probabilities of a repeated prompt; and its cache.
+"""Answers read out of a server's JSON: generated texts or log-probabilities of a repeated prompt; and their cache.
 
 The models below are all that is believed of an answer: types, ranges and lengths are checked, what is not named is left
 out, and no text keeps the key. What the cache holds is read by the same models: so nothing is requested and paid twice,
@@ -30,11 +30,11 @@ from posbias.evaluation.responders.refusals import SaidError, said_in
 from posbias.files import write_atomically
 
 SAID = "said_error"
-"""What kind of invalid an answer is that is an error in the server's words."""
+"""Type of the validation error of an answer that is an error in the server's words."""
 TEXT_PARTS, THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning")
 """Types of the parts in which some servers give a message's content."""
 FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
-"""What the reason for an answer's end begins with where a filter has ended it; small letters."""
+"""Beginnings of the reason for an answer's end if a filter has ended it; small letters."""
 LARGEST_ERROR = 2**16
 """Bytes of an answer without choices that is looked through for a server's words."""
 FULFILLED = 200
@@ -166,7 +166,7 @@ GENERATED_TOKENS = AliasPath("usage", "completion_tokens")
 
 
 class ServerAnswer(BaseModel):
-    """What is kept of an answer. Fields have aliases for where a server puts them, and names for the cache."""
+    """An answer as it is kept. Fields have aliases for where a server puts them, and names for the cache."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
@@ -216,7 +216,7 @@ class Message(Generated):
 
     @property
     def thoughts(self) -> str | None:
-        """What the server told from the answer; None where it told nothing."""
+        """Thoughts that the server told apart from the answer; None if it told none apart."""
         named = self.reasoning_content or self.reasoning
         return "".join([named or "", *(self.thought_parts or [])]) or None
 
@@ -284,8 +284,8 @@ def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
     answer's.
 
     Returns:
-        None where the answer does not begin with a token of its own, so far as the pieces tell, or a log-probability
-        is missing.
+        None if the answer does not begin with a token of its own, so far as the pieces tell, or a log-probability is
+        missing.
     """
     tokens, logprobs = echo.tokens or [], echo.logprobs or []
     end = max(0, len(tokens) - (1 if echo.tokens_generated is None else echo.tokens_generated))
@@ -311,7 +311,7 @@ def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
 
 
 def _rank(value: float, alternatives: dict[str, float | None] | None, n_listed: int) -> int | None:
-    """1 + the listed tokens that are more probable; None where all that were requested are."""
+    """1 + the listed tokens that are more probable; None if all of those requested are."""
     if alternatives is None:
         return None
     better = sum(alternative is not None and alternative > value for alternative in alternatives.values())
@@ -319,7 +319,7 @@ def _rank(value: float, alternatives: dict[str, float | None] | None, n_listed: 
 
 
 class _Kept(BaseModel, Generic[Kind]):
-    """What a file says."""
+    """Content of a file of the cache."""
 
     format: Literal[3]
     key: str
@@ -329,7 +329,7 @@ class _Kept(BaseModel, Generic[Kind]):
 class AnswerCache:
     """Answers by key; without a directory they are kept in memory, for as long as the responder lives.
 
-    Those that lie there already count where `reuse` is set; otherwise only what this cache has kept.
+    Answers that lie there already count if `reuse` is set; otherwise only those that this cache has kept.
     """
 
     def __init__(self, directory: Path | None, *, reuse: bool, hide: Hide) -> None:
@@ -338,7 +338,7 @@ class AnswerCache:
         self._memory: dict[str, ServerAnswer] | None = {} if directory is None or not reuse else None
 
     def find(self, key: str, kind: type[Kind]) -> Kind | None:
-        """The answer under a key; None where there is none, or a damaged one."""
+        """The answer under a key; None if there is none, or a damaged one."""
         if self._memory is not None or self._directory is None:
             remembered = (self._memory or {}).get(key)
             return remembered if isinstance(remembered, kind) else None

@@ -25,7 +25,7 @@ _MARKS = (
 )
 """How thoughts are opened and closed; each mark is one group. What fits several is the first."""
 _BEFORE_ALONE = 0
-"""Of them, the one whose marks stand around an explanation, which is no thought behind an answer."""
+"""Index of the convention whose marks stand around an explanation, which is no thought behind an answer."""
 _MARK = re.compile("|".join(mark for pair in _MARKS for mark in pair), re.IGNORECASE)
 _WRAPPED = re.compile(r"</?answer>|<\|(?:begin|end)_of_solution\|>|<\|(?:START|END)_RESPONSE\|>")
 """What stands around an answer behind thoughts."""
@@ -44,13 +44,13 @@ class Told:
     """A generated text with its thoughts told from its answer."""
 
     answer: str
-    """Empty where the thoughts do not end."""
+    """The answer; empty if the thoughts do not end."""
     thoughts: str | None = None
-    """Without their marks; None where there are none."""
+    """The thoughts without their marks; None if there are none."""
     thinking: str | None = None
-    """MARKED, CLOSED, UNFINISHED; None where nothing is marked."""
+    """MARKED, CLOSED or UNFINISHED; None if nothing is marked."""
     stopped: bool = False
-    """Whether the answer was cut where a stop text begins."""
+    """True if the answer was cut where a stop text begins."""
 
     def cut(self, stop: tuple[str, ...]) -> "Told":
         """The answer up to the first stop text behind its first character that is no white space."""
@@ -62,7 +62,7 @@ class Told:
 
 
 def opens_thoughts(prompt: str) -> bool:
-    """Whether a prompt, as the model reads it, ends with an opening mark."""
+    """True if a prompt, as the model reads it, ends with an opening mark."""
     end = prompt.rstrip()[-64:]
     channels, marks = list(_CHANNEL.finditer(end)), list(_MARK.finditer(end))
     if channels and channels[-1].end() == len(end):
@@ -131,6 +131,6 @@ def _between_marks(text: str, opened: bool) -> Told:
 
 
 def _convention(mark: "re.Match[str]") -> tuple[int, bool]:
-    """Which convention a mark is of, and whether it closes."""
+    """Number of the convention that a mark is of, and whether the mark closes."""
     assert mark.lastindex is not None  # every mark is a group
     return (mark.lastindex - 1) // 2, mark.lastindex % 2 == 0

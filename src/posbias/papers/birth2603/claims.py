@@ -245,7 +245,7 @@ def _atom(depth: int, mixing: float) -> float:
 
 @CLAIMS.register("birth-2603.10123/claim-4-u-shape")
 class UShape(Claim):
-    """Whether the profile turns up again before its last token."""
+    """A rise of the profile before its last token."""
 
     paper = PAPER
     source = "title and abstract; theory section 2, item 4"

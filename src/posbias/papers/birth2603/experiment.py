@@ -126,7 +126,7 @@ def shape_row(measured: Measured, generator: np.random.Generator) -> dict[str, A
 
 
 def rope_rows(cases: Sequence[Measured], generator: np.random.Generator) -> list[dict[str, Any]]:
-    """With against without RoPE, initialisations paired: W1 and log error between profiles, beside split-half noise."""
+    """Profiles with against without RoPE, initialisations paired: W1 and log error beside split-half noise."""
     by_case = {(measured.case.model, measured.case.tokens): measured for measured in cases}
     rows = []
     for models in MODELS.values():

@@ -153,7 +153,7 @@ GRADIENT_DEPTH = 4
 
 @CLAIMS.register("birth-2603.10123/claim-5-gradient")
 class GradientIsAMatrix(Claim):
-    """What the gradient is without residual connections."""
+    """The gradient without residual connections is a matrix."""
 
     paper = PAPER
     source = "main theorem, and the critics' remark on it; theory section 2, item 5"

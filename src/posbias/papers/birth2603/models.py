@@ -84,7 +84,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class BirthSettings:
-    """What `reproduce birth-2603.10123` takes."""
+    """Settings of `reproduce birth-2603.10123`."""
 
     size: str = "small"
     """"small" (d = 256), "full" (Qwen2-0.5B and GPT-2 medium) or "tiny" (4 layers, d = 32)."""
@@ -169,7 +169,7 @@ def untrained(family: str, size: str, *, seed: int, dtype: str = "float32") -> H
 
 
 def without_rope(model: HuggingFaceModel) -> HuggingFaceModel:
-    """The same weights with rotary positions switched off; the model given is changed."""
+    """A model of equal weights with rotary positions switched off; the argument is changed."""
     config = model.config
     decoder: Any = model.network.get_submodule("model")
     decoder.rotary_emb = NoRotation(config.hidden_size // config.num_attention_heads)

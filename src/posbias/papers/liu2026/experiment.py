@@ -92,7 +92,7 @@ def _outcome(trained: TrainedMember, profiles: Mapping[str, np.ndarray]) -> Outc
 
 @dataclass(frozen=True, eq=False)
 class CopyOutcome:
-    """What statements, tables and figures are made of."""
+    """Trained outcomes that statements, tables and figures are made of."""
 
     losses: Losses
     speeds: Losses
@@ -135,7 +135,7 @@ def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], see
 
 
 def recorded_outcome(record: Record) -> CopyOutcome:
-    """What a record of this reproduction was made of, so that its statements can be judged anew without the models.
+    """Outcomes stored in a record of this reproduction, so that statements can be judged anew without the models.
 
     Args:
         record: Of verb "reproduce"; seeds that it does not name are taken to be 0, 1, ... for every network.

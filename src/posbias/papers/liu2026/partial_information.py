@@ -1,4 +1,4 @@
-"""What partial information reaches in position copy, exactly and without sampling.
+"""Least losses of position copy with partial information, exactly and without sampling.
 
 Tokens are independent and uniform over V, the target is one of C places. Measured losses that lie on one of these lines
 say what a model has extracted: nothing, which tokens occur, how often, or how often beside its own.

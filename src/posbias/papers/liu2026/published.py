@@ -31,7 +31,7 @@ class Configuration:
 
     @property
     def factors(self) -> dict[str, int | bool]:
-        """As the factors of trained members."""
+        """The configuration as factors of trained members."""
         return {"depth": self.depth, "width": self.width, "residual": self.residual, "mlp": self.mlp}
 
     def __str__(self) -> str:
@@ -67,6 +67,6 @@ def blind_loss(vocabulary: int = VOCABULARY) -> float:
 
 
 def published_losses(configuration: Configuration) -> Float64[np.ndarray, "context"] | None:
-    """What was read off the figure; None where the post shows a configuration whose values were not read."""
+    """Losses read off the figure; None if the values of a configuration were not read."""
     values = PUBLISHED.get(configuration)
     return None if values is None else np.array(values)

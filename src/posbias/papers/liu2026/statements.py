@@ -157,7 +157,7 @@ def _against_plain(losses: Losses, quantity: Callable[[Rows], Float64[np.ndarray
 
 
 def _left_out(alone: int) -> str:
-    """What is said of seeds that only one of two networks has."""
+    """Note on seeds that only one of two networks has."""
     return f" ({alone} seeds without their pair left out)" if alone else ""
 
 

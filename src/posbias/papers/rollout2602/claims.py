@@ -46,7 +46,7 @@ CONTENT_SPREAD = 6.0
 
 Kernels = Sequence[Float64[np.ndarray, "n n"]]
 Drift = tuple[float, list[Float64[np.ndarray, "n"]]]
-"""By how much a proposition's order was violated on one stack, and the profiles it compares."""
+"""Violation of a proposition's order on one stack, and the profiles it compares."""
 
 
 def monotone_stack(mask: Mask, generator: np.random.Generator) -> Kernels:
@@ -85,7 +85,7 @@ def worst_drift(drifts: Sequence[Drift]) -> Drift:
 
 
 def needed(contrast: Sequence[Drift]) -> str:
-    """What happens on kernels that violate Assumption 4.1, in words."""
+    """Phrase on the kernels that violate Assumption 4.1: how often and by how much the statement fails there."""
     violated = np.mean([gap > ROUNDING for gap, _ in contrast])
     return (
         f"on kernels that violate Assumption 4.1 it fails in {violated:.0%} of {len(contrast)} stacks, by up to "
@@ -352,11 +352,11 @@ class Lemma(Claim):
 
     paper = PAPER
     computed: ClassVar[str]
-    """What the largest gap is, in words."""
+    """Description of the largest gap."""
 
     @abstractmethod
     def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
-        """By how much one draw violates the statement; 0 if it does not."""
+        """Violation of the statement by one draw; 0 if it holds."""
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Largest gap over draws, beside the gaps where the assumption is violated."""

@@ -37,7 +37,7 @@ class OrderOfTheModel(ModelClaim):
     """A drift of the last row's prefix masses, on mean kernels and prompt by prompt."""
 
     computed: str
-    """What the largest violation is, in words."""
+    """Description of the largest violation."""
 
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """Causal and monotone."""
@@ -52,7 +52,7 @@ class OrderOfTheModel(ModelClaim):
 
     @abstractmethod
     def drift(self, kernels: Kernels, mixing: Mixing) -> tuple[float, Laws]:
-        """By how much some prefix mass moves against the statement, and the profiles compared."""
+        """Largest move of a prefix mass against the statement, and the profiles compared."""
 
     def examine(self, run: ModelRun) -> Finding:
         """On the mean over prompts; single prompts are counted beside it."""

@@ -56,7 +56,7 @@ Profiles = dict[tuple[str, str, str], Profile]
 
 @dataclass(frozen=True)
 class MeasuredMean:
-    """Where the centre of a model's measured curve must lie, given the table's attention-only distance."""
+    """Range of the mean position of a model's measured curve, given the table's attention-only distance."""
 
     low: float
     high: float

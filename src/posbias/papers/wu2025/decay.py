@@ -203,7 +203,7 @@ def _outside_band(strength: float, run: Run) -> float:
 
 
 def envelope_mode(layers_beyond: int, strength: float) -> tuple[int, bool]:
-    """Where C(t + d, d) e^-dm is largest (the last of equals), and whether it falls from the start."""
+    """Distance at which C(t + d, d) e^-dm is largest (the last of equals), and whether it falls from the start."""
     distance = np.arange(LONG)
     log_envelope = log_paths(layers_beyond, distance) - strength * distance
     near_best = np.flatnonzero(log_envelope >= log_envelope.max() - 1e-12)

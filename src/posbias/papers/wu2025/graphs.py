@@ -62,7 +62,7 @@ class CentreNodes(Claim):
     broken_by = "the mask has no centre node: two groups of positions that never look at each other"
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """What N - 1 successive layers leave outside the centre nodes, largest over masks, draws, blocks, queries.
+        """Share that N - 1 successive layers leave outside the centre nodes: largest of masks, draws, blocks, queries.
 
         A factor below 1 for every block means that the mass outside falls geometrically to 0.
         """

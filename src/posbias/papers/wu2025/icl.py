@@ -1,4 +1,4 @@
-"""In-context retrieval (Wu et al., arXiv 2502.01951) run again: attention-only networks that must look up a label.
+"""Experiment on in-context retrieval (Wu et al., arXiv 2502.01951): attention-only networks must look up a label.
 
 Their statements on depth, encodings, residual connections, training data and sinks with verdicts from intervals over
 seeds; the flags of their code; and whether influence predicts accuracy by place. Figures show gaps by depth, accuracy
@@ -110,7 +110,7 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
 
 
 def _controls(cells: Cells) -> list[Finding]:
-    """What the source has not: gaps where the right label stands nowhere else, and sinks before training."""
+    """Controls that the source lacks: gaps if the right label stands nowhere else, and sinks before training."""
     plain = Cells(cells.outcomes, cells.base, design="unconfounded")
     findings = retrieval_findings(plain, Figures("mixture"))
     unconfounded = [

@@ -1,4 +1,4 @@
-"""In-context retrieval: what is kept of every trained member - gaps, accuracy by place, sinks, influence by place.
+"""Outcomes of every member trained on in-context retrieval: gaps, accuracy by place, sinks, influence by place.
 
 The sink score of a key is that of Gu et al. 2025 as used by Wu et al., arXiv 2502.01951, appendix K.4.
 """
@@ -149,6 +149,6 @@ def member_sinks(members: Sequence[Profiled]) -> list[Float64[np.ndarray, "n_pos
 
 
 def _unbiased(task: object) -> InContextRetrieval:
-    """The same task with answers anywhere."""
+    """The task with answers anywhere."""
     assert isinstance(task, InContextRetrieval)
     return replace(task, answers="any")

@@ -1,4 +1,4 @@
-"""What Wu et al. report of depth, encodings, training data and sinks, each statement with its test on trained members.
+"""Statements of Wu et al. on depth, encodings, training data and sinks, each with its test on trained members.
 
 A gap is accuracy where place a holds the right label and place b a copy of its item, minus the same with the labels'
 roles exchanged: positive means a bias towards the earlier place. Whether the published code's flags explain a
@@ -63,7 +63,7 @@ class Cells:
         return {**PLAIN, **self.base, **changed}
 
     def has(self, *cells: Cell) -> bool:
-        """Whether all these cells have finished members of common seeds."""
+        """True if all these cells have finished members of common seeds."""
         return bool(self.outcomes.common_seeds(*(self.factors(**cell) for cell in cells)))
 
     def values(self, name: str, *cells: Cell) -> list[Float64[np.ndarray, "n_seeds ..."]]:
@@ -238,7 +238,7 @@ def _residual(cells: Cells, figures: Figures) -> Finding:
 
 
 def _not_monotone(steps: Tests, quantities: int | None) -> str:
-    """Whether depth both raises and lowers the gap for some encoding (reproduced), or for different ones (in part).
+    """Verdict on depth: reproduced if it raises and lowers the gap for one encoding, in part if for different ones.
 
     Some step is claimed to have a sign, not every: all steps hold together.
     """
@@ -310,7 +310,7 @@ def _mask_alone_everywhere(cells: Cells, figures: Figures) -> Finding:
 def _by_trained_place(
     cells: Cells, quantities: Mapping[str, Callable[[PerSeedGaps], PerSeed]]
 ) -> dict[str, Difference]:
-    """By the place that was trained, a quantity of its own, for sin and RoPE."""
+    """A quantity of its own for each trained place, with sin and RoPE."""
     tests: dict[str, Difference] = {}
     for answers in NAMED:
         named = {f"{ENCODINGS[encoding]}, {answers}": _biased(answers, "causal", encoding) for encoding in ABSOLUTE}
@@ -401,7 +401,7 @@ def _lead(sinks: np.ndarray, count: int) -> np.ndarray:
 
 
 def flag_findings(paper: Cells, code: Cells) -> list[Finding]:
-    """What each flag of the published code would change.
+    """Findings on what each flag of the published code would change.
 
     Args:
         paper: Members with components of variance 1/d, as the paper says.
@@ -438,7 +438,7 @@ def flag_findings(paper: Cells, code: Cells) -> list[Finding]:
 
 
 def _lost_accuracy(paper: Cells, code: Cells) -> dict[str, Difference]:
-    """Whether the code's smaller vectors are learnt less well, which would call for its many steps."""
+    """Accuracy lost with the code's smaller vectors, which would explain its many steps."""
     tests = {}
     for encoding in RELATIVE:
         for depth in code.depths(encoding=encoding):

@@ -1,4 +1,4 @@
-"""Where a model's own attention sends everything with depth: Wu et al. 2025 and theorem 5.5 of arXiv 2602.16837.
+"""Collapse of a model's own attention with depth: Wu et al. 2025 and theorem 5.5 of arXiv 2602.16837.
 
 Bounds take the model's own epsilon, its smallest admissible weight (mean over heads), per prompt, at every depth.
 docs/theory, section 3.
@@ -136,7 +136,7 @@ class WindowCollapseOfTheModel(MaskCollapse):
     constant_text = "1"
 
     def log_bounds(self, run: ModelRun, epsilon: float) -> Float64[np.ndarray, "layers keys"]:
-        """With eps^M and t / 2M, M = ceil((N - 1) / (w - 1))."""
+        """Bounds with eps^M and t / 2M, M = ceil((N - 1) / (w - 1))."""
         mask, n_positions = run.mask, run.kernels.shape[-1]
         width = mask.width if isinstance(mask, SlidingWindow) else n_positions
         hops = -(-(n_positions - 1) // max(width - 1, 1))

@@ -279,7 +279,7 @@ def envelope_spread(n_positions: int, pairs: int) -> float:
 
 
 def _peak(pairs: int) -> tuple[int, float, Figure]:
-    """Where the rollout of DEPTH layers peaks in distance, where the theorem's L(x) does, and both curves."""
+    """Distances at which the rollout of DEPTH layers and the theorem's L(x) peak, and both curves."""
     n_positions = GROWTH_LENGTHS[1]
     kernel, fall = constant_rope_kernel(n_positions, pairs)
     rollout = np.linalg.matrix_power(kernel, DEPTH)[-1, ::-1]
@@ -304,7 +304,7 @@ class RopeClaim(Claim):
     broken_by = TOO_FAST
     pairs: ClassVar[int] = 1
     several: ClassVar[bool] = False
-    """Whether it speaks of several layers."""
+    """True if it speaks of several layers."""
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """On networks of twice as many features as pairs."""

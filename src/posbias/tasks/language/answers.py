@@ -1,4 +1,4 @@
-"""Whether an answer is right: the published scoring rules, from the generated text and the accepted answers."""
+"""Published scoring rules: is a generated text right, given the accepted answers?"""
 
 import re
 import string
@@ -24,7 +24,7 @@ def normalise_answer(text: str) -> str:
 
 @SCORERS.register("best_subspan_em")
 def best_subspan_em(prediction: str, answers: Sequence[str]) -> float:
-    """1 where an accepted answer occurs in the first line of the prediction that is not blank, both normalised; else 0.
+    """1 if an accepted answer occurs in the first line of the prediction that is not blank, both normalised; else 0.
 
     Only the text before that line's end counts: the answer stands in the context, so that a model which copies
     the context on and on would otherwise be right.
@@ -45,7 +45,7 @@ def best_subspan_em(prediction: str, answers: Sequence[str]) -> float:
 
 @SCORERS.register("substring")
 def substring_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 where an accepted answer occurs anywhere in the prediction, ignoring case; else 0.
+    """1 if an accepted answer occurs anywhere in the prediction, ignoring case; else 0.
 
     Source: Liu et al. 2024, section 3.1, key-value retrieval.
     """
@@ -54,15 +54,15 @@ def substring_match(prediction: str, answers: Sequence[str]) -> float:
 
 @SCORERS.register("verdict")
 def verdict_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 where the verdict (`verdict_of`) is the accepted letter; else 0, also for a tie and where there is none."""
+    """1 if the verdict (`verdict_of`) is the accepted letter; else 0, also for a tie and if there is none."""
     return float(verdict_of(prediction) in _checked(answers))
 
 
 def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> float | None:
-    """1 where the prediction begins with an accepted answer, as whole words, both normalised; else 0.
+    """1 if the prediction begins with an accepted answer, as whole words, both normalised; else 0.
 
-    What an answer that names several passages, or copies the context, holds somewhere is not counted. `goes_on`: the
-    prediction was cut off; then None where it may still become an accepted answer.
+    An accepted answer further on, as in a text that names several passages or copies the context, does not count. If
+    the prediction was cut off (`goes_on`), None if it may still become an accepted answer.
     """
     normalised = normalise_answer(prediction)
     accepted = [normalise_answer(answer) for answer in _checked(answers)]

@@ -1,4 +1,4 @@
-"""What every task in language shares: the example, the paired design, the registry, and how published files are read.
+"""Parts that all tasks in language share: the example, the paired design, the registry, the reading of files.
 
 One sample (the same items, the same question) is requested once per position; only the moved item changes its place, so
 that positions are compared on equal terms. Variants are frozen dataclasses, spelled as literal calls.
@@ -40,9 +40,9 @@ NOTICES = {
     "answer_elsewhere": "another passage holds an accepted answer, too",
     "control_tokens": "the text spells control tokens",
 }
-"""What is noticed about samples that are read from a file, by name."""
+"""Oddities of samples that are read from a file, by name."""
 QUERIES = ("after", "before", "both")
-"""Where the question may stand relative to the items."""
+"""Places of the question relative to the items."""
 
 
 def text_of(prompt: str | Sequence[Message]) -> str:
@@ -67,7 +67,7 @@ class Example:
     sample: str
     """Name of the sample: examples that share it differ only in where the moved item stands."""
     condition: str = "gold"
-    """What the prompt holds, such as `gold`, `oracle` or `closed_book`."""
+    """Content of the prompt, such as `gold`, `oracle` or `closed_book`."""
     gold_token: int | None = None
     """Index of the first token of the moved item in the tokenised prompt; None without a tokenizer or an item."""
     gold_end: int | None = None
@@ -75,7 +75,7 @@ class Example:
     n_tokens: int | None = None
     """Tokens of the prompt as the model reads it, special ones included; None without a tokenizer."""
     companions: tuple[str, ...] = ()
-    """What else the prompt asks for: the values of the needles that stay in place."""
+    """Further values that the prompt asks for: those of the needles that stay in place."""
     moved_blanks: int = 0
     """Blanks that ended the prompt, and begin the target instead."""
     passages: tuple[Span, ...] = ()
@@ -83,16 +83,16 @@ class Example:
     holds the answer is `passages[gold_position]`. Without the number that its slot gives it ("Document [1]"), so that
     passages can change places. Empty where the prompt lists none, as a needle in running text."""
     own_control: bool = False
-    """Whether control tokens that the prompt spells are meant as such, as in a template of one's own; they are ordinary
-    text otherwise (`posbias.prompts.control_tokens`)."""
+    """True if control tokens that the prompt spells are meant as such, as in a template of one's own; otherwise they
+    are ordinary text (`posbias.prompts.control_tokens`)."""
     notices: tuple[str, ...] = ()
-    """What is odd about the sample, keys of `NOTICES`."""
+    """Oddities of the sample, keys of `NOTICES`."""
     control_tokens: tuple[str, ...] = ()
-    """What the sample's own words spell of the model's control tokens, or of usual ones where that is not known."""
+    """Control tokens of the model that the sample's own words spell; usual ones if the model's are not known."""
 
     @property
     def text(self) -> str:
-        """Of the prompt, where the passages stand."""
+        """The text of the prompt in which the passages stand."""
         return text_of(self.prompt)
 
 
@@ -106,11 +106,11 @@ class Draft:
     """The moved item in `text`, in characters, with its number; None where there is none."""
     companions: tuple[str, ...] = ()
     passages: tuple[Span, ...] = ()
-    """As `Example.passages`."""
+    """Passages, see `Example.passages`."""
     template: str = ""
     """The words of a template of one's own, in which control tokens are meant as such."""
     notices: tuple[str, ...] = ()
-    """As `Example.notices`."""
+    """Oddities, see `Example.notices`."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class LanguageTask(ABC):
     """A task that asks for one item of a context, whose position is varied."""
 
     chat: bool = field(default=False, kw_only=True)
-    """Whether prompts are conversations (one message of the user) that the model's own chat template renders."""
+    """True for conversations (one message of the user) that the model's own chat template renders."""
 
     name: ClassVar[str]
     scoring: ClassVar[str]
@@ -157,7 +157,7 @@ class LanguageTask(ABC):
     counted: ClassVar[str]
     """The parameter that counts the items among which one is moved."""
     fixed_order: ClassVar[bool] = False
-    """Whether the right answer depends on which passage stands where, so that nobody else may rearrange them."""
+    """True if the right answer depends on which passage stands where, so that nobody else may rearrange them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.chat, bool):
@@ -175,17 +175,17 @@ class LanguageTask(ABC):
 
     @property
     def condition(self) -> str:
-        """What the prompt holds; `gold` means all items with the gold one among them."""
+        """Content of the prompt; `gold` means all items with the gold one among them."""
         return "gold"
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Where a generated answer may end early without a change of its score: rules that read the first line."""
+        """Texts at which a generated answer may end without a change of its score: its first line alone may count."""
         return ("\n",) if self.scoring == "best_subspan_em" else ()
 
     @abstractmethod
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Any]:
-        """What `draft` makes the prompts of each sample from, in order, lazily; files are read and checked at once."""
+        """Samples in order, lazily, from which `draft` makes prompts; files are read and checked at once."""
 
     @abstractmethod
     def draft(self, sample: Any, position: int) -> Draft:
@@ -196,7 +196,7 @@ class LanguageTask(ABC):
         return float(SCORERS[self.scoring](text, answers))
 
     def noted(self, text: str | None) -> dict[str, float | None]:
-        """What is kept of a generated text (None: there is none) beside its score, each a table of its own by name."""
+        """Further numbers of a generated text (None: there is none) beside its score: a table each, by name."""
         return {}
 
     def positions(self, positions: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -328,7 +328,7 @@ def encode(prompt: str | Sequence[Message], tokenizer: Any, *, own_control: bool
 def locate(
     prompt: str | Sequence[Message], spans: Sequence[Span], tokenizer: Any, *, own_control: bool = False
 ) -> tuple[tuple[Span, ...] | None, int | None]:
-    """Which tokens hold parts of a prompt's text (of a conversation: its last message's), such as its passages.
+    """Tokens that hold parts of a prompt's text (of a conversation: its last message's), such as its passages.
 
     Args:
         prompt: As the model is to read it.

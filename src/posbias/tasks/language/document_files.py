@@ -34,7 +34,7 @@ class Document:
     """A passage with its title."""
 
     title: str | None
-    """None where a file gives none: then the prompt shows none."""
+    """Title; None if the file gives none, and then the prompt shows none."""
     text: str
 
 
@@ -46,9 +46,9 @@ class DocumentSet:
     answers: tuple[str, ...]
     gold: Document
     distractors: tuple[Document, ...]
-    """In their given order (of a file: by relevance)."""
+    """Other documents in their given order (of a file: by relevance)."""
     notices: tuple[str, ...] = ()
-    """What is odd about them, keys of `NOTICES`."""
+    """Oddities, keys of `NOTICES`."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Schema:
     name: str
     """The field that lists them."""
     flag: str
-    """Of a document: whether it is the gold one."""
+    """Field of a document that is true for the gold one."""
     strict: bool
-    """Whether every document must have the flag, true or false; otherwise one without it is not gold."""
+    """True if every document must have the flag; otherwise one without it is not gold."""
     titled: bool
-    """Whether every document must have a title, which may be empty."""
+    """True if every document must have a title, which may be empty."""
     text: str
-    """What a line must hold, for messages."""
+    """Description of a line, for messages."""
 
 
 OWN = Schema(
@@ -142,7 +142,7 @@ def noticed(document_set: DocumentSet) -> DocumentSet:
 
 
 def _said(document: Document) -> str:
-    """What a document says, normalised."""
+    """A document's title and text, normalised."""
     return normalise_answer(f"{document.title or ''} {document.text}")
 
 

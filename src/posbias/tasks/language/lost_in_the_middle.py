@@ -46,7 +46,7 @@ PLAIN = r"(?:(?!\{(?:number|title|text)\}).)*"
 ENTRY = re.compile(rf"{PLAIN}(?:\{{number\}}{PLAIN})?(?:\{{title\}}{PLAIN})?\{{text\}}{PLAIN}", re.DOTALL)
 """The form of an entry of one's own."""
 OF_DOCUMENT = re.compile(r"\{(title|text)\}")
-"""What a document gives to it."""
+"""Its fields that a document fills."""
 ORDERS = ("given", "shuffled")
 
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
@@ -73,11 +73,11 @@ class Documents(LanguageTask):
     setting: str = "gold"
     """`gold`: all documents; `oracle`: only the gold one; `closed_book`: none. The last two have one position."""
     order: str = "given"
-    """Of the distractors: as `given` (published: by relevance) or `shuffled`, the same at all positions."""
+    """Order of the distractors: as `given` (published: by relevance) or `shuffled`, the same at all positions."""
     mention_order: bool = False
     """Say in the prompt that the documents are ordered randomly (published wording)."""
     query: str = "after"
-    """Where the question stands: `after` the documents (as published), `before`, or `both` (query-aware)."""
+    """Place of the question: `after` the documents (as published), `before`, or `both` (query-aware)."""
     template: str | None = None
     """A text file with one's own prompt, `{documents}` once and `{question}` at least once; None: as published."""
     entry: str | None = None
@@ -148,7 +148,7 @@ class Documents(LanguageTask):
 
     @cached_property
     def _own_words(self) -> tuple[str, str]:
-        """What stands before and after the documents in one's own prompt."""
+        """Texts before and after the documents in one's own prompt."""
         text = decoded(read_whole(str(self.template), "template"), repr(self.template)).removesuffix("\n")
         if text.count("{documents}") != 1 or "{question}" not in text:
             raise UsageError(
@@ -158,7 +158,7 @@ class Documents(LanguageTask):
         return before, after
 
     def _around(self, question: str) -> tuple[str, str]:
-        """What stands before and after the documents."""
+        """Texts before and after the documents."""
         if self.template is not None:
             before, after = (part.replace("{question}", question) for part in self._own_words)
             return before, after
@@ -177,7 +177,7 @@ class Documents(LanguageTask):
         return OF_DOCUMENT.sub(lambda match: fields[match[1]], self._entry_parts[1])
 
     def _number(self, slot: int) -> str:
-        """What the slots 1, 2 ... put before whatever document stands in them."""
+        """Text that slot 1, 2 ... puts before whatever document stands in it."""
         if self.entry is None:
             return f"Document [{slot}]"
         return self._entry_parts[0].replace("{number}", str(slot))
@@ -245,7 +245,7 @@ class KeyValue(LanguageTask):
     file: str | None = None
     """A published .jsonl or .jsonl.gz file; None: generated pairs. Its lines must have exactly `pairs` pairs."""
     query: str = "after"
-    """Where the key stands: `after` the object (as published), `before` it, or `both` (query-aware, as published)."""
+    """Place of the key: `after` the object (as published), `before` it, or `both` (query-aware, as published)."""
 
     scoring: ClassVar[str] = "substring"
     max_tokens: ClassVar[int] = 100

@@ -23,8 +23,7 @@ from posbias.tasks.language.words import CITIES
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
 MERGES = 2
-"""Tokens kept free for each needle and end of the text, where joining texts may split tokens anew."""
-"""Of a prompt."""
+"""Tokens kept free for each needle and end of the text: joining texts may split tokens anew."""
 ATTEMPTS = 20
 """Texts tried until one has a clause border of its own near each depth."""
 CLAUSE_END = re.compile(r"(?<=[.!?;:]) ")
@@ -59,7 +58,7 @@ class Hidden:
     """Sentences that stay in place: further needles and distractors."""
     question: str
     values: tuple[str, ...]
-    """Of the moved needle, and of the other asked ones."""
+    """Number of the moved needle, then of the others that are asked for."""
 
 
 @LANGUAGE_TASKS.register("needle")

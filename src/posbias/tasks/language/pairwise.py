@@ -1,4 +1,4 @@
-"""Which of two responses is better: a judge's preference, asked in both orders.
+"""Pairwise judgement: a judge's preference between two responses, asked in both orders.
 
 The position is the slot of the better response: 0 where it is Response A, 1 where it is Response B. A judge without
 position bias prefers the same response in both orders; one that names the same slot twice follows the slot.
@@ -95,12 +95,13 @@ class Pairwise(LanguageTask):
         return Draft(listing.text, (LETTERS[position],), listing.items[position], passages=listing.passages)
 
     def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 where the verdict names the better response; a tie, and what cannot be read, is wrong."""
+        """1 if the verdict names the better response; a tie, or what cannot be read, is wrong."""
         return float(verdict_of(text, self.pattern) in answers)
 
     def noted(self, text: str | None) -> dict[str, float | None]:
-        """`first_pick`: 1 where the verdict names Response A, 0 where B; `tie`: 1 where it is a tie, 0 where it names a
-        response. None else: of `tie`, where there is no verdict that can be read.
+        """`first_pick`: 1 if the verdict names Response A, 0 if B; `tie`: 1 if it is a tie, 0 if it names a response.
+
+        Either is None otherwise; `tie` only if there is no verdict that can be read.
         """
         verdict = None if text is None else verdict_of(text, self.pattern)
         return {
