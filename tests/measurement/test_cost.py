@@ -138,8 +138,8 @@ def test_a_float32_copy_counts_once_and_turning_it_off_is_advised(deep_model, mo
         (half, 0.9, "--precision-prompts 0"),
         (half, 0.1, r"try a smaller model; \d+ KB would do for 8 positions"),
     ):
-        settings = {"kinds": KINDS, "options": pb.MeasureOptions()}
-        allowed = int(share * estimate_cost(model, 64, kinds=KINDS).needed(1))
+        settings = {"kinds": ["probability"], "options": pb.MeasureOptions()}
+        allowed = int(share * estimate_cost(model, 64, kinds=["probability"]).needed(1))
         with pytest.raises(UsageError, match=f"{advised}$"):
             preflight(model, prompts, **settings, max_memory=allowed)
 
