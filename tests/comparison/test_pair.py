@@ -30,14 +30,14 @@ def both(model, other):
 def test_two_models_are_measured_and_contrasted_in_one_call(tiny_llama, other, both):
     found = pb.compare(tiny_llama, other, **READING)
     first, second = both
-    np.testing.assert_allclose(found.profiles["tiny-llama"].influence, first.profiles["jacobian"].influence)
+    np.testing.assert_allclose(found.profiles["jacobian of tiny-llama"].influence, first.profiles["jacobian"].influence)
     samples = [Sample.of(each.per_prompt["jacobian"]) for each in (first, second)]
     expected = contrast(*samples, generator=np.random.default_rng(0))
     assert isinstance(found.intervals, Contrast)
     assert found.intervals.distance == expected.distance
     assert found.intervals.statistics == expected.statistics
     assert found.wasserstein == pytest.approx(found.intervals.distance.value)
-    assert "last tenth, tiny-llama less tiny-llama, initialised" in found.shown().facts
+    assert "last tenth, jacobian of tiny-llama less jacobian of tiny-llama, initialised" in found.shown().facts
 
 
 def test_which_kind_was_compared_is_named_wherever_there_were_several(both, tmp_path):
@@ -45,10 +45,11 @@ def test_which_kind_was_compared_is_named_wherever_there_were_several(both, tmp_
     found = pb.compare(first, second)
     one, other = found.profiles
     assert found.kinds == {one: ("jacobian", "logit"), other: ("jacobian", "logit")}
-    assert repr(found).startswith(f"Comparison({one} (jacobian) beside {other} (jacobian): W1 ")
-    assert found.facts()[f"of {one} (jacobian) not compared"] == "logit"
+    assert (one, other) == ("jacobian of tiny-llama", "jacobian of tiny-llama, initialised")
+    assert repr(found).startswith(f"Comparison({one} beside {other}: W1 ")
+    assert found.facts()[f"beside {one}, not compared"] == "logit"
     page = found.save(tmp_path / "found.html").read_text()
-    assert f"of {one} (jacobian) not compared" in page
+    assert f"beside {one}, not compared" in page
     by_logit = pb.compare(first, pb.predict(pb.Architecture(depth=2), 24), kind="logit")
     assert list(by_logit.kinds.values()) == [("logit", "jacobian"), ("rollout",)]
     assert not any("not compared" in name and "rollout" in name for name in by_logit.facts())
@@ -99,8 +100,8 @@ def test_a_model_under_an_intervention_is_named_by_it(model, both, tmp_path):
     with pb.intervened(model, "no_rope") as changed:
         without = pb.measure(changed, prompts, kinds="logit", options=options)
     found = pb.compare(without, both[0], kind="logit")
-    assert list(found.profiles) == ["tiny-llama, no_rope", "tiny-llama"]
-    assert "last tenth, tiny-llama, no_rope less tiny-llama" in found.facts()
+    assert list(found.profiles) == ["logit of tiny-llama, no_rope", "logit of tiny-llama"]
+    assert "last tenth, logit of tiny-llama, no_rope less logit of tiny-llama" in found.facts()
 
 
 def test_runs_are_compared_as_what_was_saved(both, tmp_path):

@@ -127,7 +127,9 @@ def _chosen(own: Mapping[str, _Side], other: Mapping[str, _Side], kind: str | No
         raise UsageError(f"kind {kind!r} is in neither; known: {', '.join(filter(None, known))}")
     wanted = [] if kind is None else [kind.partition("(")[0]]
     chosen = next(name for name in [*wanted, *(name for name in own if name in other), *own] if name in own)
-    return replace(own[chosen], kinds=tuple(filter(None, (chosen, *(name for name in own if name != chosen)))))
+    side, others = own[chosen], [name for name in own if name != chosen]
+    named = side.name if not chosen or side.name.startswith(f"{chosen} of ") else f"{chosen} of {side.name}"
+    return replace(side, name=named, kinds=tuple(filter(None, (chosen, *others))))
 
 
 def _intervals(one: _Side, other: _Side, generator: np.random.Generator) -> BesideFlat | None:

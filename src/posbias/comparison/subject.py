@@ -334,12 +334,10 @@ class Comparison(Showing, Distances):
             for name in ("first_tenth", "middle_tenth", "last_tenth"):
                 facts[f"{name.replace('_', ' ')}, {one} less {other}"] = str(found.statistics[name])
         facts = {f"W1 of {one} to {other}": own, f"W1 of the flat line to {other}": flat, **facts}
-        compared = {name: f" ({kinds[0]})" for name, kinds in self.kinds.items()}
         for name, (_, *others) in self.kinds.items():
             if others:
-                facts[f"of {name}{compared[name]} not compared"] = ", ".join(others)
-        pair = " beside ".join(f"{name}{compared.get(name, '')}" for name in (one, other))
-        title = f"{pair}: W1 {own}, of the flat line {flat}"
+                facts[f"beside {name}, not compared"] = ", ".join(others)
+        title = f"{one} beside {other}: W1 {own}, of the flat line {flat}"
         return Shown(title, series, facts=facts)
 
 
