@@ -33,6 +33,7 @@ TOKEN_IDS = {
 ALSO_KEPT = {"tokenizer.ggml.unknown_token_id": "unk_token_id", "general.name": "_model_name_or_path"}
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 """Tensors that belong to the configuration: what each frequency of the rotary positions is divided by."""
+ATTENTION_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
 DEFAULT_BASE = 10_000.0
 RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 PUBLISHED_HIGH = 4.0
@@ -102,6 +103,21 @@ class _Keys:
             )
         if self.unread_factors:
             raise self.refusal(f"its tensor {min(self.unread_factors)} is not read in a {self.architecture} file")
+
+
+Reader = Callable[[_Keys], dict[str, Any]]
+ARCHITECTURES: dict[str, tuple[str, Reader]] = {}
+"""By `general.architecture`: the model type of transformers, and the function that reads the keys."""
+
+
+def _reads(architecture: str, *, model_type: str = "") -> Callable[[Reader], Reader]:
+    """Decorator of the function that reads an architecture's keys; its model type is the same unless it is named."""
+
+    def register(read: Reader) -> Reader:
+        ARCHITECTURES[architecture] = (model_type or architecture, read)
+        return read
+
+    return register
 
 
 def gguf_configuration(file: GgufFile, name: str) -> Any:
@@ -174,14 +190,20 @@ def _check_other_keys(keys: _Keys) -> None:
             raise keys.refusal(f"its metadata has {key[:80]} {value!r:.80}, which is not read")
 
 
-def _decoder(keys: _Keys, *, epsilon: tuple[str, str] = (RMS, "rms_norm_eps")) -> dict[str, Any]:
-    """Sizes of a decoder, under the names that most configurations have for them."""
+def _decoder(
+    keys: _Keys, *, epsilon: tuple[str, str] = (RMS, "rms_norm_eps"), free_heads: bool = False, scaled: bool = True
+) -> tuple[dict[str, Any], int]:
+    """Sizes of a decoder, under the names that most configurations have for them, and the features of a head.
+
+    Heads have width / heads features unless the architecture leaves them free. The logit scale, if the file names one,
+    has to be 1 / sqrt(features) unless it is not `scaled` so.
+    """
     tokens = keys.file.entries.get(TOKENS)
     heads, width = keys.take("attention.head_count", int), keys.take("embedding_length", int)
     keys.same("attention.causal", True)
     for absent in ("expert_count", "expert_used_count", "pooling_type"):
         keys.same(absent, 0)
-    return {
+    sizes = {
         "max_position_embeddings": keys.take("context_length", int),
         "hidden_size": width,
         "num_hidden_layers": keys.take("block_count", int),
@@ -191,23 +213,20 @@ def _decoder(keys: _Keys, *, epsilon: tuple[str, str] = (RMS, "rms_norm_eps")) -
         "vocab_size": keys.take("vocab_size", int, REQUIRED if tokens is None else len(tokens)),
         epsilon[1]: keys.take(epsilon[0], float),
     }
-
-
-def _head_dim(keys: _Keys, sizes: dict[str, Any], *, free: bool) -> int:
-    """Features of a head, which are width / heads unless the architecture leaves them free."""
-    usual = sizes["hidden_size"] // sizes["num_attention_heads"]
-    if not free:
-        keys.same("attention.key_length", usual)
-    head_dim: int = keys.take("attention.key_length", int, usual)
+    if not free_heads:
+        keys.same("attention.key_length", width // heads)
+    head_dim: int = keys.take("attention.key_length", int, width // heads)
     keys.same("attention.value_length", head_dim)
-    return head_dim
+    if scaled:
+        _check_scale(keys, head_dim)
+    return sizes, head_dim
 
 
-def _check_scale(keys: _Keys, head_dim: float) -> None:
-    """Refuse a logit scale other than 1 / sqrt(head_dim)."""
+def _check_scale(keys: _Keys, features: int) -> None:
+    """Refuse a logit scale other than 1 / sqrt(features)."""
     scale = keys.take("attention.scale", float, None)
-    if scale is not None and not math.isclose(scale, head_dim**-0.5, rel_tol=SCALE_TOLERANCE):
-        raise keys.refusal(f"{keys.architecture}.attention.scale is {scale:.6g}; only {head_dim**-0.5:.6g} is read")
+    if scale is not None and not math.isclose(scale, features**-0.5, rel_tol=SCALE_TOLERANCE):
+        raise keys.refusal(f"{keys.architecture}.attention.scale is {scale:.6g}; only {features**-0.5:.6g} is read")
 
 
 def _rope(keys: _Keys, head_dim: int, *, partial: bool = False) -> dict[str, Any]:
@@ -286,39 +305,36 @@ def _llama3(keys: _Keys, factors: list[float], rope: dict[str, Any]) -> dict[str
     return {**rope, "rope_type": "llama3", **scaling}
 
 
+@_reads("llama")
 def _llama(keys: _Keys) -> dict[str, Any]:
-    sizes = _decoder(keys)
-    head_dim = _head_dim(keys, sizes, free=True)
-    _check_scale(keys, head_dim)
+    # Mistral's files as well, without the window that only its first version had.
+    sizes, head_dim = _decoder(keys, free_heads=True)
     keys.same("tensor_data_layout", "Meta AI original pth")
     return {
         **sizes,
         "head_dim": head_dim,
-        "attention_bias": keys.has("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias"),
+        "attention_bias": keys.has(*ATTENTION_BIASES),
         "mlp_bias": keys.has("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"),
         "rope_parameters": _rope(keys, head_dim),
     }
 
 
+@_reads("qwen2")
 def _qwen2(keys: _Keys) -> dict[str, Any]:
-    sizes = _decoder(keys)
-    head_dim = _head_dim(keys, sizes, free=False)
-    _check_scale(keys, head_dim)
+    sizes, head_dim = _decoder(keys)
     return {**sizes, "rope_parameters": _rope(keys, head_dim)}
 
 
+@_reads("qwen3")
 def _qwen3(keys: _Keys) -> dict[str, Any]:
-    sizes = _decoder(keys)
-    head_dim = _head_dim(keys, sizes, free=True)
-    _check_scale(keys, head_dim)
-    bias = keys.has("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
+    sizes, head_dim = _decoder(keys, free_heads=True)
+    bias = keys.has(*ATTENTION_BIASES)
     return {**sizes, "head_dim": head_dim, "attention_bias": bias, "rope_parameters": _rope(keys, head_dim)}
 
 
+@_reads("phi3")
 def _phi3(keys: _Keys) -> dict[str, Any]:
-    sizes = _decoder(keys)
-    head_dim = _head_dim(keys, sizes, free=False)
-    _check_scale(keys, head_dim)
+    sizes, head_dim = _decoder(keys)
     original = keys.take("rope.scaling.original_context_length", int, sizes["max_position_embeddings"])
     rescaled = keys.take("rope.scaling.attn_factor", float, None)
     half = int(keys.unread.get("rope.dimension_count", head_dim)) // 2
@@ -338,17 +354,15 @@ def _phi3(keys: _Keys) -> dict[str, Any]:
     return {**sizes, **window, "rope_parameters": rope}
 
 
+@_reads("starcoder2")
 def _starcoder2(keys: _Keys) -> dict[str, Any]:
-    sizes = _decoder(keys, epsilon=(LAYER_NORM, "norm_epsilon"))
-    head_dim = _head_dim(keys, sizes, free=False)
-    _check_scale(keys, head_dim)
+    sizes, head_dim = _decoder(keys, epsilon=(LAYER_NORM, "norm_epsilon"))
     return {**sizes, "sliding_window": _window(keys), "rope_parameters": _rope(keys, head_dim)}
 
 
+@_reads("stablelm")
 def _stablelm(keys: _Keys) -> dict[str, Any]:
-    sizes = _decoder(keys, epsilon=(LAYER_NORM, "layer_norm_eps"))
-    head_dim = _head_dim(keys, sizes, free=False)
-    _check_scale(keys, head_dim)
+    sizes, head_dim = _decoder(keys, epsilon=(LAYER_NORM, "layer_norm_eps"))
     parallel = not keys.has("ffn_norm.weight")
     keys.same("use_parallel_residual", parallel)
     return {
@@ -359,40 +373,41 @@ def _stablelm(keys: _Keys) -> dict[str, Any]:
     }
 
 
+@_reads("nemotron")
 def _nemotron(keys: _Keys) -> dict[str, Any]:
-    sizes = _decoder(keys, epsilon=(LAYER_NORM, "norm_eps"))
-    head_dim = _head_dim(keys, sizes, free=True)
-    _check_scale(keys, head_dim)
-    bias = keys.has("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
+    sizes, head_dim = _decoder(keys, epsilon=(LAYER_NORM, "norm_eps"), free_heads=True)
+    bias = keys.has(*ATTENTION_BIASES)
     biases = {"attention_bias": bias, "mlp_bias": keys.has("ffn_up.bias", "ffn_down.bias")}
     return {**sizes, **biases, "head_dim": head_dim, "rope_parameters": _rope(keys, head_dim, partial=True)}
 
 
+@_reads("bloom")
 def _bloom(keys: _Keys) -> dict[str, Any]:
-    sizes = _decoder(keys, epsilon=(LAYER_NORM, "layer_norm_epsilon"))
+    sizes, _ = _decoder(keys, epsilon=(LAYER_NORM, "layer_norm_epsilon"))
     width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    _check_scale(keys, _head_dim(keys, sizes, free=False))
     if (sizes["intermediate_size"], sizes["num_key_value_heads"]) != (4 * width, heads):
         raise keys.refusal("bloom.feed_forward_length or bloom.attention.head_count_kv is not that of a BLOOM")
     read = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "layer_norm_epsilon")
     return {entry: sizes[entry] for entry in read}  # of positions, ALiBi has no end
 
 
+@_reads("gpt2")
 def _gpt2(keys: _Keys) -> dict[str, Any]:
-    sizes = _decoder(keys, epsilon=(LAYER_NORM, "layer_norm_epsilon"))
-    _check_scale(keys, _head_dim(keys, sizes, free=False))
-    keys.same("rope.dimension_count", sizes["hidden_size"] // sizes["num_attention_heads"])  # written, and not used
+    sizes, head_dim = _decoder(keys, epsilon=(LAYER_NORM, "layer_norm_epsilon"))
+    keys.same("rope.dimension_count", head_dim)  # written, and not used
     if sizes.pop("num_key_value_heads") != sizes["num_attention_heads"]:
         raise keys.refusal("gpt2.attention.head_count_kv is another than gpt2.attention.head_count")
     return {**sizes, "n_inner": sizes.pop("intermediate_size")}
 
 
+@_reads("gemma2")
 def _gemma2(keys: _Keys) -> dict[str, Any]:
     sizes, head_dim, gemma = _gemma(keys, largest=46, period=2)
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     return {**sizes, **gemma, **{cap: keys.take(cap, float) for cap in caps}, "rope_parameters": _rope(keys, head_dim)}
 
 
+@_reads("gemma3", model_type="gemma3_text")
 def _gemma3(keys: _Keys) -> dict[str, Any]:
     sizes, head_dim, gemma = _gemma(keys, largest=62, period=6)
     keys.unread.pop("mm.tokens_per_image", None)  # of images, whose encoder is another file
@@ -407,8 +422,7 @@ def _gemma(keys: _Keys, *, largest: int, period: int) -> tuple[dict[str, Any], i
     The scale is not in the files. In that with the most layers of each generation (27B) it is the one of width / heads
     features, in all others that of the features there are, as in llama.cpp.
     """
-    sizes = _decoder(keys)
-    head_dim = _head_dim(keys, sizes, free=True)
+    sizes, head_dim = _decoder(keys, free_heads=True, scaled=False)
     usual = sizes["hidden_size"] // sizes["num_attention_heads"]
     scalar = usual if sizes["num_hidden_layers"] == largest else head_dim
     _check_scale(keys, scalar)
@@ -435,19 +449,3 @@ def _window(keys: _Keys) -> int | None:
         del keys.unread["attention.sliding_window"]
     window: int | None = keys.take("attention.sliding_window", int, None)
     return window
-
-
-ARCHITECTURES: dict[str, tuple[str, Callable[[_Keys], dict[str, Any]]]] = {
-    "llama": ("llama", _llama),  # Mistral's files as well, without the window that only its first version had
-    "qwen2": ("qwen2", _qwen2),
-    "qwen3": ("qwen3", _qwen3),
-    "gemma2": ("gemma2", _gemma2),
-    "gemma3": ("gemma3_text", _gemma3),
-    "phi3": ("phi3", _phi3),
-    "starcoder2": ("starcoder2", _starcoder2),
-    "stablelm": ("stablelm", _stablelm),
-    "nemotron": ("nemotron", _nemotron),
-    "gpt2": ("gpt2", _gpt2),
-    "bloom": ("bloom", _bloom),
-}
-"""By `general.architecture`: the model type of transformers, and what reads the keys."""
