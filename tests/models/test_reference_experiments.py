@@ -185,7 +185,7 @@ def test_weights_are_drawn_as_configured(initialisation: str, deviation: float) 
     ("change", "message"),
     [
         ({"dtype": "float16"}, "reference dtype 'float16' is unknown; allowed: float32, float64"),
-        ({"vocabulary_size": None}, "reference outputs must be given where there is no vocabulary"),
+        ({"vocabulary_size": None}, "reference outputs must be given if there is no vocabulary"),
         ({"outputs": 0}, "reference outputs must be a whole number >= 1, got 0"),
         ({"width": True}, "reference width must be a whole number >= 1, got True"),
         ({"key_value_heads": 3}, "reference key_value_heads 3 is not a divisor of 2 heads"),

@@ -10,6 +10,7 @@ import torch
 from pyarrow import parquet
 
 from posbias.errors import UsageError
+from posbias.prompts import sources
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts
 from posbias.prompts.sources import default_corpus
@@ -108,24 +109,22 @@ def test_large_files_are_read_in_segments(model, tmp_path, monkeypatch, make):
     assert all(any(contains(text, window) for text in texts) for window in windows)
 
 
-def test_json_segments_cut_at_any_byte_give_every_record_once(tmp_path):
-    from posbias.prompts.sources import _read_lines
-
+def test_json_segments_cut_at_any_byte_give_every_record_once(tmp_path, monkeypatch):
     path = jsonl_source(tmp_path, [f"text {k} é" for k in range(8)])
     size = path.stat().st_size
     for cut in range(1, size):
-        halves = [_read_lines(path, "text", True, part) for part in [(0, cut), (cut, size)]]
+        monkeypatch.setattr(sources, "byte_ranges", lambda *_, cut=cut: [(0, cut), (cut, size)])
+        halves = [segment() for segment in sources.jsonl_file(path, 1, "text").segments]
         assert halves[0] + halves[1] == [f"text {k} é" for k in range(8)]
 
 
-def test_text_segments_cut_at_any_byte_decode(tmp_path):
-    from posbias.prompts.sources import _read_text
-
+def test_text_segments_cut_at_any_byte_decode(tmp_path, monkeypatch):
     path = tmp_path / "chinese.txt"
     path.write_text("位置偏差" * 30 + " naïve café", encoding="utf-8")
     size = path.stat().st_size
     for cut in range(1, size):
-        halves = "".join(text for part in [(0, cut), (cut, size)] for text in _read_text(path, *part))
+        monkeypatch.setattr(sources, "byte_ranges", lambda *_, cut=cut: [(0, cut), (cut, size)])
+        halves = "".join(text for segment in sources.text_file(path, 1).segments for text in segment())
         assert set(halves) <= set("位置偏差 naïve café")
 
 

@@ -1,7 +1,7 @@
 """Interventions on the attention branch: how strongly it is added, whether the stream passes beside it, what it reads.
 
 The branch is caught at the module whose output is what gets added to the stream: the output projection, or the norm
-after it where a family has one.
+after it if a family has one.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class AttentionScaled(Intervention):
         def scaled(_: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             return output * self.factor
 
-        with hooked(added_by(block).register_forward_hook(scaled) for block in model.family.blocks(model.network)):
+        with hooked(block.adds.register_forward_hook(scaled) for block in model.family.blocks(model.network)):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
@@ -113,7 +113,7 @@ class NoResidual(Intervention):
                 # Not the block itself: recomputing activations calls a block past its hooks.
                 reads = block.attention_norm or block.attention
                 hooks.enter_context(reads.register_forward_pre_hook(keep, with_kwargs=True))
-                hooks.enter_context(added_by(block).register_forward_hook(subtract))
+                hooks.enter_context(block.adds.register_forward_hook(subtract))
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
@@ -163,11 +163,6 @@ class NoContent(Intervention):
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """No content offset in any head."""
         return replace(architecture, content=0.0)
-
-
-def added_by(block: Block) -> nn.Module:
-    """The module whose output is what the attention branch adds to the stream."""
-    return block.attention_post_norm or block.attention_output
 
 
 def _subtract_stream(branch_scale: float) -> tuple[Callable[..., None], Callable[..., Tensor]]:

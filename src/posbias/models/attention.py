@@ -26,7 +26,7 @@ BLOCK_ELEMENTS = 1 << 20
 BLOCK_QUERIES = 128
 """Most queries in a block: shorter blocks skip more of the masked half, longer ones multiply faster."""
 Turn = Float[Tensor, "position rotary"] | None
-"""RoPE cosines or sines of a layer; None where it has no RoPE."""
+"""RoPE cosines or sines of a layer; None if it has no RoPE."""
 _block_elements = ContextVar("block_elements", default=BLOCK_ELEMENTS)
 
 
@@ -69,9 +69,9 @@ class AttentionLayer:
     module: nn.Module
     parts: AttentionParts
     reach: int | None
-    """Keys a query sees, its own included; None where it sees everything before it."""
+    """Keys a query sees, its own included; None if it sees everything before it."""
     angles: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]] | None
-    """Its rotary cosines and sines, from the named arguments of a call; None where nothing is rotated."""
+    """Its rotary cosines and sines, from the named arguments of a call; None if nothing is rotated."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def affine(
 
 
 def norm_forward(norm: Norm | None, values: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows feature"]:
-    """The norm itself; the identity where there is none."""
+    """The norm itself; the identity if there is none."""
     if norm is None:
         return values
     if norm.kind == "layer":

@@ -249,7 +249,7 @@ def _rope(keys: _Keys, head_dim: int, *, partial: bool = False) -> dict[str, Any
 
 def _scaling(keys: _Keys) -> dict[str, Any]:
     """Read `rope.scaling`: nothing, or linear or YaRN with its factor."""
-    # Linear is the format's default where there is a factor; `scale_linear` is its older name.
+    # Linear is the format's default if there is a factor; `scale_linear` is its older name.
     older = keys.take("rope.scale_linear", float, None)
     factor = keys.take("rope.scaling.factor", float, older)
     if older not in (None, factor):

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class HuggingFaceModel(Model):
     Args:
         network: The model with its language modelling head (`...ForCausalLM`), on its device and in its dtype. It is
             frozen and switched to evaluation in place.
-        tokenizer: None where only token ids will be used.
+        tokenizer: None if only token ids will be used.
         origin: For the record.
     """
 
@@ -235,7 +236,7 @@ class HuggingFaceModel(Model):
         return watch.norms()
 
     def architecture_traits(self) -> dict[str, Any]:
-        """Depth, heads, masks and encodings; one variant where all layers agree, else a list per layer."""
+        """Depth, heads, masks and encodings; one variant if all layers agree, else a list per layer."""
         family, config = self.family, self.config
         depth = family.depth(config)
         return {
@@ -299,7 +300,7 @@ class BranchWatch:
     stream: list[Tensor] = field(default_factory=list)
     """|x| of every layer, [batch position]."""
     branch: list[Tensor] = field(default_factory=list)
-    """|a| of every layer, with a dimension of batch times positions where the family flattens them."""
+    """|a| of every layer, with a dimension of batch times positions if the family flattens them."""
 
     def norms(self) -> BranchNorms:
         """All layers of the forward pass that ran within the context."""
@@ -307,24 +308,19 @@ class BranchWatch:
         stream = torch.stack([norms.to(device) for norms in self.stream])
         return BranchNorms(stream, torch.stack([norms.to(device) for norms in self.branch]).view(stream.shape))
 
-    def hook(self, block: Block, hooks: ExitStack) -> None:
-        """Keep the norms of a block's input, and of what its attention branch adds to it."""
+    def before(self, _module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Hook on a block: keep the norm of its input."""
+        self.stream.append(_length(stream_read(positional, named)))
 
-        def norm(values: Tensor) -> Tensor:
-            precise = values if values.dtype == torch.float64 else values.float()
-            length: Tensor = torch.linalg.vector_norm(precise.detach(), dim=-1)
-            return length
+    def after(self, scale: float, _module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+        """Hook on the module that returns the attention branch, which is scaled when it is added: keep its norm."""
+        self.branch.append(abs(scale) * _length(output[0] if isinstance(output, tuple) else output))
 
-        def before(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self.stream.append(norm(stream_read(positional, named)))
 
-        def after(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-            self.branch.append(abs(block.branch_scale) * norm(output[0] if isinstance(output, tuple) else output))
-
-        # The module whose output is what gets added; BLOOM's attention module would return residual + branch.
-        adds = block.attention_post_norm or block.attention_output
-        hooks.callback(block.module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        hooks.callback(adds.register_forward_hook(after).remove)
+def _length(vectors: Tensor) -> Tensor:
+    precise = vectors if vectors.dtype == torch.float64 else vectors.float()
+    length: Tensor = torch.linalg.vector_norm(precise.detach(), dim=-1)
+    return length
 
 
 @contextmanager
@@ -337,7 +333,8 @@ def watch_branches(blocks: Sequence[Block], *, once: nn.Module | None = None) ->
     watch = BranchWatch()
     with ExitStack() as hooks:
         for block in blocks:
-            watch.hook(block, hooks)
+            hooks.enter_context(block.module.register_forward_pre_hook(watch.before, with_kwargs=True))
+            hooks.enter_context(block.adds.register_forward_hook(partial(watch.after, block.branch_scale)))
         if once is not None:
             hooks.callback(once.register_forward_hook(lambda *_: hooks.close()).remove)
         yield watch
@@ -346,7 +343,7 @@ def watch_branches(blocks: Sequence[Block], *, once: nn.Module | None = None) ->
 def _rows(
     values: Float[Tensor, "batch kept feature"], positions: Sequence[int]
 ) -> Float[Tensor, "batch output feature"]:
-    """The rows of some positions; all of `values` where the model has picked them already."""
+    """The rows of some positions; all of `values` if the model has picked them already."""
     # Positions ascend, so that as many rows as positions can only be those rows, in that order.
     return values if values.shape[1] == len(positions) else values[:, list(positions)]
 

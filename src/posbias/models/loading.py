@@ -239,7 +239,7 @@ def load_tokenizer(source: str | Path, *, template_options: Mapping[str, Any] | 
 
 
 def load_same(request: ModelRequest | None, expected_sha256: str | None) -> Model:
-    """The model of a request, checked to have the weights and configuration it had where the request was made."""
+    """The model of a request, checked to have the weights and configuration it had when the request was made."""
     if request is None:
         raise UsageError(
             "workers load the model themselves, which only models from load_model, without an intervention, allow"

@@ -85,7 +85,7 @@ class Model(Presented):
     """Features d of the vectors that enter the network."""
     vocabulary_size: int
     max_positions: int | None
-    """Longest input; None where unbounded."""
+    """Longest input; None if unbounded."""
     dtype: torch.dtype
     device: torch.device
     request: ModelRequest | None = None
@@ -152,7 +152,7 @@ class Model(Presented):
         return None if self.intervention is not None else self.request
 
     def in_call(self, function: str, arguments: Sequence[str]) -> str:
-        """A Python call with this model before the arguments: loaded by its last name, `model` where it is in hand.
+        """A Python call with this model before the arguments: loaded by its last name, `model` if it is in hand.
 
         An intervention that lasts is opened around it.
         """
@@ -174,7 +174,7 @@ class Model(Presented):
     def outputs(self, embeddings: Float[Tensor, "batch position feature"], positions: Sequence[int]) -> Outputs:
         """Run the network from embeddings (no padding, no cache) to the outputs of some positions, differentiably.
 
-        Positions are strictly ascending, within 0 ... N - 1; where the model allows it only their logits are formed.
+        Positions are strictly ascending, within 0 ... N - 1; if the model allows it, only their logits are formed.
         """
 
     def last(self, embeddings: Float[Tensor, "batch position feature"]) -> Outputs:

@@ -68,7 +68,7 @@ class LoadingPlan:
 
 
 def check_device(name: str) -> torch.device | None:
-    """The device of that name; None for "auto". Refused where it cannot be used."""
+    """The device of that name; None for "auto". Refused if it cannot be used."""
     if name == AUTO:
         return None
     try:
@@ -211,7 +211,7 @@ def reinitialise(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
 
 
 def attention_of(config: Any) -> str:
-    """The attention implementation we ask for: `sdpa` where the model class has it, else `eager` (BLOOM, MPT)."""
+    """The attention implementation we ask for: `sdpa` if the model class has it, else `eager` (BLOOM, MPT)."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     network_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

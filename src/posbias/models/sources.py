@@ -120,7 +120,7 @@ def absolute_source(source: str | Path) -> str:
     text = str(source)
     target = text.removeprefix("config:")
     path = Path(target).expanduser()
-    # "demo" is a name, even where a file bears it, as for `load_model`.
+    # "demo" is a name, even if a file bears it, as for `load_model`.
     return text if target == "demo" or not path.exists() else f"{text.removesuffix(target)}{path.resolve()}"
 
 

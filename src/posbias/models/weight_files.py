@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def check_once(tensors: Tensors, body: str, name: str) -> None:
 
 
 def check_types(tensors: Tensors, places: Mapping[str, Tensor], *, packed: bool, name: str) -> None:
-    """Refuse numbers that would be cast without a scale: integers and eight-bit floats where floats are needed.
+    """Refuse numbers that would be cast without a scale: integers and eight-bit floats in the place of floats.
 
     Of packed weights some library unpacks all that have a scale beside them.
     """
@@ -183,15 +184,12 @@ def check_frequencies(files: Sequence[Path], network: nn.Module, config: Any, *,
                 stored = file.get_tensor(key).double()
                 powers = torch.arange(len(stored), dtype=torch.float64) / max(len(stored), 1)
                 expected = [*frequencies, *(base**-powers for base in bases)]
-                if not any(_same_frequencies(stored, values) for values in expected):
+                near = partial(torch.allclose, stored, rtol=FREQUENCY_TOLERANCE, atol=HALF_STEP)
+                if not any(stored.shape == values.shape and near(values) for values in expected):
                     raise RunError(
                         f"model {name!r}: {key[:80]!r} holds other frequencies than the rotary positions of its "
                         "configuration have"
                     )
-
-
-def _same_frequencies(stored: Tensor, values: Tensor) -> bool:
-    return stored.shape == values.shape and torch.allclose(stored, values, rtol=FREQUENCY_TOLERANCE, atol=HALF_STEP)
 
 
 def _needs_no_place(key: str, shape: Sequence[int]) -> bool:
@@ -210,7 +208,7 @@ def weight_bytes(tensors: Tensors, dtype: torch.dtype | None) -> int:
 
 
 def _converted(source: Source) -> Path | None:
-    """The copy in safetensors that the hub's own converter offers of pickled weights; None where there is none."""
+    """The copy in safetensors that the hub's own converter offers of pickled weights; None if there is none."""
     from transformers.safetensors_conversion import auto_conversion
 
     if source.offline:

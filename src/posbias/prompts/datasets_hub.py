@@ -43,7 +43,7 @@ class DatasetName:
 
 
 def parse_dataset(text: str) -> DatasetName:
-    """The parts of a literal; the split is "train" where none is named."""
+    """The parts of a literal; the split is "train" if none is named."""
     match = LITERAL.fullmatch(text)
     if match is None:
         raise UsageError(f"prompts {text!r}: need hf:owner/name[config]:split#field (all but the id may be left out)")

@@ -280,22 +280,18 @@ class WindowDrawer:
 
     def _others(self, group: int) -> Iterator[Window]:
         """The windows `_disjoint` left out, in random order within each document."""
-        if self.starts_only:
-            return iter(())
-        return take_turns(
-            self._cut(long, self._other_starts(long, self._generator(3, group, number)))
-            for number, long in enumerate(self._long.get(group, []))
-        )
 
-    def _other_starts(self, long: _Long, generator: np.random.Generator) -> Int64[np.ndarray, "_"]:
-        starts = generator.permutation(len(long.token_ids) - self.length + 1)
-        steps, offsets = np.divmod(starts - long.offset, self.length)
-        used = (offsets == 0) & (steps >= 0) & (steps < len(long.token_ids) // self.length)
-        return np.asarray(starts[~used], dtype=np.int64)
+        def starts(long: _Long, number: int) -> Int64[np.ndarray, "_"]:
+            every = self._generator(3, group, number).permutation(len(long.token_ids) - self.length + 1)
+            steps, offsets = np.divmod(every - long.offset, self.length)
+            used = (offsets == 0) & (steps >= 0) & (steps < len(long.token_ids) // self.length)
+            return np.asarray(every[~used], dtype=np.int64)
+
+        documents = [] if self.starts_only else self._long.get(group, [])
+        return take_turns(self._cut(long, starts(long, number)) for number, long in enumerate(documents))
 
     def _cut(self, long: _Long, starts: Int64[np.ndarray, "_"]) -> Iterator[Window]:
-        for start in starts.tolist():
-            yield long.token_ids[start : start + self.length]
+        return (long.token_ids[start : start + self.length] for start in starts.tolist())
 
 
 def take_turns(sources: Iterable[Iterator[Item]], limit: int | None = None) -> Iterator[Item]:

@@ -209,7 +209,7 @@ class Falcon(Family):
 
 
 def _mpt_slopes(heads: int) -> Float64[np.ndarray, "heads"]:
-    """Slope of each head: 2^(-8k / power), k = 1 ... power; the even k first where heads is not a power of two."""
+    """Slope of each head: 2^(-8k / power), k = 1 ... power; the even k first if heads is not a power of two."""
     power = 2 ** int(np.ceil(np.log2(heads)))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
     if power != heads:

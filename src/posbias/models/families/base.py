@@ -61,6 +61,11 @@ class Block:
     branch_scale: float = 1.0
     """Factor on both branches when they are added to the stream (Granite)."""
 
+    @property
+    def adds(self) -> nn.Module:
+        """The module whose output is added to the stream: BLOOM's attention module would return residual + branch."""
+        return self.attention_post_norm or self.attention_output
+
     def attention_added(self, parts: AttentionParts) -> AttentionParts:
         """The attention's parts with `branch_scale` in the output map: the branch as it is added."""
         if self.branch_scale == 1:

@@ -17,7 +17,7 @@ Q_AND_K = ("q_norm", "k_norm")
 
 
 class LlamaLike(Family):
-    """A pre-norm decoder with rotary positions, fewer key heads where they are grouped, and windows by layer."""
+    """A pre-norm decoder with rotary positions, fewer key heads if they are grouped, and windows by layer."""
 
     groups_heads = True
     windows: ClassVar[Windows] = "layer_types"
@@ -121,7 +121,7 @@ class Phi3(FusedMlp):
 
 @FAMILIES.register("stablelm")
 class StableLM(LlamaLike):
-    """StableLM: Llama with LayerNorm, partial rotation, and attention and MLP side by side where configured."""
+    """StableLM: Llama with LayerNorm, partial rotation, and attention and MLP side by side if configured."""
 
     mlp_norm = "input_layernorm"
     query_key_norms = ("q_layernorm", "k_layernorm")
@@ -136,7 +136,7 @@ class StableLM(LlamaLike):
 
 @FAMILIES.register("olmo")
 class Olmo(LlamaLike):
-    """OLMo 1: Llama with LayerNorms that have no parameters, and queries, keys and values clamped where configured."""
+    """OLMo 1: Llama with LayerNorms that have no parameters, and queries, keys and values clamped if configured."""
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Llama's, clamped at `clip_qkv`."""

@@ -121,7 +121,7 @@ def linear(
 
 
 def rows_of(values: Inexact[Tensor, "..."], rows: tuple[int, ...], *, dim: int) -> Inexact[Tensor, "..."]:
-    """Some positions of one axis: a view where they follow each other, as the last one alone does."""
+    """Some positions of one axis: a view if they follow each other, as the last one alone does."""
     if rows == tuple(range(rows[0], rows[0] + len(rows))):
         return values.narrow(dim, rows[0], len(rows))
     return values.index_select(dim, torch.tensor(rows, device=values.device))
@@ -220,7 +220,7 @@ def queries_and_keys(
 def map_of(
     shape: ReferenceShape, weights: Weights, name: str
 ) -> tuple[Float[Tensor, "member head feature head_feature"], Float[Tensor, "member head head_feature"] | None]:
-    """Weight and bias of queries or keys; where they are turned, the two features of each pair side by side."""
+    """Weight and bias of queries or keys; if they are turned, the two features of each pair side by side."""
     weight, bias = weights[name], weights.get(f"{name}_bias")
     if not shape.rotary:
         return weight, bias

@@ -48,7 +48,7 @@ class ReferenceConfig:
 
     architecture: Architecture
     width: int = 16
-    """Features d (>= 1); a multiple of the number of heads where heads have features of their own."""
+    """Features d (>= 1); a multiple of the number of heads if heads have features of their own."""
     vocabulary_size: int | None = 64
     """Rows of the embedding (>= 1); None: no embedding, inputs are vectors of `width` features."""
     attention: str = "positional"
@@ -124,7 +124,7 @@ class ReferenceConfig:
         layer += self.architecture.heads * (self.trained_key_bias or 0)
         CELLS.check("reference weights", self.architecture.depth * layer + self.width * (self.width + tables) + readout)
         if self.vocabulary_size is None and self.outputs is None:
-            raise UsageError("reference outputs must be given where there is no vocabulary (vocabulary_size None)")
+            raise UsageError("reference outputs must be given if there is no vocabulary (vocabulary_size None)")
         for name in ("norm_epsilon", "initial_deviation"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"reference {name} must be a finite number > 0, got {getattr(self, name)}")

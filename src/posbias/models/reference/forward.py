@@ -53,7 +53,7 @@ def forward(
     """Logits of the positions `rows`, each in 0 ... N - 1, for every member of a stack of one shape.
 
     Parameters and constants are those of `draw_parameters` and `constants_of`, each with a leading member axis; inputs
-    are token ids, or vectors where the shape has no vocabulary, of N positions.
+    are token ids, or vectors if the shape has no vocabulary, of N positions.
 
     Raises:
         UsageError: inputs of another length or sort, or a row outside them.
@@ -82,7 +82,7 @@ def attention_maps(
     """Attention of every layer and head, for small models: all of them are kept. Arguments as `forward`.
 
     Returns:
-        Rows sum to 1 and are 0 where the mask hides the key.
+        Rows sum to 1 and are 0 if the mask hides the key.
     """
     _check(shape, inputs, (0,))
     stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))

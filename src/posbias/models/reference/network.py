@@ -301,7 +301,7 @@ def load_reference(
 
 
 def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
-    """The configuration that `to_dict` described, refused where a field is unknown, missing or out of range."""
+    """The configuration that `to_dict` described, refused if a field is unknown, missing or out of range."""
     names = {field.name for field in fields(ReferenceConfig)}
     unknown = sorted(set(values) - names)
     if unknown or "architecture" not in values:
@@ -317,7 +317,7 @@ def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
 
 
 def load_parameters(directory: Path, config: ReferenceConfig) -> dict[str, Tensor]:
-    """The weights beside a configuration, and the items where there are any; read only if they are this model's.
+    """The weights beside a configuration, and the items if there are any; read only if they are this model's.
 
     Raises:
         UsageError: the file is a pickled one.

@@ -130,10 +130,10 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
     """The tensors that the architecture fixes at one context length N (>= 1).
 
     Returns:
-        `bias` [layer, head, query, key], added to the logits, -inf where the mask hides the key; `kept`, `added` and
+        `bias` [layer, head, query, key], added to the logits, -inf if the mask hides the key; `kept`, `added` and
         `mlp_kept` [layer], what multiplies the stream and the attention branch, and the stream beside the MLP;
-        where heads are rotary, `cosine` and `sine` [layer, head, position, pair], 1 and 0 for heads that are not;
-        where vectors are added to the input, `positions` [position, feature]. On the CPU, in the model's precision.
+        if heads are rotary, `cosine` and `sine` [layer, head, position, pair], 1 and 0 for heads that are not;
+        if vectors are added to the input, `positions` [position, feature]. On the CPU, in the model's precision.
 
     Raises:
         UsageError: n_positions below 1, or beyond what the encodings have vectors for.
@@ -164,8 +164,8 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
 def shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:
     """The group as its logits show it.
 
-    Rotary encodings turn q and k where there is content, and absolute ones may be added to the input; they add their
-    constant-content bias where not.
+    Rotary encodings turn q and k if there is content, and absolute ones may be added to the input; they add their
+    constant-content bias if not.
     """
     turned = config.attention == "content" and isinstance(group.encoding, Rope)
     entered = config.absolute == "added" and isinstance(group.encoding, AbsoluteEncoding)
@@ -173,7 +173,7 @@ def shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:
 
 
 def rotary_angles(config: ReferenceConfig, layer: int, n_positions: int) -> Float[Tensor, "head position pair"]:
-    """How far the feature pairs of each head are turned at each position, in float64; 0 where a head is not rotary."""
+    """Angles of the feature pairs of each head at each position, in float64; 0 for a head that is not rotary."""
     half = config.head_dim // 2
     angles = torch.zeros((config.architecture.heads, n_positions, half), dtype=torch.float64)
     for group in config.architecture.head_groups[layer]:
