@@ -59,7 +59,7 @@ def test_signed_pull_is_back_propagation(name: str, tiny_model: Build, random_id
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS | MIXTURES))
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "gptj", "bloom", "opt-350m", "mixtral"])
 def test_signed_pull_is_back_propagation_in_single_precision(name: str, tiny_model: Build, random_ids: Draw) -> None:
     model, ids = tiny_model(name, torch.float32), random_ids()
     trace = traced(model, ids)

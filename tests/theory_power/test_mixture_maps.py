@@ -124,7 +124,7 @@ def test_half_precision_walks_the_experts_that_ran(tiny_model: Build, random_ids
     assert found.layers[0].stream.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", sorted(MIXTURES))
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
 def test_ingredients_take_mixtures(name: str, tiny_model: Build, random_ids: Draw) -> None:
     model, prompts = tiny_model(name), Prompts(np.stack([random_ids(seed) for seed in range(2)]))
     table = ingredients(model, prompts)

@@ -18,10 +18,6 @@ from posbias.theory.kernels.loops import BLOCK, scan_heads, scan_window
 Table = Float64[np.ndarray, "_ heads"]
 """Factors of every unique head, by position; a single row stands for all positions."""
 
-Signal = Float64[np.ndarray, "n"]
-State = tuple[Float64[np.ndarray, "heads"], Float64[np.ndarray, "heads"]]
-"""Running sum of every head, and the rounding left out of it."""
-
 CHUNK = 16384
 """Positions per call of the compiled loop."""
 
@@ -113,44 +109,36 @@ class LinearKernel(IntervalKernel):
             total[low:high] = np.sum(diagonals, axis=0)
         return total
 
-    def _scan_heads(self, signal: Float64[np.ndarray, "n"], inside: Table, outside: Table, state: State) -> Signal:
-        """All heads at once over one chunk: out_t = sum_h outside_th sum_(u<t) rate_h^(t-u-1) inside_uh signal_u."""
-        out = np.empty_like(signal)
-        scan_heads(signal, inside, outside, self.rates, self._powers, *state, out)
-        return out
-
     def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
         """All heads in one sweep from the last position down; windows head by head."""
-        if 0 < self.window < self.n_positions - 1:
-            return super().pull(row)
-        out: np.ndarray = self._diagonal * row
-        state = (np.zeros_like(self.rates), np.zeros_like(self.rates))
-        for low in reversed(self._chunks()):
-            high = min(low + CHUNK, self.n_positions)
-            table = self._share_table(low, high)[::-1].copy()
-            signal = row[low:high][::-1].copy()
-            out[low:high] += self._scan_heads(signal, table, self.weights[None, :], state)[::-1]
-        for head, weight in enumerate(self.weights if self.prefix > 1 else ()):
-            scaled = row[: self.prefix] * self._split(head, np.arange(self.prefix)).off
-            out[: self.prefix] += weight * self._upper(head, scaled, pull=True)
-        return out
+        return super().pull(row) if 0 < self.window < self.n_positions - 1 else self._sweep(row, pull=True)
 
     def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
         """All heads in one sweep from the first position up; windows head by head."""
-        if 0 < self.window < self.n_positions - 1:
-            return super().push(column)
-        out: np.ndarray = self._diagonal * column
-        state = (np.zeros_like(self.rates), np.zeros_like(self.rates))
-        inside = np.ones((1, len(self.rates)))
-        for low in self._chunks():
+        return super().push(column) if 0 < self.window < self.n_positions - 1 else self._sweep(column, pull=False)
+
+    def _sweep(self, vector: Float64[np.ndarray, "n"], *, pull: bool) -> Float64[np.ndarray, "n"]:
+        """out_t = sum_h outside_th sum_(u<t) rate_h^(t-u-1) inside_uh vector_u, chunk by chunk, and the other parts.
+
+        A pull walks down: t counts from the end, and shares stand inside; a push walks up, with shares outside.
+        """
+        out: np.ndarray = self._diagonal * vector
+        carry, spill = np.zeros_like(self.rates), np.zeros_like(self.rates)
+        direction, no_shares = slice(None, None, -1 if pull else 1), np.ones((1, len(self.rates)))
+        # A window of one key has no chunks.
+        for low in range(0, self.n_positions if self.window else 0, CHUNK)[direction]:
             high = min(low + CHUNK, self.n_positions)
-            outside = self._share_table(low, high) * self.weights
-            out[low:high] += self._scan_heads(column[low:high].copy(), inside, outside, state)
+            shares = self._share_table(low, high)[direction]
+            inside, outside = (shares.copy(), self.weights[None, :]) if pull else (no_shares, shares * self.weights)
+            sums = np.empty(high - low)
+            scan_heads(
+                vector[low:high][direction].copy(), inside, outside, self.rates, self._powers, carry, spill, sums
+            )
+            out[low:high] += sums[direction]
         for head, weight in enumerate(self.weights if self.prefix > 1 else ()):
             off = self._split(head, np.arange(self.prefix)).off
-            out[: self.prefix] += weight * off * self._upper(head, column, pull=False)
+            if pull:
+                out[: self.prefix] += weight * self._upper(head, vector[: self.prefix] * off, pull=True)
+            else:
+                out[: self.prefix] += weight * off * self._upper(head, vector, pull=False)
         return out
-
-    def _chunks(self) -> range:
-        """Starts of the chunks of positions; none for a window of one key."""
-        return range(0, self.n_positions if self.window else 0, CHUNK)
