@@ -43,8 +43,8 @@ class Limit:
     def exceeded(self, complaint: str) -> UsageError:
         """The refusal of an input that is too much, by an unknown amount."""
         return UsageError(
-            f"{complaint}; allowed are at most {self.most:,} {self.unit} "
-            f"(more by {self.variable}=NUMBER in the environment)"
+            f"{complaint}; at most {self.most:,} {self.unit} are allowed "
+            f"(set {self.variable}=NUMBER in the environment for more)"
         )
 
 

@@ -59,7 +59,7 @@ def test_limits_are_raised_by_the_environment(posbias, tiny_llama, tmp_path, mon
     path.write_text(json.dumps({"text": "some words " * 40}) + "\n")
     measured = ["measure", tiny_llama, "--prompts", path, "--length", 8, "--count", 1, "--kinds", "probability"]
     monkeypatch.setenv("POSBIAS_MAX_READ_BYTES", "100")
-    refused(posbias(*measured), "too long", "at most 100 bytes (more by POSBIAS_MAX_READ_BYTES=NUMBER")
+    refused(posbias(*measured), "too long", "at most 100 bytes are allowed (set POSBIAS_MAX_READ_BYTES=NUMBER")
     monkeypatch.setenv("POSBIAS_MAX_READ_BYTES", "1e6")
     assert posbias(*measured).returncode == 0
     monkeypatch.setenv("POSBIAS_MAX_READ_BYTES", "much")
@@ -187,7 +187,7 @@ class Templated:
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (LOOP, "does not end; allowed are at most 1 seconds"),
+        (LOOP, "does not end; at most 1 seconds are allowed"),
         ("{{ 'a' * 10**10 }}", "takes too much memory"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses it"),
         ("{{ 'a' * 5 * 10**7 }}", "POSBIAS_MAX_READ_BYTES"),
@@ -289,7 +289,7 @@ def test_limits_name_their_variable():
     limit.check("a heap", 10)
     with pytest.raises(
         ValueError,
-        match=r"a heap is 10\^25 or more things; allowed are at most 10 things \(more by POSBIAS_MAX_THINGS=",
+        match=r"a heap is 10\^25 or more things; at most 10 things are allowed \(set POSBIAS_MAX_THINGS=",
     ):
         limit.check("a heap", 10**25)
     assert READ_BYTES.most == READ_BYTES.default

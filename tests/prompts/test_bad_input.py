@@ -114,7 +114,7 @@ def test_a_text_that_a_parquet_file_stores_once_and_repeats(model, tmp_path, mon
     parquet.write_table(pa.table({"text": texts[:3]}), path)
     assert load_prompts(path, model, n_positions=8, count=1).count == 1
     monkeypatch.setenv("POSBIAS_MAX_PARQUET_BYTES", "1e6")
-    refused(path, model, "allowed are at most 1,000,000 bytes")
+    refused(path, model, "at most 1,000,000 bytes are allowed")
 
 
 def test_paths(model, tmp_path):

@@ -130,4 +130,4 @@ def test_a_template_is_bounded_under_a_soft_limit_of_the_process_too(chat_model,
         assert resource.getrlimit(resource.RLIMIT_AS)[0] == 1 << 42
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-    assert all("takes too much memory; allowed are at most 33,554,432 bytes" in str(error) for error in outcomes)
+    assert all("takes too much memory; at most 33,554,432 bytes are allowed" in str(error) for error in outcomes)
