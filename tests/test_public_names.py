@@ -77,8 +77,6 @@ def test_arguments_of_wrong_classes_are_refused_in_one_line(tiny_llama, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_submodule_imported_first_hides_no_function():
-
+def test_every_name_is_there():
     for name in NAMES:
-        assert getattr(pb, name) is not None
-    assert all(callable(getattr(pb, name)) for name in ("measure", "compare", "audit", "predict", "place"))
+        assert callable(getattr(pb, name)), name

@@ -62,6 +62,7 @@ def attempts(model):
     """(name, function, parameter, value, all arguments) of every call."""
     prompts = pb.load_prompts("default", model, n_positions=12, count=2)
     architecture, profile = pb.Architecture(depth=2), pb.uniform_profile(12)
+    values = wrong_values(model, prompts)
     known = {"model": model, "prompts": prompts, "subject": architecture, "n_positions": 12, "path": "nowhere",
              "source": "default", "first": profile, "second": profile, "task": "key_value"}  # fmt: skip
     for name, call in sorted(public().items()):
@@ -69,7 +70,7 @@ def attempts(model):
         needed = {entry.name: known.get(entry.name, 1) for entry in parameters if entry.default is entry.empty}
         names = [entry.name for entry in parameters]
         for parameter in names[: 1 if name in ALONE else None]:
-            for value in wrong_values(model, prompts):
+            for value in values:
                 if parameter != names[0] or not isinstance(value, RIGHT.get(name, ())):
                     yield name, call, parameter, value, {**needed, parameter: value}
 

@@ -18,8 +18,8 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     UsageError: The request is wrong: an unknown name, a value out of range, a length that does not fit.
     attention: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and
         mixing of a model.
-    audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line,
-        a verdict.
+    audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line, a
+        verdict.
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
         length.
     compare: Every registered distance of the first profile to the second, beside the flat line's.
@@ -36,7 +36,8 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     place: Order passages so that the relevant ones stand where this model uses them.
     predict: The position-bias profile a theory predicts.
     uniform_profile: The flat baseline: every position weighs 1/N.
-    write_report: Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
+    write_report: Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before
+        it.
 """
 
 from importlib import import_module

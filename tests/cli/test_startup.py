@@ -4,76 +4,53 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 import typer
 
+import posbias as posbias_package
 from posbias.cli.app import app
 from posbias.cli.listing import SORTS, described_variant, registered_variants
+from posbias.registry import Registry
 
 VERBS = sorted(typer.main.get_command(app).commands)
 HEAVY = {"torch", "transformers", "numba", "scipy", "matplotlib", "pyarrow", "jinja2", "httpx2"}
-LOADED = f"""
-import sys
-from posbias.cli import main
+STAGES = f"""
+import contextlib, io, sys
 
-try:
-    main()
-finally:
-    print(*sorted({HEAVY} & set(sys.modules)), file=sys.stderr)
-"""
+def loaded(stage):
+    print(stage, *sorted(({HEAVY} | {{'numpy'}}) & set(sys.modules)))
 
-
-def heavy_modules(*arguments):
-    """What a fresh interpreter imported of the heavy packages to run `posbias ARGUMENTS`."""
-    done = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout
-    return done.stderr.split()
-
-
-def test_list_imports_nothing_heavy():
-    assert heavy_modules("list") == []
-
-
-def test_the_help_of_every_verb_imports_nothing_heavy():
-    code = f"""
-import contextlib, io, sys, typer
+import posbias
+dir(posbias)
+loaded("import")
 from posbias.cli.app import app
 for verb in {VERBS}:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
         app([verb, "--help"])
-print(*sorted(({HEAVY} | {{'numpy'}}) & set(sys.modules)))
+    assert shown.getvalue()
+loaded("help")
+with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+    app(["list"])
+assert shown.getvalue()
+loaded("list")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
 
 
-def test_importing_the_library_imports_nothing_heavy():
-    code = f"import sys, posbias; dir(posbias); print(*sorted(({HEAVY} | {{'numpy'}}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
-
-
-REGISTERED = """
-import json
-from importlib import import_module
-from pkgutil import walk_packages
-import posbias
-from posbias.registry import Registry
-
-found = {}
-for module in walk_packages(posbias.__path__, "posbias."):
-    for name, value in vars(import_module(module.name)).items():
-        if isinstance(value, Registry):
-            found[name] = {variant: (value[variant].__doc__ or "").strip().split("\\n")[0] for variant in value}
-print(json.dumps(found))
-"""
+def test_import_help_and_list_import_nothing_heavy():
+    done = subprocess.run([sys.executable, "-c", STAGES], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["import", "help", "list numpy"]
 
 
 def test_what_is_listed_is_what_is_registered():
-    done = subprocess.run([sys.executable, "-c", REGISTERED], capture_output=True, text=True, check=True)
-    live = json.loads(done.stdout)
+    live = {}
+    for module in walk_packages(posbias_package.__path__, "posbias."):
+        for name, value in vars(import_module(module.name)).items():
+            if isinstance(value, Registry):
+                live[name] = {variant: (value[variant].__doc__ or "").strip().split("\n")[0] for variant in value}
     assert registered_variants(SORTS) == {sort: live[registry] for sort, registry in SORTS.items()}
 
 
@@ -92,21 +69,24 @@ def bash(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("posbias mea", {"measure"}),
-        ("posbias re", {"report", "reproduce"}),
-        ("posbias ''", set(VERBS)),
-        ("posbias measure demo --prom", {"--prompts"}),
-        ("posbias models ''", {"get"}),
-        ("posbias predict --nosuch", set()),
-    ],
-)
-def test_bash_completes_verbs_and_options(bash, words, found):
-    cursor = f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
-    ask = f'eval "$(posbias --show-completion bash)"; {cursor}; _posbias_completion posbias; echo "${{COMPREPLY[@]}}"'
-    assert set(bash(ask).split()) == found
+COMPLETED = {
+    "posbias mea": {"measure"},
+    "posbias re": {"report", "reproduce"},
+    "posbias ''": set(VERBS),
+    "posbias measure demo --prom": {"--prompts"},
+    "posbias models ''": {"get"},
+    "posbias predict --nosuch": set(),
+}
+
+
+def test_bash_completes_verbs_and_options(bash):
+    asked = [
+        f"COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _posbias_completion posbias; "
+        'echo "${COMPREPLY[@]}"'
+        for words in COMPLETED
+    ]
+    answers = bash("; ".join(['eval "$(posbias --show-completion bash)"', *asked])).splitlines()
+    assert {words: set(answer.split()) for words, answer in zip(COMPLETED, answers, strict=True)} == COMPLETED
 
 
 def test_completion_is_installed_for_the_shell_at_hand(bash, tmp_path):

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,18 +79,21 @@ def list_variants(
 
 def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
     """Name and first line of the docstring of every variant; `sorts`: each sort's registry as decorators name it."""
-    found: dict[str, dict[str, str]] = {registry: {} for registry in sorts.values()}
-    for registry, name, node, _ in _registrations(set(found)):
-        found[registry][name] = (ast.get_docstring(node) or "").split("\n")[0]
-    return {sort: dict(sorted(found[registry].items())) for sort, registry in sorts.items()}
+    return {
+        sort: {
+            name: (ast.get_docstring(node) or "").split("\n")[0]
+            for name, (node, _) in sorted(_definitions()[registry].items())
+        }
+        for sort, registry in sorts.items()
+    }
 
 
 def described_variant(sort: str, name: str) -> dict[str, Any]:
-    """One variant: what it is, and every parameter with its meaning and, where it may be left out, its default."""
-    found = {known: (node, path) for _, known, node, path in _registrations({SORTS[sort]})}
-    if name not in found:
-        raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(sorted(found))}")
-    node, path = found[name]
+    """One variant: what it is, and every parameter with its meaning and, if it may be left out, its default."""
+    definitions = _definitions()[SORTS[sort]]
+    if name not in definitions:
+        raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(sorted(definitions))}")
+    node, path = definitions[name]
     module = import_module(".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts))
     variant = getattr(module, node.name)
     parameters: dict[str, dict[str, Any]] = {}
@@ -104,21 +107,22 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
     return {"name": name, "description": ast.get_docstring(node) or "", "parameters": parameters}
 
 
-def _registrations(registries: set[str]) -> Iterator[tuple[str, str, ast.ClassDef | ast.FunctionDef, Path]]:
-    """Registry, name, definition and file of everything that a decorator registers."""
-    for path in _PACKAGE.rglob("*.py"):
-        source = path.read_text(encoding="utf-8")
-        if registries.isdisjoint(_REGISTERED.findall(source)):
+@cache
+def _definitions() -> dict[str, dict[str, tuple[ast.ClassDef | ast.FunctionDef, Path]]]:
+    """Definition and file of everything that a decorator registers, by registry and name."""
+    definitions: dict[str, dict[str, tuple[ast.ClassDef | ast.FunctionDef, Path]]] = {}
+    for file in _PACKAGE.rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        if not _REGISTERED.search(source):
             continue
         for node in ast.parse(source).body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef):
                 continue
             for decorator in node.decorator_list:
                 match decorator:
-                    case ast.Call(ast.Attribute(ast.Name(registry), "register"), [ast.Constant(str(name))]) if (
-                        registry in registries
-                    ):
-                        yield registry, name, node, path
+                    case ast.Call(ast.Attribute(ast.Name(registry), "register"), [ast.Constant(str(name))]):
+                        definitions.setdefault(registry, {})[name] = node, file
+    return definitions
 
 
 def _meanings(owner: type) -> dict[str, str]:
