@@ -18,6 +18,7 @@ OF_PACKAGES = {
     "auditing": "BehaviourPlan MeasurePlan audit_behaviour measure_models preflight_attention",
     "decomposition": "DecompositionOptions",
     "evaluation": "MeasuredUse correlate correlate_runs",
+    "evaluation.responders": "LocalOptions ServerOptions",
     "interventions": "intervened",
     "measurement.attention.statistics": "AttentionOptions",
     "measurement.cost": "preflight",

@@ -87,7 +87,7 @@ def check_number(
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse anything but one of the allowed words, which the message lists."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from html import unescape
 
@@ -232,15 +231,6 @@ def test_an_unreachable_server_fails_in_one_line_and_the_record_says_so(posbias,
         assert message in result.stderr
         assert result.stderr.count("\n") == 1
     assert "--served-model" in posbias("evaluate", *server[:2], *FLAGS).stderr
-
-
-def test_server_options_of_a_wrong_type_are_one_line():
-    """In a process of its own: the types of calls are not checked for users, as they are in tests."""
-    server = ["evaluate", "--server", "http://127.0.0.1:9/v1", "--served-model", "none", *map(str, FLAGS)]
-    command = [sys.executable, "-m", "posbias", *server, "--server-options", "timeout='a'"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert result.stderr == "posbias: server: timeout must be above 0 and finite, got 'a'\n"
 
 
 def test_a_page_is_not_drawn_over_another_runs(posbias, tmp_path):

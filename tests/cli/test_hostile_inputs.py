@@ -305,7 +305,7 @@ def command(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 
 def test_nothing_is_printed_to_stdout_where_stderr_is_closed(tmp_path):
     for closed in ("2>&-", "0<&- 2>&-"):
-        ended = command(f"$POSBIAS predict --depth 0 {closed}", tmp_path)
+        ended = command(f"$POSBIAS list nosuch {closed}", tmp_path)
         assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "")
 
 

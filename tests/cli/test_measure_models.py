@@ -11,6 +11,7 @@ from posbias.auditing import MeasurePlan
 from posbias.auditing.measuring import directory_names, measure_models
 from posbias.errors import UsageError
 from posbias.models import weights
+from posbias.runs.engines import Local
 
 FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")
 
@@ -260,7 +261,7 @@ def test_weights_are_read_once_for_the_directory_and_the_record(tiny_llama, tmp_
     true = weights.weights_sha256
     for module in ("posbias.models.hugging_face", "posbias.models.weights"):
         monkeypatch.setattr(f"{module}.weights_sha256", lambda network: read.append(1) or true(network))
-    options = pb.MeasureOptions(engine=pb.engines.Local(workers=workers, threads=1), directory=tmp_path)
+    options = pb.MeasureOptions(engine=Local(workers=workers, threads=1), directory=tmp_path)
     measurement = pb.measure(model, prompts, kinds="logit", options=options)
     record = pb.auditing.measurement_record(measurement, {})
     assert len(read) == 1

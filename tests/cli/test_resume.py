@@ -1,9 +1,4 @@
-"""`posbias measure` killed at random moments and continued: nothing lost, nothing counted twice, the same bits."""
-
-import random
-import subprocess
-import sys
-import time
+"""Runs continued and replaced: nothing lost, nothing done twice, nothing written over unasked."""
 
 import numpy as np
 import pytest
@@ -11,10 +6,10 @@ import pytest
 import posbias as pb
 from posbias.runs import parts
 from posbias.runs.directories import LOCK_FILE, exclusive
+from posbias.runs.engines import Local
 from posbias.runs.parts import PARTS, PartStore
 
 FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
-COMMAND = [sys.executable, "-m", "posbias", "measure"]
 
 
 def kept(out):
@@ -38,56 +33,24 @@ def test_resuming_needs_the_directory_to_go_on_in(posbias, tiny_llama, command):
     assert result.stderr == "posbias: --resume needs --out: the directory of the run that is continued\n"
 
 
-def test_killed_again_and_again_the_result_is_that_of_an_undisturbed_run(posbias, tiny_llama, tmp_path):
-    out, whole = tmp_path / "killed", tmp_path / "whole"
-    assert posbias("measure", tiny_llama, *FLAGS, "--out", whole).returncode == 0
-    assert not (whole / PARTS).exists()
-    chance = random.Random(0)
-    history: dict[str, int] = {}
-    for _ in range(2):
-        process = subprocess.Popen(
-            [*COMMAND, str(tiny_llama), *FLAGS, "--out", str(out), "--resume"], stdout=subprocess.DEVNULL
-        )
-        wanted, deadline = len(history) + 2, time.monotonic() + 100
-        while len(kept(out)) < wanted and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.03))
-        process.kill()
-        process.wait()
-        now = kept(out)
-        assert history.items() <= now.items()  # finished prompts are neither lost nor measured again
-        history = now
-    result = posbias("measure", tiny_llama, *FLAGS, "--out", out, "--resume")
-    assert result.returncode == 0, result.stderr
-    killed, undisturbed = pb.load_record(out), pb.load_record(whole)
-    assert killed.arrays.keys() == undisturbed.arrays.keys()
-    for name, array in undisturbed.arrays.items():
-        np.testing.assert_array_equal(killed.arrays[name], array, err_msg=name)
-    assert not (out / PARTS).exists()
-
-
-def test_workers_and_one_process_finish_each_others_runs(tiny_llama, tmp_path):
+def test_a_missing_piece_is_measured_and_the_others_are_kept(tiny_llama, tmp_path):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=24, count=4)
 
-    def measured(workers, directory=None, **kept):
-        engine = pb.engines.Local(workers=workers, threads=1)
-        options = pb.MeasureOptions(engine=engine, directory=directory, **kept)
-        return pb.measure(model, prompts, kinds="jacobian", options=options)
+    def measured(**settings):
+        options = pb.MeasureOptions(engine=Local(threads=1), directory=tmp_path, **settings)
+        return pb.measure(model, prompts, kinds="jacobian", options=options).per_prompt["jacobian"]
 
-    one, two = measured(1), measured(2, tmp_path)
-    np.testing.assert_array_equal(one.per_prompt["jacobian"], two.per_prompt["jacobian"])
+    whole = measured()
     (tmp_path / PARTS / "prompt-000002.safetensors").unlink()
     before = kept(tmp_path)
-    again = measured(1, tmp_path, resume=True)
+    np.testing.assert_array_equal(measured(resume=True), whole)
     assert before.items() <= kept(tmp_path).items()
-    np.testing.assert_array_equal(one.per_prompt["jacobian"], again.per_prompt["jacobian"])
     with pytest.raises(pb.UsageError, match="holds 4 finished pieces; resume=True takes over what is the same"):
-        measured(1, tmp_path)
+        measured()
     assert before.items() <= kept(tmp_path).items()
-    anew = measured(1, tmp_path, overwrite=True)
+    np.testing.assert_array_equal(measured(overwrite=True), whole)
     assert not before.items() & kept(tmp_path).items()
-    np.testing.assert_array_equal(one.per_prompt["jacobian"], anew.per_prompt["jacobian"])
     parts.clear_parts(tmp_path)
     assert not (tmp_path / PARTS).exists()
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-import subprocess
+import runpy
 import sys
 
 import numpy as np
@@ -210,7 +210,9 @@ def test_every_verb_takes_seed_and_out(posbias, tmp_path, monkeypatch):
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
 
 
-def test_a_record_names_the_command_alike_however_it_was_started(tmp_path):
-    command = [sys.executable, "-m", "posbias", "predict", "--length", "8", "--out", str(tmp_path / "run")]
-    subprocess.run(command, capture_output=True, check=True)
+def test_a_record_names_the_command_alike_however_it_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["python -m posbias", "predict", "--length", "8", "--out", "run"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("posbias", run_name="__main__", alter_sys=True)
     assert pb.load_record(tmp_path / "run").resolved["command"] == "posbias predict --length 8 --out run"

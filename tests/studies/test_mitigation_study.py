@@ -173,7 +173,14 @@ def test_the_learning_curves_are_those_of_their_scores(capsys: pytest.CaptureFix
     assert all(line in shown for line in printed)
 
 
-@pytest.mark.parametrize("count", [40, *(pytest.param(count, marks=pytest.mark.slow) for count in (20, 80, 160))])
+def test_the_effects_of_one_method_that_samples_find_are_those_of_the_guide() -> None:
+    power = _script("power")
+    (row,) = (cells for cells in map(_cells, GUIDE.read_text().splitlines()) if cells and cells[0] == "40")
+    assert [cell.partition(" (")[0] for cell in row[1:3]] == list(map(power._short, power.found(40, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [20, 40, 80, 160])
 def test_the_effects_that_samples_find_are_those_of_the_guide(count: int) -> None:
     assert f"\n{_script('power').row(count)}\n" in GUIDE.read_text()
 
