@@ -9,21 +9,19 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
     EvaluateOptions: What is requested, and where finished samples are kept.
     LocalResponder: A loaded model.
-    MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is
-        done and kept.
+    MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done
+        and kept.
     Profile: Non-negative influence of every input position on the last one; sums to 1.
     Record: One run: what was asked, what that resolved to, what came out.
     RunError: The request was fine, but the run could not be finished (NaN gradients, a full disk ...).
     ServerResponder: A model on a server.
     UsageError: The request is wrong: an unknown name, a value out of range, a length that does not fit.
-    attention: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and
-        mixing of a model.
-    audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line, a
-        verdict.
+    attention: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and mixing of a model.
+    audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line, a verdict.
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
         length.
     compare: Every registered distance of the first profile to the second, beside the flat line's.
-    design: The architecture whose profile is the target.
+    design: Find the architecture whose profile is the target.
     evaluate: Put every sample of a task, at every position, to one model, and judge its answers.
     fit: A method with the parameters that suit a model, from calibration samples alone.
     intervened: Within the context, the model with one ingredient replaced; measure it like any other.
@@ -36,8 +34,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     place: Order passages so that the relevant ones stand where this model uses them.
     predict: The position-bias profile a theory predicts.
     uniform_profile: The flat baseline: every position weighs 1/N.
-    write_report: Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before
-        it.
+    write_report: Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
 """
 
 from importlib import import_module
