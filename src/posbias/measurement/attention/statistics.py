@@ -4,6 +4,7 @@ A number that depends on prompts is kept per prompt if it is small, and carries 
 are infinite with a single prompt.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from posbias.checks import check_size, check_whole, checked
+from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, CELLS
 from posbias.memory import show_bytes
 from posbias.models.attention import BLOCK_QUERIES
-from posbias.statistics import mean_ends
+from posbias.statistics import Interval, mean_ends, mean_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,9 +213,9 @@ class MixingStatistics:
     """Mean over prompts of |a| / (|x| + |a|) at every position."""
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionStatistics:
-    """A model's attention over a set of prompts."""
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionStatistics(Showing):
+    """A model's attention over a set of prompts; its picture is of attention distance by layer."""
 
     distance: HeadStatistic
     """sum_j A_ij (i - j) in positions, >= 0, mean over queries; if a learned sink takes a part, of the rest."""
@@ -256,6 +258,38 @@ class AttentionStatistics:
     def n_positions(self) -> int:
         """Positions of every prompt."""
         return self.kernels.n_positions
+
+    def shown(self) -> Shown:
+        """Attention distance of every layer beside even attention's; the means over the whole model, with intervals."""
+        distance = _overall(self.distance.per_prompt, most=np.inf)
+        even = float(self.even_distance.mean())
+        title = (
+            f"{self.count} prompts of {self.n_positions} tokens: attention looks back {distance.value:.1f} positions "
+            f"on average, even attention {even:.1f}"
+        )
+        series = (
+            Series("mean over heads", self.distance.by_layer, self.distance.low, self.distance.high),
+            Series("even attention", self.even_distance),
+        )
+        layers = np.arange(len(self.even_distance))
+        return Shown(title, series, "distance", "layer", layers, unit="positions", facts=self._facts(distance, even))
+
+    def _facts(self, distance: Interval, even: float) -> Mapping[str, str]:
+        facts = {
+            "attention distance, positions": f"{distance.text('.1f')}; even attention {even:.1f}",
+            "entropy, of the largest possible": _overall(self.entropy.per_prompt).text(),
+        }
+        for number, threshold in enumerate(self.sink_thresholds):
+            share = _overall(self.sinks.per_prompt[:, number, :1]).text(".1f", scale=100, unit=" %")
+            facts[f"queries that give position 0 more than {threshold:g}"] = share
+        facts["attention's share of a layer's output (mixing)"] = _overall(self.mixing.tokens.per_prompt).text()
+        left_out = {"left out": "; ".join(self.left_out)} if self.left_out else {}
+        return facts | left_out | {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
+
+
+def _overall(per_prompt: Float64[np.ndarray, "count ..."], *, most: float = 1.0) -> Interval:
+    """Mean over prompts of the mean over everything else, with its interval over prompts; by default of a share."""
+    return mean_of(per_prompt.reshape(len(per_prompt), -1).mean(axis=1)).interval(least=0.0, most=most)
 
 
 KERNEL_POSITIONS = 1024

@@ -27,10 +27,10 @@ from posbias.measurement.attention.layer import (
     reduce_mean_content,
     similarity_of,
 )
-from posbias.measurement.attention.measured import MeasuredAttention
 from posbias.measurement.attention.statistics import (
     FEWEST_POSITIONS,
     AttentionOptions,
+    AttentionStatistics,
     ContentLogits,
     HeadStatistic,
     MeanKernels,
@@ -126,7 +126,7 @@ def working_precision(model: Model) -> torch.dtype:
 
 
 @checked
-def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | None = None) -> MeasuredAttention:
+def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | None = None) -> AttentionStatistics:
     """Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and mixing of a model.
 
     Attention is recomputed from what each attention module reads while the model runs, whatever implementation it
@@ -191,7 +191,7 @@ def _reduce_prompt(
     sums.add(layers, content, mixing_from_norms(branches.norms(), prompt=prompt))
 
 
-def _finish(sums: Accumulators, model: HuggingFaceModel) -> MeasuredAttention:
+def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
     count, n_positions = len(sums.rows["distance"]), sums.diagonal.shape[-1]
     complete = sums.mean.shape[-1] == n_positions
     monotonicity = prefix_monotonicity(sums.mean) if complete and count > 1 else None
@@ -203,7 +203,7 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> MeasuredAttention:
     if sums.content_sum is None:
         left_out.append("similarity of the mean content logits: they are kept up to a size, or with mean_content=True")
     visible = [np.minimum(np.arange(1, n_positions + 1), layer.reach or n_positions) for layer in sums.layers]
-    return MeasuredAttention(
+    return AttentionStatistics(
         distance=sums.by_heads("distance"),
         even_distance=np.array([float((keys - 1).mean()) / 2 for keys in visible]),
         entropy=sums.by_heads("entropy"),
