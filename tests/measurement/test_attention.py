@@ -22,8 +22,9 @@ N_POSITIONS, COUNT, DEPTH, HEADS = 19, 3, 3, 4
 THRESHOLDS = (0.1, 0.3)
 TOLERANCE = 1e-6
 """float64 models, but transformers takes the softmax in float32."""
-LLAMA_LIKE = ("gemma3_text", "gpt_oss", "llama-biases", "mistral", "olmo2", "qwen3-window", "smollm3-window")
-OTHERS = ("bloom", "cohere", "falcon", "gemma2", "gpt2-layer-scale", "gpt_neo", "gptj", "mpt-clip", "opt", "phi3")
+LLAMA_LIKE = ("gemma3_text", "gpt_oss", "llama-biases", "olmo2", "qwen3-window")
+OTHERS = ("bloom", "falcon", "gpt2-layer-scale", "gpt_neo", "mpt-clip")
+"""Families unlike each other; that attention is recomputed rightly is tested of all (tests/contracts)."""
 
 
 def _prompts(n_positions: int = N_POSITIONS, count: int = COUNT) -> Prompts:
@@ -92,7 +93,7 @@ def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
     assert (found.count, found.n_positions) == (COUNT, N_POSITIONS)
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "bloom", "llama"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "bloom"])
 def test_monotonicity_is_that_of_the_models_own_attention(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     dense = _dense(model, prompts).mean(2)
@@ -138,7 +139,7 @@ def test_one_prompt_has_the_monotonicity_of_its_own_kernel_however_long() -> Non
     ]
 
 
-@pytest.mark.parametrize("cells", [1, 5, N_POSITIONS - 1])
+@pytest.mark.parametrize("cells", [1, 5])
 def test_cells_are_sums_over_keys_and_means_over_queries(cells: int) -> None:
     model, prompts = _model("gemma3_text"), _prompts()
     dense = _dense(model, prompts)
@@ -171,7 +172,7 @@ def test_cells_are_merged_only_whole() -> None:
             eight.coarser(cells)
 
 
-@pytest.mark.parametrize(("kept", "cells"), [(17, 6), (7, 5), (N_POSITIONS, 8)])
+@pytest.mark.parametrize(("kept", "cells"), [(17, 6), (N_POSITIONS, 8)])
 def test_cells_merged_unevenly_are_sums_over_keys_and_means_over_queries_all_the_same(kept: int, cells: int) -> None:
     model, prompts = _model("llama"), _prompts()
     dense = _dense(model, prompts)

@@ -156,7 +156,7 @@ def test_a_network_at_birth_whose_first_token_is_padding_has_an_estimate():
     assert estimate_cost(model, 256, kinds=KINDS).passes_bytes > 0
 
 
-@pytest.mark.parametrize("n_positions", [1, 2, 3, 7, 11])
+@pytest.mark.parametrize("n_positions", [1, 3, 11])
 def test_few_positions_have_an_estimate_too(deep_model, n_positions):
     estimate = estimate_cost(deep_model, n_positions, kinds=KINDS)
     tokens = np.arange(n_positions)

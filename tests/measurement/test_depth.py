@@ -17,7 +17,6 @@ from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
 from posbias.theory.rollout import rollout_profile
-from tiny_families import CONFIGS, shaken_model
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 EXACT = "jacobian(exact=True)"
@@ -87,21 +86,6 @@ def test_one_forward_pass_serves_all_layers(gpt2_64: HuggingFaceModel) -> None:
     measure_prompt(gpt2_64, TOKENS, kinds=resolve_kinds("logit"), key=(0, 0), options=PassOptions(layers="all"))
     handle.remove()
     assert passes - without == without + 1
-
-
-@pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_every_family_has_profiles_at_every_layer(name: str) -> None:
-    model = shaken_model(name)
-    tokens = np.arange(12) + 3
-    norms = []
-    for checkpointing in (False, True):
-        options = PassOptions(layers="all", checkpointing=checkpointing)
-        found = measure_prompt(model, tokens, kinds=resolve_kinds("jacobian"), key=(0, 0), options=options).depth
-        assert found is not None
-        assert found.norms.shape == (3, 12)
-        assert np.all(found.norms[:, -1] > 0)
-        norms.append(found.norms)
-    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
 
 
 def test_depth_survives_storage_and_averaging(llama: Model, make_prompts: Callable[..., Prompts]) -> None:

@@ -45,7 +45,7 @@ def never(*arguments, **settings):
 
 def test_a_finished_study_is_read_back_to_the_last_bit(finished, monkeypatch):
     directory, done = finished
-    monkeypatch.setattr("posbias.training.running.train", never)
+    monkeypatch.setattr("posbias.training.running.train_members", never)
     again = trained(directory, resume=True)
     assert {each.status for each in done.trained.members} == {"done", "diverged"}
     for first, second in zip(done.trained.members, again.trained.members, strict=True):
@@ -60,7 +60,7 @@ def test_no_commit_and_no_other_version_has_it_trained_again(finished, monkeypat
     record = read_record(directory)
     record.environment |= {"commit": "0" * 40, "posbias": "0.0.1"}
     record.save(directory)
-    monkeypatch.setattr("posbias.training.running.train", never)
+    monkeypatch.setattr("posbias.training.running.train_members", never)
     assert trained(directory, resume=True).earlier.environment["commit"] == "0" * 40
 
 
