@@ -28,11 +28,6 @@ FALSE_BECOMES_TRUE = {"birth-2603.10123/claim-2-dead-zone", "birth-2603.10123/cl
 """Breaking the assumption restores these statements; it refutes all others."""
 
 
-@pytest.fixture(scope="module")
-def verdicts():
-    return {verdict.claim.name: verdict for verdict in verify()}
-
-
 def expected(name: str) -> str:
     return FAILS if name in WRONG else CORRECTED if name in WRONG_IN_PART else HOLDS
 
@@ -49,30 +44,23 @@ def test_a_broken_assumption_flips_the_verdict(name):
     assert verdict.as_dict()["broken"] == CLAIMS[name].broken_by
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_verdicts_do_not_hang_on_the_seed(seed):
+def test_verdicts_do_not_hang_on_the_seed():
     # The slow ones (deep random networks) are covered by seed 0.
     for name in selected("rollout-2602.16837"):
         if "theorem" not in name and "5.4" not in name:
-            assert CLAIMS[name]().check(claim_generator(name, seed)).verdict == HOLDS
-            assert CLAIMS[name]().check(claim_generator(name, seed), broken=True).verdict == FAILS
+            assert CLAIMS[name]().check(claim_generator(name, 1)).verdict == HOLDS
+            assert CLAIMS[name]().check(claim_generator(name, 1), broken=True).verdict == FAILS
 
 
 @pytest.mark.parametrize("name", list(CLAIMS))
-def test_each_verdict_is_complete_and_plain(verdicts, name):
+def test_each_verdict_is_complete_plain_and_can_be_drawn(verdicts, name):
     document = verdicts[name].as_dict()
-    text = json.dumps({key: value for key, value in document.items() if key != "numbers"}, allow_nan=False)
+    json.dumps({key: value for key, value in document.items() if key != "numbers"}, allow_nan=False)
     assert {"claim", "source", "statement", "value", "verdict", "sharper", "assumptions", "numbers"} <= set(document)
     assert document["claim"] == name
     assert "\n" not in document["statement"]
     assert np.isfinite(document["value"])
-    assert text
-    if verdicts[name].verdict != HOLDS:
-        assert document["sharper"]
-
-
-@pytest.mark.parametrize("name", list(CLAIMS))
-def test_evidence_can_be_drawn(verdicts, name):
+    assert document["sharper"] or document["verdict"] == HOLDS
     figure = verdicts[name].finding.figure
     assert figure.series
     assert figure.x_label
@@ -80,8 +68,7 @@ def test_evidence_can_be_drawn(verdicts, name):
     for series in figure.series:
         assert series.x.shape == series.y.shape
         assert series.x.size > 0
-        assert np.all(np.isfinite(series.x))
-        assert np.all(np.isfinite(series.y))
+        assert np.isfinite([series.x, series.y]).all()
 
 
 def test_the_verdict_follows_from_the_comparisons(verdicts):

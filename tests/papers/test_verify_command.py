@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
-from posbias.papers import claims_record, read_mask, verify
+from posbias.papers import claims_record, read_mask
 from posbias.report.page import html_of, report_of
 from posbias.runs.records import read_record
 
@@ -150,8 +150,9 @@ def test_claims_on_a_model_are_linked_to_it(run, member, tmp_path):
     assert [premise["met"] for premise in document[0]["premises"]] == [True, True, True]
 
 
-def test_the_page_opens_with_what_fails():
-    record = claims_record(verify("birth-2603.10123"), {}, seed=0)
+def test_the_page_opens_with_what_fails(verdicts):
+    birth = [verdict for name, verdict in verdicts.items() if name.startswith("birth-2603.10123")]
+    record = claims_record(birth, {}, seed=0)
     report = report_of(record)
     assert report.verdict[0] == "Of 6 published statements: 5 hold with a correction and 1 fails as stated."
     assert report.verdict[1].startswith("What fails: With residual connections the middle is a factorial dead zone")
