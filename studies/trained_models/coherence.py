@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from signed_walks import generators
 from variants import Experiment, run
 
 from posbias.models.attention import BLOCK_QUERIES
 from posbias.theory.power_rollout.rollout import PromptTrace
-from posbias.theory.power_rollout.walk import Walk, draw_signs, generators
+from posbias.theory.power_rollout.walk import Walk, draw_signs
 
 DRAWS, DRAWS_AT_ONCE = 16, 4
 JUNCTIONS: dict[str, tuple[str, ...]] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
-from signed_walks import score_path_share, sign_randomised_energies, value_path_squares
+from signed_walks import generators, score_path_share, sign_randomised_energies, value_path_squares
 from variants import computed_once
 
 from posbias.comparison.subject import compare_with_prompts
@@ -22,7 +22,6 @@ from posbias.runs.records import Record
 from posbias.statistics import mean_of
 from posbias.theory.power_rollout import ingredients
 from posbias.theory.power_rollout.rollout import trace_model
-from posbias.theory.power_rollout.walk import generators
 
 SEED, DRAWS, PROBES = 0, 8, 4
 KINDS = ("jacobian", "probability")

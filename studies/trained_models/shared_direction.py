@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from jaxtyping import Float
-from signed_walks import right_singular
+from signed_walks import generators, right_singular
 from torch import Tensor
 from variants import Experiment, run
 
 from posbias.theory.power_rollout.rollout import PromptTrace
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION, draw_signs, generators
+from posbias.theory.power_rollout.walk import BACK_PROPAGATION, draw_signs
 
 DRAWS = 4
 VARIANTS = {

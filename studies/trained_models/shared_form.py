@@ -6,7 +6,7 @@ Prompt by prompt, resumable; `summary.py` compares them with the measurement and
 from pathlib import Path
 
 import numpy as np
-from signed_walks import shared_direction_of
+from signed_walks import generators, shared_direction_of
 from variants import SCRAMBLED, SEED, computed_once, options
 
 from posbias.models.loading import load_model
@@ -14,7 +14,7 @@ from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import shuffled
 from posbias.theory.power_rollout.rollout import trace_model
-from posbias.theory.power_rollout.walk import draw_signs, generators
+from posbias.theory.power_rollout.walk import draw_signs
 
 PROBES, DRAWN = 2, 32
 

@@ -5,6 +5,7 @@ nothing else. The value path is the Jacobian with every attention weight held co
 positions have in common with its sign (docs/theory, section 5).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from posbias.checks import check_seed
 from posbias.errors import RunError
 from posbias.theory.power_rollout.rollout import PromptTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk, draw_signs
@@ -21,6 +23,13 @@ AT_ONCE = 4
 """Draws or probes that share one recomputation of attention; more would need more memory."""
 CONSTANT_ATTENTION = Walk(power=1, key=False)
 """Signed maps along values alone."""
+
+
+def generators(seed: int, count: int, device: torch.device) -> Iterator[torch.Generator]:
+    """One generator for each of `count` prompts, all from `seed` (>= 0) and independent of each other."""
+    check_seed(seed)
+    states = [child.generate_state(1, np.uint64)[0] for child in np.random.SeedSequence(seed).spawn(count)]
+    return (torch.Generator(device).manual_seed(int(state >> np.uint64(1))) for state in states)
 
 
 @torch.no_grad()

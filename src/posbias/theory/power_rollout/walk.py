@@ -1,19 +1,16 @@
 """`Walk`: the paths that a pull through the local maps follows, and how they add where they meet.
 
-The default is the theory (energies, values and keys); everything else is there to take it apart (docs/theory, 5). Also
-the random signs that walks carry, from independent generators for every prompt.
+The default is the theory (energies, values and keys); everything else is there to take it apart (docs/theory, 5),
+random signs included.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-from posbias.checks import check_seed
 
 Power = Literal[1, 2]
 """1: signed maps, back-propagation; 2: their elementwise squares, energies."""
@@ -77,10 +74,3 @@ def draw_signs(shape: tuple[int, ...], like: Float[Tensor, "..."], generator: to
     """+1 or -1 with equal chance, independently, in the type and place of `like`."""
     bits = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8, device=generator.device)
     return bits.to(like).mul_(2).sub_(1)
-
-
-def generators(seed: int, count: int, device: torch.device) -> Iterator[torch.Generator]:
-    """One generator for each of `count` prompts, all from `seed` (>= 0) and independent of each other."""
-    check_seed(seed)
-    states = [child.generate_state(1, np.uint64)[0] for child in np.random.SeedSequence(seed).spawn(count)]
-    return (torch.Generator(device).manual_seed(int(state >> np.uint64(1))) for state in states)
