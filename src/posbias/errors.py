@@ -5,6 +5,9 @@ Both derive from ValueError / RuntimeError so that library users need not import
 elsewhere, names above all, passes `printable` before a person sees it.
 """
 
+import os
+import traceback
+
 
 def printable(text: str) -> str:
     """A text with everything escaped that steers a terminal, turns the direction of writing or ends a line."""
@@ -32,18 +35,28 @@ def without_long_lists(text: str) -> str:
     return "".join([*parts, text[copied_to:]])
 
 
-class UsageError(ValueError):
+class _OneSentenceError(Exception):
+    """An error that one sentence tells: printable, long lists cut, and in a notebook shown without its traceback."""
+
+    _shown = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(without_long_lists(message)))
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the sentence at first, the traceback when asked again (`%tb`) or with POSBIAS_DEBUG."""
+        if self._shown or os.environ.get("POSBIAS_DEBUG"):
+            return "".join(traceback.format_exception(self)).splitlines()
+        self._shown = True
+        return [f"{type(self).__name__}: {self}", "(%tb shows the traceback)"]
+
+
+class UsageError(_OneSentenceError, ValueError):
     """The request is wrong: an unknown name, a value out of range, a length that does not fit."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(without_long_lists(message)))
 
-
-class RunError(RuntimeError):
+class RunError(_OneSentenceError, RuntimeError):
     """The request was fine, but the run could not be finished (NaN gradients, a full disk ...)."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(without_long_lists(message)))
 
 
 MOST_REPEATED = 240
