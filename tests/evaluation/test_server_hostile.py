@@ -170,7 +170,7 @@ def test_a_damaged_cached_answer_is_asked_again(damage: bytes, tmp_path: Path) -
 
 @pytest.mark.parametrize("wrong", [{"seed": float("nan")}, {"x": {1, 2}}, {"x": b"x"}])
 def test_a_body_that_json_cannot_say_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="what JSON can say"):
+    with pytest.raises(UsageError, match="values that JSON can express"):
         ServerOptions(body=wrong)
 
 

@@ -164,7 +164,7 @@ def test_learned_positions_are_added_to_the_input() -> None:
     found = run(config, parameters, token_ids, rows=(N - 1,))[0, 0]
     mean = (parameters["embedding"][0] + parameters["positions"]).mean(dim=0)
     torch.testing.assert_close(found, mean @ parameters["unembedding"].T)
-    with pytest.raises(UsageError, match="reference has 8 learned positions, 9 asked"):
+    with pytest.raises(UsageError, match="reference has 8 learned positions, 9 were asked for"):
         shape_of(config, N + 1)
 
 

@@ -27,7 +27,7 @@ def refused(source, model, message, **request):
         ({"seed": -1}, "seed must be a whole number >= 0, got -1"),
         (
             {"count": 10**4, "n_positions": 4000},
-            r"default gives only \d+ distinct prompts of 4000 tokens, 10000 asked",
+            r"default gives only \d+ distinct prompts of 4000 tokens, 10000 were asked for",
         ),
     ],
 )
@@ -47,7 +47,7 @@ def test_fewer_windows_than_asked(model, tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text('{"token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n')
     assert load_prompts(path, model, n_positions=8, count=2).count == 2
-    refused(path, model, "few.jsonl gives only 2 distinct prompts of 8 tokens, 3 asked", count=3)
+    refused(path, model, "few.jsonl gives only 2 distinct prompts of 8 tokens, 3 were asked for", count=3)
     refused(path, model, "no document gives 10 tokens; the longest available gives 9", n_positions=10)
 
 
@@ -139,9 +139,9 @@ def test_text_needs_a_tokenizer(model):
         ([[True] * 8], "whole numbers"),
         ([["a"] * 8], "whole numbers"),
         ([1] * 8, r"need shape \[count, n_positions\], got \[8\]"),
-        ([[1] * 7], "have 7 tokens, shorter than the 8 asked"),
-        ([[1] * 9], "have 9 tokens, longer than the 8 asked"),
-        (np.zeros((0, 8), dtype=int), "only 0 given"),
+        ([[1] * 7], "have 7 tokens, fewer than the 8 asked for"),
+        ([[1] * 9], "have 9 tokens, more than the 8 asked for"),
+        (np.zeros((0, 8), dtype=int), "only 0 were given"),
         ([[0] * 7 + [600]], "token id 600 is outside the model's vocabulary 0 ... 599"),
         ([[0] * 7 + [-3]], "token id -3 is outside"),
         (np.full((1, 8), 2**64 - 1, dtype=np.uint64), "whole numbers below"),

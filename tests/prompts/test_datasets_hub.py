@@ -73,6 +73,6 @@ def test_fields_and_refusals(model, directory, hub):
         assert "\n" not in str(caught.value)
 
     refused(f"hf:{directory}#body", "no field 'body'; known: title, text, ids")
-    refused(f"hf:{directory}:nowhere", "cannot be had: .*nowhere")
+    refused(f"hf:{directory}:nowhere", "cannot be loaded: .*nowhere")
     refused(f"hf:{directory}:test", "no document gives 8 tokens")
-    refused(f"hf:{directory}[polish]", "cannot be had")
+    refused(f"hf:{directory}[polish]", "cannot be loaded")

@@ -247,7 +247,7 @@ def test_shortest_prompts(n_positions: int) -> None:
 
 def test_what_cannot_be_walked_is_said() -> None:
     model = build(replace(CONFIGS["gated-grouped"]))
-    with pytest.raises(UsageError, match="7 learned positions, 9 asked"):
+    with pytest.raises(UsageError, match="7 learned positions, 9 were asked for"):
         trace_model(model, token_ids(model, 9))
     without_items = ReferenceTransformer(retrieval_network(Architecture(1), width=8))
     with pytest.raises(UsageError, match="takes vectors"):

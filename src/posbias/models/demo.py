@@ -50,7 +50,7 @@ def cache_directory() -> Path:
     except RuntimeError as error:
         raise UsageError(f"{where} cannot be expanded ({error}); allowed: an absolute path in POSBIAS_CACHE") from None
     if not path.is_absolute():
-        raise UsageError(f"{where} is relative to whatever the working directory is; allowed: an absolute path")
+        raise UsageError(f"{where} is relative to the working directory; allowed: an absolute path")
     return path if variable == "POSBIAS_CACHE" else path / "posbias"
 
 

@@ -253,7 +253,7 @@ def _scaling(keys: _Keys) -> dict[str, Any]:
     older = keys.take("rope.scale_linear", float, None)
     factor = keys.take("rope.scaling.factor", float, older)
     if older not in (None, factor):
-        raise keys.refusal(f"rope.scale_linear {older} and rope.scaling.factor {factor} are two of one thing")
+        raise keys.refusal(f"rope.scale_linear {older} and rope.scaling.factor {factor} contradict each other")
     sort = keys.take("rope.scaling.type", str, "none" if factor is None else "linear")
     original = keys.take("rope.scaling.original_context_length", int, None)
     fast, slow = (keys.take(f"rope.scaling.yarn_beta_{end}", float, None) for end in ("fast", "slow"))
@@ -396,7 +396,7 @@ def _gpt2(keys: _Keys) -> dict[str, Any]:
     sizes, head_dim = _decoder(keys, epsilon=(LAYER_NORM, "layer_norm_epsilon"))
     keys.same("rope.dimension_count", head_dim)  # written, and not used
     if sizes.pop("num_key_value_heads") != sizes["num_attention_heads"]:
-        raise keys.refusal("gpt2.attention.head_count_kv is another than gpt2.attention.head_count")
+        raise keys.refusal("gpt2.attention.head_count_kv differs from gpt2.attention.head_count")
     return {**sizes, "n_inner": sizes.pop("intermediate_size")}
 
 

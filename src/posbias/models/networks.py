@@ -227,7 +227,8 @@ def refused_configuration(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise UsageError(
-            f"model {name!r}: configuration refused: no network runs by it ({type(error).__name__}: {one_line(error)})"
+            f"model {name!r}: configuration refused: no network can be built from it "
+            f"({type(error).__name__}: {one_line(error)})"
         ) from None
 
 
@@ -329,7 +330,7 @@ def _loaded(
             **source.arguments,
         )
     except ImportError as error:
-        raise UsageError(f"model {source.name!r} needs a package that is not there: {one_line(error)}") from None
+        raise UsageError(f"model {source.name!r} needs a package that is not installed: {one_line(error)}") from None
     except Exception as error:
         raise RunError(f"model {source.name!r} cannot be loaded: {one_line(error)}") from None
     _check_complete(config, info, tensors, name=source.name)

@@ -130,7 +130,7 @@ def chat_file_prompts(request: PromptSource, model: TokenModel, *, n_positions: 
     rows = np.sort(np.unique(prompts.rendered_sha256, return_index=True)[1]).tolist()  # where each text stands first
     if len(rows) < count:
         raise UsageError(
-            f"{path.name}: only {len(rows)} distinct conversations have {n_positions} tokens, {count} asked"
+            f"{path.name}: only {len(rows)} distinct conversations have {n_positions} tokens, {count} were asked for"
         )
     rows = rows[:count]
     return replace(

@@ -112,7 +112,7 @@ def _open(dataset: DatasetName, seed: int) -> Iterator[dict[str, Any]]:
         stream = datasets.load_dataset(dataset.id, dataset.config, split=dataset.split, streaming=True)
         return iter(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER))
     except Exception as error:  # the library raises its own, Hugging Face's and the file formats' errors
-        raise UsageError(f"prompts {dataset.name!r} cannot be had: {one_line(error)}") from None
+        raise UsageError(f"prompts {dataset.name!r} cannot be loaded: {one_line(error)}") from None
     finally:
         if not watched:
             datasets.enable_progress_bars()

@@ -126,7 +126,9 @@ def _unshuffled(request: PromptSource, model: TokenModel, *, n_positions: int, c
             longest = drawer.longest + len(prefix)
             raise UsageError(f"{name}: no document gives {n_positions} tokens; the longest available gives {longest}")
         else:
-            raise UsageError(f"{name} gives only {number} distinct prompts of {n_positions} tokens, {count} asked")
+            raise UsageError(
+                f"{name} gives only {number} distinct prompts of {n_positions} tokens, {count} were asked for"
+            )
     return Prompts(
         token_ids,
         source=name,
@@ -157,10 +159,10 @@ def _ready(
         raise UsageError(f"token ids need shape [count, n_positions], got {list(token_ids.shape)}")
     rows, length = token_ids.shape
     if length != n_positions:
-        fault = "shorter" if length < n_positions else "longer"
-        raise UsageError(f"the prompts given have {length} tokens, {fault} than the {n_positions} asked")
+        fault = "fewer" if length < n_positions else "more"
+        raise UsageError(f"the given prompts have {length} tokens, {fault} than the {n_positions} asked for")
     if rows < count:
-        raise UsageError(f"{count} prompts asked, but only {rows} given")
+        raise UsageError(f"{count} prompts were asked for, but only {rows} were given")
     check_vocabulary(token_ids[:count], model, "token ids")
     return token_ids[:count]
 

@@ -75,11 +75,11 @@ def check_template_options(options: object) -> None:
         raise UsageError(f"template options must be values by name, such as enable_thinking=False, got {options!r:.80}")
     for name in options:
         if name in SET_BY_RENDERING:
-            raise UsageError(f"template option {name!r} is set when conversations are rendered; allowed: others")
+            raise UsageError(f"template option {name!r} is reserved for rendering; allowed: others")
     try:
         json.dumps(dict(options), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"template options must be what JSON can say: {error}") from None
+        raise UsageError(f"template options must be values that JSON can express: {error}") from None
 
 
 def template_options_of(tokenizer: Any) -> dict[str, Any]:

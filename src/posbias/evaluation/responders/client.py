@@ -105,7 +105,7 @@ class ServerOptions:
         try:
             json.dumps(dict(self.body), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"server: body must be what JSON can say: {error}") from None
+            raise UsageError(f"server: body must hold values that JSON can express: {error}") from None
         check_template_options(self.template_options)
         if self.template_options and (self.kind != "chat" or TEMPLATE_FIELD in self.body):
             raise UsageError(f"server: template_options need kind 'chat', and no {TEMPLATE_FIELD} in the body")

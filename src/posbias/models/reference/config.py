@@ -265,7 +265,7 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
     """The shape of a configuration at a context length (>= 1, within the table of learned positions)."""
     check_whole("reference n_positions", n_positions, least=1)
     if config.learned_positions is not None and n_positions > config.learned_positions:
-        raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} asked")
+        raise UsageError(f"reference has {config.learned_positions} learned positions, {n_positions} were asked for")
     scaled = config.residual == "mixed" or (config.residual == "added" and config.residual_scale != 1)
     shared = {field.name for field in fields(ReferenceConfig)} & {field.name for field in fields(ReferenceShape)}
     different = {
