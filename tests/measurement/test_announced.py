@@ -42,6 +42,7 @@ def test_a_tiny_models_process_takes_no_more_than_announced(long_llama: Path, tm
     )
 
 
+@pytest.mark.slow
 def test_an_audit_counts_the_reinitialised_network_beside_the_loaded_one(tmp_path: Path) -> None:
     wide = {"hidden_size": 1024, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 16}
     config = {"model_type": "llama", "vocab_size": 40_000, "tie_word_embeddings": True, **wide}
