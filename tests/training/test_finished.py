@@ -64,20 +64,17 @@ def test_no_commit_and_no_other_version_has_it_trained_again(finished, monkeypat
     assert trained(directory, resume=True).earlier.environment["commit"] == "0" * 40
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
+def test_what_differs_from_the_record_is_not_taken_from_it(finished):
+    directory, _ = finished
+    for changed in (
         {"train": {**STUDY["train"], "steps": 16}},
         {"seeds": [0, 2]},
         {"model": {**STUDY["model"], "width": 10}},
         {"task": "position_copy(target=0, context=6, vocabulary=6)"},
         {"optimiser": "sgd(learning_rate=0.1, momentum=0.5)"},
-    ],
-)
-def test_what_differs_from_the_record_is_not_taken_from_it(finished, changed):
-    directory, _ = finished
-    study = study_of({**STUDY, **changed}, name="tiny")
-    assert finished_training(study.members(), study.schedule, directory) is None
+    ):
+        study = study_of({**STUDY, **changed}, name="tiny")
+        assert finished_training(study.members(), study.schedule, directory) is None, changed
 
 
 def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(finished):
