@@ -94,7 +94,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 def checked(function: Public) -> Public:
     """Decorator of public functions and classes: refuse an argument of a wrong class before anything else is done.
 
-    The annotations say what is allowed; if they name no class (`Any`, callables), the function itself decides. A text
+    The annotations decide; if they name no class (`Any`, callables), the function itself decides. A text
     given for a path becomes one. A dataclass checks the arguments that it is made from.
     """
     if isinstance(function, type):

@@ -17,7 +17,7 @@ from posbias.checks import MACHINE_INTEGERS
 from posbias.errors import UsageError
 
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
-"""What `ast.literal_eval` may raise: no literal, an unhashable key, no Python, brackets nested too deep."""
+"""Errors of `ast.literal_eval`: no literal, an unhashable key, no Python, brackets nested too deep."""
 
 UNQUOTED = re.compile(r"(\w+)\s*=\s*([^\W\d][^,'\"()\[\]]*|[/~.][^,'\"()\[\]]+)")
 """A parameter and its value, where that is no quoted text, list or call."""

@@ -101,7 +101,7 @@ def test_an_encoding_may_be_put_in_place_of_the_configured_one(tiny_llama):
     assert str(pb.Architecture.from_model(model).encoding) == "none"
     turned = pb.Architecture.from_model(model, encoding="rope(head_dim=8)")
     assert turned.head_groups[0][0].encoding == Rope(head_dim=8)
-    with pytest.raises(UsageError, match="needs what load_model returns, got dict"):
+    with pytest.raises(UsageError, match=r"needs a model \(from load_model\), got dict"):
         pb.Architecture.from_model({})
 
 

@@ -83,7 +83,7 @@ class LinearEncoding(Encoding):
 @ENCODINGS.register("none")
 @dataclass(frozen=True)
 class NoEncoding(LinearEncoding):
-    """No position information: equal logits, uniform attention over what the mask shows."""
+    """No position information: equal logits, uniform attention over the visible keys."""
 
     def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
         """Zero for every head."""

@@ -22,7 +22,7 @@ DATA_FILES = {
     "bloom-7b": "bloom-7b1",
     "bloom-176b": "bloom",
 }
-"""The paper's names of the models, in the order of its table, and what the files of their measurements are called."""
+"""Names of the data files by the paper's names of the models, in the order of its table."""
 SCALED_BIAS = frozenset({"falcon-rw-7b"})
 """Models whose attention divides the ALiBi bias by sqrt(head_dim) as it does the logits."""
 
@@ -55,7 +55,7 @@ class PublishedModel:
 
     @property
     def slopes_real(self) -> tuple[float, ...]:
-        """The slopes the model really uses: the power-of-two scheme, divided where its logits scale the bias."""
+        """The slopes the model really uses: the power-of-two scheme, divided if its logits scale the bias."""
         divisor = self.head_dim**0.5 if self.scales_bias else 1.0
         return tuple(float(slope) / divisor for slope in published_alibi_slopes(self.heads))
 

@@ -180,7 +180,7 @@ class Architecture:
             UsageError: not a loaded model, or one without a family description.
         """
         if not hasattr(model, "architecture_traits"):
-            raise UsageError(f"from_model needs what load_model returns, got {type(model).__name__}")
+            raise UsageError(f"from_model needs a model (from load_model), got {type(model).__name__}")
         traits = model.architecture_traits()
         if encoding is not None:
             traits = {**traits, "encoding": encoding}

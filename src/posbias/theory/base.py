@@ -184,9 +184,7 @@ class ModelTheory(Theory):
         from posbias.models.model import Model
 
         if not isinstance(subject, Model):
-            raise UsageError(
-                f"theory {self.name} needs a model (what load_model returns), got {type(subject).__name__}"
-            )
+            raise UsageError(f"theory {self.name} needs a model (from load_model), got {type(subject).__name__}")
         if prompts is None:
             raise UsageError(f"theory {self.name} reads activations: give prompts=load_prompts(...)")
         if prompts.n_positions != n_positions:

@@ -240,7 +240,7 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
         return subject
     if not hasattr(subject, "architecture_traits"):
         raise UsageError(
-            f"theory {theory} needs an Architecture or a model (what load_model returns), got {type(subject).__name__}"
+            f"theory {theory} needs an Architecture or a model (from load_model), got {type(subject).__name__}"
         )
     content: Any = 0.0
     if theory == "rollout_content":

@@ -1,7 +1,7 @@
 """Attention rollout: rows of R = T_{L-1} ... T_0 with T_l = (1 - m_l) I + m_l A_l, by pulls only.
 
 A row of R says how much each input position influences one output position (docs/theory, section 1). With attention
-sinks rows sum to less than 1: what is missing flowed in from the sinks, which are no input positions.
+sinks rows sum to less than 1: the rest flowed in from the sinks, which are no input positions.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Key biases in O(N) per head: attention w_j / W_i is a product of shares r_j = w_j / W_j (docs/theory, section 7).
 
-A causal pull walks from the last position to the first and carries what queries behind give to the keys up to here:
+A causal pull walks from the last position to the first and carries the mass of queries behind for the keys up to here:
 key j keeps r_j of it and passes 1 - r_j on. Nothing is subtracted, and no weight is ever formed, so that biases of
 hundreds of nats neither overflow nor lose a digit. Windows and mutual prefixes sum weights instead; there entries below
 1e-290 times the largest ratio of two weights may be lost.

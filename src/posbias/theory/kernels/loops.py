@@ -87,10 +87,10 @@ def _scan_stretch(signal, start, stop, rate, low, out):
 @njit(cache=True, nogil=True)
 @no_type_check
 def scan_window(signal, rate, window, low, high, out):
-    """out_t = sum over 1 <= d <= window of rate^(d-1) signal_(t-d), without subtracting what leaves the window.
+    """out_t = sum over 1 <= d <= window of rate^(d-1) signal_(t-d), without subtracting terms that leave the window.
 
-    Two passes over stretches as long as the window (van Herk, Gil and Werman): what lies in the same stretch, by the
-    recurrence; what lies in the stretch before, by a suffix sum. low[d] = rate^d, high[q] = rate^(BLOCK q).
+    Two passes over stretches as long as the window (van Herk, Gil and Werman): terms of the same stretch by the
+    recurrence, terms of the stretch before by a suffix sum. low[d] = rate^d, high[q] = rate^(BLOCK q).
     """
     n = signal.size
     for start in range(0, n, window):

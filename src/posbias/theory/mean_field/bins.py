@@ -230,7 +230,8 @@ class DenseOperator(Operator):
 def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float, Operator]]:
     """A layer's content-free attention: one operator for heads that are alike, with their share of all heads.
 
-    ALiBi's slopes on bins wider than one position are right for what is constant on bins, which kernels are not there.
+    On bins wider than one position ALiBi's slopes are exact only for functions that are constant on bins; kernels are
+    not.
 
     Raises:
         UsageError: other logits that depend on position, on bins wider than one position.

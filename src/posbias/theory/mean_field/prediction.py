@@ -1,6 +1,6 @@
 """`mean_field`: the Jacobian of a freshly initialised model, from its configuration alone (docs/theory, section 4).
 
-The prediction is a mean over endlessly many heads. A network has a few per layer; where its logits are large, each
+The prediction is a mean over endlessly many heads. A network has a few per layer; if its logits are large, each
 attends to keys of its own choice. Networks with as many heads as the model, and endless width, show by how much.
 """
 
@@ -81,7 +81,7 @@ class MeanFieldTheory(ModelTheory):
             model = HuggingFaceModel(random_network(subject, seed=0), origin=origin)
         if not isinstance(model, Model | MeanFieldSpec):
             raise UsageError(
-                f"theory mean_field needs a model (what load_model returns), a Hugging Face configuration or "
+                f"theory mean_field needs a model (from load_model), a Hugging Face configuration or "
                 f"'config:...', got {type(subject).__name__}"
             )
         prediction = mean_field(model, n_positions, prompts=prompts, level=self.level, seed=seed)
@@ -141,10 +141,10 @@ def mean_field(
             weights of any model, trained ones too, of which the theory does not speak.
         n_positions: Context length N, >= 1. Up to 512 every position is computed; beyond, bins grow with the position
             (up to 2048 still every position for sampled heads and for logits that depend on position).
-        prompts: Token ids, which tell where the input repeats itself, or the vectors of a model of vector inputs (up
+        prompts: Token ids, whose repetitions count, or the vectors of a model of vector inputs (up
             to 512 positions); the prompts' mean squares are averaged. None means all tokens differ. Between wide bins
             only the share of equal tokens counts (within 1 % at N = 800).
-        level: `value`, `first`, `sampled(heads=2000)`, or `auto`: first order where it suffices, else sampled heads.
+        level: `value`, `first`, `sampled(heads=2000)`, or `auto`: first order if it suffices, else sampled heads.
         seed: Seed of the sampled heads; no other level draws anything.
 
     Returns:

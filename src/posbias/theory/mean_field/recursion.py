@@ -77,7 +77,7 @@ class Averages:
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """Heads that are alike: their content-free attention and what it makes of the Grams."""
+    """Heads that are alike, with their content-free attention and its averages of the Grams."""
 
     operator: Operator
     bins: Bins

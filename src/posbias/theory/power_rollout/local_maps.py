@@ -41,7 +41,7 @@ def norm_pull(
 
     Args:
         norm: None for the identity.
-        values: What the norm read, x; None only without a norm.
+        values: The norm's input x; None only without a norm.
         energy: Energy at the norm's output; >= 0 for power 2, and so is the result.
         power: 1 signed, 2 energies.
         even: Divide by the mean of sigma over the rows of `values` (positions) instead of each row's own.

@@ -72,7 +72,7 @@ def trace_reference(
     """
     vectors = model.embed(token_ids[None])
     shape, parameters, constants = model.network.stack(vectors)
-    # The norms of sums are left out of the MLP: a pull needs what they read.
+    # The norms of sums are left out of the MLP: a pull needs their inputs.
     bare = shape if shape.norm == "pre" else replace(shape, norm="none")
     stream, layers = entrance(shape, parameters, constants, vectors[None]), []
     for index, block in enumerate(model.network.blocks):

@@ -1,7 +1,7 @@
 """The power rollout: the profile that squared attention predicts for a trained model on given prompts.
 
-Each prompt gives one profile from its own forward activations. Leaving one ingredient out at a time shows what each is
-worth: the ingredient table of docs/theory, section 5.
+Each prompt gives one profile from its own forward activations. Leaving one ingredient out at a time shows the worth of
+each: the ingredient table of docs/theory, section 5.
 
 The diagonal power rollout is an energy per position and residual channel, pulled from the last position down:
 e <- e + MLP'(e), e <- e + attention'(e), layer by layer (both of the same e in parallel blocks), each branch the
@@ -202,7 +202,7 @@ def trace_of_first_pass(
 ) -> Iterator[Callable[[], PromptTrace]]:
     """Trace the first forward pass within the context: no pass of its own if that one reads the prompt and no more.
 
-    The yielded function gives the trace when that pass is over, and raises what `trace_model` does.
+    The yielded function gives the trace when that pass is over, and raises the errors of `trace_model`.
     """
     description = None
     with suppress(UsageError):  # which `trace_model` raises again

@@ -32,7 +32,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 
 TARGETS = ("jacobian", "probability", "logprob")
-"""What the last position's output is: the whole final state, or the predicted token's (log) probability."""
+"""Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
 KEPT_BYTES = 1 << 29
 """Most memory for hidden layers of MLPs, all blocks together; those of further blocks are computed again."""
 NORMS = (
