@@ -126,12 +126,7 @@ def solve_at_initialisation(
     starts: int,
     seed: int,
 ) -> Values:
-    """The values of the free parameters whose full profiles are nearest to the target.
-
-    Raises:
-        UsageError: a length beyond what the theory or the model holds.
-    """
-    born.check_lengths(lengths)
+    """The values of the free parameters whose full profiles are nearest to the target, at lengths within the reach."""
     near: Values | None = None
     if len(free) == 1 and free[0].refines is not None:
         fewer = [FREE.build(free[0].refines).of_model()]

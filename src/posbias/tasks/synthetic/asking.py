@@ -23,7 +23,6 @@ from posbias.tasks.synthetic.base import (
     Purpose,
     SyntheticTask,
     TaskStack,
-    cross_entropy,
     right_answers,
 )
 
@@ -141,10 +140,7 @@ class AskedStack(TaskStack):
 
     def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
         """`loss` (nats), `accuracy`, and `accuracy_by_position` [position], each context asked for all of them."""
-        batch = self.drawn(Purpose.EVALUATION, index, size)
-        logits = predict(batch.inputs)
-        yield "loss", cross_entropy(logits.double(), batch.targets) * size
-        yield "accuracy", right_answers(logits, batch.targets[..., 0])
+        yield from super().scores(predict, index, size)
         contexts, right = self.task.asked(self.draws, Purpose.EVALUATION, index, size), []
         for position in range(contexts.tokens.shape[2]):
             inputs = torch.cat((contexts.tokens, contexts.cues[..., position : position + 1]), dim=2)

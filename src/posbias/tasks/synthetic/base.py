@@ -160,9 +160,12 @@ class TaskStack(ABC):
     def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
         """The sequences of one stream (see `Draws`) for every member."""
 
-    @abstractmethod
     def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
-        """Sums over one batch of every score, per member (axis 0)."""
+        """Sums over one batch of every score, per member (axis 0); `loss` (nats) and `accuracy` unless overridden."""
+        batch = self.drawn(Purpose.EVALUATION, index, size)
+        logits = predict(batch.inputs)
+        yield "loss", cross_entropy(logits.double(), batch.targets) * size
+        yield "accuracy", right_answers(logits, batch.targets[..., 0])
 
     def batch(self, step: int, size: int) -> Batch:
         """The `size` (>= 1) sequences that every member sees at `step` (>= 0)."""

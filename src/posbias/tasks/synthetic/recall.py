@@ -36,7 +36,6 @@ from posbias.tasks.synthetic.base import (
     TaskStack,
     cross_entropy,
     ranks,
-    right_answers,
 )
 
 CUES = 3
@@ -94,13 +93,6 @@ class CopyStack(TaskStack):
         tokens = self.draws.integers(purpose, index, (size, first.context)) % first.vocabulary
         positions = torch.tensor([task.target for task in self.tasks], device=self.draws.device)
         return Batch(tokens, tokens.gather(2, positions[:, None, None].expand(-1, size, 1)))
-
-    def scores(self, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
-        """`loss` (nats) and `accuracy`."""
-        batch = self.drawn(Purpose.EVALUATION, index, size)
-        logits = predict(batch.inputs)
-        yield "loss", cross_entropy(logits.double(), batch.targets) * size
-        yield "accuracy", right_answers(logits, batch.targets[..., 0])
 
 
 @dataclass(frozen=True)
