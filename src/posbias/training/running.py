@@ -72,7 +72,8 @@ class StudyRun(Showing):
         for outcome in members:
             if outcome.status in ENDED_WELL:  # a member that stopped early keeps its last loss
                 losses = np.pad(outcome.losses.astype(np.float64), (0, longest - len(outcome.losses)), mode="edge")
-                point = ", ".join(f"{axis}={value}" for axis, value in outcome.member.coordinates.items())
+                coordinates = outcome.member.coordinates.items()
+                point = ", ".join(f"{axis.rpartition('.')[2]}={value}" for axis, value in coordinates)
                 curves.setdefault(point or "all seeds", []).append(losses)
         series = tuple(
             Series(point, np.mean(rows, axis=0), *mean_ends(np.stack(rows), least=0.0), drawn=index < DRAWN)
