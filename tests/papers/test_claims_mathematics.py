@@ -15,7 +15,6 @@ from posbias.papers.birth2603.gradient import linear_norms, measured_norms, squa
 from posbias.papers.kernels import (
     ROUNDING,
     Network,
-    attention_only,
     closed_positions,
     dominance_gap,
     last_row,
@@ -177,7 +176,7 @@ class TestCentreNodes:
 class TestNetworks:
     @pytest.mark.parametrize("width", [3, 16])
     def test_bounded_networks_keep_their_promises(self, width):
-        network = Network(Causal().visible(8), attention_only(20), width=width)
+        network = Network(Causal().visible(8), np.ones(20), width=width)
         run = run_network(network, np.random.default_rng(3))
         np.testing.assert_allclose(run.kernels.sum(axis=2), 1, atol=1e-12)
         assert not np.any(run.kernels[:, ~network.visible])
@@ -185,7 +184,7 @@ class TestNetworks:
         assert run.smallest_entry >= np.exp(-2 * run.content_bound) / 8
 
     def test_unbounded_weights_underflow(self):
-        network = Network(Causal().visible(8), attention_only(60), violation="weights")
+        network = Network(Causal().visible(8), np.ones(60), violation="weights")
         assert run_network(network, np.random.default_rng(3)).smallest_entry == 0
 
 

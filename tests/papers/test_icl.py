@@ -201,7 +201,7 @@ def test_every_size_has_the_sources_networks(size):
             assert member.task.scale == ("deviation" if name == "deviation" else "variance")
             assert member.task.items == ("fixed" if name.startswith("fixed") else "mixture")
     if size == "full":
-        assert {(s.options.steps, s.options.batch) for s in studies.values()} == {(100_000, 128)}
+        assert {(s.schedule.steps, s.schedule.batch) for s in studies.values()} == {(100_000, 128)}
     assert size == "smoke" or all(len(study.seeds) >= 6 for study in studies.values())
 
 

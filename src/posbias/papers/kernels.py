@@ -184,10 +184,11 @@ def run_network(network: Network, generator: np.random.Generator) -> Run:
     """
     n_positions = len(network.visible)
     runaway = network.violation == "weights"
-    states = _first_states(n_positions, n_positions if runaway else network.width, generator)
+    # Gaussian inputs with rows of norm about 1.
+    width = n_positions if runaway else network.width
+    states = generator.standard_normal((n_positions, width)) / np.sqrt(width)
     if runaway:
         states = np.linalg.qr(states)[0]
-    width = states.shape[1]
     excess = VALUE_EXCESS / np.arange(1, len(network.mixing) + 1) ** 2
     state_bound = float(np.linalg.norm(states, axis=1).max() * np.exp(np.sum(network.mixing * excess)))
     kernels = np.empty((len(network.mixing), n_positions, n_positions))
@@ -204,17 +205,6 @@ def run_network(network: Network, generator: np.random.Generator) -> Run:
         largest_state=max(largest, float(np.linalg.norm(states, axis=1).max())),
         smallest_entry=float(kernels[:, network.visible].min()),
     )
-
-
-def attention_only(depth: int) -> Float64[np.ndarray, "layers"]:
-    """The mixing of a network without residual connections."""
-    return np.ones(depth)
-
-
-def _first_states(n_positions: int, width: int, generator: np.random.Generator) -> Float64[np.ndarray, "n d"]:
-    """Gaussian inputs with rows of norm about 1."""
-    states: Float64[np.ndarray, "n d"] = generator.standard_normal((n_positions, width)) / np.sqrt(width)
-    return states
 
 
 def _content(

@@ -112,7 +112,10 @@ class ClosedForm(Claim):
             exact = closed_form(N_POSITIONS, np.arange(N_POSITIONS), np.ones(depth))
             errors.append(float(np.max(np.abs(exact / profile - 1))))
             true[depth], density[depth] = float(profile[0]), float(published_profile(N_POSITIONS, np.ones(depth))[0])
-        shallow = _shallow_ratio(10**9)
+        # For two layers L << ln N begins to hold.
+        many = 10**9
+        limit = continuous_density(np.array([0.5 / many]), [1.0, 1.0])[0] / many
+        shallow = float(limit / closed_form(many, [0], [1.0, 1.0])[0])
         worst = max(abs(density[depth] / true[depth] - 1) for depth in true)
         finite_exact = max(errors) <= EXACT
         return Finding(
@@ -143,12 +146,6 @@ class ClosedForm(Claim):
         )
 
 
-def _shallow_ratio(n_positions: int) -> float:
-    """Density over exact first-token mass for two layers, where L << ln N begins to hold."""
-    density = continuous_density(np.array([0.5 / n_positions]), [1.0, 1.0])[0] / n_positions
-    return float(density / closed_form(n_positions, [0], [1.0, 1.0])[0])
-
-
 @CLAIMS.register("birth-2603.10123/claim-2-dead-zone")
 class DeadZone(Claim):
     """How dead the middle is."""
@@ -164,8 +161,9 @@ class DeadZone(Claim):
         mixings = (1.0,) if broken else MIXINGS
         profiles = {mixing: uniform_profile(N_POSITIONS, np.full(DEPTH, mixing)) for mixing in mixings}
         middles = {mixing: float(N_POSITIONS * profile[N_POSITIONS // 2]) for mixing, profile in profiles.items()}
+        one_step = {mixing: DEPTH * mixing * (1 - mixing) ** (DEPTH - 1) for mixing in mixings}  # share of walks
         near_end = {
-            mixing: float(N_POSITIONS * profile[-2]) / max(_one_step(mixing), 1e-300)
+            mixing: float(N_POSITIONS * profile[-2]) / max(one_step[mixing], 1e-300)
             for mixing, profile in profiles.items()
         }
         promised = 1 / factorial(DEPTH - 1)
@@ -187,11 +185,6 @@ class DeadZone(Claim):
             },
             instances=len(mixings),
         )
-
-
-def _one_step(mixing: float) -> float:
-    """L m (1 - m)^(L - 1): the share of walks with one attention step."""
-    return DEPTH * mixing * (1 - mixing) ** (DEPTH - 1)
 
 
 @CLAIMS.register("birth-2603.10123/claim-3-recency-anchor")

@@ -254,6 +254,8 @@ def birth_statements(
     rows: Sequence[Row], shapes: Sequence[Row], contrasts: Sequence[Row], probe: Mapping[str, float]
 ) -> list[str]:
     """Rank correlation, W1 (with real and fitted mixing), finite N, mean field, dead zone, anchor, RoPE, the probe."""
+    initialisations = min(int(row["initialisations"]) for row in shapes)
+    few = f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."
     return [
         _rank(rows),
         _distance(rows),
@@ -265,7 +267,7 @@ def birth_statements(
         _anchor(shapes),
         _rope(contrasts),
         _probe(probe),
-        *_few(shapes),
+        *([few] if initialisations < UNITS_FOR_CLAIM else []),
     ]
 
 
@@ -400,14 +402,6 @@ def _probe(probe: Mapping[str, float]) -> str:
         f"The one-pass scalar probe (gradient of the summed last hidden state, float64) is {'; '.join(parts)}. The "
         f"all-ones vector lies in the null space of an untrained LayerNorm, not of an RMS norm."
     )
-
-
-def _few(shapes: Sequence[Row]) -> list[str]:
-    """A warning where there are too few initialisations for claims."""
-    initialisations = min(int(row["initialisations"]) for row in shapes)
-    if initialisations >= UNITS_FOR_CLAIM:
-        return []
-    return [f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."]
 
 
 def _of(rows: Sequence[Row], theory: str) -> list[Row]:

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Causal, PowerDecay
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve, curves
-from posbias.papers.kernels import Network, Run, Violation, run_network, transition
+from posbias.papers.kernels import Network, Run, Violation, rollouts, run_network, transition
 from posbias.papers.rollout2602.claims import PAPER
 from posbias.papers.wu2025.decay import decay_logits
 
@@ -105,20 +105,18 @@ class Trail:
     """R_ii."""
     column: Float64[np.ndarray, "layers n"]
     """Largest R_ij over queries i, for every key j."""
-    rest: Float64[np.ndarray, "layers"]
+    outside: Float64[np.ndarray, "layers"]
     """Mass outside position 0, of the query that has most."""
 
 
 def trail_of(kernels: Float64[np.ndarray, "layers n n"], mixing: Float64[np.ndarray, "layers"]) -> Trail:
     """Roll out T_l = (1 - m_l) I + m_l A_l and keep what the theorem speaks of."""
-    rollout = np.eye(kernels.shape[1])
-    diagonal, column, outside = [], [], []
-    for kernel, share in zip(kernels, mixing, strict=True):
-        rollout = transition(kernel, share) @ rollout
-        diagonal.append(np.diagonal(rollout).copy())
-        column.append(rollout.max(axis=0))
-        outside.append(float(rollout[:, 1:].sum(axis=1).max()))
-    return Trail(np.array(diagonal), np.array(column), np.array(outside))
+    rolled = rollouts([transition(kernel, share) for kernel, share in zip(kernels, mixing, strict=True)])[1:]
+    return Trail(
+        diagonal=np.diagonal(rolled, axis1=1, axis2=2),
+        column=rolled.max(axis=1),
+        outside=rolled[:, :, 1:].sum(axis=2).max(axis=1),
+    )
 
 
 @CLAIMS.register("rollout-2602.16837/theorem-5.5-finite")
@@ -197,7 +195,7 @@ class Collapse(Claim):
             runs = residual_runs(mixing, generator, violation=violation)
             rolled = [trail_of(run.kernels, mixing) for _, run in runs]
             trails[name], epsilons[name] = rolled[0], runs[0][1].smallest_entry
-            rests[name] = max(float(trail.rest[-1]) for trail in rolled)
+            rests[name] = max(float(trail.outside[-1]) for trail in rolled)
             for trail, (_, run) in zip(rolled, runs, strict=True):
                 ratios.append(_excess(trail, mixing, run.smallest_entry, np.ones(N_POSITIONS - 1)))
                 sharp.append(_excess(trail, mixing, run.smallest_entry, np.arange(1.0, N_POSITIONS)))
@@ -240,7 +238,7 @@ def _collapse_figure(
     layers = np.arange(1, DEPTH + 1)
     series = []
     for name, mixing in schedules.items():
-        outside = trails[name].rest
+        outside = trails[name].outside
         series.append(curve(f"mass outside, {name} mixing", layers[outside > 0], outside[outside > 0]))
         series.append(curve(f"bound, {name} mixing", layers, np.exp(-epsilons[name] * np.cumsum(mixing))))
     return Figure("layers", "mass outside position 0", series, log_y=True)

@@ -280,9 +280,9 @@ def _contradictions(rows: Sequence[Row]) -> list[str]:
     shipped = [row for row in rows if row["slopes"] == "published" and row["variant"] != "content_scaled"]
     against = [row for row in shipped if row["contradicts_table"]]
     contradictions = "; ".join(
-        f"{row['model']}, variant {_letter(row)}: mean position {row['mean_position']:.3f} against a measured "
-        f"{(row['measured_mean_low'] + row['measured_mean_high']) / 2:.2f} forces W1 >= {row['bound']:.3f}, the table "
-        f"says {row['published']:.2f}"
+        f"{row['model']}, variant {LABELS[row['variant']][0]}: mean position {row['mean_position']:.3f} against a "
+        f"measured {(row['measured_mean_low'] + row['measured_mean_high']) / 2:.2f} forces W1 >= {row['bound']:.3f}, the "
+        f"table says {row['published']:.2f}"
         for row in against
     )
     real = [
@@ -303,10 +303,6 @@ def _contradictions(rows: Sequence[Row]) -> list[str]:
             f"{out_of_reach}."
         )
     return statements
-
-
-def _letter(row: Row) -> str:
-    return {"attention_only": "a", "residual": "b"}.get(row["variant"], "c")
 
 
 def _w1(row: Row) -> float:

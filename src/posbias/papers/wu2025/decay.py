@@ -10,7 +10,7 @@ from scipy.special import gammaln
 
 from posbias.architecture import Causal
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curves
-from posbias.papers.kernels import Network, Run, attention_only, rollouts, run_network
+from posbias.papers.kernels import Network, Run, rollouts, run_network
 from posbias.papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES, WEIGHTS_GROW
 
 N_POSITIONS = 40
@@ -54,7 +54,7 @@ def decay_runs(generator: np.random.Generator, *, broken: bool) -> list[tuple[fl
             run_network(
                 Network(
                     visible=Causal().visible(N_POSITIONS),
-                    mixing=attention_only(DEPTH),
+                    mixing=np.ones(DEPTH),
                     weight_bound=weight_bound,
                     bias=decay_logits(N_POSITIONS, strength),
                     violation="weights" if broken else "none",
@@ -77,13 +77,6 @@ def log_constants(strength: float, run: Run) -> tuple[float, float, float]:
     return float(np.log1p(-np.exp(-strength))) - spread, spread - float(np.log1p(np.exp(-strength))), spread
 
 
-def log_weights(run: Run) -> Float64[np.ndarray, "layers query key"]:
-    """Logarithm of the attention, -inf where it underflowed."""
-    with np.errstate(divide="ignore"):
-        logarithms: Float64[np.ndarray, "layers query key"] = np.log(run.kernels)
-    return logarithms
-
-
 @CLAIMS.register("wu2025/lemma-4.4")
 class DecayInOneLayer(Claim):
     """Exponential decay within a layer, with the proof's constants."""
@@ -101,7 +94,8 @@ class DecayInOneLayer(Claim):
         above, printed, below = [], [], []
         for strength, run in runs:
             lower, upper_printed, upper = log_constants(strength, run)
-            ratio = (log_weights(run) - decay_logits(N_POSITIONS, strength))[:, visible]
+            with np.errstate(divide="ignore"):  # -inf where attention underflowed
+                ratio = (np.log(run.kernels) - decay_logits(N_POSITIONS, strength))[:, visible]
             above.append(float(np.exp(ratio.max() - upper)))
             printed.append(float(np.exp(ratio.max() - upper_printed)))
             below.append(float(np.exp(lower - ratio.min())))

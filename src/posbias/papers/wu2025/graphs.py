@@ -21,7 +21,6 @@ from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, Verdict, claim
 from posbias.papers.kernels import (
     ROUNDING,
     Network,
-    attention_only,
     centre_nodes,
     closed_positions,
     reachable,
@@ -73,9 +72,7 @@ class CentreNodes(Claim):
         for visible in masks:
             depth = max(64, 2 * len(visible))
             for width, weight_bound in SETTINGS:
-                run = run_network(
-                    Network(visible, attention_only(depth), width=width, weight_bound=weight_bound), generator
-                )
+                run = run_network(Network(visible, np.ones(depth), width=width, weight_bound=weight_bound), generator)
                 trails.append(outside_trail(run.kernels, centre_nodes(visible)))
                 factors.append(_block_factor(run.kernels, centre_nodes(visible)))
                 closed_factors.append(_block_factor(run.kernels, closed_positions(visible)))

@@ -74,17 +74,16 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
     """Statements, tables and figures from trained members."""
     cells = {name: Cells(outcomes, base) for name, base in VARIANTS.items()}
     published = [
-        *_statements(cells["mixture"], Figures("mixture")),
-        *_statements(cells["fixed-vocabulary"], Figures("fixed")),
+        statement
+        for variant, figures in (("mixture", Figures("mixture")), ("fixed-vocabulary", Figures("fixed")))
+        for statement in (*retrieval_findings(cells[variant], figures), *sink_findings(cells[variant], figures))
     ]
-    controls = [
-        *_controls(cells["mixture"]),
-        *flag_findings(cells["mixture"], cells["std-1-over-d"]),
-    ]
-    findings = [*published, *controls]
+    flags = flag_findings(cells["mixture"], cells["std-1-over-d"])
+    findings = [*published, *_controls(cells["mixture"]), *flags]
     loops = icl_loops(outcomes)
     results = agreements(loops)
     charts = [loop_figure(f"icl-loop-{number}", results, outcome) for number, outcome in enumerate((FINAL, SPEED))]
+    gaps = [gaps_table(name, cells[name]) for name in cells]
     seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
     return Reproduction(
         paper=SOURCE,
@@ -98,7 +97,7 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
             *outcomes.lost_sentence(),
         ],
         rows=[*finding_rows(findings), *[agreement.row() for agreement in results]],
-        tables=[*findings_tables(findings), *_gap_tables(cells), loop_table(results)],
+        tables=[*findings_tables(findings), *[table for table in gaps if table.cells], loop_table(results)],
         figures=[
             *[figure for name in cells for figure in retrieval_figures(name, cells[name])],
             *[chart for chart in charts if chart is not None],
@@ -117,11 +116,6 @@ def _controls(cells: Cells) -> list[Finding]:
         replace(finding, where=f"{finding.where}, unconfounded sets") for finding in findings if finding.tests
     ]
     return [*unconfounded, sink_control(cells, Figures("mixture"))]
-
-
-def _statements(cells: Cells, figures: Figures) -> list[Finding]:
-    """All statements on one variant of the task."""
-    return [*retrieval_findings(cells, figures), *sink_findings(cells, figures)]
 
 
 def reached(outcomes: Outcomes, *, steps: int, batch: int) -> str:
@@ -172,11 +166,6 @@ def cell_name(factors: dict[str, object]) -> str:
     words += ["residual"] * bool(factors["residual"])
     words += ["fixed"] * (factors["items"] == "fixed") + ["std 1/d"] * (factors["scale"] == "deviation")
     return ", ".join(words)
-
-
-def _gap_tables(cells: dict[str, Cells]) -> list[Table]:
-    tables = [gaps_table(name, cells[name]) for name in cells]
-    return [table for table in tables if table.cells]
 
 
 def _arrays(outcomes: Outcomes) -> dict[str, np.ndarray]:
@@ -276,7 +265,7 @@ def _curves(slug: str, title: str, cells: Cells, variants: Mapping[str, tuple[Ce
 def _sink_figure(name: str, cells: Cells) -> list[Figure]:
     variants: dict[str, Cell] = {"causal": {}}
     variants.update({f"window {width}": {"mask": f"sliding_window(width={width})"} for width in SINK_WINDOWS})
-    variants.update({f"prefix {length}": {"mask": f"prefix(length={length})"} for length in SINK_PREFIXES})
+    variants.update({f"prefix {length}": cell for length, cell in SINK_PREFIXES.items()})
     curves = []
     for colour, (label, cell) in zip(_SPARE, variants.items(), strict=True):
         if cells.has(cell):

@@ -137,7 +137,7 @@ def member_sinks(members: Sequence[Profiled]) -> list[Float64[np.ndarray, "n_pos
         shape = shape_of(first.config, first.task.n_positions)
         weights = stacked([profiled.parameters for profiled in chosen])
         constants = stacked([constants_of(profiled.member.config, first.task.n_positions) for profiled in chosen])
-        tasks = [_unbiased(profiled.member.task) for profiled in chosen]
+        tasks = [replace(_retrieval(profiled.member.task), answers="any") for profiled in chosen]
         seeds = [profiled.member.seed for profiled in chosen]
         inputs = stack_tasks(tasks, seeds).batch(SINK_STEP, SINK_SEQUENCES).inputs
         maps = attention_maps(shape, weights, constants, inputs)
@@ -148,7 +148,6 @@ def member_sinks(members: Sequence[Profiled]) -> list[Float64[np.ndarray, "n_pos
     return [scores[index] for index in range(len(members))]
 
 
-def _unbiased(task: object) -> InContextRetrieval:
-    """The task with answers anywhere."""
-    assert isinstance(task, InContextRetrieval)
-    return replace(task, answers="any")
+def _retrieval(task: object) -> InContextRetrieval:
+    assert isinstance(task, InContextRetrieval)  # the only task of these studies
+    return task

@@ -113,7 +113,7 @@ NAMED = ("first", "middle", "last")
 ABOVE = 0.1
 """Gap in accuracy from which an end counts as above the middle; training on both ends gives .1 to .3."""
 SINK_WINDOWS = (5, 9, 13)
-SINK_PREFIXES = (2, 4, 6)
+SINK_PREFIXES = {length: {"mask": f"prefix(length={length})"} for length in (2, 4, 6)}
 CODE = "Their code"
 
 
@@ -122,25 +122,16 @@ def retrieval_findings(cells: Cells, figures: Figures) -> list[Finding]:
 
     Args:
         cells: The members of that variant.
-        figures: What the source calls its figures for it.
+        figures: The source's figures for it.
     """
-    statements: tuple[Callable[[Cells, Figures], Finding], ...] = (
-        _depth_amplifies,
-        _end_gap_is_small,
-        _encodings_reduce_primacy,
-        _decay_is_stronger,
-        _residual,
-        _deep_rope_u,
-        _mask_alone_favours_first,
-        _mask_alone_misses_last,
-        _both_ends,
-        _first_above_last,
-        _mask_alone_everywhere,
-        _trained_place,
-        _u_only_from_ends,
-    )
-    reported = [statement for statement in statements if not (figures.fixed and statement is _deep_rope_u)]
-    return [statement(cells, figures) for statement in reported]
+    deep_rope = [] if figures.fixed else [_deep_rope_u(cells, figures)]
+    return [
+        *_on_depth(cells, figures),
+        _residual(cells, figures),
+        *deep_rope,
+        *_trained_on_both_ends(cells, figures),
+        *_trained_on_one_place(cells, figures),
+    ]
 
 
 def _slopes(cells: Cells, *, residual: bool = False) -> dict[str, Difference]:
@@ -184,40 +175,50 @@ def _biased(answers: str, mask: str, encoding: str) -> Cell:
     return {"answers": answers, "mask": mask, "encoding": encoding, "residual": True}
 
 
-def _depth_amplifies(cells: Cells, figures: Figures) -> Finding:
-    reported = "without residual connections more layers mean more bias to the first place, whatever the encoding."
-    return weighed(figures.depth, reported, _slopes(cells), quantity="Change of the gap first vs last per layer:")
+def _on_depth(cells: Cells, figures: Figures) -> list[Finding]:
+    """Depth amplifies, the end gap is small, encodings reduce primacy, and decay does so more than RoPE."""
 
-
-def _end_gap_is_small(cells: Cells, figures: Figures) -> Finding:
     def smaller(signed: PerSeedGaps) -> PerSeed:
         gaps = np.abs(signed)
         return np.asarray((gaps[:, FIRST_MIDDLE] + gaps[:, FIRST_LAST]) / 2 - gaps[:, MIDDLE_LAST])
 
-    named = {
+    deepest = {
         f"{ENCODINGS[encoding]}, {depth} layers": {"encoding": encoding, "depth": depth}
         for encoding in RELATIVE
         for depth in cells.depths(encoding=encoding)[-1:]
     }
-    reported = "the gap between middle and last is notably smaller than those with the first place."
-    quantity = "Mean size of the gaps with the first place minus it:"
-    return weighed(figures.depth, reported, _each(cells, named, smaller), quantity=quantity)
-
-
-def _encodings_reduce_primacy(cells: Cells, figures: Figures) -> Finding:
-    tests = {
+    reduced = {
         f"{ENCODINGS[encoding]}, {depth} layers": test
         for encoding in ("decay", "rope")
         for depth, test in _less(cells, "none", encoding).items()
     }
-    reported = "decay and RoPE reduce the bias to the first place that the causal mask brings."
-    return weighed(figures.depth, reported, tests, quantity="Gap first vs last without encoding minus with it:")
-
-
-def _decay_is_stronger(cells: Cells, figures: Figures) -> Finding:
-    tests = {f"{depth} layers": test for depth, test in _less(cells, "rope", "decay").items()}
-    reported = "decay does so more than RoPE."
-    return weighed(figures.depth, reported, tests, quantity="Gap first vs last with RoPE minus with decay:")
+    stronger = {f"{depth} layers": test for depth, test in _less(cells, "rope", "decay").items()}
+    return [
+        weighed(
+            figures.depth,
+            "without residual connections more layers mean more bias to the first place, whatever the encoding.",
+            _slopes(cells),
+            quantity="Change of the gap first vs last per layer:",
+        ),
+        weighed(
+            figures.depth,
+            "the gap between middle and last is notably smaller than those with the first place.",
+            _each(cells, deepest, smaller),
+            quantity="Mean size of the gaps with the first place minus it:",
+        ),
+        weighed(
+            figures.depth,
+            "decay and RoPE reduce the bias to the first place that the causal mask brings.",
+            reduced,
+            quantity="Gap first vs last without encoding minus with it:",
+        ),
+        weighed(
+            figures.depth,
+            "decay does so more than RoPE.",
+            stronger,
+            quantity="Gap first vs last with RoPE minus with decay:",
+        ),
+    ]
 
 
 def _residual(cells: Cells, figures: Figures) -> Finding:
@@ -264,47 +265,45 @@ def _deep_rope_u(cells: Cells, figures: Figures) -> Finding:
     return weighed(figures.residual, reported, tests)
 
 
-def _mask_alone_favours_first(cells: Cells, figures: Figures) -> Finding:
-    tests = {}
+def _trained_on_both_ends(cells: Cells, figures: Figures) -> list[Finding]:
+    """The mask alone favours the first place and misses the last; sin and RoPE capture both ends."""
     causal, full = _biased(ENDS, "causal", "none"), _biased(ENDS, "full", "none")
+    favoured = {}
     if cells.has(causal, full):
-        first, second = cells.gaps(causal, full)
-        tests["causal"] = difference(first[:, FIRST_LAST])
-        tests["causal minus no mask"] = difference(first[:, FIRST_LAST] - second[:, FIRST_LAST])
-    reported = "trained on first and last, the causal mask without encoding favours the first place, no mask does not."
-    return weighed(figures.ends, reported, tests, quantity="Gap first vs last:")
-
-
-def _mask_alone_misses_last(cells: Cells, figures: Figures) -> Finding:
-    cell = _biased(ENDS, "causal", "none")
-    tests = _each(cells, {"first vs middle": cell}, lambda gaps: gaps[:, FIRST_MIDDLE])
-    tests |= _each(cells, {"middle vs last": cell}, lambda gaps: gaps[:, MIDDLE_LAST])
-    reported = "the causal mask without encoding captures the bias at the first place and not at the last."
-    return weighed(figures.ends, reported, tests)
-
-
-def _both_ends(cells: Cells, figures: Figures) -> Finding:
-    named = {
+        masked, unmasked = (gaps[:, FIRST_LAST] for gaps in cells.gaps(causal, full))
+        favoured = {"causal": difference(masked), "causal minus no mask": difference(masked - unmasked)}
+    missed = _each(cells, {"first vs middle": causal}, lambda gaps: gaps[:, FIRST_MIDDLE])
+    missed |= _each(cells, {"middle vs last": causal}, lambda gaps: gaps[:, MIDDLE_LAST])
+    either = {
         f"{ENCODINGS[encoding]}, {mask}": _biased(ENDS, mask, encoding)
         for mask in ("full", "causal")
         for encoding in ABSOLUTE
     }
-    reported = "sin and RoPE capture both ends under either mask: lost in the middle."
-    return weighed(figures.ends, reported, _ends(cells, named))
-
-
-def _first_above_last(cells: Cells, figures: Figures) -> Finding:
-    named = {ENCODINGS[encoding]: _biased(ENDS, "causal", encoding) for encoding in ABSOLUTE}
-    reported = "and the first place does slightly better than the last."
-    tests = _each(cells, named, lambda gaps: gaps[:, FIRST_LAST])
-    return weighed(figures.ends, reported, tests, quantity="Gap first vs last, causal:")
-
-
-def _mask_alone_everywhere(cells: Cells, figures: Figures) -> Finding:
-    named = {f"trained on {answers}": _biased(answers, "causal", "none") for answers in NAMED}
-    reported = "the causal mask without encoding favours the beginning wherever the answers stood in training."
-    tests = _each(cells, named, lambda gaps: gaps[:, FIRST_LAST])
-    return weighed(figures.places, reported, tests, quantity="Gap first vs last:")
+    under_mask = {ENCODINGS[encoding]: _biased(ENDS, "causal", encoding) for encoding in ABSOLUTE}
+    return [
+        weighed(
+            figures.ends,
+            "trained on first and last, the causal mask without encoding favours the first place, no mask does not.",
+            favoured,
+            quantity="Gap first vs last:",
+        ),
+        weighed(
+            figures.ends,
+            "the causal mask without encoding captures the bias at the first place and not at the last.",
+            missed,
+        ),
+        weighed(
+            figures.ends,
+            "sin and RoPE capture both ends under either mask: lost in the middle.",
+            _ends(cells, either),
+        ),
+        weighed(
+            figures.ends,
+            "and the first place does slightly better than the last.",
+            _each(cells, under_mask, lambda gaps: gaps[:, FIRST_LAST]),
+            quantity="Gap first vs last, causal:",
+        ),
+    ]
 
 
 def _by_trained_place(
@@ -318,27 +317,43 @@ def _by_trained_place(
     return tests
 
 
-def _trained_place(cells: Cells, figures: Figures) -> Finding:
-    quantities: dict[str, Callable[[PerSeedGaps], PerSeed]] = {
+def _trained_on_one_place(cells: Cells, figures: Figures) -> list[Finding]:
+    """The mask alone favours the beginning anyway; sin and RoPE the trained place; a U comes from both ends only.
+
+    A U needs the end that was not trained above the middle; the lower of both ends would be low by noise alone.
+    """
+    alone = {f"trained on {answers}": _biased(answers, "causal", "none") for answers in NAMED}
+    above_others: dict[str, Callable[[PerSeedGaps], PerSeed]] = {
         "first": lambda gaps: (gaps[:, FIRST_MIDDLE] + gaps[:, FIRST_LAST]) / 2,
         "middle": lambda gaps: (gaps[:, MIDDLE_LAST] - gaps[:, FIRST_MIDDLE]) / 2,
         "last": lambda gaps: (-gaps[:, FIRST_LAST] - gaps[:, MIDDLE_LAST]) / 2,
     }
-    reported = "sin and RoPE let the model favour the trained place, wherever it is."
-    quantity = "Mean gap of the trained place against the two others:"
-    return weighed(figures.places, reported, _by_trained_place(cells, quantities), quantity=quantity)
-
-
-def _u_only_from_ends(cells: Cells, figures: Figures) -> Finding:
-    """A U needs the end that was not trained above the middle; the lower of both ends would be low by noise alone."""
-    quantities: dict[str, Callable[[PerSeedGaps], PerSeed]] = {
+    no_u: dict[str, Callable[[PerSeedGaps], PerSeed]] = {
         "first": lambda gaps: ABOVE + gaps[:, MIDDLE_LAST],
         "middle": lambda gaps: ABOVE - (gaps[:, FIRST_MIDDLE] - gaps[:, MIDDLE_LAST]) / 2,
         "last": lambda gaps: ABOVE - gaps[:, FIRST_MIDDLE],
     }
-    reported = "no lost-in-the-middle from data biased to one place only."
-    quantity = f"Gap of the end that was not trained (trained on middle: of both) against the middle, below {ABOVE} by:"
-    return weighed(figures.places, reported, _by_trained_place(cells, quantities), quantity=quantity)
+    untrained = "Gap of the end that was not trained (trained on middle: of both) against the middle"
+    return [
+        weighed(
+            figures.places,
+            "the causal mask without encoding favours the beginning wherever the answers stood in training.",
+            _each(cells, alone, lambda gaps: gaps[:, FIRST_LAST]),
+            quantity="Gap first vs last:",
+        ),
+        weighed(
+            figures.places,
+            "sin and RoPE let the model favour the trained place, wherever it is.",
+            _by_trained_place(cells, above_others),
+            quantity="Mean gap of the trained place against the two others:",
+        ),
+        weighed(
+            figures.places,
+            "no lost-in-the-middle from data biased to one place only.",
+            _by_trained_place(cells, no_u),
+            quantity=f"{untrained}, below {ABOVE} by:",
+        ),
+    ]
 
 
 def sink_findings(cells: Cells, figures: Figures) -> list[Finding]:
@@ -352,7 +367,7 @@ def sink_findings(cells: Cells, figures: Figures) -> list[Finding]:
         growing["per token of window"] = slope(rows, SINK_WINDOWS)
     prefixes = {
         f"K = {length}": difference(_lead(cells.values("sinks", cell)[0], length))
-        for length, cell in _prefix_cells().items()
+        for length, cell in SINK_PREFIXES.items()
         if cells.has(cell)
     }
     return [
@@ -377,15 +392,11 @@ def sink_findings(cells: Cells, figures: Figures) -> list[Finding]:
     ]
 
 
-def _prefix_cells() -> dict[int, Cell]:
-    return {length: {"mask": f"prefix(length={length})"} for length in SINK_PREFIXES}
-
-
 def sink_control(cells: Cells, figures: Figures) -> Finding:
     """The control that the source has not: attention at initialisation, nearly uniform, passes tau early on as well."""
     tests = {}
     named: dict[str, tuple[int, Cell]] = {"causal": (1, {})}
-    named |= {f"prefix {length}": (length, cell) for length, cell in _prefix_cells().items()}
+    named |= {f"prefix {length}": (length, cell) for length, cell in SINK_PREFIXES.items()}
     for name, (count, cell) in named.items():
         if cells.has(cell):
             after, before = cells.values("sinks", cell)[0], cells.values("sinks/initial", cell)[0]

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Causal, Mask, Prefix, SlidingWindow
 from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve, curves
-from posbias.papers.kernels import Network, Run, attention_only, rollouts, run_network
+from posbias.papers.kernels import Network, Run, rollouts, run_network
 
 PAPER = "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951"
 BOUNDED = "A1: bounded query and key weights"
@@ -40,7 +40,7 @@ def instances(mask: Mask, generator: np.random.Generator, *, broken: bool, depth
             yield run_network(
                 Network(
                     visible=mask.visible(N_POSITIONS),
-                    mixing=attention_only(depth),
+                    mixing=np.ones(depth),
                     width=width,
                     weight_bound=weight_bound,
                     violation="weights" if broken else "none",
@@ -288,7 +288,10 @@ class PrefixCollapse(Claim):
         ratios = [decay.ratio / (1 - run.smallest_entry) for run, decay in zip(runs, decays, strict=True)]
         mass_left = max(decay.rest for decay in decays)
         shares = [float(decay.last[-1, :PREFIX].min()) for decay in decays]
-        floors = [_share_floor(run.kernels[0]) * (1 - decay.rest) for run, decay in zip(runs, decays, strict=True)]
+        # kappa from the proof: the worst ratio of two prefix entries of the first layer, over K.
+        prefixes = [run.kernels[0][:, :PREFIX] for run in runs]
+        kappas = [float((prefix.min(axis=1) / prefix.max(axis=1)).min()) / PREFIX for prefix in prefixes]
+        floors = [kappa * (1 - decay.rest) for kappa, decay in zip(kappas, decays, strict=True)]
         sharp = [_sharper_prefix(run) for run in runs]
         least_ratio = min(share / floor if floor > 0 else 0.0 for share, floor in zip(shares, floors, strict=True))
         layers = np.arange(1, DEPTH + 1)
@@ -314,12 +317,6 @@ class PrefixCollapse(Claim):
             },
             instances=len(runs),
         )
-
-
-def _share_floor(first: Float64[np.ndarray, "n n"]) -> float:
-    """kappa from the proof of theorem 4.3: worst ratio of two prefix entries of the first layer, over K."""
-    prefix = first[:, :PREFIX]
-    return float((prefix.min(axis=1) / prefix.max(axis=1)).min()) / PREFIX
 
 
 def _sharper_prefix(run: Run) -> float:
