@@ -281,8 +281,8 @@ def _contradictions(rows: Sequence[Row]) -> list[str]:
     against = [row for row in shipped if row["contradicts_table"]]
     contradictions = "; ".join(
         f"{row['model']}, variant {LABELS[row['variant']][0]}: mean position {row['mean_position']:.3f} against a "
-        f"measured {(row['measured_mean_low'] + row['measured_mean_high']) / 2:.2f} forces W1 >= {row['bound']:.3f}, the "
-        f"table says {row['published']:.2f}"
+        f"measured {(row['measured_mean_low'] + row['measured_mean_high']) / 2:.2f} forces W1 >= {row['bound']:.3f}, "
+        f"the table says {row['published']:.2f}"
         for row in against
     )
     real = [
