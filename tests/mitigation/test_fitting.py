@@ -12,7 +12,7 @@ import posbias as pb
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
-from posbias.interventions.keys import biased
+from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import mitigated
 from posbias.mitigation.fitting import fit as fitting
 from posbias.mitigation.fitting.calibration import contents
@@ -198,7 +198,7 @@ def test_a_gradient_flows_through_the_bias_of_every_key():
     bias = torch.randn(4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def output(table):
-        with biased(model, "test", lambda layer, n: table if layer == 1 else torch.zeros_like(table)):
+        with biased(model, "test", KeyLogits(lambda layer, n: table if layer == 1 else torch.zeros_like(table))):
             return model.network(tokens).logits[0, -1, 7]
 
     table = bias.clone().requires_grad_()

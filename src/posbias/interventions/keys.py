@@ -103,7 +103,7 @@ class KeyBiased(Intervention):
         biases = self.layers(family.depth(model.config))
         for bias in biases:
             bias.check_heads(heads)
-        with biased(model, self, lambda layer, n: torch.tensor(biases[layer].key_logits(n, heads))):
+        with biased(model, self, KeyLogits(lambda layer, n: torch.tensor(biases[layer].key_logits(n, heads)))):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
@@ -132,37 +132,46 @@ class KeyBiased(Intervention):
 
 Logits = Callable[[int, int], Float[Tensor, "heads n"]]
 """The bias of the first n keys in a layer, from the layer and n; a gradient flows through it."""
+
+
+@dataclass(frozen=True)
+class KeyLogits:
+    """Numbers added to the logits of every layer's keys, and factors on the model's own logits."""
+
+    biases: Logits
+    scales: Callable[[int], Float[Tensor, "heads"]] | None = None
+    """Factor on the model's own logits, by layer and head; None: they stay."""
+    by_side: bool = False
+    """`biases` gives two numbers, for the keys before the first query and for those from it on."""
+
+
 Begins = Callable[[], Int[Tensor, "_ one"]]
 """Returns the token at which something begins in every prompt that the network now reads, 0 the prompt's first."""
 
 
 @contextmanager
 def biased(
-    model: HuggingFaceModel,
-    intervention: Intervention | str,
-    logits: Logits,
-    *,
-    first_query: int | Begins = 0,
-    scales: Callable[[int], Float[Tensor, "heads"]] | None = None,
-    by_side: bool = False,
+    model: HuggingFaceModel, intervention: Intervention | str, logits: KeyLogits, *, first_query: int | Begins = 0
 ) -> Iterator[None]:
     """Within the context, numbers are added to the logits of every layer's keys, for queries from `first_query` on.
 
-    Where a family's attention goes through transformers' interface they are carried by further features of queries and
-    keys, elsewhere by the mask, which only serves a bias for all queries. The model's own logits of these queries may
-    be multiplied by a scale for each head of a layer, too. `by_side`: `logits` gives two numbers, for the keys before
-    the first query and for those from it on.
+    If a family's attention goes through transformers' interface, they are carried by further features of queries and
+    keys; otherwise by the mask, which only serves a bias for all queries.
     """
     tables: dict[int, Tensor] = {}
-    with_sinks = has_sinks(model)
+    with_sinks, by_side, scales = has_sinks(model), logits.by_side, logits.scales
 
     def bias(layer: int, n_positions: int, like: Tensor) -> Float[Tensor, "heads n"]:
         """The layer's biases of at least so many keys."""
         table = tables.get(layer)
         if table is not None and table.shape[1] >= n_positions:
             return table
-        with torch.enable_grad():  # whether a gradient flows is then known of what is asked for without one, too
-            table = logits(layer, n_positions) if table is None else _with_room(logits, layer, n_positions)
+        room = 0 if table is None else n_positions // 4  # decoding asks for one length after another
+        with torch.enable_grad():  # whether a gradient flows is then known even if none is wanted now
+            try:
+                table = logits.biases(layer, n_positions + room)
+            except UsageError:  # no bias for so many keys
+                table = logits.biases(layer, n_positions)
         # With the largest at 0, which keeps half precision in range, and changes no softmax that is of keys alone.
         added = table if with_sinks else table - table.detach().amax(dim=1, keepdim=True)
         added = added.to(like.device).to(torch.promote_types(like.dtype, torch.float32))
@@ -193,14 +202,6 @@ def biased(
     ]
     with padding.followed(model.network), before_calls(hooks):
         yield
-
-
-def _with_room(logits: Logits, layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
-    """Biases of more keys than there are, if the bias allows: decoding asks for one length after another."""
-    try:
-        return logits(layer, n_positions + n_positions // 4)
-    except UsageError:
-        return logits(layer, n_positions)
 
 
 def _in_mask(bias: Callable[[int, Tensor], Tensor], layer_mask: Mask, padding: Padding) -> Callable[..., Arguments]:

@@ -26,7 +26,7 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, EncodedRequest, encode_requests
 from posbias.interventions.base import check_model
-from posbias.interventions.keys import KeyBiased, biased
+from posbias.interventions.keys import KeyBiased, KeyLogits, biased
 from posbias.limits import UPDATES
 from posbias.measurement.blocks import checkpointed
 from posbias.mitigation.fitting.calibration import best_of, check_samples, contents
@@ -367,14 +367,8 @@ class Values:
         def scales(layer: int) -> Float[Tensor, "heads"]:
             return (SCALE_RATE * of_layer(layer)[:, -1]).exp()
 
-        changed = biased(
-            model,
-            "fit",
-            logits,
-            first_query=begins,
-            scales=scales if self.options.scales else None,
-            by_side=not self.options.knots,
-        )
+        added = KeyLogits(logits, scales if self.options.scales else None, by_side=not self.options.knots)
+        changed = biased(model, "fit", added, first_query=begins)
         again = self.options.checkpointing and not self.options.from_question
         with changed, checkpointed(model.network, enabled=again):
             yield

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
-from posbias.interventions.keys import KeyBiased, biased
+from posbias.interventions.keys import KeyBiased, KeyLogits, biased
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.passages import question_begins
 from posbias.models.hugging_face import HuggingFaceModel
@@ -62,10 +62,10 @@ class KeyBiasMethod(Mitigation):
         def logits(layer: int, n_positions: int) -> torch.Tensor:
             return torch.tensor(self.strength * layers[layer].key_logits(n_positions, heads))
 
-        scales = _factors(self, self.scales, depth, heads)
+        added = KeyLogits(logits, _factors(self, self.scales, depth, heads))
         with (
             question_begins(model, self, passages) as begins,
-            biased(model, self, logits, first_query=begins if self.from_question else 0, scales=scales),
+            biased(model, self, added, first_query=begins if self.from_question else 0),
         ):
             yield
 
@@ -105,11 +105,8 @@ class ContextBias(Mitigation):
         _check_shape(self.name, self.values, depth, heads)
         table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
 
-        scales = _factors(self, self.scales, depth, heads)
-        with (
-            question_begins(model, self, passages) as begins,
-            biased(model, self, lambda layer, _: table[layer], first_query=begins, scales=scales, by_side=True),
-        ):
+        added = KeyLogits(lambda layer, _: table[layer], _factors(self, self.scales, depth, heads), by_side=True)
+        with question_begins(model, self, passages) as begins, biased(model, self, added, first_query=begins):
             yield
 
 
@@ -179,7 +176,7 @@ class InitialToken(Mitigation):
             table[:, 0] = self.strength * torch.tensor(self.gamma, dtype=torch.float64).log()
             return table
 
-        with biased(model, self, logits):
+        with biased(model, self, KeyLogits(logits)):
             yield
 
 
