@@ -21,7 +21,7 @@ from posbias.errors import UsageError
 from posbias.measurement.blocks import checkpointed
 from posbias.models.families.base import FAMILIES, Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
-from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.hugging_face import HuggingFaceModel, trusted_prefix
 from posbias.models.model import Outputs
 from posbias.models.networks import random_network
 from tiny_families import BLOOM, COMMON, CONFIGS, MIXTURES, VOCABULARY, shaken_model
@@ -388,3 +388,17 @@ def test_mean_field_has_every_dense_family_or_says_why_not(dense: HuggingFaceMod
         assert spec.layers[layer].parallel == dense.family.is_parallel(dense.config)
         assert (attention.rotation is not None) == dense.family.rotates(block.attention, dense.config)
         assert attention.softcap == parts.softcap
+
+
+def test_prefixes_are_reused_only_where_they_are_right(dense: HuggingFaceModel) -> None:
+    """Every family: either the cache reproduces a changed prompt's logits, or it is not trusted."""
+    tokens = torch.arange(20)[None] % 50
+    prefix = trusted_prefix(dense, dense.embed(tokens).detach())
+    assert prefix is not None, "every family of the table has a cache that works"
+    changed = tokens.clone()
+    changed[0, 13] = 7
+    with torch.no_grad():
+        whole = dense.outputs(dense.embed(changed), [15, 19])
+        continued = prefix.outputs(11, dense.embed(changed[:, 11:]), [4, 8])
+    torch.testing.assert_close(continued.logits, whole.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(continued.hidden, whole.hidden, rtol=1e-4, atol=1e-4)

@@ -1,5 +1,6 @@
 """Attention statistics equal those of the model's own attention matrices, and keep none of them."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,13 @@ def _prompts(n_positions: int = N_POSITIONS, count: int = COUNT) -> Prompts:
     return Prompts(np.random.default_rng(2).integers(3, VOCABULARY, (count, n_positions)))
 
 
+@cache
 def _model(kind: str) -> HuggingFaceModel:
+    """A model that the tests share and leave as it is."""
+    return _own_model(kind)
+
+
+def _own_model(kind: str) -> HuggingFaceModel:
     return shaken_model(kind, implementation="eager")
 
 
@@ -292,7 +299,7 @@ def _similarity(region: list[np.ndarray], edges: np.ndarray) -> tuple[np.ndarray
 
 
 def test_a_narrow_head_is_more_similar_than_a_wide_one() -> None:
-    model = _model("llama")
+    model = _own_model("llama")
     block_attention = model.family.blocks(model.network)[0].attention
     block_attention.q_proj.weight[:8] *= 0.01  # head 0
     found = attention(model, _prompts()).similarity.off_diagonal.by_head
@@ -384,7 +391,7 @@ def test_monotone_kernels_have_no_violation_and_one_swapped_row_shows() -> None:
 
 def test_equal_keys_attend_evenly() -> None:
     """With the query projection zero, attention is uniform: everything has a closed form."""
-    model = _model("smollm3")
+    model = _own_model("smollm3")
     for block in model.family.blocks(model.network):
         block.attention.q_proj.weight.zero_()
     found = attention(model, _prompts(), options=AttentionOptions(kernel_cells=1))
@@ -465,7 +472,7 @@ def test_the_shortest_prompts(n_positions: int) -> None:
 
 
 def test_attention_that_is_not_finite_is_refused_with_its_layer() -> None:
-    model = _model("llama")
+    model = _own_model("llama")
     model.family.blocks(model.network)[1].attention.q_proj.weight[0, 0] = torch.nan
     with pytest.raises(RunError, match="prompt 0 is not finite, first in layer 1"):
         attention(model, _prompts())
