@@ -74,7 +74,7 @@ def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(monkeypat
 def test_what_does_not_fit_is_refused_with_what_would():
     model, prompts = model_of(), Prompts(np.resize(np.arange(1, 64), 900)[None])
     options = AttentionOptions(by_head=True)
-    with pytest.raises(UsageError, match=r"try --length \d+ or no --heads or --kernel-cells 256$"):
+    with pytest.raises(UsageError, match=r"try --length \d+ or no --by-head or --kernel-cells 256$"):
         preflight_attention(model, prompts, options=options, max_memory=170_000_000)
     with pytest.raises(UsageError, match=r"try --length \d+$") as no:
         preflight_attention(model, prompts, options=options, max_memory=100_000_000)

@@ -25,7 +25,7 @@ def library(tiny_llama):
 def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     run = tmp_path / "run"
     result = posbias("attention", tiny_llama, "--length", 24, "--count", 3, "--seed", 1, "--thresholds", "0.1,0.5",
-                     "--heads", "--kernels", "--out", run)  # fmt: skip
+                     "--by-head", "--kernels", "--out", run)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "Attention of tiny-llama, 3 prompts of 24 tokens" in result.stdout
     assert "norm-weighted" in result.stdout

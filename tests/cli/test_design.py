@@ -27,7 +27,7 @@ def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):
 
 @pytest.mark.parametrize("target", ["recency(rate=5)", "u_shape"])
 def test_a_target_that_is_missed_is_a_sentence_in_record_page_and_terminal(posbias, tmp_path, target):
-    flags = ["--depth", 12, "--heads", 8, "--mixing", 0.9, "--length", 128, "--starts", 2, "--require"]
+    flags = ["--depth", 12, "--heads", 8, "--mixing", 0.9, "--length", 128, "--starts", 2, "--strict"]
     result = posbias("design", target, *flags, "--out", tmp_path / "run")
     assert result.returncode == 1
     assert "required W1 <= 0.01 to the target, got 0.0" in result.stderr
@@ -67,7 +67,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
         32,
         "--measured-at",
         "32,48",
-        "--count",
+        "--initialisations",
         6,
         "--out",
         tmp_path / "run",
@@ -91,9 +91,12 @@ def test_a_models_design_is_measured(posbias, tmp_path):
         ),
         (["flat", "--measured-at", "64"], "--measured-at is read with --model only"),
         (["flat", "--model", "config:x", "--measured-at", "all"], "--measured-at all: allowed are whole numbers"),
-        (["flat", "--count", 4], "--count is read with --model only"),
+        (["flat", "--initialisations", 4], "--initialisations is read with --model only"),
         (["flat", "--model", "config:x", "--depth", 3], "--depth cannot be given with --model"),
-        (["flat", "--model", "config:x", "--over", "norm_placement", "--count", 2], "those of a network do not move"),
+        (
+            ["flat", "--model", "config:x", "--over", "norm_placement", "--initialisations", 2],
+            "those of a network do not move",
+        ),
         (["flat", "--model", "demo"], "write --model config:demo"),
         (["nowhere.csv"], "cannot read the target nowhere.csv"),
         (["flat", "--mixing", "0"], "mixing is 0 in every layer: attention moves nothing"),

@@ -265,7 +265,7 @@ def test_examples_are_written_for_lm_eval(posbias, tmp_path):
 @pytest.mark.slow
 def test_audit_ties_influence_to_behaviour(posbias, long_llama, tmp_path):
     audit = ["audit", long_llama, "--length", 16, "--count", 2, "--initialisations", 0, "--kinds", "probability"]
-    behaviour = ["--behaviour", "example_order(shots=4)", "--behaviour-count", 2, "--behaviour-tokens", 2]
+    behaviour = ["--behaviour", "example_order(shots=4)", "--behaviour-count", 2, "--behaviour-max-tokens", 2]
     result = posbias(*audit, *behaviour, "--out", tmp_path / "run", "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)

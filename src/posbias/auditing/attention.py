@@ -164,7 +164,7 @@ def preflight_attention(
 
     remedies: dict[str, Remedy] = {}
     if wanted.by_head:
-        remedies["no --heads"] = lambda: under(by_head=False)
+        remedies["no --by-head"] = lambda: under(by_head=False)
     if wanted.cells(n_positions) > KERNEL_CELLS:
         remedies[f"--kernel-cells {KERNEL_CELLS}"] = lambda: under(kernel_cells=KERNEL_CELLS)
     estimate = under() or without_passes(model, n_positions)

@@ -115,11 +115,18 @@ class Loading:
     device: str = "cpu"
     max_memory: int | None = None
     """Bytes that weights and passes may take; None: what is free."""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the chat template that renders conversations."""
 
     def load(self, source: str | Path) -> Model:
-        """The model of a source."""
+        """Load the model of a source."""
         return load_model(
-            source, init_seed=self.init_seed, dtype=self.dtype, device=self.device, max_memory=self.max_memory
+            source,
+            init_seed=self.init_seed,
+            dtype=self.dtype,
+            device=self.device,
+            max_memory=self.max_memory,
+            template_options=self.template_options,
         )
 
 

@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def _refuse(error: Any) -> None:
-    """One line for a wrong flag or argument; the whole help where nothing was given."""
+    """Refuse a wrong flag or argument in one line, or print the whole help if nothing was given."""
     command = error.ctx.command_path if error.ctx else "posbias"
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Examples: `posbias attention demo --length 512 --count 8 --out runs/attention` · a long prompt: `--length 8192 "
-    "--count 1` · the mean kernel of every head, saved whole: `--heads --kernels`"
+    "--count 1` · the mean kernel of every head, saved whole: `--by-head --kernels`"
 )
 
 
 @dataclass(frozen=True)
 class StatisticsFlags:
-    """What is measured of attention, and kept."""
+    """Statistics that are measured and kept."""
 
     thresholds: Annotated[str, typer.Option(help="Comma-separated thresholds of the sink score, in (0, 1).")] = (
         "0.2,0.3"
@@ -33,20 +33,20 @@ class StatisticsFlags:
             show_default=False,
         ),
     ] = None
-    heads: Annotated[bool, typer.Option("--heads", help="Keep the mean kernel of every head too.")] = False
+    by_head: Annotated[bool, typer.Option("--by-head", help="Keep the mean kernel of every head too.")] = False
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Save the mean kernels as kept, not drawn in at most 128 cells.")
     ] = False
     max_memory: Annotated[
         str | None,
         typer.Option(
-            help="Most that the process may hold, e.g. 6GB; also the bound on the kept matrices.",
+            help="Memory that the process may use, e.g. 6GB; also the bound on the kept matrices.",
             show_default="what is free, 4 GB of it for kept matrices",
         ),
     ] = None
 
     def options(self) -> "AttentionOptions":
-        """As the library takes it."""
+        """Parse them into the options of the library."""
         from posbias.measurement.attention.statistics import MEMORY_LIMIT, AttentionOptions
 
         try:
@@ -58,7 +58,7 @@ class StatisticsFlags:
         return AttentionOptions(
             thresholds,
             kernel_cells=self.kernel_cells,
-            by_head=self.heads,
+            by_head=self.by_head,
             memory_limit=options.bytes_of(self.max_memory) or MEMORY_LIMIT,
         )
 
@@ -73,7 +73,10 @@ def attention(
     loading: options.ModelFlags,
     flags: options.RunFlags,
 ) -> None:
-    """Measure attention, and roll it out. Distance, entropy, sinks, content, kernels, mixing ...; matrix-free."""
+    """Measure a model's attention and its rollouts.
+
+    Distance, entropy, sinks, content, kernels and mixing are averaged over prompts; no whole matrix is ever held.
+    """
     from posbias.auditing import attention_record, preflight_attention
     from posbias.measurement.attention.streaming import attention as measure_attention
     from posbias.theory.power_rollout import attention_rollouts
@@ -81,7 +84,7 @@ def attention(
     allowed = options.bytes_of(statistics.max_memory)
     wanted = statistics.options()
     with running(context, flags) as run:
-        loaded = loading.load(model, max_memory=allowed)
+        loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)
         drawn = prompts.drawn(loaded, seed=flags.seed)
         cost = preflight_attention(loaded, drawn, options=wanted, max_memory=allowed)
         record = attention_record(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from posbias.cli.output import print_json, print_record, record_document, say
 if TYPE_CHECKING:
     from posbias.auditing import AuditOptions, BehaviourPlan
     from posbias.runs.records import Record
+    from posbias.tasks.language import LanguageTask
 
 EXAMPLE = (
     "Examples: `posbias audit demo --out runs/demo` · `posbias audit Qwen/Qwen3-0.6B --length 1024 --count 32 "
@@ -21,7 +22,7 @@ EXAMPLE = (
 
 @dataclass(frozen=True)
 class BehaviourFlags:
-    """The task that is put to the model beside the audit."""
+    """Task that the model answers beside the audit."""
 
     behaviour: Annotated[
         str | None,
@@ -29,10 +30,10 @@ class BehaviourFlags:
             help="Correlate influence with the answers to a task, e.g. 'key_value(pairs=10)'.", show_default=False
         ),
     ] = None
-    behaviour_count: Annotated[int, typer.Option(help="Samples.", min=1)] = 12
+    behaviour_count: Annotated[int, typer.Option(help="Samples of the task.", min=1)] = 12
     behaviour_positions: Annotated[str, typer.Option(help="all, spread(5), or some such as 0,4,9.")] = "spread(5)"
-    behaviour_tokens: Annotated[
-        int | None, typer.Option(help="Generated at most.", min=1, show_default="the task's own")
+    behaviour_max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens generated at most.", min=1, show_default="the task's own")
     ] = None
     behaviour_kinds: Annotated[str, typer.Option(help="Kinds of influence on the task's prompts; as --kinds.")] = (
         "jacobian(probes=2),logprob"
@@ -41,18 +42,23 @@ class BehaviourFlags:
         bool, typer.Option(help="Theories that read each of the task's prompts: the slower ones.")
     ] = True
 
-    def plan(self, spelled: str, settings: "AuditOptions") -> "BehaviourPlan":
-        """What is evaluated and measured where `spelled` is the task."""
+    @property
+    def task(self) -> "LanguageTask | None":
+        """The task, if there is one."""
+        from posbias.tasks.language import LANGUAGE_TASKS
+
+        return None if self.behaviour is None else LANGUAGE_TASKS.parse(self.behaviour)
+
+    def plan(self, task: "LanguageTask", settings: "AuditOptions") -> "BehaviourPlan":
+        """Plan what is evaluated and measured on the task, beside an audit with these settings."""
         from posbias.auditing import BehaviourPlan
         from posbias.evaluation import EvaluateOptions
         from posbias.measurement.kinds import resolve_kinds
-        from posbias.tasks.language import LANGUAGE_TASKS
 
-        task = LANGUAGE_TASKS.parse(spelled)
         evaluation = EvaluateOptions(
             count=self.behaviour_count,
             positions=self.behaviour_positions,
-            max_tokens=self.behaviour_tokens,
+            max_tokens=self.behaviour_max_tokens,
             seed=settings.seed,
             resume=settings.resume,
             overwrite=settings.overwrite,
@@ -85,13 +91,15 @@ def audit(
     out: Annotated[Path | None, options.out_option("Directory for record and report.", default="runs/MODEL")] = None,
     json: options.Json = False,
 ) -> None:
-    """Examine a model trained and at initialisation. Every theory stands beside it; writes record and report."""
-    from posbias.auditing import AuditOptions, audit_behaviour, directory_names, link_behaviour, preflight_behaviour
-    from posbias.auditing import audit as run_audit
-    from posbias.evaluation.evaluation import BEHAVIOUR
+    """Examine a model's position bias, trained and at initialisation.
+
+    Every theory stands beside what is measured, and a flat line beside every theory.
+    """
+    from posbias.auditing import AuditOptions, directory_names
     from posbias.measurement.outputs import PassOptions
 
-    if behaviour.behaviour is None:
+    task = behaviour.task
+    if task is None:
         options.refuse(context, options.names_of(BehaviourFlags), "needs a task: --behaviour 'key_value(pairs=10)'")
     directory = out or Path("runs") / next(iter(directory_names([model])))
     settings = AuditOptions(
@@ -102,34 +110,46 @@ def audit(
         resume=resume,
         overwrite=overwrite,
         passes=PassOptions(checkpointing=checkpointing, precision_prompts=precision_prompts),
-        **vars(loading),
+        **loading.settings(prompts.prompts, chat_task=task is not None and task.chat),
         max_memory=options.bytes_of(max_memory),
         engine=engine.made(),
         command=options.command_line(context),
     )
-    if behaviour.behaviour is None:
-        finished = run_audit(model, n_positions=prompts.length, prompts=prompts.count, out=directory, options=settings)
-        if json:
-            print_json(record_document(finished.record))
-        else:
-            _show(finished.record, directory)
-        return
-    plan = behaviour.plan(behaviour.behaviour, settings)
-    loaded = loading.load(model, max_memory=settings.max_memory)
-    plan = preflight_behaviour(loaded, plan)
-    finished = run_audit(loaded, n_positions=prompts.length, prompts=prompts.count, out=directory, options=settings)
+    plan = None if task is None else behaviour.plan(task, settings)
     arguments = {**options.passed_arguments(context), "out": str(directory)}
-    answered = audit_behaviour(loaded, plan, out=directory / BEHAVIOUR, arguments=arguments, command=settings.command)
-    link_behaviour(finished.record, directory)
+    records = _examined(model, prompts, settings, directory=directory, plan=plan, arguments=arguments)
     if json:
-        print_json({**record_document(finished.record), "behaviour": record_document(answered)})
-    else:
-        _show(finished.record, directory)
-        _show(answered, directory / BEHAVIOUR)
-
-
-def _show(record: "Record", directory: Path) -> None:
+        finished, *answered = map(record_document, records.values())
+        print_json({**finished, **({"behaviour": answered[0]} if answered else {})})
+        return
     from posbias.runs.records import REPORT_FILE
 
-    print_record(record)
-    say(f"report: {directory / REPORT_FILE}")
+    for place, record in records.items():
+        print_record(record)
+        say(f"report: {place / REPORT_FILE}")
+
+
+def _examined(
+    model: str,
+    prompts: options.PromptFlags,
+    settings: "AuditOptions",
+    *,
+    directory: Path,
+    plan: "BehaviourPlan | None",
+    arguments: dict[str, Any],
+) -> "dict[Path, Record]":
+    """Records of the audit and, if a task is planned, of the answers to it, by directory."""
+    from posbias.auditing import audit as run_audit
+    from posbias.auditing import audit_behaviour, link_behaviour, preflight_behaviour
+    from posbias.evaluation.evaluation import BEHAVIOUR
+
+    subject: Any = model
+    if plan is not None:
+        subject = settings.load(model)
+        plan = preflight_behaviour(subject, plan)
+    audited = run_audit(subject, n_positions=prompts.length, prompts=prompts.count, out=directory, options=settings)
+    if plan is None:
+        return {directory: audited.record}
+    answered = audit_behaviour(subject, plan, out=directory / BEHAVIOUR, arguments=arguments, command=settings.command)
+    link_behaviour(audited.record, directory)
+    return {directory: audited.record, directory / BEHAVIOUR: answered}

@@ -33,13 +33,16 @@ def compare(
     subject: Annotated[
         str | None,
         typer.Option(
-            help="Of an audit, the model trained or initialised; by default as the other run has it, else trained.",
+            help="Given an audit: its trained or initialised model; by default what the other run has, else trained.",
             show_default=False,
         ),
     ] = None,
     flags: options.RunFlags,
 ) -> None:
-    """Compare the profiles of two runs. Every distance, beside a flat line's; prompts of both are resampled."""
+    """Compare the profiles of two runs.
+
+    Every distance stands beside that of a flat line; intervals resample the prompts of both runs.
+    """
     from posbias.auditing import Chosen, comparison_record
     from posbias.runs.records import read_record, reading
 

@@ -30,7 +30,10 @@ def decompose(
     resume: options.Resume = False,
     flags: options.RunFlags,
 ) -> None:
-    """Replace one ingredient of a model at a time. Mask, residual, encoding, content, sinks; measured and in theory."""
+    """Show what each ingredient contributes to a model's profile.
+
+    Mask, residual stream, encoding, content and sinks are replaced one at a time, in the model and in theory.
+    """
     from posbias.decomposition import DecompositionOptions, counterfactuals, finished_decomposition
     from posbias.decomposition.decomposition import preflight_decomposition
     from posbias.interventions import resolve_interventions
@@ -42,7 +45,7 @@ def decompose(
     known = resolve_kinds(options.split_literals(kinds))
     allowed = options.bytes_of(max_memory)
     with running(context, flags, resume=resume) as run:
-        loaded = loading.load(model, max_memory=allowed)
+        loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)
         drawn = prompts.drawn(loaded, seed=flags.seed)
         settings = DecompositionOptions(kinds=known, seed=flags.seed, directory=run.directory, resume=resume)
         finished = finished_decomposition(loaded, drawn, interventions=wanted, options=settings)

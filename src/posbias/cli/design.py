@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXAMPLE = (
     "Examples: `posbias design flat --depth 24 --heads 8 --mixing 0.1 --length 512` · any target at one length: "
     "`posbias design 'u_shape(middle=4.0)' --over key_bias --depth 12` · what a model needs to be born flat, and "
-    "whether networks are: `posbias design flat --model config:demo --length 128 --count 8`"
+    "whether networks are: `posbias design flat --model config:demo --length 128 --initialisations 8`"
 )
 
 
@@ -42,12 +42,12 @@ def design(
     length: Annotated[str, typer.Option(help="Context length N, or several with commas.")] = "512",
     starts: Annotated[
         int | None,
-        typer.Option(help="Searches that are tried, the best kept.", min=1, show_default="8; with --model 2"),
+        typer.Option(help="Searches to try; the best is kept.", min=1, show_default="8; with --model 2"),
     ] = None,
-    require: Annotated[
-        bool, typer.Option("--require", help="Exit with 1 if the design misses the target by more than W1 0.01.")
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if the design misses the target by more than W1 0.01.")
     ] = False,
-    count: Annotated[
+    initialisations: Annotated[
         int, typer.Option(help="With --model: fresh initialisations that are measured; 0: none.", min=0)
     ] = 8,
     measured_at: Annotated[
@@ -58,51 +58,61 @@ def design(
     ] = None,
     flags: options.RunFlags,
 ) -> None:
-    """Design an architecture with a chosen position bias. Exactly where a closed form exists; else by search."""
+    """Design an architecture with a chosen position bias.
+
+    The design is exact if there is a closed form, else the result of a search.
+    """
     from posbias.designing import design as find
     from posbias.designing import design_record
 
     lengths = options.whole_numbers("length", length)
     measured_lengths = [max(lengths)] if measured_at is None else options.whole_numbers("measured-at", measured_at)
-    given: dict[str, Any] = {"over": options.split_literals(over), "n_positions": lengths}
-    given |= {"starts": starts, "seed": flags.seed}
-    if model is None:
-        options.refuse(context, ["count", "measured_at"], "is read with --model only")
-    elif "norm_placement" in given["over"]:
-        options.refuse(context, ["count", "measured_at"], "needs norms where they are: those of a network do not move")
-    else:
-        options.refuse(context, ["depth", "heads", "mixing"], "cannot be given with --model, which has its own")
-        if not model.startswith("config:"):
-            raise UsageError(f"--model {model}: a design is for initialisation; write --model config:{model}")
+    free = options.split_literals(over)
+    _refuse_unread(context, model, free)
+    search = {"over": free, "n_positions": lengths, "starts": starts, "seed": flags.seed}
     with running(context, flags) as run:
-        if model is not None:
-            found, facts = _of_model(target, model, given, measured_lengths if count else [], count=max(count, 2))
-            record = design_record(found, run.arguments, command=run.command, **facts)
+        measured: dict[str, Any] = {}
+        if model is None:
+            solution = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **search)
         else:
-            found = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **given)
-            record = design_record(found, run.arguments, command=run.command)
-            if "mixing" not in found.over and not options.given(context, ["mixing"]):
-                record.scalars["caveats"] = [options.RESIDUAL_SAID]
+            at = measured_lengths if initialisations else []
+            solution, measured = _of_model(target, model, search, at, count=max(initialisations, 2))
+        record = design_record(solution, run.arguments, command=run.command, **measured)
+        if model is None and "mixing" not in solution.over and not options.given(context, ["mixing"]):
+            record.scalars["caveats"] = [options.RESIDUAL_SAID]
         run.finish(record)
-    if require and not found.met:
-        left = ", ".join(f"{found.distances[n][0]:.2g} at {n}" for n in found.lengths)
+    if strict and not solution.met:
+        left = ", ".join(f"{solution.distances[n][0]:.2g} at {n}" for n in solution.lengths)
         raise RunError(f"required W1 <= {record.scalars['tolerance']:g} to the target, got {left} positions")
 
 
+def _refuse_unread(context: typer.Context, model: str | None, free: list[str]) -> None:
+    """Refuse options of an architecture beside a model, and options of a model without one."""
+    of_model = ["initialisations", "measured_at"]
+    if model is None:
+        options.refuse(context, of_model, "is read with --model only")
+        return
+    if "norm_placement" in free:
+        options.refuse(context, of_model, "needs norms where they are: those of a network do not move")
+    options.refuse(context, ["depth", "heads", "mixing"], "cannot be given with --model, which has its own")
+    if not model.startswith("config:"):
+        raise UsageError(f"--model {model}: a design is for initialisation; write --model config:{model}")
+
+
 def _of_model(
-    target: str, source: str, given: dict[str, Any], measured_at: list[int], *, count: int
+    target: str, source: str, search: dict[str, Any], measured_at: list[int], *, count: int
 ) -> tuple["Design", dict[str, Any]]:
-    """The design of a model at initialisation; what was measured of it, and the model as it describes itself."""
+    """Design a model at initialisation: the design, the measurements of it, and the model's description."""
     from posbias.designing import design as find
     from posbias.designing import measure_design
     from posbias.models.hugging_face import HuggingFaceModel
     from posbias.models.loading import load_model
     from posbias.prompts.loading import load_prompts
 
-    model, seed = load_model(source), given["seed"]
-    found, measured = find(target, model=model, theory="mean_field", **given), []
-    if isinstance(model, HuggingFaceModel) and not found.choices:
+    model, seed = load_model(source), search["seed"]
+    solution, measured = find(target, model=model, theory="mean_field", **search), []
+    if isinstance(model, HuggingFaceModel) and not solution.choices:
         for n_positions in measured_at:
             prompts = load_prompts("synthetic", model, n_positions=n_positions, count=count, seed=seed)
-            measured.append(measure_design(found, model, prompts, seed=seed))
-    return found, {"measured": measured, "model": model.describe()}
+            measured.append(measure_design(solution, model, prompts, seed=seed))
+    return solution, {"measured": measured, "model": model.describe()}

@@ -52,10 +52,7 @@ class TaskFlags:
             show_default="marks such as <think>",
         ),
     ] = None
-    template_options: Annotated[
-        str,
-        typer.Option(help="What the chat template is told, such as enable_thinking=False.", show_default="nothing"),
-    ] = ""
+    template_options: options.TemplateOptions = ""
     generate: Annotated[bool, typer.Option(help="Generate answers and judge them by the task's rule.")] = True
     score: Annotated[bool, typer.Option(help="Score the right answer by teacher forcing.")] = True
 
@@ -70,16 +67,10 @@ class TaskFlags:
         return found
 
     def told(self, task: "LanguageTask", *, served: bool) -> dict[str, Any]:
-        """What the chat template is told; refused where no conversation is rendered (a chat server makes its own)."""
-        from posbias.registry import parse_literal_call
-
-        spelled = self.template_options
-        _, positional, named = parse_literal_call(f"template({spelled})", "template options")
-        if positional:
-            raise UsageError(f"--template-options {spelled!r}: allowed: NAME=VALUE, such as enable_thinking=False")
-        if named and not (task.chat or served):
-            raise UsageError("--template-options are for conversations; ask for them by chat=True in the task")
-        return named
+        """Parse the options of the chat template; a chat server renders every request as a conversation."""
+        return options.parse_template_options(
+            self.template_options, rendered=task.chat or served, by="chat=True in the task"
+        )
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,16 @@ EXAMPLE = (
 
 def explore(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Runs whose measured profiles are shown, too.", show_default=False)
+        list[Path] | None, typer.Argument(help="Runs whose measured profiles are shown as well.", show_default=False)
     ] = None,
     seed: options.UnusedSeed = 0,
     out: Annotated[Path | None, options.out_option("The page's file, ending in .html; it is not opened.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Explore architectures in the browser. Sliders for what mixes positions; a drawn target becomes a key bias."""
+    """Explore architectures in the browser.
+
+    Sliders set what mixes positions; a target drawn with the mouse becomes a key bias.
+    """
     import tempfile
     import webbrowser
 
@@ -48,7 +51,7 @@ def explore(
 
 
 def presets() -> dict[str, dict[str, Any]]:
-    """Where the page may start from: textbook stacks, and the models whose mixing arXiv 2602.16837 published."""
+    """Stacks that the page can start from: textbook ones, and the models whose mixing arXiv 2602.16837 published."""
     from posbias.architecture.published_models import bloom_influence, published_models
     from posbias.report.explore import curve_of
 
@@ -78,7 +81,7 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def _published(model: "PublishedModel") -> dict[str, Any]:
-    """A model with the slopes it really uses, its mixing as measured, and no content."""
+    """Settings of a published model: the slopes it really uses, its measured mixing, no content."""
     factor = model.head_dim**-0.5 if model.scales_bias else 1.0
     settings = {"n": model.n_positions, "heads": model.heads, "encoding": "alibi", "factor": factor}
     scaled = ", slopes divided by the root of the head's width as in its logits" if model.scales_bias else ""

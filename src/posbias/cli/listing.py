@@ -41,7 +41,7 @@ SORTS = {
     "synthetic-tasks": "SYNTHETIC_TASKS",
     "targets": "TARGETS",
 }
-"""Each sort that is listed, and its registry."""
+"""Registry of each sort that is listed."""
 _REGISTERED = re.compile(r"^@([A-Z_]+)\.register\(", re.MULTILINE)
 _PACKAGE = Path(__file__).parents[1]
 _WIDTH = 100
@@ -56,7 +56,10 @@ def list_variants(
     overwrite: options.Overwrite = False,
     json: options.Json = False,
 ) -> None:
-    """List what posbias knows. Masks, encodings, theories, kinds, outputs, families, metrics, claims, tasks ..."""
+    """List the variants that posbias knows, with a description each.
+
+    These are masks, encodings, theories, kinds of influence, outputs, model families, metrics, claims, tasks ...
+    """
     from posbias.runs.records import Record, run_directory
 
     if sort is not None and sort not in SORTS:

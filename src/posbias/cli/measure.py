@@ -25,7 +25,7 @@ class MeasurementFlags:
 
     kinds: options.Kinds = "jacobian,probability"
     output: Annotated[
-        str, typer.Option(help="Which output: last, at(position=-5), mean(last=16), target(text=' Paris').")
+        str, typer.Option(help="Output that is measured: last, at(position=-5), mean(last=16), target(text=' Paris').")
     ] = "last"
     depth_profiles: Annotated[
         str | None, typer.Option(help="Profile after each layer: all, or e.g. 0,5,11.", show_default=False)
@@ -56,9 +56,9 @@ def measure(
     resume: options.Resume = False,
     flags: options.RunFlags,
 ) -> None:
-    """Measure the influence of every position on the last one. And how strongly each layer mixes.
+    """Measure the influence of every position on the last one.
 
-    Several models are measured one after another, each into a directory of its own under --out.
+    How strongly each layer mixes is measured too. Several models are measured one after another, each into a directory of its own under --out.
     """
     from posbias.auditing import MeasurePlan, measure_source
     from posbias.measurement.kinds import resolve_kinds
@@ -83,7 +83,7 @@ def measure(
         kinds=resolve_kinds(options.split_literals(measured.kinds)),
         seed=flags.seed,
         options=settings,
-        **vars(loading),
+        **loading.settings(prompts.prompts),
         max_memory=options.bytes_of(max_memory),
     )
     arguments = {name: value for name, value in options.passed_arguments(context).items() if name != "models"}
@@ -100,7 +100,7 @@ def measure(
 def _measure_several(
     models: list[str], plan: "MeasurePlan", flags: options.RunFlags, *, arguments: dict[str, Any], command: str
 ) -> None:
-    """Several models, each in a directory of its own; one that fails does not keep the next from being measured."""
+    """Measure several models, each into its own directory; one that fails does not stop the others."""
     from posbias.auditing import measure_models
     from posbias.errors import RunError
     from posbias.runs.records import REPORT_FILE

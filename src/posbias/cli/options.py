@@ -28,14 +28,14 @@ UNRECORDED = {"json", "resume", "overwrite"}
 
 
 def directory(text: str) -> Path:
-    """A directory that was named; an empty name (often a shell variable that is not set) is not the current one."""
+    """Parse the name of a directory; an empty one (often a shell variable that is not set) is refused."""
     if not text.strip():
         raise typer.BadParameter("allowed: the name of a directory, '.' for this one")
     return Path(text)
 
 
 def out_option(what: str, *, default: bool | str = False) -> Any:
-    """`--out`, for what it holds; `default` as a verb's help shows it."""
+    """Declare `--out` with the help `what`; `default` as a verb's help shows it."""
     return typer.Option("--out", help=what, parser=directory, metavar="<path>", show_default=default)
 
 
@@ -43,7 +43,7 @@ Model = Annotated[str, typer.Argument(help="Hub id, directory, file.gguf, 'demo'
 Out = Annotated[Path | None, out_option("Directory for record and report.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-UnusedSeed = Annotated[int, typer.Option(help="Taken by every verb; nothing is drawn here.", min=0)]
+UnusedSeed = Annotated[int, typer.Option(help="Accepted by every verb; without effect here.", min=0)]
 Length = Annotated[int, typer.Option(help="Context length N in positions.", min=1)]
 Count = Annotated[int, typer.Option(help="How many prompts.", min=1)]
 Mixing = Annotated[
@@ -54,7 +54,7 @@ Mixing = Annotated[
     ),
 ]
 RESIDUAL = "0.1"
-"""Mixing where none is given: `architecture.mixing.RESIDUAL_MIXING`, spelled here because that takes numpy."""
+"""Mixing if none is given: `architecture.mixing.RESIDUAL_MIXING`, spelled here because that takes numpy."""
 RESIDUAL_SAID = (
     f"Mixing {RESIDUAL} in every layer is the default (--mixing): attention carries a tenth of each layer's update and "
     "the residual stream nine tenths; five published models have 0.06 to 0.14 on average."
@@ -65,7 +65,9 @@ Kinds = Annotated[
         help="Comma-separated: jacobian, probability, logprob, logit, fisher, integrated_gradients, perturbation."
     ),
 ]
-PrecisionPrompts = Annotated[int, typer.Option(help="Below float32: prompts measured again in float32.", min=0)]
+PrecisionPrompts = Annotated[
+    int, typer.Option(help="Prompts measured again in float32 if --dtype is less precise.", min=0)
+]
 InitSeed = Annotated[
     int | None, typer.Option(help="Measure the model re-initialised at random with this seed.", show_default=False)
 ]
@@ -73,17 +75,26 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.
 Device = Annotated[
     str, typer.Option(help="Where to run: cpu, cuda, cuda:1 ..., or auto: spread, to the disk if need be.")
 ]
+TemplateOptions = Annotated[
+    str,
+    typer.Option(
+        help="Options of the chat template that renders conversations, such as enable_thinking=False.",
+        show_default="none",
+    ),
+]
 MaxMemory = Annotated[
-    str | None, typer.Option(help="Most that the process may hold, e.g. 6GB.", show_default="what is free")
+    str | None, typer.Option(help="Memory that the process may use, e.g. 6GB.", show_default="what is free")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run without redoing what it finished.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace finished work in --out, else refused.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace finished work in --out, which is refused otherwise.")
+]
 Checkpointing = Annotated[bool, typer.Option("--checkpointing", help="Trade time for memory.")]
 
 
 @dataclass(frozen=True)
 class PromptFlags:
-    """Which prompts are read."""
+    """Which prompts are read, and how they are drawn."""
 
     prompts: Annotated[
         str | None,
@@ -94,20 +105,20 @@ class PromptFlags:
     ] = "default"
     windows: Annotated[str, typer.Option(help="random: anywhere in a document. starts: its first tokens.")] = "random"
     shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Put each prompt's tokens into random order: a control.")
+        bool, typer.Option("--shuffle", help="Put each prompt's tokens in random order, as a control.")
     ] = False
     length: Length = 512
     count: Count = 16
 
     @property
     def source(self) -> "PromptSource":
-        """What they are drawn from."""
+        """The text that prompts are drawn from."""
         from posbias.prompts.prompts import PromptSource
 
         return PromptSource("default" if self.prompts is None else self.prompts, self.windows, self.shuffle)
 
     def drawn(self, model: "HuggingFaceModel | ReferenceTransformer", *, seed: int) -> "Prompts":
-        """The prompts, in a model's own tokens."""
+        """Draw the prompts, in a model's own tokens."""
         from posbias.prompts.loading import load_prompts
 
         return load_prompts(self.source, model, n_positions=self.length, count=self.count, seed=seed)
@@ -120,17 +131,26 @@ class ModelFlags:
     init_seed: InitSeed = None
     dtype: Dtype = "float32"
     device: Device = "cpu"
+    template_options: TemplateOptions = ""
 
-    def load(self, source: str, *, max_memory: int | None) -> "HuggingFaceModel | ReferenceTransformer":
-        """The model."""
+    def settings(self, prompts: str | None, *, chat_task: bool = False) -> dict[str, Any]:
+        """Settings of `load_model`; options of a chat template are refused if no conversation is rendered."""
+        conversations = chat_task or (prompts or "").startswith("chat:")
+        options = parse_template_options(self.template_options, rendered=conversations, by="--prompts chat:FILE.jsonl")
+        return {**vars(self), "template_options": options}
+
+    def load(
+        self, source: str, *, prompts: str | None, max_memory: int | None
+    ) -> "HuggingFaceModel | ReferenceTransformer":
+        """Load the model that `prompts` are for."""
         from posbias.models.loading import load_model
 
-        return load_model(source, **vars(self), max_memory=max_memory)
+        return load_model(source, **self.settings(prompts), max_memory=max_memory)
 
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """Where units of work are done."""
+    """Place where units of work are done."""
 
     engine: Annotated[str, typer.Option(help="Where the work is done: local, or ray (a cluster).")] = "local"
     workers: Annotated[
@@ -148,12 +168,12 @@ class EngineFlags:
     ] = None
 
     def made(self) -> "Engine":
-        """The engine of a literal spelling such as "ray(retries=5)", with what the options add."""
+        """Make the engine of a spelling such as "ray(retries=5)", with the settings of the other options."""
         from posbias.runs.engines import ENGINES
 
         engine = ENGINES.parse(self.engine)
-        given = {"workers": self.workers, "threads": self.threads, "address": self.ray_address}
-        added: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options = {"workers": self.workers, "threads": self.threads, "address": self.ray_address}
+        added: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         if "address" in added and not any(field.name == "address" for field in fields(engine)):
             raise UsageError(f"--ray-address goes with --engine ray, got --engine {engine.name}")
         return replace(engine, **added)
@@ -170,9 +190,9 @@ class RunFlags:
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb that takes groups of options, as a command that takes each of them."""
+    """Turn a verb that takes groups of options into a command that takes each of them."""
     parameters = list(inspect.signature(verb).parameters.values())
-    groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
+    groups: dict[str, Any] = {entry.name: entry.annotation for entry in parameters if is_dataclass(entry.annotation)}
     spread = []
     for parameter in parameters:
         if parameter.name not in groups:
@@ -183,10 +203,10 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
             spread.append(parameter.replace(name=name, annotation=annotation, default=getattr(defaults, name)))
 
     @wraps(verb)
-    def command(**given: Any) -> None:
+    def command(**values: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        verb(**given)
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        verb(**values)
 
     command.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]
     return command
@@ -198,8 +218,8 @@ def names_of(group: Any, *, without: Iterable[str] = ()) -> list[str]:
 
 
 def given(context: typer.Context, names: Iterable[str] | None = None) -> dict[str, list[str]]:
-    """The words of every option that was given (of `names`), by its long name; of an argument by the parameter's."""
-    found = {}
+    """Words of every option given on the command line (of `names`), by its long name; arguments by theirs."""
+    words = {}
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
@@ -208,12 +228,12 @@ def given(context: typer.Context, names: Iterable[str] | None = None) -> dict[st
         value, flag = _plain(context.params[name]), parameter.opts[0]
         values = [str(item) for item in value] if isinstance(value, list) else [str(value)]
         if parameter.param_type_name == "argument":
-            found[name] = values
+            words[name] = values
         elif isinstance(value, bool):
-            found[flag] = [flag if value else parameter.secondary_opts[0]]
+            words[flag] = [flag if value else parameter.secondary_opts[0]]
         else:
-            found[flag] = [word for item in values for word in (flag, item)]
-    return found
+            words[flag] = [word for item in values for word in (flag, item)]
+    return words
 
 
 def refuse(context: typer.Context, names: Iterable[str], reason: str) -> None:
@@ -232,7 +252,7 @@ def command_line(context: typer.Context) -> str:
     program = context.find_root().command_path
     recorded = [str(parameter.name) for parameter in context.command.params if parameter.name not in UNRECORDED]
     words = ["posbias", *context.command_path.removeprefix(program).split()]
-    return " ".join(map(_quoted, [*words, *(word for each in given(context, recorded).values() for word in each)]))
+    return " ".join(map(_quoted, sum(given(context, recorded).values(), words)))
 
 
 def _quoted(word: str) -> str:
@@ -251,8 +271,20 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def parse_template_options(text: str, *, rendered: bool, by: str) -> dict[str, Any]:
+    """Parse `--template-options`; refused unless a conversation is rendered, which `by` would ask for."""
+    from posbias.registry import parse_literal_call
+
+    _, positional, named = parse_literal_call(f"template({text})", "template options")
+    if positional:
+        raise UsageError(f"--template-options {text!r}: allowed: NAME=VALUE, such as enable_thinking=False")
+    if named and not rendered:
+        raise UsageError(f"--template-options are for conversations; ask for them by {by}")
+    return named
+
+
 def check_resume(resume: bool, out: Path | None) -> None:
-    """Refuse to continue a run of which nothing says where it is."""
+    """Refuse to continue a run whose directory was not named."""
     if resume and out is None:
         raise UsageError("--resume needs --out: the directory of the run that is continued")
 
@@ -279,12 +311,12 @@ def literal(text: str) -> Any:
 
 
 def several(name: str, text: str) -> list[Any]:
-    """The values of an option, separated by commas outside brackets: at least one, and none twice."""
+    """Parse values separated by commas outside brackets: at least one, and none twice."""
     return _distinct(name, text, [literal(part) for part in split_literals(text)])
 
 
 def whole_numbers(name: str, text: str) -> list[int]:
-    """The whole numbers from 1 of an option, separated by commas: at least one, and none twice."""
+    """Parse whole numbers from 1, separated by commas: at least one, and none twice."""
     try:
         values = [int(part) for part in split_literals(text)]
     except ValueError:
@@ -304,7 +336,7 @@ def _distinct(name: str, text: str, values: list[Any]) -> list[Any]:
 
 
 def layers_of(text: str | None) -> str | tuple[int, ...] | None:
-    """The layers that `--depth-profiles` names."""
+    """Parse `--depth-profiles`: 'all', or indices of layers."""
     if text is None or text.strip() == "all":
         return None if text is None else "all"
     try:
@@ -334,7 +366,7 @@ def split_literals(text: str) -> list[str]:
 
 
 def bytes_of(text: str | None) -> int | None:
-    """A --max-memory option in bytes."""
+    """Parse `--max-memory` into bytes."""
     from posbias.memory import parse_bytes
 
     return None if text is None else parse_bytes(text)

@@ -29,14 +29,16 @@ UNASKED = options.PromptFlags(prompts=None, count=8)
 
 
 MOST_CURVES = 24
-"""Of one page: every one has a stroke of its own."""
+"""Curves that one page has distinct strokes for."""
 
 
 @dataclass(frozen=True)
 class ArchitectureFlags:
-    """Architectures without a model; of options with several values every combination is one."""
+    """Architectures described by options; several values make one architecture per combination."""
 
-    depth: Annotated[str, typer.Option(help="Layers. This and what follows: or several values, with commas.")] = "12"
+    depth: Annotated[
+        str, typer.Option(help="Layers. This and the options down to --sinks take several values, with commas.")
+    ] = "12"
     heads: Annotated[str, typer.Option(help="Attention heads per layer.")] = "1"
     mask: Annotated[str, typer.Option(help="causal, sliding_window(width=W), prefix(length=K), full.")] = "causal"
     encoding: Annotated[
@@ -47,7 +49,7 @@ class ArchitectureFlags:
     sinks: Annotated[str, typer.Option(help="Logit of a key that is no position: number or list.")] = "none"
 
     def predict(self, theories: str, *, n_positions: int, given: Container[str]) -> "list[Prediction]":
-        """What theories say of every combination; refused where one leaves out an option that was `given`."""
+        """Predict every combination with every theory; a theory that ignores an option that was `given` is refused."""
         from posbias.architecture import Architecture
 
         counted = {name: options.whole_numbers(name, getattr(self, name)) for name in ("depth", "heads")}
@@ -71,7 +73,7 @@ class ArchitectureFlags:
 def _of_architecture(
     architecture: "Architecture", theory: str, n_positions: int, given: Container[str]
 ) -> "Prediction":
-    """What a theory says of an architecture, none of whose `given` options it leaves out."""
+    """Predict an architecture; a theory that ignores one of the `given` options is refused."""
     from posbias.theory import predict as predict_profile
 
     prediction = predict_profile(architecture, n_positions=n_positions, theory=theory)
@@ -102,12 +104,15 @@ def predict(
     ] = None,
     prompts: options.PromptFlags = UNASKED,
     ingredients: Annotated[
-        bool, typer.Option("--ingredients", help="Measure too: what leaving out each part of power_rollout costs.")
+        bool, typer.Option("--ingredients", help="Also measure what leaving out each part of power_rollout costs.")
     ] = False,
     loading: options.ModelFlags,
     flags: options.RunFlags,
 ) -> None:
-    """Predict the influence of every position on the last one. From architectures, or from a model's weights."""
+    """Predict the influence of every position on the last one.
+
+    Architectures are described by options; a model is read from its weights, and on prompts if the theory needs them.
+    """
     from posbias.auditing import MeasurePlan, ingredient_record
     from posbias.theory import predictions_record
 
@@ -124,7 +129,11 @@ def predict(
                 run.finish(predictions_record(found, arguments, command=run.command))
             return
         plan = MeasurePlan(
-            source=prompts.source, n_positions=prompts.length, count=prompts.count, seed=flags.seed, **vars(loading)
+            source=prompts.source,
+            n_positions=prompts.length,
+            count=prompts.count,
+            seed=flags.seed,
+            **loading.settings(prompts.prompts),
         )
         if ingredients:
             run.finish(ingredient_record(model, plan, theory=theory, arguments=arguments, command=run.command))
@@ -134,7 +143,7 @@ def predict(
 
 
 def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> None:
-    """Options of an architecture beside a model, and of a model without one, would be passed over in silence."""
+    """Refuse options of an architecture beside a model, and options of a model without one."""
     of_prompts = options.names_of(options.PromptFlags, without=["length"])
     if not of_model:
         names = [*of_prompts, *options.names_of(options.ModelFlags), "ingredients"]
@@ -154,7 +163,7 @@ def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> No
 
 
 def _needs_prompts(theory: str) -> bool:
-    """Whether a theory of a model reads prompts, be it for activations or for a model's mixing."""
+    """True if a theory of a model reads prompts, for activations or to measure the model's mixing."""
     from posbias.theory import ModelTheory, parse_theory
 
     name, parsed = parse_theory(theory)
@@ -162,7 +171,7 @@ def _needs_prompts(theory: str) -> bool:
 
 
 def _of_model(source: str, plan: "MeasurePlan", theory: str, *, prompted: bool) -> "Prediction":
-    """What a theory says of a model; `prompted`: whether prompts were asked for."""
+    """Predict a model; `prompted`: whether prompts were asked for."""
     from posbias.theory import ModelTheory, parse_theory
     from posbias.theory import predict as predict_profile
     from posbias.theory.predict import known_mixing

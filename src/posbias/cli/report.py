@@ -18,7 +18,7 @@ EXAMPLE = (
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", show_default=False)],
     seed: options.UnusedSeed = 0,
-    png: Annotated[bool, typer.Option("--png", help="Every figure as a PNG, too, for papers and slides.")] = False,
+    png: Annotated[bool, typer.Option("--png", help="Also save every figure as a PNG, for papers and slides.")] = False,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:

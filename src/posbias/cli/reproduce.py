@@ -37,7 +37,7 @@ class TrainedFlags:
     study: Annotated[
         list[str] | None, typer.Option(help="trained: one of the paper's studies, repeatable; all unless given.")
     ] = None
-    device: Annotated[str, typer.Option(help="trained: where, cpu, cuda, cuda:1 ...")] = "cpu"
+    device: options.Device = "cpu"
 
 
 @options.grouped
@@ -66,7 +66,10 @@ def reproduce(
     ] = False,
     flags: options.RunFlags,
 ) -> None:
-    """Run a published experiment again. What the paper reports, what comes out, and what survives."""
+    """Run a published experiment again.
+
+    What the paper reports stands beside what comes out, with a verdict on what survives.
+    """
     from posbias.papers import PAPERS
     from posbias.training import TrainOptions
 

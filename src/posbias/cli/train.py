@@ -27,7 +27,10 @@ def train(
     resume: options.Resume = False,
     flags: options.RunFlags,
 ) -> None:
-    """Train every member of a study. A grid of masks, encodings, depths and task settings, times seeds."""
+    """Train every member of a study.
+
+    A study is a grid of masks, encodings, depths and task settings, times seeds.
+    """
     from posbias.training import TrainOptions, load_study, training_record
     from posbias.training import train as train_study
 

@@ -20,7 +20,7 @@ DEFAULT_REPORT = Path("runs/verify")
 
 @dataclass(frozen=True)
 class OfModelFlags:
-    """What a model is read on, to put claims to the test on its attention."""
+    """Prompts and initialisation of a model on whose attention claims are tested."""
 
     prompts: Annotated[str, typer.Option(help="With --model: prompts, as for measure.")] = "default"
     count: options.Count = 8
@@ -37,7 +37,7 @@ def verify(
     mask: Annotated[
         str | None,
         typer.Option(
-            help="Centre nodes of this mask: prefix(length=4) ..., or a .npy, .csv or .txt file of 0 and 1.",
+            help="Find the centre nodes of this mask: prefix(length=4) ..., or a .npy, .csv or .txt file of 0 and 1.",
             show_default=False,
         ),
     ] = None,
@@ -53,9 +53,10 @@ def verify(
     ] = False,
     flags: options.RunFlags,
 ) -> None:
-    """Put published theorems and claims to the test. The number, the verdict, and the sharper fact.
+    """Put published theorems and claims to the test.
 
-    With --model on the attention of one model, trained or random: which premises it meets, and what holds on it.
+    Each comes with its number, a verdict and the sharper fact. With --model they are tested on the attention of that
+    model, trained or random: which premises it meets, and what holds on it.
     """
     from posbias import papers
     from posbias.report import write_report
