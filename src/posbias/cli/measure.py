@@ -58,7 +58,8 @@ def measure(
 ) -> None:
     """Measure the influence of every position on the last one.
 
-    How strongly each layer mixes is measured too. Several models are measured one after another, each into a directory of its own under --out.
+    How strongly each layer mixes is measured too. Several models are measured one after another, each into a directory
+    of its own under --out.
     """
     from posbias.auditing import MeasurePlan, measure_source
     from posbias.measurement.kinds import resolve_kinds
