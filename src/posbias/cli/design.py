@@ -69,7 +69,7 @@ def design(
     measured_lengths = [max(lengths)] if measured_at is None else options.whole_numbers("measured-at", measured_at)
     free = options.split_literals(over)
     _refuse_unread(context, model, free)
-    search = {"over": free, "n_positions": lengths, "starts": starts, "seed": flags.seed}
+    search: dict[str, Any] = {"over": free, "n_positions": lengths, "starts": starts, "seed": flags.seed}
     with running(context, flags) as run:
         measured: dict[str, Any] = {}
         if model is None:
