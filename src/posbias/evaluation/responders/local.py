@@ -132,7 +132,15 @@ class LocalResponder(Responder):
         self._counting = False
         self._unscored = False
         """True once an answer was to be scored although the prompt ends within thoughts."""
-        self._ending = Ending(model.tokenizer, _end_tokens(model))
+        # The model's generation settings have not been checked by anything else.
+        settings = getattr(model.network, "generation_config", None)
+        ends = [getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id]
+        end_tokens: list[Any] = []
+        for end in ends:
+            end_tokens += [] if end is None else end if isinstance(end, list | tuple) else [end]
+        for token in end_tokens:
+            check_whole("eos_token_id of the model", token, least=0, below=2**63)
+        self._ending = Ending(model.tokenizer, frozenset(end_tokens))
 
     @property
     def reuses(self) -> bool | None:
@@ -284,14 +292,3 @@ def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.nda
     logprobs = (answer_logits[:, 0] - logits.logsumexp(dim=-1)).tolist()
     ranks = (1 + (logits > answer_logits).sum(dim=-1)).tolist()
     return AnswerScore(tuple(min(0.0, value) for value in logprobs), tuple(int(rank) for rank in ranks))
-
-
-def _end_tokens(model: Model) -> frozenset[int]:
-    """End tokens of the model's generation settings, which nothing else has checked, and of its tokenizer."""
-    settings = getattr(model.network, "generation_config", None)
-    tokens: list[Any] = []
-    for value in (getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id):
-        tokens += [] if value is None else value if isinstance(value, list | tuple) else [value]
-    for token in tokens:
-        check_whole("eos_token_id of the model", token, least=0, below=2**63)
-    return frozenset(tokens)

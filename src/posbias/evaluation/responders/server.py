@@ -227,15 +227,12 @@ class ServerResponder(Responder):
                 request.stop
             )
         # Behind a prompt that opens thoughts a server may take them out without a word, but not before they end.
-        opened = generated.finish == CUT_OFF and self._opens_thoughts(request)
+        readable = self.tokenizer is not None and (self.options.kind == "text" or self.tokenizer.chat_template)
+        opened = False
+        if generated.finish == CUT_OFF and readable:
+            (text, _), _ = rendered(self._messages(request), self.tokenizer)
+            opened = opens_thoughts(text)
         return generated, told_apart(generated.text, opened=opened, pattern=request.answer_pattern).cut(request.stop)
-
-    def _opens_thoughts(self, request: Request) -> bool:
-        """True if the prompt ends within thoughts, so far as its tokenizer is known."""
-        if self.tokenizer is None or (self.options.kind == "chat" and not self.tokenizer.chat_template):
-            return False
-        (text, _), _ = rendered(self._messages(request), self.tokenizer)
-        return opens_thoughts(text)
 
     def _messages(self, request: Request) -> Any:
         """The prompt as it is sent: a text to a chat server is a message of the user."""

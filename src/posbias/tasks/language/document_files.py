@@ -173,23 +173,16 @@ def _documents_of(record: dict[str, Any], schema: Schema, where: str) -> tuple[D
         of_document = f"{where}, document {number}"
         if not isinstance(entry, dict):
             raise UsageError(f"{of_document}: an entry of {schema.name!r} must be an object, got {entry!r:.80}")
-        (gold if _is_gold(entry, schema, of_document) else distractors).append(_document_of(entry, schema, of_document))
+        flag = entry.get(schema.flag)
+        if schema.strict and not isinstance(flag, bool):
+            raise UsageError(f"{of_document}: field {schema.flag!r} must be true or false, got {flag!r:.80}")
+        titled = schema.titled or entry.get("title") is not None
+        title = text_field(entry, "title", of_document, empty=True) if titled else None
+        document = Document(title, text_field(entry, "text", of_document))
+        (gold if flag is True else distractors).append(document)
     if len(gold) != 1:
         raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold ({schema.flag} true); exactly 1 is needed")
     return gold[0], tuple(distractors)
-
-
-def _is_gold(entry: dict[str, Any], schema: Schema, where: str) -> bool:
-    flag = entry.get(schema.flag)
-    if schema.strict and not isinstance(flag, bool):
-        raise UsageError(f"{where}: field {schema.flag!r} must be true or false, got {flag!r:.80}")
-    return flag is True
-
-
-def _document_of(entry: dict[str, Any], schema: Schema, where: str) -> Document:
-    titled = schema.titled or entry.get("title") is not None
-    title = text_field(entry, "title", where, empty=True) if titled else None
-    return Document(title, text_field(entry, "text", where))
 
 
 def _gold_documents(path: str, *, beside: str) -> list[tuple[Document, str]]:
