@@ -50,30 +50,33 @@ def fresh() -> Callable[..., HuggingFaceModel]:
 
 
 @pytest.fixture(scope="session")
-def births() -> Callable[[Callable[[int], Model], int, int], np.ndarray]:
-    """Squared Jacobian norms of models of several seeds, one row each, on distinct random tokens."""
+def births() -> Callable[..., np.ndarray]:
+    """Squared Jacobian norms of models of several seeds, one row each, on the given or on distinct random tokens."""
 
-    def measure(build: Callable[[int], Model], n_positions: int, seeds: int) -> np.ndarray:
-        return np.stack([_squares(build(seed), n_positions, seed) for seed in range(seeds)])
+    def measure(
+        build: Callable[[int], Model], n_positions: int, seeds: int, ids: np.ndarray | None = None
+    ) -> np.ndarray:
+        return np.stack([_squares(build(seed), n_positions, seed, ids) for seed in range(seeds)])
 
     return measure
 
 
 @pytest.fixture(scope="session")
-def jacobians() -> Callable[[Callable[[int], Model], int, int], Jacobians]:
-    """Measure models of several seeds on distinct random tokens."""
+def jacobians(births: Callable[..., np.ndarray]) -> Callable[..., Jacobians]:
+    """Measure models of several seeds, as `births`."""
 
-    def measure(build: Callable[[int], Model], n_positions: int, seeds: int) -> Jacobians:
-        squares = np.stack([_squares(build(seed), n_positions, seed) for seed in range(seeds)])
+    def measure(*arguments: Any) -> Jacobians:
+        squares = births(*arguments)
         halves = [np.sqrt(squares[half::2].mean(axis=0)) for half in (0, 1)]
         return Jacobians(np.sqrt(squares.mean(axis=0)), distance(*halves))
 
     return measure
 
 
-def _squares(model: Model, n_positions: int, seed: int) -> np.ndarray:
+def _squares(model: Model, n_positions: int, seed: int, ids: np.ndarray | None) -> np.ndarray:
     generator = torch.Generator().manual_seed(seed)
     tokens = 3 + torch.randperm(model.vocabulary_size - 3, generator=generator)[:n_positions]
+    tokens = tokens if ids is None else torch.as_tensor(ids)
     entry = model.embed(tokens[None]).detach().expand(PROBES, -1, -1).clone().requires_grad_(True)
     hidden = model.last(entry).hidden
     probes = torch.randn(hidden.shape, generator=generator, dtype=hidden.dtype)

@@ -51,31 +51,16 @@ def born(config: ReferenceConfig, seed: int, vectors: torch.Tensor) -> Reference
     return ReferenceTransformer(replace(config, seed=seed, dtype="float64"), items=vectors)
 
 
-def measured(config: ReferenceConfig, ids: np.ndarray, vectors: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Squared Jacobian norms of every seed by random probes, and the prompt's profile: a root mean square."""
-    squares = []
-    for seed in range(SEEDS):
-        model = born(config, seed, vectors)
-        entry = model.embed(torch.as_tensor(ids)[None]).expand(8, -1, -1).clone().requires_grad_(True)
-        hidden = model.last(entry).hidden
-        probes = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(seed), dtype=hidden.dtype)
-        (gradient,) = torch.autograd.grad((hidden * probes).sum(), entry)
-        squares.append(gradient.square().sum(2).mean(0).numpy())
-    return np.stack(squares), np.sqrt(np.mean(squares, axis=0))
-
-
 @pytest.mark.parametrize("name", NETWORKS)
-def test_agrees_with_births(name, profile_distance):
+def test_agrees_with_births(name, jacobians, profile_distance):
     """W1 below .01, or below twice the noise (half of the seeds against the other) where that is more."""
     vectors, ids = items(), np.random.default_rng(0).permutation(40)[:N]
-    squares, norms = measured(NETWORKS[name], ids, vectors)
-    halves = [np.sqrt(squares[half::2].mean(axis=0)) for half in (0, 1)]
+    measured = jacobians(lambda seed: born(NETWORKS[name], seed, vectors), N, SEEDS, ids)
     theory = mean_field(born(NETWORKS[name], 0, vectors), N, prompts=Prompts(ids[None].astype(np.int64)))
-    found, noise = profile_distance(theory.jacobian_norm, norms), profile_distance(*halves)
-    flat = profile_distance(np.ones(N), norms)
-    assert found < max(0.01, 2 * noise)
-    assert found < 0.2 * flat
-    assert theory.jacobian_norm.sum() == pytest.approx(norms.sum(), rel=0.1)
+    away = profile_distance(theory.jacobian_norm, measured.norm)
+    assert away < max(0.01, 2 * measured.noise)
+    assert away < 0.2 * profile_distance(np.ones(N), measured.norm)
+    assert theory.jacobian_norm.sum() == pytest.approx(measured.norm.sum(), rel=0.1)
 
 
 def test_orthogonal_vectors_are_tokens() -> None:
