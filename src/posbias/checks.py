@@ -5,7 +5,7 @@ import math
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -102,6 +102,7 @@ def checked(function: Public) -> Public:
         return function
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
+    hints = cache(partial(get_type_hints, function))  # at the first call, when all names are defined
 
     @wraps(function)
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
@@ -109,9 +110,8 @@ def checked(function: Public) -> Public:
             bound = signature.bind(*arguments, **keywords)
         except TypeError:  # an argument too many or too few: Python's own message is the best
             return function(*arguments, **keywords)
-        hints = _hints(function)
         for parameter, value in bound.arguments.items():
-            hint = hints.get(parameter, Any)
+            hint = hints().get(parameter, Any)
             if not _fits(value, hint):
                 raise UsageError(f"{name}: {parameter} must be {_described(hint)}, got {_shown(value)}")
             if isinstance(value, str) and hint in (Path, Path | None):
@@ -130,11 +130,6 @@ def _power(number: int) -> str:
     """A large power of 2 as such, `2^62`; any other number in digits."""
     exponent = number.bit_length() - 1
     return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else str(number)
-
-
-@cache
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return get_type_hints(function)
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
-from posbias.checks import MACHINE_INTEGERS
+from posbias.checks import MACHINE_INTEGERS, PLAIN
 from posbias.errors import UsageError
 
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
@@ -22,9 +22,8 @@ UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 UNQUOTED = re.compile(r"(\w+)\s*=\s*([^\W\d][^,'\"()\[\]]*|[/~.][^,'\"()\[\]]+)")
 """A parameter and its value, where that is no quoted text, list or call."""
 
-PLAIN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None"}
-"""Words for a plain parameter's values, by its type."""
-PLAIN_SORTS = set(PLAIN_WORDS)
+PLAIN_SORTS = {int, float, str, bool, NoneType}
+"""Types of parameters whose values are checked here."""
 
 Variant = TypeVar("Variant")
 _Registered = TypeVar("_Registered")
@@ -101,7 +100,7 @@ class Registry(Generic[Variant]):
             allowed = (*sorts, int) if float in sorts else sorts
             odd = (isinstance(value, int) and abs(value) >= MACHINE_INTEGERS) or value != value
             if odd or not isinstance(value, allowed) or (isinstance(value, bool) and bool not in sorts):
-                words = " or ".join(PLAIN_WORDS[sort] for sort in sorts)
+                words = " or ".join(PLAIN[sort][1] for sort in sorts)
                 raise UsageError(f"{self.sort} {variant.name}: {field.name} must be {words}, got {value!r}")
 
     def spell(self, variant: object) -> str:
