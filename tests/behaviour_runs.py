@@ -1,15 +1,16 @@
-"""Records as audits with behaviour leave them, without a model."""
+"""Evaluations as audits with behaviour leave them, without a model."""
 
 import numpy as np
 
 import posbias as pb
+from posbias.evaluation import Evaluation
 
 PLACES = (0, 1, 2, 3, 4)
 GOLD = "influence/measured/logprob/gold"
 
 
 def saved(*, model="demo", seed=0, count=8, task="example_order(shots=5)", level=1.0):
-    """A record as `audit_behaviour` leaves one: influence falls with the position, accuracy with the influence."""
+    """An evaluation as `audit_behaviour` leaves one: influence falls with the position, accuracy with the influence."""
     generator = np.random.default_rng([seed, count, len(model)])
     falling = np.linspace(0.5, 0.1, len(PLACES))
     noise = generator.normal(0, 0.05, (2, count, len(PLACES)))
@@ -18,12 +19,14 @@ def saved(*, model="demo", seed=0, count=8, task="example_order(shots=5)", level
         "title": f"{model}: {task}",
         "task": task,
         "count": count,
+        "positions": list(PLACES),
         "max_tokens": 4,
         "responder": {"kind": "local", "model": {"source": model, "weights_sha256": model, "dtype": "float32"}},
     }
     record.seeds = {"samples": seed}
     series = {"source": "measured", "kind": "logprob", "what": "gold", "means": [], "correlations": {}}
-    record.scalars = {"n_items": len(PLACES), "influence": {"series": [series], "left_out": []}}
+    record.scalars = {"n_items": len(PLACES), "influence": {"series": [series], "left_out": []}, "curves": {}}
+    record.scalars |= {"skipped": {}, "cut_off": 0, "examples": count * len(PLACES)}
     blank = np.full((count, len(PLACES)), np.nan)
     record.arrays = {
         "positions": np.array(PLACES),
@@ -35,4 +38,4 @@ def saved(*, model="demo", seed=0, count=8, task="example_order(shots=5)", level
         "scores/prompt_tokens": np.full_like(blank, 51.0),
         GOLD: level * falling + noise[1],
     }
-    return record
+    return Evaluation.from_record(record)

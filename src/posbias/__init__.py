@@ -89,6 +89,8 @@ _HOMES = {
     for name in names.split()
 }
 """Where each public name lives. No package bears the name of a function here, so none can hide one."""
+_WORDED = {"evaluate", "load_record", "place"}
+"""Functions whose results answer in sentences."""
 
 __all__ = [
     "Architecture",
@@ -126,7 +128,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
-    return getattr(import_module(f"posbias.{_HOMES[name]}"), name)
+    found = getattr(import_module(f"posbias.{_HOMES[name]}"), name)
+    if name in _WORDED:
+        import_module("posbias.report")  # which words their results; no room below it does
+    return found
 
 
 def __dir__() -> list[str]:

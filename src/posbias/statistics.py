@@ -17,10 +17,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float64
+from pydantic import BeforeValidator
 
 from posbias.errors import UsageError
 
@@ -79,6 +80,14 @@ class Interval:
 
     def __str__(self) -> str:
         return self.text()
+
+
+StoredInterval = Annotated[
+    Interval, BeforeValidator(lambda stored: stored if isinstance(stored, Interval) else Interval.of_record(stored))
+]
+"""An interval in a dataclass that `runs.results.from_stored` reads from plain values."""
+StoredNumber = Annotated[float, BeforeValidator(lambda stored: math.nan if stored is None else stored)]
+"""A number there; NaN, which a record holds as None."""
 
 
 def _plain(number: float, spec: str) -> str:

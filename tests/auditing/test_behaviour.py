@@ -36,8 +36,13 @@ def plan():
 
 
 @pytest.fixture(scope="module")
-def record(model, plan):
+def behaviour(model, plan):
     return audit_behaviour(model, plan)
+
+
+@pytest.fixture(scope="module")
+def record(behaviour):
+    return behaviour.record
 
 
 @pytest.mark.parametrize("spelled", [TASK, "key_value(pairs=4)", "documents(documents=4)"])
@@ -97,9 +102,9 @@ def test_every_series_is_correlated_with_every_measure(record):
 def test_the_page_shows_what_weighs_beside_what_is_used(record):
     assert any(
         table.title.startswith("Influence and accuracy") or "log-probability" in table.title
-        for table in tables_of(record)
+        for table in tables_of(behaviour)
     )
-    assert any("rank correlation" in text for text in statements_of(record))
+    assert any("rank correlation" in text for text in statements_of(behaviour))
     page = html_of(report_of(record))
     assert "behaviour-influence" in page
     assert "answer&#x27;s item" in page or "answer's item" in page or "answer&#39;s item" in page
@@ -108,7 +113,7 @@ def test_the_page_shows_what_weighs_beside_what_is_used(record):
 def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, record, tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from posbias.auditing import behaviour
+    from posbias.auditing import behaviour as module
 
     calls = []
 
@@ -118,16 +123,16 @@ def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, recor
             raise pb.RunError("stopped")
         return measure_prompt(*arguments, **keywords)
 
-    monkeypatch.setattr(behaviour, "measure_prompt", failing)
+    monkeypatch.setattr(module, "measure_prompt", failing)
     with pytest.raises(pb.RunError, match="stopped"):
         audit_behaviour(model, plan, out=tmp_path)
-    assert pb.load_record(tmp_path).status == "failed"
-    monkeypatch.setattr(behaviour, "measure_prompt", measure_prompt)
+    assert pb.load_record(tmp_path).record.status == "failed"
+    monkeypatch.setattr(module, "measure_prompt", measure_prompt)
     again = replace(plan, evaluation=replace(plan.evaluation, resume=True))
     resumed = audit_behaviour(model, again, out=tmp_path)
-    assert resumed.scalars["reused"] == 2
+    assert resumed.reused == 2
     for name, array in record.arrays.items():
-        np.testing.assert_allclose(resumed.arrays[name], array, rtol=1e-6)
+        np.testing.assert_allclose(resumed.record.arrays[name], array, rtol=1e-6)
     assert not (tmp_path / "parts").exists()
 
 

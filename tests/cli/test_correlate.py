@@ -5,7 +5,7 @@ import pytest
 
 import posbias as pb
 from behaviour_runs import GOLD, saved
-from posbias.evaluation import correlate_runs
+from posbias.evaluation import InfluenceCorrelation, correlate
 from posbias.report.correlate import verdict_of
 
 
@@ -16,11 +16,9 @@ def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(p
     assert result.returncode == 0, result.stderr
     assert "rank correlation" in result.stdout
     record = pb.load_record(tmp_path / "tied")
-    again = correlate_runs([saved(), saved(model="other")])
-    assert record.scalars["pooled"] == again.scalars["pooled"]
-    np.testing.assert_array_equal(
-        record.arrays["groups/1/influence/measured/logprob/gold"], saved(model="other").arrays[GOLD]
-    )
+    again = correlate([saved(), saved(model="other")])
+    assert record.pooled == again.pooled
+    np.testing.assert_array_equal(record.record.arrays[f"groups/1/{GOLD}"], saved(model="other").record.arrays[GOLD])
     refused = posbias("correlate", tmp_path, "--out", tmp_path / "none")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
@@ -38,12 +36,12 @@ def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(p
 )
 def test_the_verdict_says_whether_what_weighs_is_used(plain, held, begins, says):
     """What is established here has a size of at least .5."""
-    record = correlate_runs([saved(), saved(model="other")])
-    entry = next(entry for entry in record.scalars["pooled"] if entry["source"] == "measured")
+    result = correlate([saved(), saved(model="other")])
+    entry = next(entry for entry in result.record.scalars["pooled"] if entry["source"] == "measured")
     for found in entry["correlations"]["accuracy"]["correlations"]:
         value = {"nothing": plain, "position_and_ends": held}.get(found["controlled"])
         if value is not None:
             found.update(value=value, low=value - 0.1, high=value + 0.1, established=abs(value) >= 0.5)
-    verdict = verdict_of(record)
+    verdict = verdict_of(InfluenceCorrelation.from_record(result.record))
     assert verdict.startswith(begins)
     assert says in verdict

@@ -55,7 +55,7 @@ def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
     record = pb.load_record(tmp_path / "placed")
-    expected = pb.place([0.5, 0.3, 0.2, 0.1], measured_use(finished, measure="reciprocal_rank"))
+    expected = pb.place([0.5, 0.3, 0.2, 0.1], measured_use(finished, by="reciprocal_rank"))
     assert record.scalars == json.loads(json.dumps({**expected.as_record(), "notices": {}}))
     assert printed["scalars"]["order"] == list(expected.order)
     told = posbias(*command)

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import rankdata, spearmanr
 
 from posbias.errors import UsageError
-from posbias.evaluation.correlation import CONTROLS, Pair, correlate, drawn_together
+from posbias.evaluation.correlation import CONTROLS, Pair, correlate_pairs, drawn_together
 
 
 def tables(first, second, count=30, noise=0.01, seed=0):
@@ -27,7 +27,7 @@ def test_the_plain_correlation_is_spearmans_of_the_mean_curves():
     curves = generator.random((2, 9))
     given = pair(*curves, noise=0.3)
     expected = spearmanr(given.first.mean(axis=0), given.second.mean(axis=0))
-    found = correlate(given).of("nothing")
+    found = correlate_pairs(given).of("nothing")
     assert found.value.value == pytest.approx(expected.statistic)
     assert found.p == pytest.approx(expected.pvalue, abs=0.03)
 
@@ -40,7 +40,7 @@ def test_partial_correlation_is_that_of_what_regression_on_ranks_leaves():
     held = np.column_stack([np.ones(10), rankdata(places), rankdata(np.minimum(places, 9 - places))])
     left = [values - held @ np.linalg.lstsq(held, values, rcond=None)[0] for values in ranks]
     expected = left[0] @ left[1] / np.sqrt((left[0] @ left[0]) * (left[1] @ left[1]))
-    assert correlate(given).of("position_and_ends").value.value == pytest.approx(expected)
+    assert correlate_pairs(given).of("position_and_ends").value.value == pytest.approx(expected)
 
 
 def test_curves_that_only_fall_alike_are_correlated_plainly_but_not_beyond_position():
@@ -49,9 +49,9 @@ def test_curves_that_only_fall_alike_are_correlated_plainly_but_not_beyond_posit
     established = dict.fromkeys(CONTROLS, 0)
     for seed in range(30):
         wiggles = generator.normal(0, 0.3, (2, 12))
-        found = correlate(pair(-places + wiggles[0], -places + wiggles[1], seed=seed))
+        found = correlate_pairs(pair(-places + wiggles[0], -places + wiggles[1], seed=seed))
         for name in CONTROLS:
-            established[name] += found.established(name)
+            established[name] += found.of(name).established
     assert established["nothing"] == 30
     assert established["position"] <= 5
     assert established["position_and_ends"] <= 5
@@ -60,11 +60,11 @@ def test_curves_that_only_fall_alike_are_correlated_plainly_but_not_beyond_posit
 def test_a_correlation_beyond_position_is_found():
     generator = np.random.default_rng(4)
     curve = generator.random(12)
-    found = correlate(pair(curve, curve**2, noise=0.005))
+    found = correlate_pairs(pair(curve, curve**2, noise=0.005))
     for name in CONTROLS:
         assert found.of(name).value.value > 0.9
-        assert found.established(name)
-    opposed = correlate(pair(curve, -curve, noise=0.005)).of("nothing")
+        assert found.of(name).established
+    opposed = correlate_pairs(pair(curve, -curve, noise=0.005)).of("nothing")
     assert opposed.value.value == pytest.approx(-1)
     assert opposed.value.high < 0
 
@@ -74,26 +74,26 @@ def test_within_positions_and_samples_the_examples_own_deviations_count():
     shared = generator.normal(size=(60, 5))
     levels, ease = generator.normal(size=5) * 10, generator.normal(size=(60, 1)) * 10
     given = Pair(shared + levels + ease, shared + levels[::-1] - ease, tuple(range(5)), 5)
-    assert correlate(given).within.value == pytest.approx(1)
+    assert correlate_pairs(given).within.value == pytest.approx(1)
     apart = Pair(shared + levels, generator.normal(size=(60, 5)) + levels, tuple(range(5)), 5)
-    found = correlate(apart).within
+    found = correlate_pairs(apart).within
     assert found.low < 0 < found.high
-    assert correlate(apart).of("nothing").value.value == 1
+    assert correlate_pairs(apart).of("nothing").value.value == 1
 
 
 def test_groups_are_ranked_each_by_itself_and_pooled():
     places = np.arange(4)
     rising = pair(places / 3, places / 3)
     shifted = pair(100 + places, -50 + places)
-    found = correlate([rising, shifted])
+    found = correlate_pairs([rising, shifted])
     assert found.of("nothing").value.value == pytest.approx(1)
     assert (found.n_positions, found.n_groups) == (8, 2)
     falling = pair(places / 3, -places / 3)
-    assert correlate([rising, falling]).of("nothing").value.value == pytest.approx(0, abs=1e-12)
+    assert correlate_pairs([rising, falling]).of("nothing").value.value == pytest.approx(0, abs=1e-12)
 
 
 def test_permutations_of_few_positions_are_counted_exactly():
-    found = correlate(pair([1, 2, 3, 4], [1, 2, 3, 4], noise=0.0)).of("nothing")
+    found = correlate_pairs(pair([1, 2, 3, 4], [1, 2, 3, 4], noise=0.0)).of("nothing")
     assert found.value.value == pytest.approx(1)
     assert found.p == pytest.approx(2 / 24)
 
@@ -101,17 +101,17 @@ def test_permutations_of_few_positions_are_counted_exactly():
 @pytest.mark.parametrize("n_positions", [1, 2, 3, 4])
 def test_too_few_positions_leave_the_correlation_undefined_instead_of_perfect(n_positions):
     curve = np.arange(n_positions, dtype=float)
-    found = correlate(pair(curve, curve))
+    found = correlate_pairs(pair(curve, curve))
     enough = {"nothing": 3, "position": 4, "ends": 4, "position_and_ends": 5}
     for name, least in enough.items():
         value = found.of(name).value.value
         # Position held fixed leaves nothing of a straight line.
         assert np.isnan(value) == (n_positions < least or name == "position")
-        assert not found.established(name) or n_positions >= 4
+        assert not found.of(name).established or n_positions >= 4
 
 
 def test_constant_curves_have_no_correlation():
-    found = correlate(pair(np.ones(6), np.arange(6.0), noise=0.0))
+    found = correlate_pairs(pair(np.ones(6), np.arange(6.0), noise=0.0))
     assert all(np.isnan(entry.value.value) and np.isnan(entry.p) for entry in found.correlations)
     assert np.isnan(found.within.value)
     assert found.as_record()["correlations"][0]["value"] is None
@@ -120,19 +120,19 @@ def test_constant_curves_have_no_correlation():
 def test_samples_with_gaps_are_left_out_and_a_single_one_supports_no_claim():
     given = pair([3, 1, 2, 5, 4], [3, 1, 2, 5, 4])
     given.first[1:, 0] = np.nan
-    found = correlate(given)
+    found = correlate_pairs(given)
     assert found.n_samples == 1
     assert found.of("nothing").value.low == -np.inf
-    assert not found.established("nothing")
-    both = correlate([given, pair([3, 1, 2, 5, 4], [3, 1, 2, 5, 4])])
+    assert not found.of("nothing").established
+    both = correlate_pairs([given, pair([3, 1, 2, 5, 4], [3, 1, 2, 5, 4])])
     assert both.n_samples == 1
 
 
 def test_what_cannot_be_correlated_is_refused():
     with pytest.raises(UsageError, match="at least 1"):
-        correlate([])
+        correlate_pairs([])
     with pytest.raises(UsageError, match="no sample has both"):
-        correlate(Pair(np.full((3, 4), np.nan), np.ones((3, 4)), (0, 1, 2, 3), 4))
+        correlate_pairs(Pair(np.full((3, 4), np.nan), np.ones((3, 4)), (0, 1, 2, 3), 4))
     with pytest.raises(UsageError, match="two equal tables"):
         Pair(np.ones((3, 4)), np.ones((3, 5)), (0, 1, 2, 3), 4)
     with pytest.raises(UsageError, match="infinite"):
@@ -141,7 +141,7 @@ def test_what_cannot_be_correlated_is_refused():
 
 def test_the_seed_decides():
     given = pair(*np.random.default_rng(6).random((2, 9)), noise=0.3)
-    assert correlate(given, seed=1).as_record() == correlate(given, seed=1).as_record()
+    assert correlate_pairs(given, seed=1).as_record() == correlate_pairs(given, seed=1).as_record()
 
 
 @pytest.mark.parametrize("n_positions", [5, 6])
@@ -150,7 +150,7 @@ def test_of_unrelated_curves_at_few_positions_few_are_called_correlated(n_positi
     found = dict.fromkeys(CONTROLS, 0)
     for _ in range(60):
         curves = [np.tile(curve, (2, 1)) for curve in generator.random((2, n_positions))]
-        drawn = correlate(Pair(*curves, tuple(range(n_positions)), n_positions))
+        drawn = correlate_pairs(Pair(*curves, tuple(range(n_positions)), n_positions))
         for name in CONTROLS:
             found[name] += drawn.of(name).p <= 0.05
     assert max(found.values()) <= 8  # 3 expected; permuting without clearing again gives 15 with both held fixed
@@ -184,7 +184,7 @@ def test_sharing_samples_widens_what_is_known_of_two_models():
     names = tuple(map(str, range(12)))
     shared = Pair(given.first, given.second, given.positions, 8, names)
     once, together, apart = (
-        correlate(group).of("nothing").value for group in (shared, [shared, shared], [given, given])
+        correlate_pairs(group).of("nothing").value for group in (shared, [shared, shared], [given, given])
     )
     assert together.high - together.low == pytest.approx(once.high - once.low, rel=0.05)
     assert apart.high - apart.low < 0.9 * (together.high - together.low)
@@ -203,6 +203,6 @@ def test_within_is_not_a_number_where_nothing_varies():
     assert (constant - constant.mean(axis=1, keepdims=True)).any()
     for level in (1.0, 1e6):
         for first, second in ((level * constant, varied), (varied, level * constant)):
-            assert np.isnan(correlate(Pair(first, second, tuple(range(7)), 7)).within.value)
+            assert np.isnan(correlate_pairs(Pair(first, second, tuple(range(7)), 7)).within.value)
     small = Pair(1e-6 * varied, varied, tuple(range(7)), 7)
-    assert correlate(small).within.value == pytest.approx(1)
+    assert correlate_pairs(small).within.value == pytest.approx(1)

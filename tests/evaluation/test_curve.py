@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import posbias.report  # noqa: F401 (it words findings)
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
     PositionCurve,

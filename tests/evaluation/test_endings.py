@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
+from posbias.evaluation import EvaluateOptions, evaluate
 from posbias.evaluation.endings import endings_of, open_answers, why_undecided
 from posbias.evaluation.responders import Responder
 from posbias.evaluation.responders.base import Reply, Response
@@ -45,7 +45,7 @@ def test_endings_are_counted_as_they_came():
     assert (found.answers, found.finished, found.ran_on, found.cut, found.open, found.others) == (12, 2, 2, 6, 4, 2)
     assert found.contains == pytest.approx(1 / 2)
     assert found.starts == pytest.approx(6 / 10), "of an empty answer that was cut off, it is not known"
-    record = evaluation_record(evaluated(("{}", "stop")), {})
+    record = evaluated(("{}", "stop")).record
     assert record.scalars["endings"] == {
         "answers": 12,
         "finished": 12,

@@ -8,7 +8,7 @@ import pytest
 
 import posbias as pb
 from posbias.errors import RunError, UsageError
-from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record, measured_use, write_outputs
+from posbias.evaluation import EvaluateOptions, evaluate, measured_use, write_outputs
 from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Responder, Response, as_responder
 from posbias.report.evaluate import statements_of, tables_of
 from posbias.report.page import html_of, report_of
@@ -131,7 +131,7 @@ def test_a_run_whose_server_goes_away_keeps_what_is_finished_and_goes_on(tmp_pat
 
 
 def test_the_first_estimate_stays_whatever_interrupts(tmp_path, monkeypatch):
-    module = sys.modules["posbias.evaluation.evaluation"]
+    module = sys.modules["posbias.evaluation.run"]
     monkeypatch.setattr(module, "preflight_answers", lambda waiting, *_, **__: {"prompts": 5 * len(waiting)})
     with pytest.raises(RunError, match="went away"):
         evaluate(Oracle(patience=17), TASK, options=EvaluateOptions(count=6, together=2, directory=tmp_path))
@@ -164,12 +164,17 @@ def test_without_scores_or_without_texts_the_other_measures_stand_alone():
 
 def test_the_record_holds_the_tables_and_places_passages(tmp_path):
     found = evaluate(Oracle(known=(0, 4)), TASK, options=EvaluateOptions(count=14))
-    record = evaluation_record(found, {"task": TASK}, command="posbias evaluate oracle")
-    record.save(tmp_path)
     write_outputs(found, tmp_path)
+    found.save(tmp_path)
     loaded = pb.load_record(tmp_path)
-    np.testing.assert_array_equal(loaded.arrays["scores/correct"], found.tables["correct"])
-    assert loaded.resolved["title"] == f"oracle: {TASK}"
+    for name, table in found.tables.items():
+        np.testing.assert_array_equal(loaded.tables[name], table)
+    unlike = {"record", "tables", "outputs"}
+    assert {name: vars(loaded)[name] for name in vars(loaded).keys() - unlike} == {
+        name: vars(found)[name] for name in vars(loaded).keys() - unlike
+    }
+    assert loaded.verdict == found.verdict
+    assert loaded.title == f"oracle: {TASK}"
     rows = [json.loads(line) for line in (tmp_path / "outputs.jsonl").read_text().splitlines()]
     assert [row["position"] for row in rows[:5]] == [0, 1, 2, 3, 4]
     assert rows[0]["answers"][0] in rows[0]["text"]
@@ -177,16 +182,16 @@ def test_the_record_holds_the_tables_and_places_passages(tmp_path):
     assert (use.measure, use.n_items) == ("accuracy", 5)
     placed = pb.place([0.5, 0.3, 0.1, 0.06, 0.04], use)
     assert set(placed.order[:1] + placed.order[-1:]) == {0, 1}
-    assert measured_use(loaded, measure="probability").scores[0, 0] == pytest.approx(np.exp(-1.5))
-    with pytest.raises(UsageError, match="has no 'beauty'; it has: accuracy, probability, reciprocal_rank"):
-        measured_use(loaded, measure="beauty")
+    assert measured_use(loaded, by="logprob").scores[0, 0] == pytest.approx(np.exp(-1.5))
+    with pytest.raises(UsageError, match="has no 'beauty'; it has: accuracy, logprob, reciprocal_rank"):
+        measured_use(loaded, by="beauty")
 
 
 def test_the_report_says_what_the_curves_say():
     found = evaluate(Oracle(known=(0, 4)), TASK, options=EvaluateOptions(count=8))
-    record = evaluation_record(found, {})
-    assert any("accuracy: a U: both ends are above the middle" in text for text in statements_of(record))
-    titles = [table.title for table in tables_of(record)]
+    record = found.record
+    assert any("accuracy: a U: both ends are above the middle" in text for text in statements_of(found))
+    titles = [table.title for table in tables_of(found)]
     assert titles[0] == f"{TASK}: by position of the answer (0 ... 4)"
     assert "accuracy: against the best position" in titles
     page = html_of(report_of(record))
@@ -196,8 +201,8 @@ def test_the_report_says_what_the_curves_say():
 def test_a_single_position_and_few_samples_claim_nothing():
     found = evaluate(Oracle(known=(2,)), TASK, options=EvaluateOptions(count=1, positions=(2,)))
     assert found.curves["accuracy"].shape is None
-    record = evaluation_record(found, {})
-    assert "too few for a claim" in statements_of(record)[0]
+    record = found.record
+    assert "too few for a claim" in statements_of(found)[0]
     assert html_of(report_of(record))
 
 
@@ -246,7 +251,7 @@ def test_of_samples_that_are_partly_too_long_the_answered_ones_are_counted(long_
     lost = int((lengths > lengths.min()).sum())
     assert 0 < lost < 3
     assert found.skipped == {0: lost, 1: lost}
-    record = evaluation_record(found, {})
+    record = found.record
     assert record.scalars["skipped"] == {"0": lost, "1": lost}
     assert np.isnan(found.tables["correct"]).sum() == 2 * lost
     assert sum(row["finish"] == "skipped" and row["text"] is None for row in found.outputs) == 2 * lost
@@ -266,8 +271,8 @@ def test_a_rank_that_is_sometimes_unknown_makes_no_curve():
 
     found = evaluate(Listing(), TASK, options=EvaluateOptions(count=6))
     assert list(found.curves) == ["accuracy", "logprob"]
-    with pytest.raises(UsageError, match="it has: accuracy, probability"):
-        measured_use(evaluation_record(found, {}), measure="reciprocal_rank")
+    with pytest.raises(UsageError, match="it has: accuracy, logprob"):
+        measured_use(found, by="reciprocal_rank")
 
 
 def test_a_responder_without_scores_that_shall_not_generate_is_refused():

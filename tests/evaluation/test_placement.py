@@ -13,13 +13,13 @@ from posbias.evaluation.placement import (
     REFERENCES,
     SAMPLES_TO_CONFIRM,
     MeasuredUse,
+    PlaceOptions,
     order_by_curve,
     place,
     shrink_to_flat,
     slot_weights,
 )
 from posbias.report.place import placement_report
-from posbias.runs.records import Record
 
 U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])
 RELEVANCE = [0.1, 0.5, 0.05, 0.3, 0.05]
@@ -186,7 +186,7 @@ def test_the_p_of_evaluate_on_the_same_samples_stands_beside_that_of_place():
         assert placed.p_shape == curve.shape.p_flat
         assert placed.p_flat == shrink_to_flat(used.scores, np.ones((1, 16))).p_flat[0]
         differ += placed.decided != (placed.p_shape <= 0.05)
-        page = placement_report(Record(verb="place", arguments={}, resolved={"title": "x"}, scalars=placed.as_record()))
+        page = placement_report(placed)
         told = f"p {placed.p_flat:.2g}, an F-test of all differences between them; evaluate says {placed.p_shape:.2g}"
         assert told in page.verdict[2]
     assert differ, "a zigzag is neither trend nor bend"
@@ -234,6 +234,6 @@ def test_curves_that_cannot_carry_an_order_are_refused():
 def test_the_record_is_plain_and_the_seed_decides():
     import json
 
-    first, again = (place(RELEVANCE, use(U_SHAPE, 30), seed=3) for _ in range(2))
-    assert json.dumps(first.as_record()) == json.dumps(again.as_record())
-    assert first.as_record()["decided"] is True
+    first, again = (place(RELEVANCE, use(U_SHAPE, 30), options=PlaceOptions(seed=3)).record for _ in range(2))
+    assert json.dumps(first.scalars) == json.dumps(again.scalars)
+    assert first.scalars["decided"] is True

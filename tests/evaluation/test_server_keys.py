@@ -12,7 +12,7 @@ from evaluation.hostile import Hostile, answer, hostile_server, repeated, said, 
 from evaluation.replies import generated, scored
 from evaluation.serving import chat, stand_in
 from posbias.errors import RunError, UsageError
-from posbias.evaluation import evaluate, evaluation_record
+from posbias.evaluation import evaluate
 from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
 from posbias.evaluation.responders.client import Client, is_local
 from posbias.evaluation.responders.masking import Mask
@@ -173,7 +173,7 @@ def test_a_key_in_clear_is_warned_of_before_it_is_sent_and_noted(
         monkeypatch.delenv("HTTP_PROXY")
         monkeypatch.setattr("posbias.evaluation.responders.client.is_local", lambda _: False)
         responder = ServerResponder(server.address, "m", OPTIONS)
-        record = evaluation_record(evaluate(responder, "key_value(pairs=2)", options=EvaluateOptions(count=1)), {})
+        record = evaluate(responder, "key_value(pairs=2)", options=EvaluateOptions(count=1)).record
     said = capsys.readouterr().err
     assert said == (
         f"warning: the key in TEST_KEY is sent unencrypted to {server.address}/v1, where others can read it; "

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evaluation.serving import Reply, stand_in
-from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
+from posbias.evaluation import EvaluateOptions, evaluate
 from posbias.evaluation.responders import ServerOptions, ServerResponder
 from posbias.evaluation.responders.server_answers import Echo, read_answer, score_of
 from posbias.report.page import report_of
@@ -68,7 +68,7 @@ def test_answers_that_could_not_be_scored_are_counted_and_said() -> None:
         responder = ServerResponder(server.address, "m", options)
         asked = EvaluateOptions(count=3, generate=False)
         found = evaluate(responder, Documents(documents=2), options=asked)
-    record = evaluation_record(found, {})
+    record = found.record
     assert record.scalars["unscored"] == 3
     sentence = "3 of 6 right answers were not scored: the server's tokens do not tell where they begin"
     assert sentence in report_of(record).left_out

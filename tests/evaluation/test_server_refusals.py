@@ -14,7 +14,7 @@ from rich.console import Console
 from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
 from posbias.errors import RunError, UsageError
-from posbias.evaluation import EvaluateOptions, Evaluation, evaluate, evaluation_record
+from posbias.evaluation import EvaluateOptions, Evaluation, evaluate
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
 from posbias.report.page import html_of, report_of, show_report
@@ -94,7 +94,7 @@ def test_refused_prompts_are_named_counted_and_left_out(refusal: Reply, reason: 
 def test_refused_prompts_stand_first_in_record_page_and_terminal() -> None:
     texts = prompts(12)
     names = [name for name in texts if name[1] == 1][3:6:2]
-    record = evaluation_record(evaluated({texts[name] for name in names}, 12), {})
+    record = evaluated({texts[name] for name in names}, 12).record
     assert [(row["sample"], row["position"]) for row in record.scalars["refused"]] == names
     notice = "2 of 48 prompts were refused by the server and are left out of every curve (position 1: 2)."
     report = report_of(record)

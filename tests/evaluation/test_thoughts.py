@@ -15,7 +15,7 @@ import posbias as pb
 from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
 from posbias.errors import RunError, UsageError
-from posbias.evaluation import EvaluateOptions, Evaluation, evaluate, evaluation_record, measured_use
+from posbias.evaluation import EvaluateOptions, Evaluation, evaluate, measured_use
 from posbias.evaluation.responders import LocalResponder, Request, ServerOptions, ServerResponder
 from posbias.evaluation.responders.running import Ending, Started
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
@@ -279,7 +279,7 @@ def test_a_right_answer_behind_thoughts_is_right_and_one_within_them_is_not() ->
     assert right.tables["correct"].mean() == 1.0
     within = of_documents(lambda _, town: said(f"<think>\nIs it {town}?\n</think>\n\nI do not know."))
     assert within.tables["correct"].mean() == 0.0
-    record = evaluation_record(within, {})
+    record = within.record
     assert (record.scalars["reading"]["thought"], record.scalars["reading"]["unfinished"]) == (16, 0)
     assert report_of(record).notices[-1] == "16 of 16 answers came with thoughts, which were taken out."
 
@@ -289,7 +289,7 @@ def test_answers_that_never_came_out_of_thoughts_are_wrong_shown_and_past_a_shar
     many: bool, withheld: bool, tmp_path: Path
 ) -> None:
     found = of_documents(lambda index, town: said(f"<think>{town}" if index in (0, many) else town, "length"))
-    record = evaluation_record(found, {})
+    record = found.record
     assert record.scalars["reading"]["unfinished"] == 1 + many
     assert found.tables["correct"].sum() == 15 - many
     assert ("accuracy" in record.scalars["curves"]) is not withheld
@@ -301,7 +301,7 @@ def test_answers_that_never_came_out_of_thoughts_are_wrong_shown_and_past_a_shar
     assert page.notices[0].split(" (")[0] in unescape(html_of(page))
     if withheld:
         with pytest.raises(UsageError, match="the run has no 'accuracy'"):
-            measured_use(record, measure="accuracy")
+            measured_use(record, by="accuracy")
 
 
 def test_a_closing_mark_alone_gives_away_thoughts_that_were_cut_off_without_any() -> None:
@@ -335,7 +335,7 @@ def test_tokens_for_thoughts_are_asked_for_beside_those_of_the_answer() -> None:
         options = EvaluateOptions(count=1, max_tokens=20, thinking_tokens=1000, answer_pattern="^(.*)$")
         found = evaluate(responder, Documents(documents=2), options=options)
     assert set(asked) == {1020}
-    resolved = evaluation_record(found, {}).resolved
+    resolved = found.record.resolved
     assert (resolved["max_tokens"], resolved["thinking_tokens"], resolved["answer_pattern"]) == (20, 1000, "^(.*)$")
     json.dumps(resolved)
 

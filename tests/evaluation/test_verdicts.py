@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
+from posbias.evaluation import EvaluateOptions, evaluate
 from posbias.evaluation.export import export_lm_eval
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.evaluation.verdicts import judge_verdicts
@@ -66,9 +66,9 @@ def test_rates_of_known_judges(pairs: str, say: Any, accuracy: float, flips: flo
     for rate in (verdicts.accuracy, verdicts.flip_rate, verdicts.first_pick):
         assert rate.known
         assert 0 <= rate.low <= rate.value <= rate.high <= 1
-    record = evaluation_record(found, {})
+    record = found.record
     assert record.scalars["verdicts"]["flip_rate"]["value"] == flips
-    assert any(leaning in text for text in statements_of(record))
+    assert any(leaning in text for text in statements_of(found))
     assert "first response picked (1/2 without position bias)" in html_of(report_of(record))
 
 
@@ -78,7 +78,7 @@ def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_not
     assert verdicts is not None
     assert (verdicts.accuracy.value, verdicts.unread, verdicts.ties, verdicts.n_both) == (0.0, 12, 0, 0)
     assert not verdicts.first_pick.known
-    record = evaluation_record(found, {})
+    record = found.record
     assert record.scalars["reading"] == {
         "answers": 12,
         "unread": 12,
@@ -98,10 +98,10 @@ def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_not
 def test_a_tenth_of_the_answers_may_be_unreadable(pairs: str, unread: int, withheld: bool) -> None:
     said = iter(["?"] * unread + ["Response B"] * 32)
     found = evaluate(Judge(lambda _: next(said)), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False))
-    record = evaluation_record(found, {})
+    record = found.record
     assert (record.scalars["reading"]["unread"], record.scalars["reading"]["withheld"]) == (unread, withheld)
     assert ("accuracy" in record.scalars["curves"]) is not withheld
-    assert any("the second slot is preferred" in text for text in statements_of(record)) is not withheld
+    assert any("the second slot is preferred" in text for text in statements_of(found)) is not withheld
 
 
 def test_ties_are_an_outcome_of_their_own(pairs: str) -> None:
@@ -112,7 +112,7 @@ def test_ties_are_an_outcome_of_their_own(pairs: str) -> None:
     assert (verdicts.accuracy.value, verdicts.tie_rate.value, verdicts.ties, verdicts.unread) == (0.5, 0.5, 16, 0)
     assert verdicts.n_both == 0, "no pair has a response named in both orders"
     assert not found.reading.withheld
-    table = report_of(evaluation_record(found, {})).summary[0]
+    table = report_of(found.record).summary[0]
     assert [row[0] for row in table.cells][-1] == "tie called"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from planted import PlantedResponder
 from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
+from posbias.evaluation import EvaluateOptions, evaluate
 from posbias.evaluation.responders import LocalResponder
 from posbias.mitigation.fitting.fit import FitOptions
 from posbias.mitigation.methods.base import MITIGATIONS
@@ -121,7 +121,7 @@ def test_a_run_that_follows_another_is_made_again_where_that_has_changed(tmp_pat
 
     def measure(curve):
         found = evaluate(PlantedResponder(curve), task, options=EvaluateOptions(count=40))
-        evaluation_record(found, {}).save(followed, overwrite=True)
+        found.record.save(followed, overwrite=True)
 
     def run():
         given = MitigateOptions(

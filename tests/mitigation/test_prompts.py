@@ -11,7 +11,7 @@ import torch
 
 from evaluation.test_responders_local import tiny
 from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate, evaluation_record
+from posbias.evaluation import EvaluateOptions, evaluate
 from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Request, Responder, Response
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.mitigation import MITIGATIONS, PromptMitigation, answering_under, resolve_method
@@ -45,7 +45,7 @@ class Biased(Responder):
 def curve(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of a model that uses the last slot alone."""
     directory = tmp_path_factory.mktemp("run")
-    evaluation_record(evaluate(Biased(4), TASK, options=EvaluateOptions(count=12)), {}).save(directory)
+    evaluate(Biased(4), TASK, options=EvaluateOptions(count=12)).record.save(directory)
     return str(directory)
 
 

@@ -1,6 +1,7 @@
 """What the pages of single verbs say first, and draw: in numbers that can be true, and of curves that can be seen."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,17 @@ import pytest
 
 from posbias.designing import design, design_record
 from posbias.display.figures import Figure, HeatMap
-from posbias.evaluation import place
-from posbias.evaluation.placement import MeasuredUse
+from posbias.evaluation import MeasuredUse, Placement, place
+from posbias.evaluation.curve import Contrast, PositionCurve, Shape
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
 from posbias.report import report_of, verdict, write_report
-from posbias.report.correlate import notices_of_runs
 from posbias.report.evaluate import VERDICTS
 from posbias.report.layout import caveats_of
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
 from posbias.report.wording import GLOSSARY
 from posbias.runs.records import Record
+from posbias.statistics import Interval
 
 BY_HEAD = ("distance", "entropy", "content/diagonal", "content/off_diagonal", "content/difference", "content/published")
 SIMILARITIES = ("diagonal", "off_diagonal", "diagonal_outside", "off_diagonal_outside")
@@ -75,11 +76,10 @@ def test_a_kernel_of_many_cells_is_drawn_in_fewer(tmp_path: Path) -> None:
     assert write_report([attention(600)], tmp_path).stat().st_size < 1_500_000
 
 
-def placed(curve: list[float], *, count: int = 40) -> Record:
+def placed(curve: list[float], *, count: int = 40) -> Placement:
     scores = (np.random.default_rng(0).random((count, len(curve))) < curve).astype(np.float64)
     use = MeasuredUse(scores, tuple(range(len(curve))), len(curve))
-    found = place([0.5, 0.3, 0.2], use)
-    return Record("place", {}, {"title": "demo: order of 3 passages"}, scalars=found.as_record())
+    return place([0.5, 0.3, 0.2], use)
 
 
 def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
@@ -102,11 +102,12 @@ def test_a_placement_that_rests_on_nothing_says_so() -> None:
     assert report.picture[0].title == "No difference between the places is shown"
 
 
-def evaluated(kind: str = "local") -> Record:
-    ends = [{"value": value, "low": value - 0.1, "high": value + 0.1} for value in (0.2, 0.5, 0.6)]
-    shape = {"label": "rising", "p_flat": 0.01}
-    curve = {"positions": [0, 4, 9], "means": ends, "counts": [8] * 3, "findings": ["it rises"], "shape": shape}
-    scalars = {"curves": {"accuracy": {**curve, "comparison": None, "gold_tokens": None}}, "n_items": 10}
+def evaluated(kind: str = "local", values: Sequence[float] = (0.2, 0.5, 0.6)) -> Record:
+    ends = tuple(Interval(value, value - 0.1, value + 0.1) for value in values)
+    trend = Contrast(Interval(0.4, 0.1, 0.7), 0.01)
+    shape = Shape("rising", 0.01, 0.5, 0.5, trend, trend, trend, trend, 8, 0.05)
+    curve = PositionCurve((0, 4, 9), ends, (8, 8, 8), 8, 8, 0, shape=shape)
+    scalars = {"curves": {"accuracy": curve.as_record()}, "n_items": 10}
     scalars |= {"skipped": {}, "cut_off": 0, "examples": 24}
     responder = {"kind": kind, "model": {"source": "some one/a model"}}
     resolved = {"title": "a model: keys", "task": "key_value(pairs=10)", "positions": [0, 4, 9], "responder": responder}
@@ -140,15 +141,12 @@ def test_answers_by_position_name_best_and_worst_and_what_to_do_with_this_model(
     ],
 )
 def test_positions_that_are_alike_are_all_named(values: list[float], said: str) -> None:
-    record = evaluated()
-    means = [{"value": value, "low": value - 0.1, "high": value + 0.1} for value in values]
-    record.scalars["curves"]["accuracy"]["means"] = means
-    assert said in verdict(record)[0]
+    assert said in verdict(evaluated(values=values))[0]
 
 
 def test_what_counts_as_wrong_is_not_left_out_and_skipped_examples_are_no_answers() -> None:
     record = evaluated()
-    record.scalars |= {"skipped": {"9": 4}, "cut_off": 3, "empty": 2, "verdicts": {"unread": 1, "findings": []}}
+    record.scalars |= {"skipped": {"9": 4}, "cut_off": 3, "empty": 2, "verdicts": {"unread": 1, "ties": 0}}
     record.resolved["max_tokens"] = 8
     record.scalars["verdicts"] |= {rate: {"value": 0.5, "low": 0.1, "high": 0.9} for rate in VERDICTS}
     record.scalars["verdicts"] |= {"n_pairs": 8, "n_both": 7}
@@ -180,7 +178,8 @@ def test_what_is_odd_about_samples_is_said_of_servers_and_of_several_runs_too() 
         "('</s>', '<s>' 2 times): whether they are read as ordinary text where the model runs is not known." in spelled
     )
     run = {"title": "a model: own", "count": 12, "notices": noticed()}
-    (first, second) = notices_of_runs(Record("correlate", {}, scalars={"notices": [run]}))
+    scalars = {"groups": [], "pooled": [], "alone": [], "notices": [run]}
+    first, second = report_of(Record("correlate", {}, scalars=scalars)).notices
     assert first.startswith("a model: own: In 9 of 12 samples")
     assert second.endswith("they were read as ordinary text, never as the tokens.")
 

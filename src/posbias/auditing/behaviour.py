@@ -26,17 +26,15 @@ from posbias.evaluation import (
     EvaluateOptions,
     Evaluation,
     Pair,
-    correlate,
+    correlate_pairs,
     evaluate_responder,
-    evaluation_record,
     finished_evaluation,
     write_outputs,
 )
-from posbias.evaluation.correlation import correct_for_number
+from posbias.evaluation.correlation import SeriesName, correct_for_number
 from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import BEHAVIOUR
-from posbias.evaluation.pooling import Name
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.evaluation.spans import SampleSpans, encoded_prompt, spans_of
 from posbias.measurement.cost import estimate_cost, report_cost, without_passes
@@ -48,8 +46,8 @@ from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.report import conclude, write_report
 from posbias.runs.directories import held
-from posbias.runs.parts import PartStore, fingerprint, made_by
-from posbias.runs.records import REPORT_FILE, Record, remove_record, run_directory
+from posbias.runs.parts import PartStore, made_by
+from posbias.runs.records import REPORT_FILE, Record, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 GOLD, PLACE = "gold", "place"
@@ -78,20 +76,20 @@ class Weighing:
             "model": self.model.describe(),
             **self.plan.measured,
             "positions": list(self.evaluation.positions),
-            "seed": self.evaluation.options.seed,
+            "seed": self.plan.evaluation.seed,
             "made_by": made_by(),
         }
         return PartStore(self.directory, settings, resume=True)
 
-    def series(self) -> tuple[dict[Name, Scores], list[str]]:
+    def series(self) -> tuple[dict[SeriesName, Scores], list[str]]:
         """Shares of influence, of the GOLD item or of a PLACE, one row per sample, and what was left out.
 
         A sample that was too long at any position has NaN throughout.
         """
         evaluation, positions = self.evaluation, self.evaluation.positions
-        samples = list(spans_of(evaluation.task, self.model.tokenizer, evaluation.options))
+        samples = list(spans_of(self.plan.asked, self.model.tokenizer, self.plan.evaluation))
         fits = evaluation.tables["too_long"].sum(axis=1) == 0
-        tables: dict[Name, Scores] = {}
+        tables: dict[SeriesName, Scores] = {}
         left_out: dict[str, None] = {}
         for row in track([row for row in range(len(samples)) if fits[row]], "influence"):
             shares, reasons = self._sample(samples[row], row)
@@ -103,7 +101,7 @@ class Weighing:
                     del about[GOLD]
                 for what, values in about.items():
                     blank = np.full((len(samples), len(positions)), np.nan)
-                    tables.setdefault(Name(source, kind or None, what), blank)[row] = values
+                    tables.setdefault(SeriesName(source, kind or None, what), blank)[row] = values
         return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)
 
     def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -133,7 +131,7 @@ class Weighing:
                 kinds = [kind for kind in self.plan.resolved if kind.takes_targets is takes_targets]
                 if not kinds:
                     continue
-                key = (self.evaluation.options.seed, index)
+                key = (self.plan.evaluation.seed, index)
                 passes = PassOptions(output=output, precision_prompts=0)
                 measured = measure_prompt(self.model, token_ids, kinds=kinds, key=key, options=passes)
                 for kind, norms in measured.norms.items():
@@ -227,7 +225,7 @@ def audit_behaviour(
     out: str | Path | None = None,
     arguments: Mapping[str, Any] | None = None,
     command: str = "",
-) -> Record:
+) -> Evaluation:
     """Answers by position, influence and theories of the same prompts, and how they hang together.
 
     Args:
@@ -241,36 +239,36 @@ def audit_behaviour(
             fit into memory.
         RunError: the run failed; finished samples and prompts are kept.
     """
-    given = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
+    passed = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
     resume, overwrite = plan.evaluation.resume, plan.evaluation.overwrite
-    with run_directory(out, verb="evaluate", arguments=given, resume=resume, overwrite=overwrite) as directory:
+    with run_directory(out, verb="evaluate", arguments=passed, resume=resume, overwrite=overwrite) as directory:
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
-        finished = finished_evaluation(responder, plan.asked, options, **plan.measured)
+        finished = finished_evaluation(responder, plan.asked, options, beside=plan.measured)
         if finished is not None and directory is not None:
             conclude(finished, directory, found=True)
             return finished
         plan = preflight_behaviour(model, plan) if plan.cost is None else plan
-        evaluation = evaluate_responder(responder, plan.asked, options)
+        evaluation = evaluate_responder(responder, plan.asked, options, beside=plan.measured)
         series, left_out = Weighing(model, plan, evaluation, directory).series()
-        record = evaluation_record(evaluation, given, command=command)
+        record = evaluation.record
+        record.called(passed, command)
         record.resolved["kinds"] = plan.measured["kinds"]
-        record.resolved["fingerprint"] = fingerprint({"evaluation": evaluation.fingerprint, **plan.measured})
         if directory is not None and directory.name == BEHAVIOUR:
             record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
         record.scalars["cost_of_influence"] = dict(plan.cost or {})
-        _store_correlations(record, evaluation, series, left_out)
+        _store_correlations(evaluation, series, left_out)
+        weighed = replace(Evaluation.from_record(record), outputs=evaluation.outputs)
         if directory is not None:
-            remove_record(directory)  # of an older run, which had other outputs
-            write_outputs(evaluation, directory)
-            conclude(record, directory)
-    return record
+            write_outputs(weighed, directory)
+            conclude(weighed, directory)
+    return weighed
 
 
-def _store_correlations(
-    record: Record, evaluation: Evaluation, series: Mapping[Name, Scores], left_out: Sequence[str]
-) -> None:
+def _store_correlations(evaluation: Evaluation, series: Mapping[SeriesName, Scores], left_out: Sequence[str]) -> None:
+    """Put the shares of influence, and their correlations with every measure, into the record."""
+    record, seed = evaluation.record, evaluation.record.seeds["samples"]
     entries = []
-    pairs = partial(Pair, positions=evaluation.positions, n_items=evaluation.task.n_items)
+    pairs = partial(Pair, positions=evaluation.positions, n_items=evaluation.n_items)
     for name, table in series.items():
         record.arrays[name.array] = table
         entries.append(
@@ -278,7 +276,7 @@ def _store_correlations(
                 **name._asdict(),
                 "means": [mean.as_record() for mean in position_means(table)],
                 "correlations": {
-                    measure: correlate(pair, seed=evaluation.options.seed).as_record()
+                    measure: correlate_pairs(pair, seed=seed).as_record()
                     for measure, scores in evaluation.measures.items()
                     if len((pair := pairs(table, scores)).complete)
                 },

@@ -152,4 +152,4 @@ def _examined(
         return {directory: audited.record}
     answered = audit_behaviour(subject, plan, out=directory / BEHAVIOUR, arguments=arguments, command=settings.command)
     link_behaviour(audited.record, directory)
-    return {directory: audited.record, directory / BEHAVIOUR: answered}
+    return {directory: audited.record, directory / BEHAVIOUR: answered.record}

@@ -23,12 +23,13 @@ def correlate(
     flags: options.RunFlags,
 ) -> None:
     """Correlate influence with behaviour over finished audits. Rank and partial correlations, ranks within each run."""
-    from posbias.evaluation import correlate_runs
-    from posbias.evaluation.evaluation import load_behaviour
+    from posbias.evaluation import CorrelateOptions, load_evaluation
+    from posbias.evaluation import correlate as correlate_runs
     from posbias.runs.records import reading
 
     with running(context, flags) as run:
-        records = [load_behaviour(each) for each in runs]
-        with reading(*records):
-            record = correlate_runs(records, seed=flags.seed, arguments=run.arguments, command=run.command)
-        run.finish(record)
+        evaluations = [load_evaluation(directory, "a correlation") for directory in runs]
+        with reading(*(evaluation.record for evaluation in evaluations)):
+            result = correlate_runs(evaluations, options=CorrelateOptions(seed=flags.seed))
+        result.record.called(run.arguments, run.command)
+        run.finish(result.record)

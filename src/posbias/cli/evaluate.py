@@ -212,21 +212,18 @@ def _evaluate(
     flags: options.RunFlags,
 ) -> None:
     """Evaluate, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
-    from posbias.evaluation import evaluate_responder, evaluation_record, finished_evaluation, write_outputs
-    from posbias.runs.records import remove_record
+    from posbias.evaluation import evaluate_responder, finished_evaluation, write_outputs
 
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
         responder = responder_in(run.directory)
         finished = finished_evaluation(responder, task, settings)
-        record = finished
-        if record is None:
-            found = evaluate_responder(responder, task, settings)
-            record = evaluation_record(found, run.arguments, command=run.command)
+        evaluation = finished or evaluate_responder(responder, task, settings)
+        if finished is None:
+            evaluation.record.called(run.arguments, run.command)
             if run.directory is not None:
-                remove_record(run.directory)  # of an older run, which had other outputs
-                write_outputs(found, run.directory)
-        run.finish(record, found=finished is not None)
+                write_outputs(evaluation, run.directory)
+        run.finish(evaluation.record, found=finished is not None)
 
 
 def _export(

@@ -25,36 +25,22 @@ def place(
     *,
     by: Annotated[
         str | None,
-        typer.Option(help="accuracy, probability or reciprocal_rank.", show_default="the first that was measured"),
+        typer.Option(help="accuracy, logprob or reciprocal_rank.", show_default="the first that was measured"),
     ] = None,
     flags: options.RunFlags,
 ) -> None:
     """Order passages for one model. Where the relevant ones should stand, and what that is worth on held-out data."""
-    from posbias.evaluation import measured_use
-    from posbias.evaluation import place as find_order
-    from posbias.evaluation.evaluation import load_behaviour
-    from posbias.runs.records import Record, reading
+    from posbias.evaluation import PlaceOptions, load_evaluation
+    from posbias.evaluation import place as order_passages
+    from posbias.runs.records import reading
 
     relevance = scores_of(scores)
     with running(context, flags) as this:
-        measured = load_behaviour(run)
-        with reading(measured):
-            found = find_order(relevance, measured_use(measured, measure=by), seed=flags.seed)
-        record = Record(
-            verb="place",
-            arguments=this.arguments,
-            resolved={
-                "title": f"{measured.resolved.get('title', 'a model')}: order of {len(relevance)} passages",
-                "command": this.command,
-                "run": measured.run_id,
-                "relevance": relevance,
-                "count": measured.resolved.get("count"),
-                "responder": {"kind": measured.resolved.get("responder", {}).get("kind")},
-            },
-            scalars={**found.as_record(), "notices": measured.scalars.get("notices", {})},
-            seeds={"bootstrap": flags.seed},
-        )
-        this.finish(record)
+        evaluation = load_evaluation(run, "placing")
+        with reading(evaluation.record):
+            placement = order_passages(relevance, evaluation, options=PlaceOptions(by, flags.seed))
+        placement.record.called(this.arguments, this.command)
+        this.finish(placement.record)
 
 
 def scores_of(text: str) -> list[float]:

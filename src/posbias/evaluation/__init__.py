@@ -1,30 +1,27 @@
 """Accuracy by position: does a model use what stands at each position of its context?"""
 
-from posbias.evaluation.correlation import Pair, correlate
-from posbias.evaluation.evaluation import (
-    Evaluation,
-    evaluate,
-    evaluate_responder,
-    evaluation_record,
-    finished_evaluation,
-    measured_use,
-    write_outputs,
-)
-from posbias.evaluation.placement import MeasuredUse, place
-from posbias.evaluation.pooling import correlate_runs
+from posbias.evaluation.correlation import Pair, correlate_pairs
+from posbias.evaluation.evaluation import Evaluation, load_evaluation, write_outputs
+from posbias.evaluation.placement import MeasuredUse, Placement, PlaceOptions, measured_use, place
+from posbias.evaluation.pooling import CorrelateOptions, InfluenceCorrelation, correlate
+from posbias.evaluation.run import evaluate, evaluate_responder, finished_evaluation
 from posbias.evaluation.samples import EvaluateOptions
 
 __all__ = [
+    "CorrelateOptions",
     "EvaluateOptions",
     "Evaluation",
+    "InfluenceCorrelation",
     "MeasuredUse",
     "Pair",
+    "PlaceOptions",
+    "Placement",
     "correlate",
-    "correlate_runs",
+    "correlate_pairs",
     "evaluate",
     "evaluate_responder",
-    "evaluation_record",
     "finished_evaluation",
+    "load_evaluation",
     "measured_use",
     "place",
     "write_outputs",

@@ -7,18 +7,19 @@ ones in both curves; the positions are those that were chosen, and the permutati
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import permutations
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
+from pydantic import BeforeValidator
 
 from posbias.checks import checked
 from posbias.comparison.metrics import finite
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
-from posbias.statistics import Interval, draw_weights, holm, percentile_interval
+from posbias.statistics import Interval, StoredInterval, StoredNumber, draw_weights, holm, percentile_interval
 
 PERMUTATIONS = 5000
 """Random permutations of positions where there are too many to go through all."""
@@ -99,20 +100,43 @@ class RankCorrelation:
     """One rank correlation over positions."""
 
     controlled: str
-    """What was held fixed: a key of `CONTROLS`."""
-    value: Interval
-    """In -1 ... 1; NaN where a curve is constant, or too few positions are left. Interval over samples."""
-    p: float
+    """Key of `CONTROLS`: what was held fixed."""
+    value: StoredInterval
+    """In -1 ... 1; NaN if a curve is constant, or too few positions are left. Interval over samples."""
+    p: StoredNumber
     """Share of permutations of the positions that correlate at least as strongly, either sign; NaN as the value."""
+    established: bool
+    """Whether the interval leaves out 0, with samples enough for a claim, and permutations agree at 5 %."""
+    adjusted_p: float | None = None
+    """`p` corrected for the number of correlations, if there were several (`correct_for_number`)."""
+
+    @property
+    def p_value(self) -> float:
+        """The corrected p-value, or `p` if there is none."""
+        return self.p if self.adjusted_p is None else self.adjusted_p
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {
+            "controlled": self.controlled,
+            **self.value.as_record(),
+            "p": finite(self.p),
+            "established": self.established,
+        }
+
+
+def _nested(stored: Any) -> Any:
+    """A stored rank correlation with its interval as one value."""
+    return stored if isinstance(stored, RankCorrelation) else {**stored, "value": Interval.of_record(stored)}
 
 
 @dataclass(frozen=True)
 class Correlations:
     """How two curves over positions hang together."""
 
-    correlations: tuple[RankCorrelation, ...]
+    correlations: tuple[Annotated[RankCorrelation, BeforeValidator(_nested)], ...]
     """One for each of `CONTROLS`."""
-    within: Interval
+    within: StoredInterval
     """Correlation over examples of what positions and samples leave: does an example whose item weighs more than
     position and sample let expect also do better? NaN where nothing varies."""
     n_positions: int
@@ -124,30 +148,59 @@ class Correlations:
         """The correlation with that held fixed."""
         return next(entry for entry in self.correlations if entry.controlled == controlled)
 
-    def established(self, controlled: str) -> bool:
-        """Whether the interval leaves out 0, with samples enough for a claim, and permutations agree at 5 %."""
-        found = self.of(controlled)
-        return self.n_samples >= SAMPLES_FOR_CLAIM and found.value.excludes(0.0) and found.p <= LEVEL
-
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
             **vars(self),
-            "correlations": [
-                {
-                    "controlled": entry.controlled,
-                    **entry.value.as_record(),
-                    "p": finite(entry.p),
-                    "established": self.established(entry.controlled),
-                }
-                for entry in self.correlations
-            ],
+            "correlations": [entry.as_record() for entry in self.correlations],
             "within": self.within.as_record(),
         }
 
 
+class SeriesName(NamedTuple):
+    """Name of a series of influence."""
+
+    source: str
+    """"measured", or a theory."""
+    kind: str | None
+    what: str
+    """"gold" (the answer's item) or "place" (a position where another item stands)."""
+
+    @property
+    def array(self) -> str:
+        """Name of its array in a record."""
+        return "/".join(["influence", *filter(None, self)])
+
+
+@dataclass(frozen=True)
+class InfluenceSeries:
+    """A series of influence over positions, with its correlations, as a record holds it."""
+
+    source: str
+    kind: str | None
+    what: str
+    means: tuple[StoredInterval, ...] = ()
+    """Mean share of influence at each position."""
+    correlations: Mapping[str, Correlations] = field(default_factory=dict)
+    """By measure of behaviour."""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By measure, the groups of runs that are pooled."""
+    group: str = ""
+    """Title of the one group of runs that it is of."""
+
+    @property
+    def name(self) -> SeriesName:
+        """Its name, without what it is correlated with."""
+        return SeriesName(self.source, self.kind, self.what)
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is a measurement, rather than a theory's prediction."""
+        return self.source == "measured"
+
+
 @checked
-def correlate(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlations:
+def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlations:
     """Rank correlations over positions of one model, or pooled over several models and lengths, one pair each.
 
     Ranks of the mean curves are formed within each model and length, then cleared of the ranks of what is held fixed
@@ -252,7 +305,10 @@ def _correlation(
         by_chance = _pooled([np.repeat(rows[:1], len(shuffled[0]), axis=0) for rows in left], shuffled, freedom)
         # An order that leaves nothing to correlate counts as one that does as well.
         p_value = float(np.mean(~(np.abs(by_chance) < abs(found[0]) - ZERO_VARIANCE)))
-    return RankCorrelation(name, _interval(found, min(map(len, groups))), p_value)
+    n_samples = min(map(len, groups))
+    value = _interval(found, n_samples)
+    established = n_samples >= SAMPLES_FOR_CLAIM and value.excludes(0.0) and p_value <= LEVEL
+    return RankCorrelation(name, value, p_value, established)
 
 
 def _cleared(curves: Ranks, fixed: Fixed) -> Ranks:

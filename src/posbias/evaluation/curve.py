@@ -11,9 +11,9 @@ cannot satisfy both, whatever its form.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -21,10 +21,12 @@ from jaxtyping import Float64
 from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
 from posbias.runs.records import plain
+from posbias.runs.results import from_stored
 from posbias.statistics import (
     CONFIDENCE,
     Estimate,
     Interval,
+    StoredInterval,
     detectable,
     estimate,
     holm,
@@ -41,16 +43,9 @@ AGREEMENT = 1e-9
 """Relative differences between samples that count as none, far above rounding."""
 END_SHARE = 5
 """An end is one fifth of the positions, rounded down, at least one; the middle is all between the two ends."""
-SHAPES = {
-    "u": "a U: both ends are above the middle",
-    "inverted_u": "an inverted U: both ends are below the middle",
-    "rising": "a rise from first to last position; no U is established",
-    "falling": "a fall from first to last position; no U is established",
-    "unclear": "not flat, but neither a U nor a trend is established",
-    "flat": "no dependence on the position is established",
-}
-"""What the labels of shapes say. `rising` and `falling` do not say that every step goes that way; `flat` says that
-nothing is established, so read it beside the detectable effect."""
+SHAPES = ("u", "inverted_u", "rising", "falling", "unclear", "flat")
+"""Labels of shapes. `rising` and `falling` do not say that every step goes that way; `flat` says that nothing is
+established, so read it beside the detectable effect."""
 
 Scores = Float64[np.ndarray, "n_samples n_positions"]
 Weights = Float64[np.ndarray, "n_positions"]
@@ -60,7 +55,7 @@ Weights = Float64[np.ndarray, "n_positions"]
 class Contrast:
     """A weighted sum of scores over positions, whose weights sum to 0, tested over samples."""
 
-    value: Interval
+    value: StoredInterval
     """Mean over samples, in units of the score; it leaves out 0 exactly where `p` is below 1 - its confidence."""
     p: float
     """Two-sided p-value; of n samples that all agree 2^(1-n), what so many could show at most."""
@@ -76,7 +71,7 @@ class Difference:
 
     position: int
     """Index of its column."""
-    interval: Interval
+    interval: StoredInterval
     """Mean score minus that of the best position, <= 0, with an interval that holds jointly over all pairs of positions
     (Bonferroni): Tango's where scores are 0 and 1."""
     cross_fitted: float
@@ -250,7 +245,7 @@ class Shape:
     """What the samples establish about the form of the curve."""
 
     label: str
-    """A key of `SHAPES`."""
+    """One of `SHAPES`."""
     p_flat: float
     """Holm-corrected p-value of the null hypothesis that the curve is flat: the smaller of trend's and bend's."""
     p_u: float
@@ -272,7 +267,7 @@ class Shape:
 class MiddleLoss:
     """How much is lost in the middle."""
 
-    value: Interval
+    value: StoredInterval
     """Mean of the two ends minus mean of the middle; its interval leaves out 0 exactly where `p` is below 1 - the
     confidence."""
     p: float
@@ -290,7 +285,7 @@ class PositionCurve(Showing):
 
     positions: tuple[int, ...]
     """Of the item, ascending."""
-    means: tuple[Interval, ...]
+    means: tuple[StoredInterval, ...]
     """Mean score at each position, pointwise interval."""
     counts: tuple[int, ...]
     """Samples scored at each position; the others were skipped."""
@@ -310,7 +305,9 @@ class PositionCurve(Showing):
     gold_tokens: tuple[float, ...] | None = None
     """Mean token index of the item at each position, where the tokenizer is known."""
     quantity: str = "score"
-    """What the scores are, in words."""
+    """Name of the scores, in words."""
+    wording: ClassVar[Callable[["PositionCurve"], Sequence[str]] | None] = None
+    """Puts a curve into sentences; `posbias.report` sets it, as it does `Result.wording`."""
 
     def shown(self) -> Shown:
         """Mean scores with their pointwise intervals, and the findings."""
@@ -318,45 +315,31 @@ class PositionCurve(Showing):
             np.array([getattr(mean, part) for mean in self.means], dtype=np.float64)
             for part in ("value", "low", "high")
         )
-        title = f"{self.quantity} at {len(self.positions)} positions, {self.n_samples} samples: {self.findings[0]}"
-        facts = {f"finding {number}": text for number, text in enumerate(self.findings, 1)}
+        findings = self.findings
+        title = ": ".join(
+            [f"{self.quantity} at {len(self.positions)} positions, {self.n_samples} samples", *findings[:1]]
+        )
+        facts = {f"finding {number}": text for number, text in enumerate(findings, 1)}
         series = (Series(self.quantity, value, low, high),)
         return Shown(title, series, self.quantity, places=np.array(self.positions), facts=facts)
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is established, and what is not, one line each, every number with its interval or p-value."""
-        found = []
-        if self.shape is None:
-            found.append(
-                f"{self.n_complete} samples scored at every one of {len(self.positions)} positions: too few for a "
-                f"claim, which needs {SAMPLES_FOR_CLAIM} samples and 2 positions"
-            )
-        else:
-            tested = f"p for a trend or bend {self.shape.p_flat:.2g}, for a U {self.shape.p_u:.2g}"
-            found.append(f"{SHAPES[self.shape.label]} ({tested})")
-        if self.middle_loss is not None:
-            loss = self.middle_loss
-            power = f"{loss.detectable:.3f} would be found with 80 % power"
-            found.append(f"ends minus middle {loss.value} (p {loss.p:.2g}; {power})")
-        if self.comparison is not None:
-            worst = min(self.comparison.differences, key=lambda difference: difference.interval.value)
-            best = self.positions[self.comparison.best]
-            chosen = f", {worst.cross_fitted:.3f} with the best chosen on other samples"
-            about = f"position {self.positions[worst.position]} against the best, {best}"
-            if worst.interval.value == 0:
-                about, chosen = "all positions have the same mean; differences", ""
-            power = f"{self.detectable:.3f} would be found with 80 % power"
-            found.append(f"{about}: {worst.interval} jointly over all pairs{chosen}; {power}")
-        return tuple(found)
+        """One line for each thing that is established, or is not, every number with its interval or p-value."""
+        return () if self.wording is None else tuple(self.wording())
 
     def as_record(self) -> dict[str, Any]:
-        """Plain values for a record; None where a number is infinite or undefined."""
+        """Plain values for a record; None for a number that is infinite or undefined."""
         fields = asdict(self)
         options = {"confidence": CONFIDENCE, "seed": fields.pop("seed")}
         del fields["quantity"]  # a record names its curves
-        found: dict[str, Any] = plain({**fields, "options": options, "findings": self.findings})
-        return found
+        stored: dict[str, Any] = plain({**fields, "options": options})
+        return stored
+
+    @classmethod
+    def of_record(cls, stored: Mapping[str, Any], *, quantity: str) -> "PositionCurve":
+        """The curve that `as_record` made plain."""
+        return from_stored(cls, {**stored, "seed": stored["options"]["seed"], "quantity": quantity})
 
 
 def position_curve(

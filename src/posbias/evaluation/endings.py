@@ -12,7 +12,7 @@ import numpy as np
 
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, contrast_of
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED
-from posbias.statistics import CONFIDENCE
+from posbias.statistics import CONFIDENCE, StoredNumber
 
 MOST_CUT = 0.1
 """Share of the answers that may be cut off before they are right; beyond it answers decide nothing."""
@@ -33,9 +33,9 @@ class Endings:
     """Those of `cut` that are not right, and might have become so."""
     others: int
     """Ended in a way of the server's own, such as its content filter."""
-    contains: float
+    contains: StoredNumber
     """Share of the answers that is right by the task's rule; NaN where there is none."""
-    starts: float
+    starts: StoredNumber
     """Share of those of which it is known that begins with the right one; NaN where the task has another form."""
 
     @property

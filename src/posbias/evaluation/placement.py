@@ -10,18 +10,27 @@ is the difference of sum_r s_r c_slots[r] / sum_r s_r, in units of the score: wi
 of holding the answer, the difference in expected accuracy.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from pydantic import InstanceOf
 
 from posbias.checks import check_seed, checked
+from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores, complete_samples, shape_of
+from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
 from posbias.limits import CELLS
-from posbias.statistics import DRAWS, Interval, halves, mean_of, percentile_interval, resample_counts
+from posbias.runs.records import Record
+from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
+
+PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
+"""Measures that an order of passages may be chosen by, in 0 ... 1: the log-probability as the probability."""
 
 FLAT_LEVEL = 0.05
 """A curve counts as flat unless its F-test against flat reaches this."""
@@ -75,118 +84,206 @@ class Gain:
 
     over: str
     """The usual order: a key of `REFERENCES`."""
-    gain: Interval
-    """Of the chosen order; exactly 0, without an interval, where both orders are the same."""
+    gain: StoredInterval
+    """Gain of the chosen order; exactly 0, without an interval, if both orders are the same."""
     held_out: bool
     """Whether the order was made from the curve, and is judged by halves: made on one half of the samples, judged on
     the other, averaged over halvings. An order that rests on no curve is judged on all samples."""
     order: tuple[int, ...]
     """The usual order itself: indices of the passages, first slot to last."""
-    n_samples: int
-
-    @property
-    def raises(self) -> bool:
-        """Whether samples that had no part in the choice show that the chosen order is better."""
-        return self.n_samples >= SAMPLES_TO_CONFIRM and self.gain.known and self.gain.low > 0
+    raises: bool
+    """Whether samples that had no part in the choice show that the chosen order is better."""
 
 
-@dataclass(frozen=True, eq=False)
-class Placement:
+@checked
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Settings of `place`."""
+
+    by: str | None = None
+    """Measure of a run to order by, one of PLACEABLE; None: the first of them that it has."""
+    seed: int = 0
+    """Seed of resamples and halves, >= 0."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
+@RESULTS.register("place")
+@dataclass(frozen=True, eq=False, repr=False)
+class Placement(Result):
     """The order chosen for some passages, and what it is expected to be worth."""
 
-    order: tuple[int, ...]
+    record: InstanceOf[Record]
+    order: tuple[int, ...] = ()
     """Indices of the passages as given, from the first slot of the context to the last."""
-    curve: Float64[np.ndarray, "n_slots"]
-    """Expected use of each slot, shrunk towards flat; interpolated where the slots were not measured."""
-    kept: float
+    curve: tuple[float, ...] = ()
+    """Expected use of each slot, shrunk towards flat; interpolated for slots that were not measured."""
+    kept: float = 0.0
     """Share of the measured differences between positions that shrinking keeps, 0 (flat) ... 1."""
-    p_flat: float
+    p_flat: float = 1.0
     """p-value against a flat curve, of an F-test that any differences may raise; above 0.05 nothing is kept and
     best-first is the order."""
-    p_shape: float
-    """p-value of `evaluate` on the same samples, which looks for a trend and a bend alone: smaller where there is one,
-    larger where places differ otherwise."""
-    gains: tuple[Gain, ...]
-    """Over each of `REFERENCES`."""
-    n_samples: int
+    p_shape: float = 1.0
+    """p-value of `evaluate` on the same samples, which looks for a trend and a bend alone: smaller if there is one,
+    larger if places differ otherwise."""
+    gains: tuple[Gain, ...] = ()
+    """Gains over each of `REFERENCES`."""
+    n_samples: int = 0
     """Complete samples behind the curve."""
-    interpolated: bool
+    interpolated: bool = False
     """Whether the slots differ from the positions that were measured."""
-    measure: str
+    measure: str = "accuracy"
+    count: int | None = None
+    """Samples of the run that it rests on, if it is known."""
+    local: bool = False
+    """Whether that run's model ran in the same process."""
+    notices: Mapping[str, Any] = field(default_factory=dict)
+    """Oddities of that run's samples, as `Evaluation.notices`."""
+
+    @classmethod
+    def from_record(cls, record: Record) -> "Placement":
+        """The order that a record holds; none if the run failed."""
+        if record.status != "done":
+            return cls(record)
+        responder = record.resolved.get("responder") or {}
+        about = {"count": record.resolved.get("count"), "local": responder.get("kind") == "local"}
+        needed = {name: record.scalars[name] for name in ("order", "curve", "kept", "p_flat", "gains", "n_samples")}
+        return from_stored(cls, {**record.scalars, **needed, **about, "record": record})
 
     @property
     def decided(self) -> bool:
         """Whether the samples show that positions differ, so that the order rests on the curve."""
         return self.kept > 0
 
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {
-            **vars(self),
-            "order": list(self.order),
-            "curve": self.curve.tolist(),
-            "decided": self.decided,
-            "gains": [
-                {
-                    "over": gain.over,
-                    "gain": gain.gain.as_record(),
-                    "held_out": gain.held_out,
-                    "order": list(gain.order),
-                    "raises": gain.raises,
-                }
-                for gain in self.gains
-            ],
-        }
+    def shown(self) -> Shown:
+        """The curve by which the passages were ordered."""
+        if not self.curve:
+            return Shown("no order: the run failed")
+        title = f"order {' '.join(map(str, self.order))}, by {self.measure}"
+        series = (Series("expected use", np.array(self.curve)),)
+        return Shown(title, series, "expected use", "slot", np.arange(len(self.curve)), facts=self.facts())
 
 
 @checked
-def place(relevance: Sequence[Any], use: MeasuredUse, *, seed: int = 0) -> Placement:
+def place(
+    relevance: Sequence[Any], run: MeasuredUse | Evaluation | str | Path, *, options: PlaceOptions | None = None
+) -> Placement:
     """Order passages so that the relevant ones stand where this model uses them.
 
-    Maximises sum_i s_i c_slot(i) / sum_i s_i: where the relevances are proportional to the chance that passage i holds
+    Maximises sum_i s_i c_slot(i) / sum_i s_i: if the relevances are proportional to the chance that passage i holds
     the answer, this is the expected score of the model. Passages equally relevant keep their order.
 
     Args:
         relevance: One value per passage, finite, >= 0, not all zero.
-        use: The measured curve: `measured_use(run)`, best of a run on one's own questions with as many passages as are
-            to be ordered, `evaluate("documents(documents=20, file='passages.jsonl')", ...)`, of at least 12 questions
-            for a gain to be claimed.
-        seed: Of resamples and halves, >= 0.
+        run: A finished evaluation or its directory, or that of an audit with behaviour, best of one's own questions
+            with as many passages as are to be ordered, `evaluate(model, "documents(documents=20,
+            file='passages.jsonl')")`, of at least 12 questions for a gain to be claimed; or a curve (`measured_use`).
+        options: Measure and seed.
 
     Raises:
-        UsageError: no relevance, a negative or infinite one, fewer than 6 complete samples, or a single position.
+        UsageError: no relevance, a negative or infinite one, a run that is no finished evaluation or lacks the measure,
+            fewer than 6 complete samples, or a single position.
     """
-    check_seed(seed)
+    options = options or PlaceOptions()
     weights = _checked(relevance)
     CELLS.check("passages x resamples", len(weights) * DRAWS)
+    evaluation = None
+    if not isinstance(run, MeasuredUse):
+        evaluation = run if isinstance(run, Evaluation) else load_evaluation(run, "placing")
+    use = run if isinstance(run, MeasuredUse) else measured_use(evaluation or "", by=options.by)
     complete = complete_samples(use.scores, "placing")
     spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
     shrunk = shrink_to_flat(complete, np.ones((1, len(complete))))
     curve, decided = shrunk.curves[0] @ spread, bool(shrunk.kept[0] > 0)
     slots = order_by_curve(curve[None])[0] if decided else np.arange(len(weights))
-    ranks = np.argsort(-weights, kind="stable")
-    gains = []
-    for name, reference in REFERENCES.items():
-        against = reference(len(weights))
-        if np.array_equal(slots, against):
+    chosen = _Chosen(complete, spread, weights, slots, decided)
+    found = {
+        "order": list(_arranged(chosen.ranks, slots)),
+        "curve": curve.tolist(),
+        "kept": float(shrunk.kept[0]),
+        "p_flat": float(shrunk.p_flat[0]),
+        "p_shape": shape_of(complete, positions=np.array(use.positions, dtype=np.float64)).p_flat,
+        "gains": [chosen.gain(name, seed=options.seed) for name in REFERENCES],
+        "n_samples": len(complete),
+        "interpolated": tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
+        "measure": use.measure,
+        "decided": decided,
+        "notices": {} if evaluation is None else dict(evaluation.notices),
+    }
+    resolved = {"title": f"order of {len(weights)} passages", "command": "", "relevance": weights.tolist()}
+    if evaluation is not None:
+        resolved |= {
+            "title": f"{evaluation.title}: order of {len(weights)} passages",
+            "run": evaluation.record.run_id,
+            "count": evaluation.count,
+            "responder": {"kind": evaluation.responder.get("kind")},
+        }
+    return Placement.from_record(Record("place", {}, resolved, found, seeds={"bootstrap": options.seed}))
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """An order of passages, with what it was chosen from."""
+
+    complete: Scores
+    spread: Float64[np.ndarray, "n_positions n_slots"]
+    weights: Relevance
+    slots: Slots
+    """Slot of each passage, the most relevant one first."""
+    decided: bool
+
+    @property
+    def ranks(self) -> Slots:
+        """Passages, the most relevant one first."""
+        return np.argsort(-self.weights, kind="stable")
+
+    def gain(self, over: str, *, seed: int) -> dict[str, Any]:
+        """The gain over a usual order, as `Gain` in plain values."""
+        against, falling = REFERENCES[over](len(self.weights)), self.weights[self.ranks]
+        if np.array_equal(self.slots, against):
             gain = Interval(0.0, 0.0, 0.0)
-        elif decided:
-            gain = held_out_gain(complete, spread, relevance=weights[ranks], against=against, seed=seed)
+        elif self.decided:
+            gain = held_out_gain(self.complete, self.spread, relevance=falling, against=against, seed=seed)
         else:
-            in_slots, falling = complete @ spread, weights[ranks]
-            gain = mean_of((in_slots[:, slots] - in_slots[:, against]) @ (falling / falling.sum())).interval()
-        gains.append(Gain(name, gain, decided, _arranged(ranks, against), len(complete)))
-    return Placement(
-        order=_arranged(ranks, slots),
-        curve=curve,
-        kept=float(shrunk.kept[0]),
-        p_flat=float(shrunk.p_flat[0]),
-        p_shape=shape_of(complete, positions=np.array(use.positions, dtype=np.float64)).p_flat,
-        gains=tuple(gains),
-        n_samples=len(complete),
-        interpolated=tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
-        measure=use.measure,
-    )
+            in_slots = self.complete @ self.spread
+            gain = mean_of((in_slots[:, self.slots] - in_slots[:, against]) @ (falling / falling.sum())).interval()
+        return {
+            "over": over,
+            "gain": gain.as_record(),
+            "held_out": self.decided,
+            "order": list(_arranged(self.ranks, against)),
+            "raises": bool(len(self.complete) >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0),
+        }
+
+
+@checked
+def measured_use(run: Evaluation | str | Path, *, by: str | None = None) -> MeasuredUse:
+    """The curve of a finished run, for placing passages.
+
+    Args:
+        run: An evaluation, or its directory, or that of an audit with behaviour.
+        by: One of PLACEABLE; None: the first of them that the run measured.
+
+    Raises:
+        UsageError: another sort of run, an unfinished one, or a measure it does not have.
+    """
+    evaluation = run if isinstance(run, Evaluation) else load_evaluation(run, "placing")
+    if evaluation.record.status != "done":
+        raise UsageError("placing needs a finished run of posbias evaluate, got one that failed")
+    tables = evaluation.tables
+    known = {
+        "accuracy": tables["correct"],
+        "logprob": np.exp(tables["logprob"]),
+        "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
+    }
+    withheld = GENERATED if evaluation.reading is not None and evaluation.reading.withheld else ()
+    there = [name for name in PLACEABLE if name not in withheld and not np.isnan(known[name]).all()]
+    if by is None and there:
+        by = there[0]
+    if by not in there:
+        raise UsageError(f"the run has no {by!r}; it has: {', '.join(there) or 'nothing to place by'}")
+    return MeasuredUse(known[by], evaluation.positions, evaluation.n_items, by)
 
 
 def _arranged(ranks: Slots, slots: Slots) -> tuple[int, ...]:

@@ -1,50 +1,55 @@
-"""Correlations pooled over several runs: what weighs and what is used at every position, over models, lengths, tasks.
+"""`correlate`: what weighs and what is used at every position, over several runs, models, lengths and tasks.
 
-Runs are the saved records of `posbias.audit_behaviour`. Ranks are formed within each group (one model, one task at one
-length, the same positions); runs of one group with other seeds are more samples of it. See `correlation.py`.
+Each run is an evaluation with influence on the same prompts (`posbias audit --behaviour`). Ranks are formed within each
+group (one model, one task at one length, the same positions); runs of one group with other seeds are more samples of
+it. See `correlation.py`.
 
-The record has the verb "correlate"; `posbias.report` draws it. Scalars: `groups` [{title, runs [run_id], n_items,
-n_samples, positions, prompt_tokens, curves {measure: {means [interval]}}, series [{source, kind, what, means
-[interval]}]}]; `pooled` [{source, kind, what, groups {measure: [title]}, correlations {measure:
-`Correlations.as_record`}}]; `alone`, the same for every group by itself with its `group`; empty where there is only
-one. Arrays: `groups/NUMBER/scores/NAME` and `groups/NUMBER/influence/...`, [n_samples n_positions], as in the runs,
-joined.
+The record has the verb "correlate"; its scalars are the fields of `InfluenceCorrelation`, series of influence as
+`InfluenceSeries`. Arrays: `groups/NUMBER/scores/NAME` and `groups/NUMBER/influence/...`, [n_samples n_positions], as in
+the runs, joined.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import InstanceOf
 
-from posbias.checks import checked
+from posbias.checks import check_seed, checked
+from posbias.display.showing import Shown
 from posbias.errors import UsageError
-from posbias.evaluation.correlation import Pair, Rows, correct_for_number, correlate
+from posbias.evaluation.correlation import (
+    InfluenceSeries,
+    Pair,
+    Rows,
+    SeriesName,
+    correct_for_number,
+    correlate_pairs,
+)
 from posbias.evaluation.curve import Scores, position_means
-from posbias.evaluation.evaluation import load_behaviour, measures_of
+from posbias.evaluation.evaluation import SCORES, Evaluation, load_evaluation, measures_of
 from posbias.runs.records import Record
+from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.statistics import Interval, StoredInterval
 from posbias.tasks.language import LANGUAGE_TASKS
 
 Key = TypeVar("Key")
 MODEL = ("source", "weights_sha256", "config_sha256", "dtype", "intervention")
 """What of a model's description tells it from another."""
-SCORES = "scores/"
 
 
-class Name(NamedTuple):
-    """A series of influence."""
+@checked
+@dataclass(frozen=True)
+class CorrelateOptions:
+    """Settings of `correlate`."""
 
-    source: str
-    """"measured", or a theory."""
-    kind: str | None
-    what: str
-    """"gold" (the answer's item) or "place" (a position where another item stands)."""
+    seed: int = 0
+    """Seed of resamples and permutations, >= 0."""
 
-    @property
-    def array(self) -> str:
-        """Under which name a record holds it."""
-        return "/".join(["influence", *filter(None, self)])
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +67,7 @@ class Group:
     """Names; samples that other models were given, too, have the same names there."""
     tables: Mapping[str, Scores]
     """As `Evaluation.tables`."""
-    series: Mapping[Name, Scores]
+    series: Mapping[SeriesName, Scores]
     """Shares of influence, [n_samples n_positions]."""
     from_lines: bool = False
     """Whether the samples are the first lines of a file, whatever the seed."""
@@ -72,7 +77,7 @@ class Group:
         """What influence is correlated with, in units in which more is better."""
         return measures_of(self.tables)
 
-    def pair(self, name: Name, measure: str) -> Pair | None:
+    def pair(self, name: SeriesName, measure: str) -> Pair | None:
         """One series beside one measure; None where no sample has both."""
         if name not in self.series or measure not in self.measures:
             return None
@@ -80,80 +85,132 @@ class Group:
         return pair if len(pair.complete) else None
 
 
+@dataclass(frozen=True)
+class MeasuredGroup:
+    """One group of runs as a record holds it: means by position."""
+
+    title: str
+    runs: tuple[str, ...]
+    n_items: int
+    n_samples: int
+    positions: tuple[int, ...]
+    prompt_tokens: float | None
+    """Mean length of a prompt, if it is known."""
+    curves: Mapping[str, Mapping[str, tuple[StoredInterval, ...]]]
+    """By measure, the `means` at each position."""
+    series: tuple[InfluenceSeries, ...]
+
+    @property
+    def means(self) -> dict[str, tuple[Interval, ...]]:
+        """By measure, its mean at each position."""
+        return {measure: curve["means"] for measure, curve in self.curves.items()}
+
+
+@dataclass(frozen=True)
+class RunNotices:
+    """Oddities of one run's samples."""
+
+    title: str
+    count: int
+    notices: Mapping[str, Any]
+
+
+@RESULTS.register("correlate")
+@dataclass(frozen=True, eq=False, repr=False)
+class InfluenceCorrelation(Result):
+    """Correlations of influence with behaviour over several runs."""
+
+    record: InstanceOf[Record]
+    groups: tuple[MeasuredGroup, ...] = ()
+    pooled: tuple[InfluenceSeries, ...] = ()
+    """Every series of influence over all groups that have it."""
+    alone: tuple[InfluenceSeries, ...] = ()
+    """The same for every group by itself; empty if there is only one."""
+    notices: tuple[RunNotices, ...] = ()
+
+    @classmethod
+    def from_record(cls, record: Record) -> "InfluenceCorrelation":
+        """The correlations that a record holds; none if the run failed."""
+        if record.status != "done":
+            return cls(record)
+        needed = {name: record.scalars[name] for name in ("groups", "pooled", "alone")}
+        return from_stored(cls, {**record.scalars, **needed, "record": record})
+
+    def shown(self) -> Shown:
+        """What was correlated; the ranks are drawn in the report."""
+        runs = sum(len(group.runs) for group in self.groups)
+        return Shown(f"{len(self.pooled)} series of influence over {runs} runs", facts=self.facts())
+
+
 @checked
-def correlate_runs(
-    runs: Sequence[Record | str | Path],
-    *,
-    seed: int = 0,
-    arguments: Mapping[str, Any] | None = None,
-    command: str = "",
-) -> Record:
-    """What weighs and what is used over several saved runs of `audit_behaviour`: over positions, lengths and models.
+def correlate(
+    runs: Sequence[Evaluation | str | Path], *, options: CorrelateOptions | None = None
+) -> InfluenceCorrelation:
+    """Correlate influence with behaviour over several finished evaluations: over positions, lengths and models.
 
     Args:
-        runs: Records of behaviour, or directories of audits with behaviour (or of the behaviour itself), at least 1.
-        seed: Of resamples and permutations, >= 0.
-        arguments, command: As the user passed them, for the record.
+        runs: Evaluations with influence on the same prompts, or directories of audits with behaviour (or of the
+            behaviour itself), at least 1.
+        options: The seed.
 
     Raises:
         UsageError: no runs, other sorts of run, or samples that come twice.
     """
-    records = [run if isinstance(run, Record) else load_behaviour(run) for run in runs]
-    groups = group_runs([read_run(record) for record in records])
+    seed = (options or CorrelateOptions()).seed
+    evaluations = [run if isinstance(run, Evaluation) else load_evaluation(run, "a correlation") for run in runs]
+    groups = group_runs([read_run(evaluation) for evaluation in evaluations])
     pooled, alone = pool(groups, seed=seed)
+    for family in (pooled, alone):
+        correct_for_number(family)
     many = f"{len(groups)} measurements of influence and behaviour"
     record = Record(
         verb="correlate",
-        arguments={"runs": len(runs), "seed": seed} if arguments is None else dict(arguments),
+        arguments={"runs": len(runs), "seed": seed},
         resolved={
             "title": groups[0].title if len(groups) == 1 else many,
-            "command": command,
+            "command": "",
             "runs": [run for group in groups for run in group.run_ids],
+        },
+        scalars={
+            "groups": [_group_scalars(group) for group in groups],
+            "pooled": pooled,
+            "alone": alone,
+            "notices": [
+                {"title": run.title, "count": run.count, "notices": dict(run.notices)}
+                for run in evaluations
+                if run.notices
+            ],
         },
         seeds={"bootstrap": seed, "permutations": seed},
     )
-    for family in (pooled, alone):
-        correct_for_number(family)
-    notices = [
-        {"title": each.resolved["title"], "count": each.resolved["count"], "notices": each.scalars["notices"]}
-        for each in records
-        if each.scalars.get("notices")
-    ]
-    record.scalars = {"groups": [_group_scalars(group) for group in groups], "pooled": pooled, "alone": alone}
-    record.scalars["notices"] = notices
     for number, group in enumerate(groups):
         record.arrays |= {f"groups/{number}/{SCORES}{name}": table for name, table in group.tables.items()}
         record.arrays |= {f"groups/{number}/{name.array}": table for name, table in group.series.items()}
-    return record
+    return InfluenceCorrelation.from_record(record)
 
 
-def read_run(run: Record | str | Path) -> Group:
-    """A finished run of `posbias audit --behaviour`; a directory is that of the audit, or of the behaviour below it."""
-    record = run if isinstance(run, Record) else load_behaviour(run)
-    entries = record.scalars.get("influence", {}).get("series")
-    if record.verb != "evaluate" or record.status != "done" or not entries:
-        sort = "a run without influence" if record.verb == "evaluate" else f"a run of {record.verb!r}"
-        found = sort if record.status == "done" else "a run that failed"
+def read_run(run: Evaluation) -> Group:
+    """A finished evaluation with influence on the same prompts."""
+    if run.influence is None or not run.influence.series:
         raise UsageError(
-            f"a correlation needs finished runs of posbias audit --behaviour, got {found} ({record.run_id})"
+            "a correlation needs finished runs of posbias audit --behaviour, got a run without influence "
+            f"({run.record.run_id})"
         )
-    resolved = record.resolved
-    model, task, data = resolved["responder"]["model"], resolved["task"], resolved.get("file_sha256")
-    positions = tuple(int(position) for position in record.arrays["positions"])
-    identity = [*(model.get(name) for name in MODEL), task, resolved["max_tokens"], data, *positions]
-    from_lines = getattr(LANGUAGE_TASKS.parse(task), "file", None) is not None
+    model: Any = run.responder["model"]
+    identity = [*(model.get(name) for name in MODEL), run.task, run.max_tokens, run.file_sha256, *run.positions]
+    from_lines = getattr(LANGUAGE_TASKS.parse(run.task), "file", None) is not None
     # Records keep only the last part of a file's name, which other files may bear; records without a hash are older.
-    stem = " ".join([task, *([data] if data else []), *([] if from_lines else [str(record.seeds["samples"])])])
-    names = [Name(entry["source"], entry["kind"], entry["what"]) for entry in entries]
+    data = [run.file_sha256] if run.file_sha256 else []
+    stem = " ".join([run.task, *data, *([] if from_lines else [str(run.record.seeds["samples"])])])
     return Group(
-        title=str(resolved["title"]),
+        title=run.title,
         same=tuple(map(str, identity)),
-        run_ids=(record.run_id,),
-        positions=positions,
-        n_items=int(record.scalars["n_items"]),
-        samples=tuple(f"{stem} {index}" for index in range(resolved["count"])),
-        tables={name.removeprefix(SCORES): table for name, table in record.arrays.items() if name.startswith(SCORES)},
-        series={name: record.arrays[name.array] for name in names},
+        run_ids=(run.record.run_id,),
+        positions=run.positions,
+        n_items=run.n_items,
+        samples=tuple(f"{stem} {index}" for index in range(run.count)),
+        tables=run.tables,
+        series={series.name: run.record.arrays[series.name.array] for series in run.influence.series},
         from_lines=from_lines,
     )
 
@@ -189,9 +246,9 @@ def pool(groups: Sequence[Group], *, seed: int = 0) -> tuple[list[dict[str, Any]
             if not pairs:
                 continue
             titles[measure] = list(pairs)
-            together[measure] = correlate(list(pairs.values()), seed=seed).as_record()
+            together[measure] = correlate_pairs(list(pairs.values()), seed=seed).as_record()
             for title, pair in pairs.items() if len(groups) > 1 else ():
-                each.setdefault(title, {})[measure] = correlate(pair, seed=seed).as_record()
+                each.setdefault(title, {})[measure] = correlate_pairs(pair, seed=seed).as_record()
         if together:
             pooled.append({**name._asdict(), "groups": titles, "correlations": together})
             alone += [{**name._asdict(), "group": title, "correlations": own} for title, own in each.items()]

@@ -2,13 +2,15 @@
 And how many answers, of a judge or any model, could be read at all.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from posbias.evaluation.curve import Scores, is_binary
-from posbias.statistics import Interval, mean_of, wilson
+from posbias.evaluation.responders.thoughts import UNFINISHED
+from posbias.statistics import Interval, StoredInterval, mean_of, wilson
 
 UNBIASED = 0.5
 """First-pick rate of a judge that does not look at the slot."""
@@ -39,19 +41,29 @@ class Reading:
         return {**asdict(self), "withheld": self.withheld, "most_unread": MOST_UNREAD}
 
 
+def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]]) -> Reading:
+    """How many answers could be read, from `Evaluation.tables` and `Evaluation.outputs`."""
+    unfinished = unread = sum(row["thinking"] == UNFINISHED for row in outputs)
+    answered = ~np.isnan(tables["correct"])
+    if "tie" in tables:
+        unread = int((np.isnan(tables["tie"]) & answered).sum())
+    thought = sum(bool((row["thoughts"] or "").strip()) for row in outputs)
+    return Reading(int(answered.sum()), unread, unfinished, thought)
+
+
 @dataclass(frozen=True)
 class Verdicts:
     """What a judge made of some pairs; each interval is over pairs."""
 
-    accuracy: Interval
+    accuracy: StoredInterval
     """Share of right verdicts, over both orders; a tie is wrong, as is what cannot be read."""
-    flip_rate: Interval
+    flip_rate: StoredInterval
     """Share of pairs whose verdict names the same slot in both orders, so that the preferred response changes; of pairs
     with a response named in both."""
-    first_pick: Interval
+    first_pick: StoredInterval
     """Share of verdicts that name the first response, in the same pairs; 1/2 without position bias, as each one stands
     first once."""
-    tie_rate: Interval
+    tie_rate: StoredInterval
     """Share of ties among the verdicts of pairs with one in both orders."""
     n_pairs: int
     n_both: int
@@ -61,27 +73,11 @@ class Verdicts:
     unread: int
     """Answers that hold no verdict."""
 
-    @property
-    def findings(self) -> list[str]:
-        """What the intervals support."""
-        first = self.first_pick
-        if not first.known:
-            return ["in no pair both orders have a response named, so nothing can be said of the slot"]
-        leaning = "no preference for a slot is established"
-        if first.excludes(UNBIASED):
-            leaning = f"the {'first' if first.value > UNBIASED else 'second'} slot is preferred"
-        return [
-            f"right in {self.accuracy} of the verdicts",
-            f"the verdict follows the slot in {self.flip_rate} of {self.n_both} pairs",
-            f"the first response is picked in {first}: {leaning}",
-            *([f"a tie is called in {self.tie_rate} of the verdicts"] if self.ties else []),
-        ]
-
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
         rates = {name: getattr(self, name).as_record() for name in ("accuracy", "flip_rate", "first_pick", "tie_rate")}
         counts = {name: getattr(self, name) for name in ("n_pairs", "n_both", "ties", "unread")}
-        return {**rates, **counts, "findings": self.findings}
+        return {**rates, **counts}
 
 
 def judge_verdicts(correct: Scores, first_pick: Scores, tie: Scores) -> Verdicts:

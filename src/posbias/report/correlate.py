@@ -1,31 +1,29 @@
-"""Correlations over several runs in words, tables and pictures: one picture per group, and all groups' ranks together.
+"""Correlations over several runs in words, tables and pictures: one per group, and all groups' ranks together."""
 
-Everything comes from the record (layout: posbias/evaluation/pooling.py).
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.display.figures import RUNS, Curve, Figure, interval_curves
+from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.evaluation import MEASURES
+from posbias.evaluation.pooling import InfluenceCorrelation, MeasuredGroup
 from posbias.report.evaluate import (
     CONTROLLED,
     CORRELATION_CAVEAT,
+    Weighed,
+    correlated_measures,
     correlation_statements,
     correlation_table,
     influence_figure,
     series_name,
-    tied_measures,
 )
 from posbias.report.layout import notice_sentences, title_of
 from posbias.report.page import REPORTS, Report
-from posbias.report.tables import Table, interval_text
+from posbias.report.tables import Table
 from posbias.report.wording import label
-from posbias.runs.records import Record
-from posbias.statistics import MISSING
+from posbias.statistics import MISSING, Interval
 
 NOTE = (
     "Ranks are formed within each measurement (one model, one task at one length), 0 for the least and 1 for the "
@@ -34,147 +32,139 @@ NOTE = (
     "every curve is a multiple of its mean over positions; shaded bands are 95 % intervals over samples."
 )
 
-Stored = Mapping[str, Any]
-
 
 @REPORTS.register("correlate")
-def correlations_report(record: Record) -> Report:
+def correlation_report(result: InfluenceCorrelation) -> Report:
     """What was pooled, the pooled correlations, and each group's own."""
-    said, drawn, shown = statements(record), figures(record), tables(record)
+    drawn, shown = figures(result), tables(result)
     return Report(
-        title_of(record),
+        title_of(result.record),
         kicker="posbias · what weighs, and what is used, over several measurements",
-        verdict=[verdict_of(record)],
+        verdict=[verdict_of(result)],
         picture=drawn[:1],
         summary=shown[:2],
-        statements=said,
-        notices=notices_of_runs(record),
+        statements=statements(result),
+        notices=[
+            sentence
+            for run in result.notices
+            for sentence in notice_sentences(run.notices, count=run.count, here=True, of=f"{run.title}: ")
+        ],
         caveats=[CORRELATION_CAVEAT],
         figures=drawn[1:],
         note=NOTE,
         tables=shown[2:],
-        left_out=reasons(record),
-        record=record,
+        left_out=reasons(result),
+        record=result.record,
     )
 
 
-def tables(record: Record) -> list[Table]:
+def tables(result: InfluenceCorrelation) -> list[Table]:
     """The measurements, their pooled correlations, and each measurement's own."""
-    groups, pooled, alone = (record.scalars[name] for name in ("groups", "pooled", "alone"))
     header = ["measurement", "runs", "samples", "positions", "tokens of a prompt"]
     cells = [
         [
-            group["title"],
-            str(len(group["runs"])),
-            str(group["n_samples"]),
-            " ".join(map(str, group["positions"])),
-            MISSING if group["prompt_tokens"] is None else f"{group['prompt_tokens']:.0f}",
+            group.title,
+            str(len(group.runs)),
+            str(group.n_samples),
+            " ".join(map(str, group.positions)),
+            MISSING if group.prompt_tokens is None else f"{group.prompt_tokens:.0f}",
         ]
-        for group in groups
+        for group in result.groups
     ]
     tables = [Table("What is correlated", header, cells)]
-    over = "" if len(groups) == 1 else ", all measurements pooled"
+    over = "" if len(result.groups) == 1 else ", all measurements pooled"
     tables += [
-        correlation_table(f"Influence and {label(MEASURES, measure)} over positions{over}", pooled, measure)
-        for measure in tied_measures(pooled)
+        correlation_table(f"Influence and {label(MEASURES, measure)} over positions{over}", result.pooled, measure)
+        for measure in correlated_measures(result.pooled)
     ]
-    for group in groups:
-        own = [entry for entry in alone if entry["group"] == group["title"]]
+    for group in result.groups:
+        own = [series for series in result.alone if series.group == group.title]
         tables += [
-            correlation_table(f"{group['title']} alone: influence and {label(MEASURES, measure)}", own, measure)
-            for measure in tied_measures(own)
+            correlation_table(f"{group.title} alone: influence and {label(MEASURES, measure)}", own, measure)
+            for measure in correlated_measures(own)
         ]
     return tables
 
 
-def statements(record: Record) -> list[str]:
+def statements(result: InfluenceCorrelation) -> list[str]:
     """What the intervals and permutations support, sentence by sentence."""
-    pooled, n_groups = record.scalars["pooled"], len(record.scalars["groups"])
-    found = []
-    for measure in tied_measures(pooled):
-        for entry in pooled:
-            where = "" if n_groups == 1 else f" of {len(entry['groups'].get(measure, ()))} measurements"
-            found += correlation_statements([entry], measure, where=where)
-    return found or ["No series of influence has samples in common with a measure of behaviour."]
+    sentences = []
+    for measure in correlated_measures(result.pooled):
+        for series in result.pooled:
+            groups = len(series.groups.get(measure, ()))
+            where = "" if len(result.groups) == 1 else f" of {groups} measurements"
+            sentences += correlation_statements([series], measure, where=where)
+    return sentences or ["No series of influence has samples in common with a measure of behaviour."]
 
 
-def verdict_of(record: Record) -> str:
+def verdict_of(result: InfluenceCorrelation) -> str:
     """Whether more influence goes with better answers, of the first measured series and its first measure."""
-    for entry in record.scalars["pooled"]:
-        for measure in tied_measures([entry]) if entry["source"] == "measured" else ():
-            found = {each["controlled"]: each for each in entry["correlations"][measure]["correlations"]}
-            plain, held = found["nothing"], found["position_and_ends"]
-            if plain["value"] is None:
+    for series in filter(lambda series: series.measured, result.pooled):
+        for measure, correlations in series.correlations.items():
+            plain, held = correlations.of("nothing"), correlations.of("position_and_ends")
+            if np.isnan(plain.value.value):
                 continue
-            deciding = held if held["established"] else plain
-            n_positions = entry["correlations"][measure]["n_positions"]
-            about = f"{series_name(entry)} and {label(MEASURES, measure)}"
-            numbers = f"rank correlation of {about} {interval_text(deciding)} over {n_positions} positions"
-            if not deciding["established"]:
+            deciding = held if held.established else plain
+            about = f"{series_name(series)} and {label(MEASURES, measure)}"
+            over = f"{correlations.n_positions} positions"
+            numbers = f"rank correlation of {about} {deciding.value} over {over}"
+            if not deciding.established:
                 return f"Not established: whether positions with more influence are answered better ({numbers})."
-            lead, better = ("Yes", "better") if deciding["value"] > 0 else ("No, the reverse", "worse")
-            rest = (
-                ", beyond what position and ends explain" if held["established"] else "; position alone may explain it"
-            )
+            lead, better = ("Yes", "better") if deciding.value.value > 0 else ("No, the reverse", "worse")
+            rest = ", beyond what position and ends explain" if held.established else "; position alone may explain it"
             return f"{lead}: positions with more influence are answered {better}{rest} ({numbers})."
     return "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
 
 
-def notices_of_runs(record: Record) -> list[str]:
-    """What is odd about the samples of the runs."""
-    return [
-        sentence
-        for run in record.scalars.get("notices", ())
-        for sentence in notice_sentences(run["notices"], count=run["count"], here=True, of=f"{run['title']}: ")
-    ]
-
-
-def reasons(record: Record) -> list[str]:
+def reasons(result: InfluenceCorrelation) -> list[str]:
     """Which groups a pooled correlation goes without, and which leave it without an interval."""
-    titles = [group["title"] for group in record.scalars["groups"]]
-    found = []
-    for entry in record.scalars["pooled"]:
-        for measure, there in entry["groups"].items():
-            about = f"{series_name(entry)} and {label(MEASURES, measure)}"
-            missing = [title for title in titles if title not in there]
+    reasons = []
+    for series in result.pooled:
+        for measure, there in series.groups.items():
+            about = f"{series_name(series)} and {label(MEASURES, measure)}"
+            missing = [group.title for group in result.groups if group.title not in there]
             if missing:
-                found.append(f"{about}: without {', '.join(missing)}, which has not both")
+                reasons.append(f"{about}: without {', '.join(missing)}, which has not both")
             # From a single sample nothing can be resampled.
             single = [
-                alone["group"]
-                for alone in record.scalars["alone"]
-                if _key(alone) == _key(entry) and alone["correlations"].get(measure, {}).get("n_samples") == 1
+                alone.group
+                for alone in result.alone
+                if alone.name == series.name
+                and measure in alone.correlations
+                and alone.correlations[measure].n_samples == 1
             ]
             if single:
-                found.append(
+                reasons.append(
                     f"{about}: no interval, for {', '.join(single)} has a single sample; leave it out, or give more"
                 )
-    return found
+    return reasons
 
 
-def figures(record: Record) -> list[Figure]:
+def figures(result: InfluenceCorrelation) -> list[Figure]:
     """Correlations pooled and alone, the ranks of all groups for each measured series, every group's own curves."""
-    groups = record.scalars["groups"]
-    measured = [entry for entry in record.scalars["pooled"] if entry["source"] == "measured"]
-    figures = [_correlation_figure(measured, record.scalars["alone"])] if len(groups) > 1 and measured else []
-    for number, entry in enumerate(measured):
-        figures += _rank_figure(groups, entry, f"correlation-ranks-{number}")
-    figures += [influence_figure(f"correlation-{number}", group["title"], group) for number, group in enumerate(groups)]
+    groups = result.groups
+    measured = [series for series in result.pooled if series.measured]
+    figures = [_correlation_figure(measured, result.alone)] if len(groups) > 1 and measured else []
+    for number, series in enumerate(measured):
+        figures += _rank_figure(groups, series, f"correlation-ranks-{number}")
+    for number, group in enumerate(groups):
+        weighed = Weighed(group.positions, group.n_items, group.means, group.series)
+        figures.append(influence_figure(f"correlation-{number}", group.title, weighed))
     return [figure for figure in figures if figure.curves]
 
 
-def _correlation_figure(pooled: Sequence[Stored], alone: Sequence[Stored]) -> Figure:
+def _correlation_figure(pooled: Sequence[InfluenceSeries], alone: Sequence[InfluenceSeries]) -> Figure:
     """Plain and partial correlations with the first measure: of all groups together, and of each alone."""
-    measure = next(iter(pooled[0]["correlations"]))
+    measure = next(iter(pooled[0].correlations))
     rows = []
-    for entry in pooled:
-        if measure in entry["correlations"]:
-            rows.append((f"{series_name(entry)}, pooled", entry["correlations"][measure]))
-            own = [other for other in alone if _key(other) == _key(entry) and measure in other["correlations"]]
-            rows += [(other["group"], other["correlations"][measure]) for other in own]
+    for series in pooled:
+        if measure in series.correlations:
+            rows.append((f"{series_name(series)}, pooled", series.correlations[measure]))
+            own = [other for other in alone if other.name == series.name and measure in other.correlations]
+            rows += [(other.group, other.correlations[measure]) for other in own]
     curves: list[Curve] = []
     for number, (name, stroke) in enumerate(zip(CONTROLLED.values(), RUNS, strict=False)):
-        stored = [found["correlations"][number] for _, found in rows]
+        stored = [found.correlations[number].value.as_record() for _, found in rows]
         curves += interval_curves(name, range(1, len(rows) + 1), stored, stroke)
     return Figure(
         "correlations",
@@ -186,29 +176,24 @@ def _correlation_figure(pooled: Sequence[Stored], alone: Sequence[Stored]) -> Fi
     )
 
 
-def _key(entry: Stored) -> tuple[Any, ...]:
-    return tuple(entry[part] for part in ("source", "kind", "what"))
-
-
-def _rank_figure(groups: Sequence[Stored], entry: Stored, slug: str) -> list[Figure]:
-    """Every position of every group: rank of its influence, rank of its score; none where a curve is constant."""
-    measure = next(iter(entry["correlations"]))
-    value = entry["correlations"][measure]["correlations"][0]["value"]
-    if value is None:
+def _rank_figure(groups: Sequence[MeasuredGroup], series: InfluenceSeries, slug: str) -> list[Figure]:
+    """Every position of every group: rank of its influence, rank of its score; none if a curve is constant."""
+    measure = next(iter(series.correlations))
+    value = series.correlations[measure].of("nothing").value.value
+    if np.isnan(value):
         return []
     curves = []
     for group, stroke in zip(groups, RUNS, strict=False):
-        if group["title"] in entry["groups"][measure]:
-            series = next(own for own in group["series"] if _key(own) == _key(entry))
-            x, y = _ranks(series["means"]), _ranks(group["curves"][measure]["means"])
-            curves.append(Curve(group["title"], x, y, stroke))
+        if group.title in series.groups[measure]:
+            own = next(other for other in group.series if other.name == series.name)
+            curves.append(Curve(group.title, _ranks(own.means), _ranks(group.means[measure]), stroke))
     name = label(MEASURES, measure)
-    title = f"{series_name(entry)} and {name}: ranks of the positions within each measurement"
+    title = f"{series_name(series)} and {name}: ranks of the positions within each measurement"
     return [
         Figure(
             slug,
             f"{title} (rank correlation {value:.2f})",
-            f"rank of: {series_name(entry)}",
+            f"rank of: {series_name(series)}",
             f"rank of the {name}",
             tuple(curves),
             markers=True,
@@ -217,10 +202,10 @@ def _rank_figure(groups: Sequence[Stored], entry: Stored, slug: str) -> list[Fig
     ]
 
 
-def _ranks(means: Sequence[Stored]) -> Float64[np.ndarray, "n_positions"]:
+def _ranks(means: Sequence[Interval]) -> Float64[np.ndarray, "n_positions"]:
     """Ranks from 0 to 1, ties sharing theirs."""
     from scipy.stats import rankdata
 
-    values = np.array([mean["value"] for mean in means], dtype=np.float64)
+    values = np.array([mean.value for mean in means], dtype=np.float64)
     ranks: np.ndarray = (rankdata(np.round(values, 12)) - 1) / max(len(values) - 1, 1)
     return ranks

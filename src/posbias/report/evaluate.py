@@ -1,14 +1,9 @@
-"""A record of behaviour by position in words, tables and figures.
-
-Everything comes from the record (layout: posbias/evaluation/record.py and, where influence was measured on the same
-prompts, posbias/auditing/behaviour.py). A stored series of influence: {source, kind, what, means, correlations:
-{measure: `Correlations.as_record` with adjusted_p}}.
-"""
+"""An evaluation in words, tables and figures: scores by position, and influence measured on the same prompts."""
 
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,13 +19,15 @@ from posbias.display.figures import (
     interval_curves,
     theory_strokes,
 )
-from posbias.evaluation.evaluation import MEASURES
-from posbias.report.layout import caveats_of, sample_notices, title_of
+from posbias.evaluation.correlation import Correlations, InfluenceSeries, RankCorrelation
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, PositionCurve
+from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
+from posbias.evaluation.verdicts import MOST_UNREAD, UNBIASED, Verdicts
+from posbias.report.layout import caveats_of, notice_sentences, title_of
 from posbias.report.page import REPORTS, Report
-from posbias.report.tables import Table, interval_text
+from posbias.report.tables import Table
 from posbias.report.wording import KINDS, THEORIES, label
-from posbias.runs.records import Record
-from posbias.statistics import MISSING
+from posbias.statistics import MISSING, Interval
 
 NOTE = (
     "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "
@@ -68,7 +65,16 @@ SHAPES = {
     "unclear": "Where the answer stands matters, but neither a loss of the middle nor a trend is established",
     "flat": "No dependence on where the answer stands is established",
 }
-"""What the shape of a curve says to a reader."""
+"""Answer of a curve's shape to a reader."""
+SHAPE_FINDINGS = {
+    "u": "a U: both ends are above the middle",
+    "inverted_u": "an inverted U: both ends are below the middle",
+    "rising": "a rise from first to last position; no U is established",
+    "falling": "a fall from first to last position; no U is established",
+    "unclear": "not flat, but neither a U nor a trend is established",
+    "flat": "no dependence on the position is established",
+}
+"""Finding of a curve's shape."""
 INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
 """Strokes of measured kinds, none a theory's."""
 MITIGATED, CALIBRATED = 20, 12
@@ -78,405 +84,434 @@ TIE_RANGE = (0.02, 20.0)
 ON_ONE_SCALE = {"accuracy": MEASURED, "reciprocal_rank": Stroke(MEASURED.colour, "dash")}
 """Measures that can be drawn as multiples of their mean: none is negative."""
 
-Stored = Mapping[str, Any]
-
 
 @REPORTS.register("evaluate")
-def behaviour_report(record: Record) -> Report:
-    """Scores by position, differences to the best one, and the correlation with influence where it was measured."""
-    figures, tables = _figures(record), tables_of(record)
+def evaluation_report(evaluation: Evaluation) -> Report:
+    """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
+    record = evaluation.record
+    figures, tables = _figures(evaluation), tables_of(evaluation)
+    influence_caveat = [CORRELATION_CAVEAT] if evaluation.influence else []
     return Report(
         title_of(record),
         kicker="posbias · behaviour by position",
-        notices=notices_of(record),
-        verdict=verdict_of(record),
+        notices=notices_of(evaluation),
+        verdict=verdict_of(evaluation),
         picture=figures[:1],
         summary=tables[:1],
-        statements=statements_of(record),
-        caveats=[*caveats_of(record), *_counted_as_wrong(record), *_influence_caveat(record)],
+        statements=statements_of(evaluation),
+        caveats=[*caveats_of(record), *_counted_as_wrong(evaluation), *influence_caveat],
         figures=figures[1:],
         note=NOTE,
         tables=tables[1:],
-        left_out=_reasons(record),
+        left_out=_reasons(evaluation),
         record=record,
     )
 
 
-def notices_of(record: Record) -> list[str]:
+def notices_of(evaluation: Evaluation) -> list[str]:
     """What must be known of the answers before any number is read."""
-    moved = record.scalars.get("moved_blanks", 0)
-    joined = [
-        f"{moved} of {record.scalars['examples']} prompts ended in blanks. They end before them now, and the right "
-        "answer begins with them, as its tokens do."
-    ]
-    return [*_key(record), *_refused(record), *_thoughts(record), *(joined if moved else []), *sample_notices(record)]
-
-
-def _key(record: Record) -> list[str]:
-    """That a key went unencrypted."""
-    responder = record.resolved["responder"]
-    if not responder.get("key_in_clear"):
-        return []
-    variable, address = responder["key_variable"], responder["address"]
-    return [f"The key in {variable} was sent unencrypted to {address}, where others can read it."]
-
-
-def _thoughts(record: Record) -> list[str]:
-    """How many answers never came out of the model's thoughts, and what is scored without thoughts."""
-    reading, notices = record.scalars.get("reading", {}), []
-    if reading.get("unfinished"):
-        most = f"--max-tokens {record.resolved['max_tokens']}, --thinking-tokens {record.resolved['thinking_tokens']}"
+    notices = []
+    responder = evaluation.responder
+    if responder.get("key_in_clear"):
+        variable, address = responder["key_variable"], responder["address"]
+        notices.append(f"The key in {variable} was sent unencrypted to {address}, where others can read it.")
+    notices += [*_refused(evaluation), *_thoughts(evaluation)]
+    if evaluation.moved_blanks:
         notices.append(
-            f"{reading['unfinished']} of {reading['answers']} answers never came out of the model's thoughts ({most}) "
-            "and count as wrong. More --thinking-tokens let thoughts end; --template-options 'enable_thinking=False' "
-            "turns them off in chat templates that know it."
+            f"{evaluation.moved_blanks} of {evaluation.examples} prompts ended in blanks. They end before them now, "
+            "and the right answer begins with them, as its tokens do."
         )
-    if reading.get("thought"):
-        scored = "logprob" in record.scalars["curves"]
+    return [*notices, *notice_sentences(evaluation.notices, count=evaluation.count, here=evaluation.local)]
+
+
+def _thoughts(evaluation: Evaluation) -> list[str]:
+    """How many answers never came out of the model's thoughts, and what is scored without thoughts."""
+    reading, notices = evaluation.reading, []
+    if reading is not None and reading.unfinished:
+        most = f"--max-tokens {evaluation.max_tokens}, --thinking-tokens {evaluation.thinking_tokens}"
         notices.append(
-            f"{reading['thought']} of {reading['answers']} answers came with thoughts, which were taken out."
+            f"{reading.unfinished} of {reading.answers} answers never came out of the model's thoughts ({most}) and "
+            "count as wrong. More --thinking-tokens let thoughts end; --template-options 'enable_thinking=False' turns "
+            "them off in chat templates that know it."
+        )
+    if reading is not None and reading.thought:
+        scored = "logprob" in evaluation.curves
+        notices.append(
+            f"{reading.thought} of {reading.answers} answers came with thoughts, which were taken out."
             + scored * " The right answer was scored without any before it, so not as the model would give it."
         )
     return notices
 
 
-def _refused(record: Record) -> list[str]:
+def _refused(evaluation: Evaluation) -> list[str]:
     """What is missing from every curve because a server refused it: how much, where, and the first in its words."""
-    refused = record.scalars.get("refused")
+    refused = evaluation.refused
     if not refused:
         return []
     # Without an item that holds the answer there is one position, which has no number.
-    counted = sorted(Counter(entry["position"] for entry in refused).items(), key=lambda each: each[0] or 0)
+    counted = sorted(Counter(refusal.position for refusal in refused).items(), key=lambda entry: entry[0] or 0)
     places = ", ".join(
         f"{'no position' if place is None else f'position {place}'}: {count}" for place, count in counted
     )
-    first, total = refused[0], record.scalars["examples"]
+    first = refused[0]
     return [
-        f"{len(refused)} of {total} prompts were refused by the server and are left out of every curve ({places}). "
-        f"Comparisons rest on the samples that were answered at all positions. The first: sample {first['sample']}, "
-        f"position {first['position']}: {first['reason']}",
+        f"{len(refused)} of {evaluation.examples} prompts were refused by the server and are left out of every curve "
+        f"({places}). Comparisons rest on the samples that were answered at all positions. The first: sample "
+        f"{first.sample}, position {first.position}: {first.reason}",
     ]
 
 
-def verdict_of(record: Record) -> list[str]:
+def verdict_of(evaluation: Evaluation) -> list[str]:
     """Whether answers depend on where the item stands, in the first two measures; and what can be done, or what was
     found of influence on the same prompts."""
-    curves = record.scalars["curves"]
-    if not curves or "verdicts" in record.scalars:
-        return statements_of(record)[:2]
-    if withheld := _withheld(record):
+    curves = evaluation.curves
+    if not curves or evaluation.verdicts:
+        return statements_of(evaluation)[:2]
+    if withheld := _withheld(evaluation):
         return [*withheld, *(_shape_sentence(label(MEASURES, name), curve) for name, curve in curves.items())][:3]
-    found = [_shape_sentence(label(MEASURES, name), curve) for name, curve in list(curves.items())[:2]]
-    (lead, *_), *others = (sentence.partition(": ") for sentence in found)
-    found[1:] = [f"{'The same' if lead == other else other}: {rest}" for other, _, rest in others]
-    series = _series(record)
-    tied = [text for measure in tied_measures(series) for text in correlation_statements(series, measure)]
-    if tied:
-        return [*found, f"What weighs, and what is used: {tied[0]}"]
-    if all(curve["shape"] is None or curve["shape"]["label"] == "flat" for curve in curves.values()):
-        return found
-    return [*found, f"What can be done: {_tries(record)}`posbias place` puts relevant passages where it uses them."]
+    sentences = [_shape_sentence(label(MEASURES, name), curve) for name, curve in list(curves.items())[:2]]
+    (lead, *_), *others = (sentence.partition(": ") for sentence in sentences)
+    sentences[1:] = [f"{'The same' if lead == other else other}: {rest}" for other, _, rest in others]
+    series = _series(evaluation)
+    correlated = [text for measure in correlated_measures(series) for text in correlation_statements(series, measure)]
+    if correlated:
+        return [*sentences, f"What weighs, and what is used: {correlated[0]}"]
+    if all(curve.shape is None or curve.shape.label == "flat" for curve in curves.values()):
+        return sentences
+    remedies = f"{_tries(evaluation)}`posbias place` puts relevant passages where it uses them."
+    return [*sentences, f"What can be done: {remedies}"]
 
 
-def _tries(record: Record) -> str:
+def _tries(evaluation: Evaluation) -> str:
     """The command that tries methods on the model, whose weights a server does not give."""
-    responder = record.resolved["responder"]
-    if responder.get("kind") != "local":
+    if not evaluation.local:
         return ""
-    model, task = (shlex.quote(text) for text in (responder["model"]["source"], record.resolved["task"]))
-    positions, count = record.resolved["positions"], MITIGATED
+    model, task = (shlex.quote(text) for text in (str(evaluation.source), evaluation.task))
+    positions, count = evaluation.positions, MITIGATED
     three = sorted({positions[0], positions[len(positions) // 2], positions[-1]})
     fitted = ""
-    if record.resolved.get("file_sha256"):  # at least so many samples are in the file, and some go to fits
-        fewer = min(CALIBRATED, record.resolved["count"] // 3)
-        count = min(count, record.resolved["count"] - fewer)
+    if evaluation.file_sha256:  # at least so many samples are in the file, and some go to fits
+        fewer = min(CALIBRATED, evaluation.count // 3)
+        count = min(count, evaluation.count - fewer)
         fitted = f" --calibration {fewer}" if fewer < CALIBRATED else ""
     limits = f"--positions {','.join(map(str, three))} --count {count}{fitted}"
     return f"`posbias mitigate {model} --task {task} {limits}` tries methods and says which helps; "
 
 
-def _shape_sentence(measure: str, curve: Stored) -> str:
+def _shape_sentence(measure: str, curve: PositionCurve) -> str:
     """The established shape of a curve in plain words, and its ends: the best and the worst position."""
-    shape = curve["shape"]
     known = [
-        (mean, place)
-        for mean, place in zip(curve["means"], curve["positions"], strict=True)
-        if mean["value"] is not None
+        (mean, place) for mean, place in zip(curve.means, curve.positions, strict=True) if not np.isnan(mean.value)
     ]
-    if shape is None or not known:
-        return f"By {measure} nothing is decided: {curve['findings'][0]}."
-    values = [mean["value"] for mean, _ in known]
+    if curve.shape is None or not known:
+        return f"By {measure} nothing is decided: {curve_findings(curve)[0]}."
+    values = [mean.value for mean, _ in known]
     numbers = f"{measure} is highest {_at(known, max(values))} and lowest {_at(known, min(values))}"
     if max(values) == min(values):
-        numbers = f"{measure} is the same at every position, {interval_text(known[0][0], '.2f')}"
-    return f"{SHAPES[shape['label']]}: {numbers} (p for a trend or bend {shape['p_flat']:.2g})."
+        numbers = f"{measure} is the same at every position, {known[0][0].text('.2f')}"
+    return f"{SHAPES[curve.shape.label]}: {numbers} (p for a trend or bend {curve.shape.p_flat:.2g})."
 
 
-def _at(known: Sequence[tuple[Stored, int]], value: float) -> str:
-    """The positions that have a mean, all of them where several share it."""
-    alike = [(mean, place) for mean, place in known if mean["value"] == value]
+def _at(known: Sequence[tuple[Interval, int]], value: float) -> str:
+    """The positions that have a mean, all of them if several share it."""
+    alike = [(mean, place) for mean, place in known if mean.value == value]
     places = " and ".join(f"{place}{'' if place else ' (the first)'}" for _, place in alike)
-    return f"at position{'s' if len(alike) > 1 else ''} {places} with {interval_text(alike[0][0], '.2f')}"
+    return f"at position{'s' if len(alike) > 1 else ''} {places} with {alike[0][0].text('.2f')}"
 
 
-def tables_of(record: Record) -> list[Table]:
-    """Scores by position, differences to the best one, and the correlation where it was measured."""
-    curves, series = record.scalars["curves"], _series(record)
-    tables = [*_verdict_tables(record), _score_table(record)]
-    tables += [_difference_table(name, curve) for name, curve in curves.items() if curve["comparison"] is not None]
+def curve_findings(curve: PositionCurve) -> list[str]:
+    """What a curve establishes, and what it does not, one line each, every number with its interval or p-value."""
+    if curve.shape is None:
+        findings = [
+            f"{curve.n_complete} samples scored at every one of {len(curve.positions)} positions: too few for a claim, "
+            f"which needs {SAMPLES_FOR_CLAIM} samples and 2 positions"
+        ]
+    else:
+        tested = f"p for a trend or bend {curve.shape.p_flat:.2g}, for a U {curve.shape.p_u:.2g}"
+        findings = [f"{SHAPE_FINDINGS[curve.shape.label]} ({tested})"]
+    if curve.middle_loss is not None:
+        loss = curve.middle_loss
+        power = f"{loss.detectable:.3f} would be found with 80 % power"
+        findings.append(f"ends minus middle {loss.value} (p {loss.p:.2g}; {power})")
+    if curve.comparison is not None:
+        worst = min(curve.comparison.differences, key=lambda difference: difference.interval.value)
+        best = curve.positions[curve.comparison.best]
+        chosen = f", {worst.cross_fitted:.3f} with the best chosen on other samples"
+        about = f"position {curve.positions[worst.position]} against the best, {best}"
+        if worst.interval.value == 0:
+            about, chosen = "all positions have the same mean; differences", ""
+        power = f"{curve.detectable:.3f} would be found with 80 % power"
+        findings.append(f"{about}: {worst.interval} jointly over all pairs{chosen}; {power}")
+    return findings
+
+
+PositionCurve.wording = curve_findings
+
+
+def judge_findings(verdicts: Verdicts) -> list[str]:
+    """What the intervals of a judge's verdicts support."""
+    first = verdicts.first_pick
+    if not first.known:
+        return ["in no pair both orders have a response named, so nothing can be said of the slot"]
+    leaning = "no preference for a slot is established"
+    if first.excludes(UNBIASED):
+        leaning = f"the {'first' if first.value > UNBIASED else 'second'} slot is preferred"
+    return [
+        f"right in {verdicts.accuracy} of the verdicts",
+        f"the verdict follows the slot in {verdicts.flip_rate} of {verdicts.n_both} pairs",
+        f"the first response is picked in {first}: {leaning}",
+        *([f"a tie is called in {verdicts.tie_rate} of the verdicts"] if verdicts.ties else []),
+    ]
+
+
+def tables_of(evaluation: Evaluation) -> list[Table]:
+    """Scores by position, differences to the best one, and the correlation if it was measured."""
+    curves, series = evaluation.curves, _series(evaluation)
+    tables = [*_verdict_tables(evaluation), _score_table(evaluation)]
+    tables += [_difference_table(name, curve) for name, curve in curves.items()]
     tables += [
         correlation_table(f"Influence and {label(MEASURES, measure)} over positions", series, measure)
-        for measure in tied_measures(series)
+        for measure in correlated_measures(series)
     ]
     return [table for table in tables if table.cells]
 
 
-def statements_of(record: Record) -> list[str]:
+def statements_of(evaluation: Evaluation) -> list[str]:
     """What the intervals support, sentence by sentence."""
-    found = [
-        f"{label(MEASURES, name)}: {finding}."
-        for name, curve in record.scalars["curves"].items()
-        for finding in curve["findings"]
-    ]
-    judged, withheld = record.scalars.get("verdicts"), _withheld(record)
-    if judged and not withheld:
-        found = [f"Verdicts: {finding}." for finding in judged["findings"]] + found
-    found = withheld + found
-    if not found:
-        found = ["No example was answered or scored, so there is no curve."]
-    endings = record.scalars.get("endings", {})
-    if endings.get("starts") is not None and endings["starts"] != endings["contains"]:
-        found.append(
-            f"{endings['contains']:.0%} of the generated answers are right by the task's rule; {endings['starts']:.0%} "
-            "begin with the right one."
+    statements = withheld = _withheld(evaluation)
+    if evaluation.verdicts and not withheld:
+        statements = [f"Verdicts: {finding}." for finding in judge_findings(evaluation.verdicts)]
+    statements = [
+        *statements,
+        *(
+            f"{label(MEASURES, name)}: {finding}."
+            for name, curve in evaluation.curves.items()
+            for finding in curve_findings(curve)
+        ),
+    ] or ["No example was answered or scored, so there is no curve."]
+    endings = evaluation.endings
+    if endings is not None and not np.isnan(endings.starts) and endings.starts != endings.contains:
+        statements.append(
+            f"{endings.contains:.0%} of the generated answers are right by the task's rule; {endings.starts:.0%} begin "
+            "with the right one."
         )
-    for measure in tied_measures(_series(record)):
-        found += correlation_statements(_series(record), measure)
-    return found
+    for measure in correlated_measures(_series(evaluation)):
+        statements += correlation_statements(_series(evaluation), measure)
+    return statements
 
 
-def _influence_caveat(record: Record) -> list[str]:
-    return [CORRELATION_CAVEAT] if "influence" in record.scalars else []
-
-
-def _counted_as_wrong(record: Record) -> list[str]:
+def _counted_as_wrong(evaluation: Evaluation) -> list[str]:
     """Answers that may not be what the model would say; none of them was left out."""
-    found = []
-    cut, total = record.scalars["cut_off"], answered(record)
-    if cut:
-        tokens = record.resolved["max_tokens"]
-        within = record.scalars.get("endings", {}).get("open")
+    caveats, total = [], evaluation.answered
+    if evaluation.cut_off:
+        within = evaluation.endings.open if evaluation.endings else 0
         first = f"; {within} of them in their first line and not right, which they might have become" if within else ""
-        found.append(f"{cut} of {total} generated answers ended at --max-tokens {tokens}, not by themselves{first}.")
-    if empty := record.scalars.get("empty", 0):
-        found.append(f"{empty} of {total} generated answers are empty; they count as wrong.")
-    judged = record.scalars.get("verdicts", {})
-    if unread := judged.get("unread", judged.get("undecided", 0)):
-        found.append(f"{unread} of {total} answers hold no verdict that can be read; they count as wrong.")
-    return found
+        most = f"--max-tokens {evaluation.max_tokens}"
+        caveats.append(f"{evaluation.cut_off} of {total} generated answers ended at {most}, not by themselves{first}.")
+    if evaluation.empty:
+        caveats.append(f"{evaluation.empty} of {total} generated answers are empty; they count as wrong.")
+    if evaluation.verdicts and evaluation.verdicts.unread:
+        unread = evaluation.verdicts.unread
+        caveats.append(f"{unread} of {total} answers hold no verdict that can be read; they count as wrong.")
+    return caveats
 
 
-def answered(record: Record) -> int:
-    """Examples of an evaluation that were answered: neither too long nor refused."""
-    missing = sum(record.scalars["skipped"].values()) + len(record.scalars.get("refused", ()))
-    return int(record.scalars["examples"] - missing)
-
-
-def _reasons(record: Record) -> list[str]:
+def _reasons(evaluation: Evaluation) -> list[str]:
     """What was left out, and why."""
+    responder = evaluation.responder
     reasons = [
         f"{count} examples with the answer at position {place} are longer than the model's context and were skipped"
-        for place, count in record.scalars["skipped"].items()
+        for place, count in evaluation.skipped.items()
     ]
-    unscored = record.resolved["responder"].get("no_scores_because")
-    if unscored and record.arguments.get("score", True):
-        reasons.append(f"the right answers were not scored: {unscored}")
-    elif missing := record.scalars.get("unscored"):
+    if responder.get("no_scores_because") and evaluation.record.arguments.get("score", True):
+        reasons.append(f"the right answers were not scored: {responder['no_scores_because']}")
+    elif evaluation.unscored:
         reasons.append(
-            f"{missing} of {answered(record)} right answers were not scored: the server's tokens do not tell where "
-            "they begin"
+            f"{evaluation.unscored} of {evaluation.answered} right answers were not scored: the server's tokens do not "
+            "tell where they begin"
         )
-    if apart := record.resolved["responder"].get("answers_apart"):
+    if apart := responder.get("answers_apart"):
         reasons.append(
             f"{apart} right answers were scored as tokens of their own, though behind their prompts they form others"
         )
-    return [*reasons, *record.scalars.get("influence", {}).get("left_out", [])]
+    return [*reasons, *(evaluation.influence.left_out if evaluation.influence else ())]
 
 
-def _withheld(record: Record) -> list[str]:
-    """Why nothing is concluded from the generated answers, in a sentence; none where enough of them could be read."""
-    reading = record.scalars.get("reading", {})
-    if not reading.get("withheld"):
+def _withheld(evaluation: Evaluation) -> list[str]:
+    """Why nothing is concluded from the generated answers, in a sentence; none if enough of them could be read."""
+    reading = evaluation.reading
+    if reading is None or not reading.withheld:
         return []
-    judged = "verdicts" in record.scalars
-    if judged and reading["unread"] > reading["unfinished"]:
+    if evaluation.verdicts and reading.unread > reading.unfinished:
         why = "hold no verdict that can be read"
         remedy = "pairwise(pattern='...') reads a form of its own, --max-tokens allows longer answers"
     else:
         why = "never came out of the model's thoughts"
         remedy = "--thinking-tokens allows more thoughts"
     return [
-        f"No conclusion from the generated answers: {reading['unread']} of {reading['answers']} {why}, more than "
-        f"{reading['most_unread']:.0%}. outputs.jsonl has them; {remedy}."
+        f"No conclusion from the generated answers: {reading.unread} of {reading.answers} {why}, more than "
+        f"{MOST_UNREAD:.0%}. {OUTPUTS_FILE} has them; {remedy}."
     ]
 
 
-def _series(record: Record) -> list[Stored]:
+def _series(evaluation: Evaluation) -> Sequence[InfluenceSeries]:
     """The series of influence that were measured on the same prompts."""
-    found: list[Stored] = record.scalars.get("influence", {}).get("series", [])
-    return found
+    return evaluation.influence.series if evaluation.influence else ()
 
 
-def _score_table(record: Record) -> Table:
-    curves = record.scalars["curves"]
+def _score_table(evaluation: Evaluation) -> Table:
+    curves = evaluation.curves
     header = ["position", "answer's token", "samples", *(label(MEASURES, name) for name in curves)]
     cells = []
-    for column, place in enumerate(record.resolved["positions"] if curves else ()):
+    for column, place in enumerate(evaluation.positions if curves else ()):
         first = next(iter(curves.values()))
-        token = MISSING if first["gold_tokens"] is None else f"{first['gold_tokens'][column]:.0f}"
-        means = [interval_text(curve["means"][column]) for curve in curves.values()]
-        cells.append([str(place), token, str(first["counts"][column]), *means])
-    last = record.scalars["n_items"] - 1
-    return Table(f"{record.resolved['task']}: by position of the answer (0 ... {last})", header, cells)
+        token = MISSING if first.gold_tokens is None else f"{first.gold_tokens[column]:.0f}"
+        means = [curve.means[column].text() for curve in curves.values()]
+        cells.append([str(place), token, str(first.counts[column]), *means])
+    title = f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})"
+    return Table(title, header, cells)
 
 
-def _verdict_tables(record: Record) -> list[Table]:
+def _verdict_tables(evaluation: Evaluation) -> list[Table]:
     """Rates of a judge that was asked in both orders."""
-    judged = record.scalars.get("verdicts")
-    if not judged or _withheld(record):
+    verdicts = evaluation.verdicts
+    if not verdicts or _withheld(evaluation):
         return []
-    cells = [[name, interval_text(judged[rate])] for rate, name in VERDICTS.items() if rate in judged]
-    title = f"{judged['n_pairs']} pairs in both orders, {judged['n_both']} with a response named in both"
+    cells = [[name, getattr(verdicts, rate).text()] for rate, name in VERDICTS.items()]
+    title = f"{verdicts.n_pairs} pairs in both orders, {verdicts.n_both} with a response named in both"
     return [Table(title, ["rate", "value"], cells)]
 
 
-def _difference_table(name: str, curve: Stored) -> Table:
-    comparison, places = curve["comparison"], curve["positions"]
-    best = places[comparison["best"]]
+def _difference_table(name: str, curve: PositionCurve) -> Table:
+    """Every position against the best one; no rows if there is no comparison."""
+    title = f"{label(MEASURES, name)}: against the best position"
+    if curve.comparison is None:
+        return Table(title, [], [])
+    best = curve.positions[curve.comparison.best]
     header = ["position", f"difference to position {best}", "chosen on other samples", "p, all pairs"]
     cells = [
         [
-            str(places[entry["position"]]),
-            interval_text(entry.get("interval") or entry["bootstrap"]),
-            f"{entry['cross_fitted']:+.3f}",
-            MISSING if entry["adjusted_p"] is None else f"{entry['adjusted_p']:.2g}",
+            str(curve.positions[difference.position]),
+            difference.interval.text(),
+            f"{difference.cross_fitted:+.3f}",
+            f"{difference.adjusted_p:.2g}",
         ]
-        for entry in comparison["differences"]
+        for difference in curve.comparison.differences
     ]
-    return Table(f"{label(MEASURES, name)}: against the best position", header, cells)
+    return Table(title, header, cells)
 
 
-def tied_measures(series: Sequence[Stored]) -> list[str]:
+def correlated_measures(series: Sequence[InfluenceSeries]) -> list[str]:
     """Measures that any of the series is correlated with."""
-    return list(dict.fromkeys(measure for entry in series for measure in entry["correlations"]))
+    return list(dict.fromkeys(measure for entry in series for measure in entry.correlations))
 
 
-def series_name(series: Stored) -> str:
-    """What a series of influence is called."""
-    source, kind = series["source"], series["kind"]
-    name = f"influence ({label(KINDS, kind)})" if source == "measured" else label(THEORIES, source)
-    return f"{name}: {WHAT[series['what']]}"
+def series_name(series: InfluenceSeries) -> str:
+    """Name of a series of influence in words."""
+    name = f"influence ({label(KINDS, str(series.kind))})" if series.measured else label(THEORIES, series.source)
+    return f"{name}: {WHAT[series.what]}"
 
 
-def correlation_table(title: str, series: Sequence[Stored], measure: str) -> Table:
+def correlation_table(title: str, series: Sequence[InfluenceSeries], measure: str) -> Table:
     """A row for each series that is correlated with the measure."""
     cells = []
     for entry in series:
-        if measure in entry["correlations"]:
-            found = entry["correlations"][measure]
+        if measure in entry.correlations:
+            correlations = entry.correlations[measure]
             texts = [
-                MISSING if each["value"] is None else f"{interval_text(each)} p {each.get('adjusted_p', each['p']):.2g}"
-                for each in found["correlations"]
+                MISSING if np.isnan(found.value.value) else f"{found.value} p {found.p_value:.2g}"
+                for found in correlations.correlations
             ]
-            cells.append([series_name(entry), *texts, interval_text(found["within"])])
+            cells.append([series_name(entry), *texts, correlations.within.text()])
     return Table(title, ["influence", *CONTROLLED.values(), "within positions and samples"], cells)
 
 
-def correlation_statements(series: Sequence[Stored], measure: str, *, where: str = "") -> list[str]:
+def correlation_statements(series: Sequence[InfluenceSeries], measure: str, *, where: str = "") -> list[str]:
     """A sentence for every measured series, and for every theory of which anything is established."""
     statements = []
     for entry in series:
-        found = entry["correlations"].get(measure)
-        if found is None or not (
-            entry["source"] == "measured" or any(each["established"] for each in found["correlations"])
-        ):
+        found: Correlations | None = entry.correlations.get(measure)
+        if found is None or not (entry.measured or any(one.established for one in found.correlations)):
             continue
-        by_name = {each["controlled"]: each for each in found["correlations"]}
-        plain, held = by_name["nothing"], by_name["position_and_ends"]
+        plain, held = found.of("nothing"), found.of("position_and_ends")
         about = f"{series_name(entry)} and {label(MEASURES, measure)}"
-        if plain["value"] is None:
+        if np.isnan(plain.value.value):
             statements.append(f"{about}: one of the curves is constant, so there is no correlation.")
             continue
         rest = "and nothing is left of a curve once position and ends are held fixed"
-        if held["value"] is not None:
-            rest = f"with position and ends held fixed {interval_text(held)} ({_established(held)})"
+        if not np.isnan(held.value.value):
+            rest = f"with position and ends held fixed {held.value} ({_established(held)})"
         statements.append(
-            f"{about} over {found['n_positions']} positions{where}: rank correlation {interval_text(plain)} "
+            f"{about} over {found.n_positions} positions{where}: rank correlation {plain.value} "
             f"({_established(plain)}), {rest}."
         )
     return statements
 
 
-def _established(correlation: Stored) -> str:
-    return "established" if correlation["established"] else "not established"
+def _established(correlation: RankCorrelation) -> str:
+    return "established" if correlation.established else "not established"
 
 
-def _figures(record: Record) -> list[Figure]:
-    """Where influence was measured on the same prompts, everything on one scale; then one figure per measure."""
-    figures = [_score_figure(record, name, curve) for name, curve in record.scalars["curves"].items()]
-    if _series(record):
-        group = {
-            "positions": record.resolved["positions"],
-            **{name: record.scalars[name] for name in ("n_items", "curves")},
-            "series": _series(record),
-        }
-        figures.insert(0, influence_figure("behaviour-influence", record.resolved["title"], group))
+def _figures(evaluation: Evaluation) -> list[Figure]:
+    """With influence measured on the same prompts, everything on one scale; then one figure per measure."""
+    figures = [_score_figure(evaluation, name, curve) for name, curve in evaluation.curves.items()]
+    if series := _series(evaluation):
+        means = {name: curve.means for name, curve in evaluation.curves.items()}
+        weighed = Weighed(evaluation.positions, evaluation.n_items, means, series)
+        figures.insert(0, influence_figure("behaviour-influence", evaluation.title, weighed))
     return [figure for figure in figures if figure.curves]
 
 
-def _score_figure(record: Record, name: str, curve: Stored) -> Figure:
+def _score_figure(evaluation: Evaluation, name: str, curve: PositionCurve) -> Figure:
     stroke = MEASURED if name == "accuracy" else RUNS[0]
-    finding = curve["findings"][0] if curve["findings"] else ""
+    means = [mean.as_record() for mean in curve.means]
     return Figure(
         f"behaviour-{name.replace('_', '-')}",
-        f"{record.resolved['title']}, {label(MEASURES, name)}: {finding}",
-        _axis(record.scalars["n_items"]),
+        f"{evaluation.title}, {label(MEASURES, name)}: {curve_findings(curve)[0]}",
+        _axis(evaluation.n_items),
         label(MEASURES, name),
-        interval_curves(label(MEASURES, name), curve["positions"], curve["means"], stroke),
+        interval_curves(label(MEASURES, name), curve.positions, means, stroke),
         markers=True,
     )
 
 
-def influence_figure(slug: str, title: str, group: Stored) -> Figure:
-    """Accuracy, influence and theories of one model, each as a multiple of its mean over positions.
+@dataclass(frozen=True)
+class Weighed:
+    """Behaviour and influence on the same prompts, as one figure shows them."""
 
-    `group`: `positions`, `n_items`, `curves` {measure: {means}} and `series` [{source, kind, what, means}].
-    """
+    positions: Sequence[int]
+    n_items: int
+    means: Mapping[str, Sequence[Interval]]
+    """Means by measure of behaviour."""
+    series: Sequence[InfluenceSeries]
+
+
+def influence_figure(slug: str, title: str, weighed: Weighed) -> Figure:
+    """Accuracy, influence and theories of one model, each as a multiple of its mean over positions."""
     drawn = [
-        (label(MEASURES, name), group["curves"][name]["means"], stroke)
+        (label(MEASURES, name), weighed.means[name], stroke)
         for name, stroke in ON_ONE_SCALE.items()
-        if name in group["curves"]
+        if name in weighed.means
     ]
-    theories = theory_strokes([series["source"] for series in group["series"] if series["source"] != "measured"])
-    kinds = list(dict.fromkeys(series["kind"] for series in group["series"] if series["source"] == "measured"))
-    for series in group["series"]:
-        measured = series["source"] == "measured"
-        stroke = INFLUENCES[kinds.index(series["kind"]) % len(INFLUENCES)] if measured else theories[series["source"]]
-        if series["what"] == "place" and any(  # beside the answer's item of the same source
-            other["what"] == "gold" and (other["source"], other["kind"]) == (series["source"], series["kind"])
-            for other in group["series"]
-        ):
-            stroke = Stroke(stroke.colour, "dot")
-        drawn.append((series_name(series), series["means"], stroke))
+    theories = theory_strokes([series.source for series in weighed.series if not series.measured])
+    kinds = list(dict.fromkeys(series.kind for series in weighed.series if series.measured))
+    of_answers = {(series.source, series.kind) for series in weighed.series if series.what == "gold"}
+    for series in weighed.series:
+        measured = series.measured
+        stroke = INFLUENCES[kinds.index(series.kind) % len(INFLUENCES)] if measured else theories[series.source]
+        if series.what == "place" and (series.source, series.kind) in of_answers:
+            stroke = Stroke(stroke.colour, "dot")  # beside the answer's item of the same source
+        drawn.append((series_name(series), series.means, stroke))
     curves: list[Curve] = []
     for name, means, stroke in drawn:
-        values = [entry["value"] for entry in means if entry["value"] is not None]
+        values = [mean.value for mean in means if not np.isnan(mean.value)]
         if values and np.mean(values) > 0:
-            curves += interval_curves(name, group["positions"], means, stroke, unit=float(np.mean(values)))
+            stored = [mean.as_record() for mean in means]
+            curves += interval_curves(name, weighed.positions, stored, stroke, unit=float(np.mean(values)))
     return Figure(
         slug,
         f"{title}: what weighs, and what is used, by position (each as a multiple of its mean)",
-        _axis(group["n_items"]),
+        _axis(weighed.n_items),
         "multiple of the mean over positions",
         tuple(curves),
         markers=True,

@@ -168,6 +168,10 @@ class Record(Showing):
         }
         return document
 
+    def called(self, arguments: Mapping[str, Any], command: str) -> None:
+        """Note the arguments that the user passed, and the shell line that repeats the run."""
+        self.arguments, self.resolved["command"] = portable(dict(arguments)), portable(command)
+
     def as_run(self) -> "Record":
         """Itself."""
         return self

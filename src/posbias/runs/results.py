@@ -6,13 +6,18 @@ beside its verb and is registered here under the verb's name; `load_record` give
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from posbias.display.showing import Showing
 from posbias.errors import UsageError
 from posbias.registry import Registry
 from posbias.runs.records import Record, read_record
+
+Kind = TypeVar("Kind")
 
 
 class Result(Showing):
@@ -45,6 +50,26 @@ class Result(Showing):
         if self.record.status == "failed":
             return {"failed": str(self.record.error)}
         return {"verdict": "\n".join(verdict)} if (verdict := self.verdict) else {}
+
+
+_adapter = cache(TypeAdapter)
+"""Validation of a class, built once."""
+
+
+def from_stored(kind: type[Kind], stored: Any) -> Kind:
+    """A dataclass, with those within it, from the plain values as which a record holds it.
+
+    Fields that the record lacks have their defaults; what else it holds is left alone.
+
+    Raises:
+        ValueError: a field is missing or of another sort; it is named.
+    """
+    try:
+        read: Kind = _adapter(kind).validate_python(stored)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return read
 
 
 RESULTS: Registry[type[Result]] = Registry("result")

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 
 from posbias.checks import check_number, check_size, checked
 from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate_responder, evaluation_record, measured_use, place
+from posbias.evaluation import EvaluateOptions, evaluate_responder, measured_use, place
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.evaluation.samples import Sample, as_bytes, read_json, requests_of, samples_of
@@ -340,7 +340,7 @@ def _measured_order(task: LanguageTask, responder: Responder, options: MitigateO
     """The order of passages for the unchanged model's curve on the calibration samples, and how it came about."""
     chosen = replace(options.evaluation, count=options.calibration, directory=None, resume=False)
     found = evaluate_responder(responder, task, chosen, cost={})
-    use = measured_use(evaluation_record(found, {}))
+    use = measured_use(found)
     placed = place([1 / rank for rank in range(1, task.n_items + 1)], use)
     how = {"calibration_samples": options.calibration, "p_flat": placed.p_flat, "measure": use.measure}
     return {"method": str(Ordered(order=placed.order)), "how": how}

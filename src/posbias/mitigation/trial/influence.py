@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.correlation import Pair, correct_for_number, correlate
+from posbias.evaluation.correlation import Pair, correct_for_number, correlate_pairs
 from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.samples import EvaluateOptions
@@ -202,7 +202,7 @@ def _ties(measure: str, pairs: Mapping[str, Pair], *, seed: int) -> list[dict[st
         asked[OVER_METHODS] = Pair(moved, scored, tuple(range(len(pairs))), len(pairs), complete[0].samples)
     found = []
     for what, given in {**asked, **(pairs if len(pairs) > 1 else {})}.items():
-        stored = correlate(given, seed=seed).as_record()
+        stored = correlate_pairs(given, seed=seed).as_record()
         stored["correlations"] = [one for one in stored["correlations"] if one["controlled"] == "nothing"]
         found.append({"what": what, "measure": measure, "correlations": {measure: stored}})
     return found

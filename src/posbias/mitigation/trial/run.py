@@ -27,14 +27,14 @@ from posbias.errors import UsageError
 from posbias.evaluation import (
     EvaluateOptions,
     evaluate_responder,
-    evaluation_record,
     finished_evaluation,
     write_outputs,
 )
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
 from posbias.evaluation.endings import why_undecided
-from posbias.evaluation.evaluation import DECIDING, GENERATED, NothingAnsweredError, measures_of
+from posbias.evaluation.evaluation import GENERATED, measures_of
 from posbias.evaluation.responders import LocalResponder, Responder
+from posbias.evaluation.run import DECIDING, NothingAnsweredError
 from posbias.evaluation.samples import Pieces, Sample, requests_of
 from posbias.mitigation.fitting.fit import reads_text
 from posbias.mitigation.judging.judge import SideEffect, Tried, choose_measure, judge, levels_of
@@ -62,7 +62,7 @@ from posbias.mitigation.trial.preflight import announce_arms, short_options
 from posbias.mitigation.trial.workers import answers_of, work_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.runs.parts import PartStore, below, clear_parts, clear_unfinished, fingerprint, finished_run, made_by
-from posbias.runs.records import Record, remove_record, run_directory
+from posbias.runs.records import Record, run_directory
 from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
@@ -261,18 +261,17 @@ def _answered(
     # What the whole run may replace is checked once, for the directory of the whole.
     with run_directory(own, verb="evaluate", arguments=arguments, resume=options.resume, overwrite=True) as held:
         options, responder = replace(options, directory=held), arm.answering
-        record = finished_evaluation(responder, task, options)
-        if record is None:
-            found = evaluate_responder(responder, task, options, cost=cost, answered=answered)
-            record = evaluation_record(found, arguments)
-            record.resolved["title"] += "" if arm.method is None else f", {arm.name}"
+        evaluation = finished_evaluation(responder, task, options)
+        if evaluation is None:
+            evaluation = evaluate_responder(responder, task, options, cost=cost, answered=answered)
+            evaluation.record.called(arguments, "")
+            evaluation.record.resolved["title"] += "" if arm.method is None else f", {arm.name}"
             if held is not None:
-                remove_record(held)
-                write_outputs(found, held)
-                record.write_run(held)
+                write_outputs(evaluation, held)
+                evaluation.record.write_run(held)
         if held is not None:
             clear_parts(held)  # a kill may have left them beside the record
-    return record
+    return evaluation.record
 
 
 def _short_forms(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posbias.evaluation import EvaluateOptions
-from posbias.evaluation.evaluation import answer_samples
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Responder
+from posbias.evaluation.run import answer_samples
 from posbias.evaluation.samples import Pieces, Sample
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import Method

@@ -1,0 +1,298 @@
+"""`evaluate`: how well a model answers, by where the answer stands in its context.
+
+Every sample is requested once per position. Scores go into score[sample, position] and from there into curves with
+paired statistics; finished samples are kept, so that a killed run or one whose server went away goes on from there.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from posbias.checks import checked
+from posbias.errors import RunError
+from posbias.evaluation.cost import preflight_answers
+from posbias.evaluation.curve import position_curve
+from posbias.evaluation.endings import endings_of
+from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of
+from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
+from posbias.evaluation.responders.local import as_responder
+from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
+from posbias.evaluation.samples import (
+    TEXTS,
+    EvaluateOptions,
+    Pieces,
+    Sample,
+    as_bytes,
+    check_refused,
+    notices_of,
+    read_json,
+    refused_in,
+    request_samples,
+    samples_of,
+)
+from posbias.evaluation.verdicts import judge_verdicts, reading_of
+from posbias.progress import track
+from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
+from posbias.runs.records import Record
+from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
+
+DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
+"""Parts of a responder's description that a piece depends on; the rest says how the responses were made, at what cost.
+"""
+EFFORT = "effort"
+"""Name of a piece's array that tells what the responses took and were expected to take, as UTF-8 bytes of JSON."""
+
+
+class NothingAnsweredError(RunError):
+    """Every example was too long for the model, or refused."""
+
+
+@checked
+def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None) -> Evaluation:
+    """Put every sample of a task, at every position, to one model, and judge its answers.
+
+    Args:
+        subject: What `as_responder` takes: a hub id, a directory, "demo", a loaded model, or a responder such as
+            `ServerResponder`. With its own tokenizer, lengths and places in tokens are exact.
+        task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
+        options: Count, positions, seed, and where an interrupted run continues.
+
+    Raises:
+        UsageError: an unknown model or task, a wrong line of a file (its number is named), an impossible position, a
+            conversation for a model without a chat template, or prompts that do not fit into memory.
+        RunError: the model fails, its server cannot be reached or refuses more than a tenth of all examples, at least 3
+            (finished samples are kept in the directory), or nothing is generated and the server gives no scores. Fewer
+            refused examples are left out of the curves and counted.
+    """
+    options = options or EvaluateOptions()
+    task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    options.positions_of(task)  # refused before a model is loaded
+    return evaluate_responder(as_responder(subject, max_memory=options.max_memory), task, options)
+
+
+def evaluate_responder(
+    responder: Responder,
+    task: LanguageTask,
+    options: EvaluateOptions,
+    *,
+    cost: Mapping[str, Any] | None = None,
+    answered: Mapping[str, Pieces] | None = None,
+    beside: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """Put samples to a responder that is there already, as `evaluate` does.
+
+    Args:
+        responder, task, options: As of `evaluate`.
+        cost: Expected cost, as of `preflight_answers`; None: it is estimated here.
+        answered: Results of `answer_samples` for samples that were answered elsewhere, by `Sample.piece`.
+        beside: What else the record will depend on, as of `finished_evaluation`.
+    """
+    samples = list(samples_of(task, responder.tokenizer, options))
+    described = responder.describe()
+    settings = _settings(task, options, described)
+    data = file_sha256(task)
+    store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
+    finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
+    finished |= answered or {}
+    waiting = [sample for sample in samples if sample.piece not in finished]
+    cost = preflight_answers(waiting, task, options, responder) if cost is None else cost
+    chunks = [waiting[start : start + options.together] for start in range(0, len(waiting), options.together)]
+    refused = [row for piece in finished.values() for row in refused_in(read_json(piece, TEXTS))]
+    for chunk in track(chunks, f"requests of {task}"):
+        pieces = answer_samples(chunk, task, options, responder, cost=cost)
+        refused += [row for piece in pieces for row in refused_in(read_json(piece, TEXTS))]
+        check_refused(refused, sum(len(sample.examples) for sample in samples))
+        finished |= {sample.piece: store.keep(sample.piece, piece) for sample, piece in zip(chunk, pieces, strict=True)}
+    pieces = [finished[sample.piece] for sample in samples]
+    if described["kind"] != "local":  # of a local model's prompt it is known whether it opens thoughts
+        pieces = _with_unmarked_thoughts(pieces)
+    efforts = [read_json(piece, EFFORT) for piece in pieces]
+    described |= {**efforts[-1]["learnt"], **_total(effort["counts"] for effort in efforts)}
+    _check_scored(pieces, options, described)
+    record = Record(
+        "evaluate", {}, _resolved(task, options, described), seeds=dict.fromkeys(("samples", "folds"), options.seed)
+    )
+    record.resolved |= {
+        "file_sha256": data,
+        "fingerprint": fingerprint({"evaluation": _fingerprint(settings, samples, options), **(beside or {})}),
+    }
+    record.scalars = {
+        "n_items": task.n_items,
+        **_scored(pieces, record, options),
+        "moved_blanks": sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
+        "reused": store.reused,
+        # What the first sitting expected, which had most of it before it.
+        "cost": max([effort["cost"] for effort in efforts], key=lambda expected: expected.get("prompts", 0)),
+        "seconds": sum(effort["seconds"] for effort in efforts),
+        "notices": notices_of(samples),
+    }
+    outputs = tuple(row for piece in pieces for row in read_json(piece, TEXTS))
+    return replace(Evaluation.from_record(record), outputs=outputs)
+
+
+def _resolved(task: LanguageTask, options: EvaluateOptions, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What was requested of whom, for a record."""
+    model = described.get("model")
+    source = model.get("source") if isinstance(model, Mapping) else model
+    return {
+        "title": f"{source or 'model'}: {task}",
+        "command": "",
+        "task": str(task),
+        "file_sha256": None,
+        "scoring": task.scoring,
+        "count": options.count,
+        **({"skip": options.skip} if options.skip else {}),
+        "positions": list(options.positions_of(task)),
+        "max_tokens": options.max_tokens or task.max_tokens,
+        "thinking_tokens": options.thinking_tokens,
+        "answer_pattern": options.answer_pattern,
+        "responder": dict(described),
+    }
+
+
+def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) -> dict[str, Any]:
+    """Counts and statistics of all pieces, for a record; their tables go into its arrays."""
+    outputs = [row for piece in pieces for row in read_json(piece, TEXTS)]
+    tables = {name: np.stack([piece[name] for piece in pieces]) for name in pieces[0] if name not in (TEXTS, EFFORT)}
+    positions = record.resolved["positions"]
+    record.arrays = {"positions": np.array(positions), **{SCORES + name: table for name, table in tables.items()}}
+    reading = reading_of(tables, outputs)
+    tokens = tables["gold_token"]
+    gold = tokens.mean(axis=0).tolist() if not np.isnan(tokens).any() else None
+    withheld = (*(GENERATED if reading.withheld else ()), "starts")
+    curves = {
+        name: position_curve(table, positions=positions, gold_tokens=gold, seed=options.seed, quantity=MEASURES[name])
+        for name, table in measures_of(tables).items()
+        if name not in withheld
+    }
+    put = np.array([row["skipped"] is None for row in outputs])
+    scored: dict[str, Any] = {
+        "skipped": {
+            str(position): int(lost)
+            for position, lost in zip(positions, tables["too_long"].sum(axis=0), strict=True)
+            if lost
+        },
+        "refused": refused_in(outputs),
+        "measures": list(curves),
+        "curves": {name: curve.as_record() for name, curve in curves.items()},
+        "cut_off": sum(row["finish"] == CUT_OFF for row in outputs),
+        "endings": endings_of(tables, outputs).as_record(),
+        "empty": sum(row["text"] is not None and not row["text"].strip() for row in outputs),
+        "examples": len(outputs),
+        "reading": reading.as_record(),
+        "unscored": int((np.isnan(tables["logprob"].ravel()) & put).sum()) if options.score else 0,
+    }
+    if "first_pick" in tables and len(positions) > 1 and options.generate:
+        scored["verdicts"] = judge_verdicts(tables["correct"], tables["first_pick"], tables["tie"]).as_record()
+    return scored
+
+
+def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
+    """Pieces in which answers that are thoughts throughout are none, so far as other answers give them away.
+
+    If most answers that ended by themselves hold only the mark that closes thoughts, the prompt opens them: then one
+    that was cut off without any mark is still within them, though nothing in itself tells.
+    """
+    outputs = [read_json(piece, TEXTS) for piece in pieces]
+    ended = [row["thinking"] for rows in outputs for row in rows if row["finish"] == STOPPED]
+    if ended.count(CLOSED) <= ended.count(None):
+        return list(pieces)
+    found = []
+    for piece, rows in zip(pieces, outputs, strict=True):
+        hidden = np.array([row["thinking"] is None and row["finish"] == CUT_OFF for row in rows])
+        within = {"text": "", "thinking": UNFINISHED}
+        rows = [
+            {**row, "thoughts": row["text"], **within} if each else row for row, each in zip(rows, hidden, strict=True)
+        ]
+        blank = {"correct": 0.0, "found": 0.0, "starts": 0.0, "cut": 1.0, "first_pick": np.nan, "tie": np.nan}
+        tables = {
+            name: np.where(hidden & ~np.isnan(piece[name]), value, piece[name])
+            for name, value in blank.items()
+            if name in piece
+        }
+        found.append({**piece, **tables, TEXTS: as_bytes(rows)})
+    return found
+
+
+def answer_samples(
+    samples: Sequence[Sample],
+    task: LanguageTask,
+    options: EvaluateOptions,
+    responder: Responder,
+    *,
+    cost: Mapping[str, Any],
+) -> list[Pieces]:
+    """Everything about some samples, requested together, with what that took; errors as `request_samples`."""
+    before, begin = responder.counts(), time.perf_counter()
+    with responder.counting():
+        found = request_samples(samples, task, options, responder)
+    seconds = time.perf_counter() - begin
+    taken = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
+    pieces = []
+    for piece in found:
+        effort = {"counts": taken, "learnt": responder.learnt(), "cost": dict(cost), "seconds": seconds}
+        pieces.append({**piece, EFFORT: as_bytes(effort)})
+        taken, seconds = {}, 0.0  # what the samples took together is the first one's
+    return pieces
+
+
+def _total(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """What counts of several chunks add up to."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described: Mapping[str, Any]) -> None:
+    """Some example must have been answered; where nothing is generated, a score must have come back."""
+    rows = [row for piece in pieces for row in read_json(piece, TEXTS)]
+    if all(row["skipped"] is not None for row in rows):
+        why = "are too long for the model" if not refused_in(rows) else "were refused or are too long"
+        raise NothingAnsweredError(f"No example was answered: all {len(rows)} {why} (the first: {rows[0]['skipped']})")
+    fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
+    if not options.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
+        why = described.get("no_scores_because") or "none came back"
+        raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
+
+
+def _fingerprint(settings: Mapping[str, Any], samples: Sequence[Sample], options: EvaluateOptions) -> str:
+    """Of everything an evaluation depends on; its intervals depend on the seed, too."""
+    return fingerprint({**settings, "samples": [sample.piece for sample in samples], "seed": options.seed})
+
+
+def _settings(task: LanguageTask, options: EvaluateOptions, responder: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything a piece depends on beside its own prompts, which its name stands for."""
+    return {
+        "verb": "evaluate",
+        "task": str(task),
+        "positions": list(options.positions_of(task)),
+        "max_tokens": options.max_tokens or task.max_tokens,
+        "thinking_tokens": options.thinking_tokens,
+        "answer_pattern": options.answer_pattern,
+        "generate": options.generate,
+        "score": options.score,
+        "responder": {name: value for name, value in responder.items() if name in DECIDING},
+        "made_by": made_by(),
+    }
+
+
+def finished_evaluation(
+    responder: Responder, task: LanguageTask, options: EvaluateOptions, *, beside: Mapping[str, Any] | None = None
+) -> Evaluation | None:
+    """Just this evaluation, without a single request, if `options` resume a directory that holds it finished.
+
+    Arguments as of `evaluate_responder`; `beside`: what else the record depends on.
+    """
+
+    def settings() -> dict[str, Any]:
+        samples = list(samples_of(task, responder.tokenizer, options))
+        own = _fingerprint(_settings(task, options, responder.describe()), samples, options)
+        return {"evaluation": own, **(beside or {})}
+
+    record = finished_run(options.directory, settings, resume=options.resume)
+    return None if record is None else Evaluation.from_record(record)
