@@ -31,5 +31,5 @@ class MeasuredReorder(BaseDocumentTransformer, BaseModel):
         given = [document.metadata.get(self.score) for document in documents]
         if None in given:
             given = [1 / rank for rank in range(1, len(documents) + 1)]
-        placed = posbias.place(given, posbias.measured_use(self.run))
+        placed = posbias.place(given, self.run)
         return [documents[index] for index in placed.order]

@@ -31,5 +31,5 @@ class MeasuredReorder(BaseNodePostprocessor):
         given = [node.score for node in nodes]
         if None in given:
             given = [1 / rank for rank in range(1, len(nodes) + 1)]
-        placed = posbias.place(given, posbias.measured_use(self.run))
+        placed = posbias.place(given, self.run)
         return [nodes[index] for index in placed.order]

@@ -17,12 +17,8 @@ from posbias.models.model import Model
 OF_PACKAGES = {
     "auditing": "BehaviourPlan MeasurePlan audit_behaviour measure_models preflight_attention",
     "decomposition": "DecompositionOptions",
-<<<<<<< HEAD
-    "evaluation": "MeasuredUse correlate correlate_runs",
+    "evaluation": "MeasuredUse correlate_pairs",
     "evaluation.responders": "LocalOptions ServerOptions",
-=======
-    "evaluation": "MeasuredUse correlate correlate_pairs",
->>>>>>> a02741c (Evaluations, correlations and orders of passages are typed results, read and written by one class each)
     "interventions": "intervened",
     "measurement.attention.statistics": "AttentionOptions",
     "measurement.cost": "preflight",

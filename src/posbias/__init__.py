@@ -21,6 +21,7 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
         length.
     compare: Every registered distance of the first profile to the second, beside the flat line's.
+    correlate: Correlate influence with behaviour over several finished evaluations: over positions, lengths and models.
     design: Find the architecture whose profile is the target.
     evaluate: Put every sample of a task, at every position, to one model, and judge its answers.
     fit: A method with the parameters that suit a model, from calibration samples alone.
@@ -29,7 +30,6 @@ Names are imported when first used, so that `import posbias` is cheap. Start wit
     load_prompts: Equally long prompts for a model.
     load_record: Read the result of a finished run from its directory.
     measure: Measure how much every input position influences the output, and how strongly each layer mixes.
-    measured_use: The curve of a finished run, for placing passages.
     mitigated: Within the context, a model under a method against position bias; `install` leaves it so.
     place: Order passages so that the relevant ones stand where this model uses them.
     predict: The position-bias profile a theory predicts.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from posbias.comparison import compare
     from posbias.designing import design
     from posbias.errors import RunError, UsageError
-    from posbias.evaluation import EvaluateOptions, evaluate, measured_use, place
+    from posbias.evaluation import EvaluateOptions, correlate, evaluate, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.interventions import intervened
     from posbias.measurement.attention.streaming import attention
@@ -71,7 +71,7 @@ _HOMES = {
         "comparison": "compare",
         "designing": "design",
         "errors": "RunError UsageError",
-        "evaluation": "EvaluateOptions evaluate measured_use place",
+        "evaluation": "EvaluateOptions correlate evaluate place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "interventions": "intervened",
         "measurement.attention.streaming": "attention",
@@ -89,7 +89,7 @@ _HOMES = {
     for name in names.split()
 }
 """Where each public name lives. No package bears the name of a function here, so none can hide one."""
-_WORDED = {"evaluate", "load_record", "place"}
+_WORDED = {"correlate", "evaluate", "load_record", "place"}
 """Functions whose results answer in sentences."""
 
 __all__ = [
@@ -108,6 +108,7 @@ __all__ = [
     "audit",
     "closed_form",
     "compare",
+    "correlate",
     "design",
     "evaluate",
     "fit",
@@ -116,7 +117,6 @@ __all__ = [
     "load_prompts",
     "load_record",
     "measure",
-    "measured_use",
     "mitigated",
     "place",
     "predict",

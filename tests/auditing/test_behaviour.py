@@ -99,7 +99,7 @@ def test_every_series_is_correlated_with_every_measure(record):
             assert not any(correlation["established"] for correlation in found["correlations"])
 
 
-def test_the_page_shows_what_weighs_beside_what_is_used(record):
+def test_the_page_shows_what_weighs_beside_what_is_used(record, behaviour):
     assert any(
         table.title.startswith("Influence and accuracy") or "log-probability" in table.title
         for table in tables_of(behaviour)

@@ -13,7 +13,8 @@ import posbias as pb
 from posbias.cli import main
 from posbias.cli.place import scores_of
 from posbias.errors import UsageError
-from posbias.evaluation import measured_use
+from posbias.evaluation import PlaceOptions
+from posbias.runs.records import read_record
 
 FLAGS = ["--task", "example_order(shots=4)", "--count", 7, "--max-tokens", 2]
 
@@ -31,7 +32,7 @@ def finished(long_llama, tmp_path_factory):
 
 
 def test_evaluate_saves_what_the_library_finds(finished, long_llama):
-    record = pb.load_record(finished)
+    record = read_record(finished)
     found = pb.evaluate(long_llama, "example_order(shots=4)", options=pb.EvaluateOptions(count=7, max_tokens=2))
     for name, table in found.tables.items():
         np.testing.assert_allclose(record.arrays[f"scores/{name}"], table, rtol=1e-4)
@@ -54,9 +55,10 @@ def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp
     result = posbias(*command, "--out", tmp_path / "placed", "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
-    record = pb.load_record(tmp_path / "placed")
-    expected = pb.place([0.5, 0.3, 0.2, 0.1], measured_use(finished, by="reciprocal_rank"))
-    assert record.scalars == json.loads(json.dumps({**expected.as_record(), "notices": {}}))
+    record = read_record(tmp_path / "placed")
+    expected = pb.place([0.5, 0.3, 0.2, 0.1], finished, options=PlaceOptions(by="reciprocal_rank"))
+    assert record.scalars == json.loads(json.dumps(expected.record.scalars))
+    assert pb.load_record(tmp_path / "placed").gains == expected.gains
     assert printed["scalars"]["order"] == list(expected.order)
     told = posbias(*command)
     assert "order of the passages, first to last" in told.stdout
@@ -73,7 +75,7 @@ def test_what_is_odd_about_a_file_is_in_the_record_on_the_page_and_in_the_termin
     PreTrainedTokenizerFast.from_pretrained(model, eos_token="</s>").save_pretrained(model)
     result = posbias("evaluate", model, "--task", task, "--count", 6, "--max-tokens", 2, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert record.scalars["notices"] == {
         "answer_elsewhere": {"samples": [0]},
         "control_tokens": {"samples": [0, 1, 2, 3, 4, 5], "tokens": {"</s>": 6}},
@@ -97,7 +99,7 @@ def test_where_all_prompts_are_too_long_the_run_fails_and_says_so(posbias, long_
     result = posbias("evaluate", long_llama, *flags)
     assert result.returncode == 1
     assert result.stderr.startswith("posbias: No example was answered: all 6 are too long for the model (the first: ")
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert (record.status, str(record.error)[:43]) == ("failed", "No example was answered: all 6 are too long")
 
 
@@ -118,7 +120,7 @@ def test_thoughts_that_a_template_opens_are_said_and_turned_off(posbias, long_ll
         assert sentence in terminal
     told = [*asked, "--thinking-tokens", 3, "--template-options", "enable_thinking=False", "--out", tmp_path / "told"]
     assert posbias(*told).returncode == 0
-    record = pb.load_record(tmp_path / "told")
+    record = read_record(tmp_path / "told")
     assert record.resolved["responder"]["model"]["template_options"] == {"enable_thinking": False}
     assert record.resolved["thinking_tokens"] == 3
     assert record.scalars["reading"]["unfinished"] == 0
@@ -217,7 +219,7 @@ def test_an_unreachable_server_fails_in_one_line_and_the_record_says_so(posbias,
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "127.0.0.1:9" in result.stderr
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert record.status == "failed"
     assert "127.0.0.1:9" in record.error
     for options, message in (
@@ -269,7 +271,7 @@ def test_audit_ties_influence_to_behaviour(posbias, long_llama, tmp_path):
     result = posbias(*audit, *behaviour, "--out", tmp_path / "run", "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
-    record = pb.load_record(tmp_path / "run" / "behaviour")
+    record = read_record(tmp_path / "run" / "behaviour")
     assert printed["behaviour"]["scalars"] == record.scalars
     assert record.scalars["influence"]["series"]
     pages = {name: (tmp_path / "run" / name / "report.html").read_text() for name in (".", "behaviour")}

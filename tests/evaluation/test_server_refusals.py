@@ -16,6 +16,7 @@ from evaluation.serving import Reply, chat, stand_in
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions, Evaluation, evaluate
 from posbias.evaluation.curve import position_curve
+from posbias.evaluation.evaluation import Refusal
 from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
 from posbias.report.page import html_of, report_of, show_report
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -83,7 +84,7 @@ def test_refused_prompts_are_named_counted_and_left_out(refusal: Reply, reason: 
     expected = np.tile([1.0, 0.0, 0.0, 1.0], (12, 1))
     expected[rows, 1] = np.nan
     np.testing.assert_array_equal(found.tables["correct"], expected)
-    assert found.refused == [{"sample": sample, "position": 1, "reason": reason} for sample, _ in names]
+    assert found.refused == tuple(Refusal(sample, 1, reason) for sample, _ in names)
     assert not found.skipped
     curve, complete = found.curves["accuracy"], position_curve(np.delete(expected, rows, axis=0), positions=range(4))
     assert curve.counts == (12, 10, 12, 12)

@@ -301,7 +301,7 @@ def test_answers_that_never_came_out_of_thoughts_are_wrong_shown_and_past_a_shar
     assert page.notices[0].split(" (")[0] in unescape(html_of(page))
     if withheld:
         with pytest.raises(UsageError, match="the run has no 'accuracy'"):
-            measured_use(record, by="accuracy")
+            measured_use(found, by="accuracy")
 
 
 def test_a_closing_mark_alone_gives_away_thoughts_that_were_cut_off_without_any() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.evaluation import measured_use
 from posbias.runs.records import Record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -29,7 +28,9 @@ def run(tmp_path):
     """A run whose model uses the third place best and the first one least."""
     scores = (np.random.default_rng(0).random((200, 4)) < CURVE).astype(np.float64)
     nothing = np.full((200, 4), np.nan)
-    record = Record(verb="evaluate", arguments={}, scalars={"n_items": 4})
+    resolved = {"task": "documents(documents=4)", "count": 200, "positions": [0, 1, 2, 3]}
+    scalars = {"n_items": 4, "curves": {}, "skipped": {}, "cut_off": 0, "examples": 800}
+    record = Record("evaluate", {}, resolved, scalars)
     record.arrays = {
         "positions": np.arange(4),
         "scores/correct": scores,
@@ -37,7 +38,7 @@ def run(tmp_path):
         "scores/first_rank": nothing,
     }
     record.save(tmp_path)
-    assert pb.place(RELEVANCE, measured_use(tmp_path)).order == (3, 2, 0, 1)
+    assert pb.place(RELEVANCE, tmp_path).order == (3, 2, 0, 1)
     return str(tmp_path)
 
 

@@ -27,6 +27,7 @@ from posbias.statistics import (
     Estimate,
     Interval,
     StoredInterval,
+    StoredNumber,
     detectable,
     estimate,
     holm,
@@ -77,9 +78,9 @@ class Difference:
     cross_fitted: float
     """The same against the position that is best on the other samples: free of the luck by which a best one is chosen,
     not of that by which this one is not it (among equal positions under a third of the bias is left)."""
-    p: float
+    p: StoredNumber
     """Two-sided p-value of this pair alone: McNemar's exact test where scores are 0 and 1."""
-    adjusted_p: float
+    adjusted_p: StoredNumber
     """The same times the number of pairs, so that choosing the best is paid for; below 1 - confidence exactly where
     `interval` leaves out 0."""
 

@@ -394,7 +394,7 @@ def _difference_table(name: str, curve: PositionCurve) -> Table:
             str(curve.positions[difference.position]),
             difference.interval.text(),
             f"{difference.cross_fitted:+.3f}",
-            f"{difference.adjusted_p:.2g}",
+            MISSING if np.isnan(difference.adjusted_p) else f"{difference.adjusted_p:.2g}",
         ]
         for difference in curve.comparison.differences
     ]
