@@ -16,7 +16,7 @@ from posbias.cli.options import _quoted
 from posbias.errors import RunError, UsageError
 from posbias.report.layout import command_of, shown_record
 from posbias.report.page import report_of, show_report
-from posbias.runs.records import Record
+from posbias.runs.records import Record, read_record
 from posbias.training.trainer import losses_table
 
 EVIL = "m\x1b[31m\x9b2J\u202e\u2066\x07\r[/b]"
@@ -51,7 +51,7 @@ def test_a_directory_of_a_model(posbias: Any, tiny_llama: Path, tmp_path: Path) 
     check(posbias("explore", tmp_path / "run", "--out", tmp_path / "page.html"), tmp_path / "page.html")
     assert r"m\\x1b[31m" in (tmp_path / "page.html").read_text()  # as JSON, so that the script shows it escaped
     check(posbias("report", out), out / "report.html")
-    record = pb.load_record(out)
+    record = read_record(out)
     assert clean(repr(record))
     assert clean(record._repr_html_())
     assert all(map(clean, record.verdict))

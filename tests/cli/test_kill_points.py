@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import posbias as pb
 from crashing import TAKING, Nursery, Outcome
 from posbias.files import TEMPORARY
 from posbias.runs.directories import LOCK_FILE
-from posbias.runs.records import Record
+from posbias.runs.records import Record, read_record
 
 SHORT = "--length 16 --count 2 --kinds probability"
 STUDY = """
@@ -191,7 +190,7 @@ def computed(outcome: Outcome, *, checkpoints: bool = False) -> set[str]:
 def records(directory: Path) -> dict[str, Record]:
     """All runs below a directory, by place."""
     return {
-        str(path.parent.relative_to(directory)): pb.load_record(path.parent)
+        str(path.parent.relative_to(directory)): read_record(path.parent)
         for path in directory.rglob("arrays.safetensors")
     }
 

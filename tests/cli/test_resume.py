@@ -8,6 +8,7 @@ from posbias.runs import parts
 from posbias.runs.directories import LOCK_FILE, exclusive
 from posbias.runs.engines import Local
 from posbias.runs.parts import PARTS, PartStore
+from posbias.runs.records import read_record
 
 FLAGS = ("--length", "24", "--count", "10", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
 
@@ -92,18 +93,18 @@ def test_a_directory_with_a_finished_run_is_refused(posbias, long_llama, tmp_pat
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     refused = posbias(*words, "--out", out)
     assert refused.returncode == 2
-    verb, record = words[0], pb.load_record(out)
+    verb, record = words[0], read_record(out)
     assert f"run' holds a finished run of posbias {verb} ({record.created}" in refused.stderr
     assert refused.stderr.endswith("--overwrite replaces it, or choose another --out\n")
     assert ("--resume takes over what is the same" in refused.stderr) == resumes
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before, "nothing was touched"
     assert posbias(*words, "--out", out, "--overwrite").returncode == 0
-    anew = pb.load_record(out)
+    anew = read_record(out)
     assert anew.run_id != record.run_id
     assert "overwrite" not in anew.arguments
     if resumes:
         assert posbias(*words, "--out", out, "--resume").returncode == 0
-        assert pb.load_record(out).run_id == anew.run_id
+        assert read_record(out).run_id == anew.run_id
 
 
 @pytest.mark.parametrize(
@@ -161,9 +162,9 @@ def test_a_saved_run_is_not_replaced_unasked(tmp_path):
     first.save(tmp_path / "run")  # the same once more
     with pytest.raises(pb.UsageError, match=r"holds a finished run of posbias predict .* overwrite=True replaces it"):
         second.save(tmp_path / "run")
-    assert pb.load_record(tmp_path / "run").scalars == {"number": 1}
+    assert read_record(tmp_path / "run").scalars == {"number": 1}
     second.save(tmp_path / "run", overwrite=True)
-    assert pb.load_record(tmp_path / "run").scalars == {"number": 2}
+    assert read_record(tmp_path / "run").scalars == {"number": 2}
 
 
 def test_pieces_of_other_settings_are_not_reused(tmp_path):
