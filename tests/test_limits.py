@@ -28,7 +28,7 @@ from posbias.runs.engines import Local
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.synthetic.base import SYNTHETIC_TASKS
 from posbias.theory.mean_field.sampled import SampledHeads
-from posbias.training.options import STOPPING, Schedule, TrainOptions
+from posbias.training.options import STOPPING, TrainingSchedule, TrainOptions
 from posbias.training.study import Study
 
 MANY = 10**12
@@ -41,11 +41,11 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "local responder: batch": lambda n: LocalOptions(batch=n),
     "server: concurrency": lambda n: ServerOptions(concurrency=n),
     "server: retries": lambda n: ServerOptions(retries=n),
-    "training: steps": lambda n: Schedule(steps=n),
-    "training: batch": lambda n: Schedule(steps=1, batch=n),
-    "training: window": lambda n: Schedule(steps=1, window=n),
-    "training: evaluate_every": lambda n: Schedule(steps=1, window=1, evaluate_every=n),
-    "training: examples": lambda n: Schedule(steps=1, examples=n),
+    "training: steps": lambda n: TrainingSchedule(steps=n),
+    "training: batch": lambda n: TrainingSchedule(steps=1, batch=n),
+    "training: window": lambda n: TrainingSchedule(steps=1, window=n),
+    "training: evaluate_every": lambda n: TrainingSchedule(steps=1, window=1, evaluate_every=n),
+    "training: examples": lambda n: TrainingSchedule(steps=1, examples=n),
     "training: stack_size": lambda n: TrainOptions(stack_size=n),
     "training: chunk": lambda n: TrainOptions(chunk=n),
     "below: windows": lambda n: STOPPING.parse(f"below(loss=0.1, windows={n})"),
@@ -127,7 +127,7 @@ def test_a_design_that_would_fill_memory_or_take_days_is_refused(options: dict[s
 
 def test_a_grid_of_more_members_than_can_be_trained_is_refused_when_it_is_meant_too():
     points = {f"axis {number}": [(value, {}) for value in range(100)] for number in range(8)}
-    study = Study("s", {}, {}, {}, Schedule(steps=1), points)
+    study = Study("s", {}, {}, {}, TrainingSchedule(steps=1), points)
     with pytest.raises(UsageError, match=r"study 's': the grid times the seeds is 10\^16 or more repeats; at most"):
         study.members(confirmed=True)
 

@@ -27,7 +27,7 @@ OF_PACKAGES = {
     "prompts.prompts": "PromptSource Prompts",
     "tasks.synthetic": "FreeRecall InContextRetrieval PositionCopy RecallAndSpan RunningSpan",
     "theory.power_rollout": "attention_rollout attention_rollouts ingredients",
-    "training": "Member Study Schedule TrainOptions load_study",
+    "training": "Member Study TrainingSchedule TrainOptions load_study train",
 }
 """What users call that is not at the top level."""
 NOT_CALLED = {"__version__", "architecture", "Record", "RunError", "UsageError"}

@@ -14,7 +14,7 @@ from posbias.models.reference.parameters import constants_of, draw_parameters
 from posbias.tasks.synthetic import CuedCopy
 from posbias.theory.power_rollout.reference import describe_reference
 from posbias.theory.rollout import rollout_profile
-from posbias.training import AdamW, Member, Schedule, train_members
+from posbias.training import AdamW, Member, TrainingSchedule, train_members
 
 N = 7
 VALUES = torch.linspace(-1.0, 1.5, N, dtype=torch.float64)
@@ -59,7 +59,7 @@ def test_it_is_learnt_saved_and_loaded(tmp_path) -> None:
     start = config("gamma_key(alpha=2.0)", attention="content", values="gaussian", residual="added",
                    vocabulary_size=task.vocabulary_size, outputs=task.n_outputs)  # fmt: skip
     member = Member("one", start, task, optimiser=AdamW(1e-2))
-    (trained,) = train_members([member], Schedule(steps=4, batch=8, window=2, examples=8)).members
+    (trained,) = train_members([member], TrainingSchedule(steps=4, batch=8, window=2, examples=8)).members
     assert trained.parameters is not None
     learnt = trained.parameters["blocks.0.trained_key_bias"]
     assert learnt.shape == (2, N)

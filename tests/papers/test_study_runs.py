@@ -9,7 +9,7 @@ from posbias.papers.reproduction import Reproduction
 from posbias.papers.study_runs import StudyExperiment, StudySettings
 from posbias.papers.wu2025.icl import FINAL, SPEED, icl_loops
 from posbias.papers.wu2025.icl_outcomes import icl_outcomes
-from posbias.training import Schedule, TrainOptions, running, study_of, train_members
+from posbias.training import TrainingSchedule, TrainOptions, running, study_of, train_members
 from training_cases import assert_same, retriever
 
 
@@ -139,11 +139,11 @@ def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(tmp_p
 
 
 def test_members_evaluated_at_the_end_alone_have_no_accuracy_over_training():
-    options = Schedule(steps=4, batch=8, window=4, evaluate_every=0, examples=10)
+    options = TrainingSchedule(steps=4, batch=8, window=4, evaluate_every=0, examples=10)
     outcomes = icl_outcomes(train_members([retriever(seed) for seed in (0, 1)], options).members, seed=0)
     assert not outcomes.known("course", {})
     (loop,) = icl_loops(outcomes)
     assert list(loop.outcomes) == [FINAL]
-    often = Schedule(steps=4, batch=8, window=2, evaluate_every=2, examples=10)
+    often = TrainingSchedule(steps=4, batch=8, window=2, evaluate_every=2, examples=10)
     (loop,) = icl_loops(icl_outcomes(train_members([retriever(0)], often).members, seed=0))
     assert list(loop.outcomes) == [FINAL, SPEED]

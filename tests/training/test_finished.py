@@ -11,7 +11,7 @@ from posbias.models.loading import load_model
 from posbias.models.reference.network import WEIGHTS_FILE
 from posbias.runs.parts import _digest, made_by
 from posbias.runs.records import read_record
-from posbias.training import Schedule, TrainOptions, study_of, train, train_members, training_record
+from posbias.training import TrainingSchedule, TrainOptions, study_of, train, train_members, training_record
 from posbias.training.running import finished_training
 from posbias.training.trainer import DECIDING, StackWork
 from training_cases import assert_same, copier
@@ -125,7 +125,7 @@ def test_a_record_that_lost_losses_is_not_read_back(finished):
 
 
 def test_a_commit_elsewhere_leaves_checkpoints_good_and_a_change_of_the_trainer_does_not(tmp_path, monkeypatch):
-    options = Schedule(steps=4, batch=8, window=4, examples=5)
+    options = TrainingSchedule(steps=4, batch=8, window=4, examples=5)
     work = StackWork((copier(0),), ((0,),), options, TrainOptions(directory=tmp_path))
     before = work.store(resume=True).fingerprint
     monkeypatch.setattr("posbias.runs.records.commit_of", lambda checkout: "0" * 40)
@@ -150,7 +150,7 @@ def test_the_hash_of_sources_changes_with_any_of_them(tmp_path, monkeypatch):
 
 def test_evaluated_at_the_end_alone_a_member_has_one_evaluation():
     """evaluate_every = 0: no value at step 0, none in between."""
-    options = Schedule(steps=10, batch=8, window=4, evaluate_every=0, examples=5)
+    options = TrainingSchedule(steps=10, batch=8, window=4, evaluate_every=0, examples=5)
     (member,) = train_members([copier(0)], options).members
     assert member.evaluation_steps.tolist() == [10]
     assert all(len(values) == 1 for values in member.evaluations.values())

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from posbias.runs.engines import Ray
-from posbias.training import Schedule, TrainOptions, train_members
+from posbias.training import TrainingSchedule, TrainOptions, train_members
 from training_cases import assert_same, copier
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
@@ -16,7 +16,7 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-OPTIONS = Schedule(steps=400, batch=16, window=10, examples=10)
+OPTIONS = TrainingSchedule(steps=400, batch=16, window=10, examples=10)
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import pytest
 
 from posbias.errors import RunError, UsageError
 from posbias.runs.parts import PartStore, clear_parts
-from posbias.training import SGD, Below, Schedule, TrainOptions, train_members
+from posbias.training import SGD, Below, TrainingSchedule, TrainOptions, train_members
 from posbias.training.running import check_disk
 from training_cases import assert_same, copier
 
 # One member ends early, so that checkpoints hold members of both sorts.
-OPTIONS = Schedule(steps=32, batch=8, window=4, evaluate_every=8, examples=5, stopping=Below(1.2, windows=1))
+OPTIONS = TrainingSchedule(steps=32, batch=8, window=4, evaluate_every=8, examples=5, stopping=Below(1.2, windows=1))
 MEMBERS = [copier(5), copier(0), copier(3, depth=1)]
 
 KILLED = """
@@ -95,7 +95,7 @@ def test_it_may_stop_anywhere(tmp_path, monkeypatch, checkpoint):
 
 def test_checkpoints_of_another_training_are_not_used(tmp_path):
     train_members(MEMBERS, OPTIONS, options=in_process(tmp_path))
-    shorter = Schedule(steps=8, batch=16, window=4, examples=20)
+    shorter = TrainingSchedule(steps=8, batch=16, window=4, examples=20)
     found = train_members(MEMBERS, shorter, options=in_process(tmp_path, resume=True))
     assert found.resumed == 0
     assert {each.steps for each in found.members} == {8}

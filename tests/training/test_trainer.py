@@ -13,11 +13,11 @@ from posbias.models.reference.forward import forward
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.runs.engines import Local
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
-from posbias.training import SGD, Adam, Below, Plateau, Schedule, TrainOptions, train_members
+from posbias.training import SGD, Adam, Below, Plateau, TrainingSchedule, TrainOptions, train_members
 from posbias.training.trainer import group
 from training_cases import assert_same, copier, retriever
 
-SHORT = Schedule(steps=8, batch=16, window=4, evaluate_every=4, examples=10)
+SHORT = TrainingSchedule(steps=8, batch=16, window=4, evaluate_every=4, examples=10)
 PLAIN_LOOP = 2e-6
 """Relative to the largest weight, after 8 steps in float32: a plain loop sums in another order."""
 
@@ -101,7 +101,7 @@ def test_training_is_the_plain_loop_with_pytorchs_optimiser():
 
 
 def test_learning_happens_and_is_evaluated():
-    options = Schedule(steps=90, batch=32, window=10, evaluate_every=30, examples=100)
+    options = TrainingSchedule(steps=90, batch=32, window=10, evaluate_every=30, examples=100)
     trained = train_members([copier(0), copier(0, mask="sliding_window(width=2)")], options)
     seen, unseen = trained.members
     assert list(seen.evaluation_steps) == [0, 30, 60, 90]
@@ -129,7 +129,7 @@ def test_a_member_that_diverges_leaves_and_the_others_never_notice():
 
 def test_an_update_that_leaves_no_finite_parameters_is_divergence():
     """The loss before the last update is finite; what it made of the parameters is not."""
-    once = Schedule(steps=1, batch=16, examples=10)
+    once = TrainingSchedule(steps=1, batch=16, examples=10)
     calm, wild = copier(0), copier(1, optimiser=Adam(1e39))
     trained = train_members([calm, wild], once)
     assert [each.status for each in trained.members] == ["done", "diverged"]
@@ -140,7 +140,7 @@ def test_an_update_that_leaves_no_finite_parameters_is_divergence():
 
 
 def test_members_end_by_rule_at_their_own_step():
-    options = Schedule(steps=80, batch=32, window=5, examples=20, stopping=Below(0.5, windows=2))
+    options = TrainingSchedule(steps=80, batch=32, window=5, examples=20, stopping=Below(0.5, windows=2))
     members = [copier(0), copier(0, mask="sliding_window(width=2)")]
     trained = train_members(members, options).members
     assert [each.status for each in trained] == ["stopped_early", "done"]
@@ -209,7 +209,7 @@ def test_what_cannot_be_trained_is_refused_at_once():
         ({"steps": 5, "diverged_above": -1}, "diverged_above must be a number > 0, got -1"),
     ):
         with pytest.raises(UsageError) as caught:
-            Schedule(**options)
+            TrainingSchedule(**options)
         assert message in str(caught.value)
     with pytest.raises(UsageError, match="device 'abacus' cannot be used"):
         train_members([copier(0)], SHORT, options=TrainOptions(device="abacus"))

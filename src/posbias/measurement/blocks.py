@@ -114,15 +114,12 @@ def block_outputs(network: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def _at_block_outputs(network: nn.Module, look: Callable[[str, Tensor], None]) -> Iterator[None]:
-    def hook_of(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-            stream = output[0] if isinstance(output, tuple) else output
-            if isinstance(stream, Tensor):
-                look(name, stream)
-
-        return hook
+    def hook(name: str, _module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+        stream = output[0] if isinstance(output, tuple) else output
+        if isinstance(stream, Tensor):
+            look(name, stream)
 
     with ExitStack() as hooks:
         for name, block in named_blocks(network).items():
-            hooks.callback(block.register_forward_hook(hook_of(name)).remove)
+            hooks.callback(block.register_forward_hook(partial(hook, name)).remove)
         yield

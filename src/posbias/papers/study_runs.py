@@ -18,10 +18,10 @@ from posbias.runs.directories import held
 from posbias.runs.parts import clear_parts, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, describe_environment, finished_record
 from posbias.training import (
-    Schedule,
     Study,
     StudyRun,
     TrainedMember,
+    TrainingSchedule,
     TrainOptions,
     study_of,
     train,
@@ -66,7 +66,9 @@ class StudyExperiment(Experiment):
     """Folder of the paper, below `posbias/papers`."""
 
     @abstractmethod
-    def judge(self, members: Sequence[TrainedMember], options: Schedule, settings: StudySettings) -> Reproduction:
+    def judge(
+        self, members: Sequence[TrainedMember], options: TrainingSchedule, settings: StudySettings
+    ) -> Reproduction:
         """The paper's statements, tables and figures from all trained members and the schedule of the first study."""
 
     def check(self, settings: Any) -> StudySettings:

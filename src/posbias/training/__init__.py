@@ -2,7 +2,7 @@
 
 from posbias.training.members import Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS, SGD, Adam, AdamW, Optimiser
-from posbias.training.options import STOPPING, Below, Never, Plateau, Schedule, StoppingRule, TrainOptions
+from posbias.training.options import STOPPING, Below, Never, Plateau, StoppingRule, TrainingSchedule, TrainOptions
 from posbias.training.running import StudyRun, train, training_record
 from posbias.training.study import Study, load_study, study_of
 from posbias.training.trainer import Trained, train_members
@@ -18,13 +18,13 @@ __all__ = [
     "Never",
     "Optimiser",
     "Plateau",
-    "Schedule",
     "StoppingRule",
     "Study",
     "StudyRun",
     "TrainOptions",
     "Trained",
     "TrainedMember",
+    "TrainingSchedule",
     "load_study",
     "study_of",
     "train",

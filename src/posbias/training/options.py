@@ -1,4 +1,4 @@
-"""How members are trained: `Schedule` decides the result, `TrainOptions` where the work is done and kept."""
+"""How members are trained: `TrainingSchedule` decides the result, `TrainOptions` where the work is done and kept."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -85,7 +85,7 @@ class Plateau(StoppingRule):
 
 @checked
 @dataclass(frozen=True)
-class Schedule:
+class TrainingSchedule:
     """The `train` section of a study: what decides the result of a training, beside the member itself."""
 
     steps: int

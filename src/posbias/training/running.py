@@ -34,7 +34,7 @@ from posbias.statistics import mean_ends
 from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
 from posbias.training.members import STATUSES, Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS
-from posbias.training.options import STOPPING, Schedule, TrainOptions
+from posbias.training.options import STOPPING, TrainingSchedule, TrainOptions
 from posbias.training.stack import Layout
 from posbias.training.study import Study, load_study
 from posbias.training.trainer import Trained, group, train_members
@@ -259,7 +259,9 @@ def _padded(rows: list[np.ndarray], missing: float) -> np.ndarray:
     return padded
 
 
-def finished_training(members: Sequence[Member], schedule: Schedule, directory: Path) -> tuple[Trained, Record] | None:
+def finished_training(
+    members: Sequence[Member], schedule: TrainingSchedule, directory: Path
+) -> tuple[Trained, Record] | None:
     """These members as they were trained before into a directory, to the last bit, and the record of that run.
 
     None if there is no whole record of just these members and schedule, if no member ended well, or if a model is
@@ -276,10 +278,10 @@ def finished_training(members: Sequence[Member], schedule: Schedule, directory: 
     return Trained(outcomes, schedule, stacks, resumed=stacks), record
 
 
-def _is_of(record: Record, members: Sequence[Member], schedule: Schedule) -> bool:
+def _is_of(record: Record, members: Sequence[Member], schedule: TrainingSchedule) -> bool:
     """True if the record is of these members and schedule; settings that older records lack have their defaults."""
     stored = record.resolved["options"]
-    if Schedule(**{**stored, "stopping": STOPPING.parse(stored["stopping"])}) != schedule:
+    if TrainingSchedule(**{**stored, "stopping": STOPPING.parse(stored["stopping"])}) != schedule:
         return False
     recorded = [
         Member(

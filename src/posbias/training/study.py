@@ -36,7 +36,7 @@ from posbias.tasks.synthetic import SYNTHETIC_TASKS
 from posbias.tasks.synthetic.base import EVALUATION_BATCH
 from posbias.training.members import Member
 from posbias.training.optimisers import OPTIMISERS
-from posbias.training.options import STOPPING, Schedule
+from posbias.training.options import STOPPING, TrainingSchedule
 
 MANY = 1000
 """Members beyond which a study must be confirmed."""
@@ -54,7 +54,7 @@ FIXED_BY_TASK = ("architecture", "seed", "vocabulary_size", "outputs")
 MODEL_FIELDS = ARCHITECTURE_FIELDS + tuple(
     entry.name for entry in fields(ReferenceConfig) if entry.name not in FIXED_BY_TASK
 )
-TRAIN_FIELDS = tuple(entry.name for entry in fields(Schedule))
+TRAIN_FIELDS = tuple(entry.name for entry in fields(TrainingSchedule))
 SECTIONS = ("name", "task", "model", "optimiser", "train", "grid", "seeds")
 FLOAT = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 PLAIN_TAGS = ("null", "bool", "int", "float", "str")
@@ -78,7 +78,7 @@ class Study(Showing):
     """Fields of `Architecture` and `ReferenceConfig`."""
     optimiser: Settings
     """Parameters of the optimiser and, under "name", its name."""
-    schedule: Schedule
+    schedule: TrainingSchedule
     axes: Mapping[str, Sequence[tuple[Any, Settings]]] = field(default_factory=dict)
     """Points of every axis of the grid, each a plain value and the dotted settings it stands for."""
     seeds: tuple[int, ...] = (0,)
@@ -164,7 +164,7 @@ def study_of(document: Any, *, name: str) -> Study:
         task=_settings(SYNTHETIC_TASKS, document["task"], "task"),
         model=_mapping(document.get("model", {}), "model", MODEL_FIELDS),
         optimiser=_settings(OPTIMISERS, document.get("optimiser", "adamw"), "optimiser"),
-        schedule=Schedule(**train),
+        schedule=TrainingSchedule(**train),
         axes=_axes(document.get("grid", {})),
         seeds=_seeds(document.get("seeds", 1)),
     )

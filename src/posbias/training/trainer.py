@@ -27,7 +27,7 @@ from posbias.runs.engines import collect
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import PartStore, below, made_by
 from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember, packed, unpacked
-from posbias.training.options import Schedule, TrainOptions
+from posbias.training.options import TrainingSchedule, TrainOptions
 from posbias.training.stack import Stack
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Trained:
     """All members of a training, in the order they were given."""
 
     members: tuple[TrainedMember, ...]
-    schedule: Schedule
+    schedule: TrainingSchedule
     n_stacks: int
     """Programs that the members were trained in."""
     resumed: int
@@ -65,7 +65,9 @@ class Trained:
 
 
 @checked
-def train_members(members: Sequence[Member], schedule: Schedule, *, options: TrainOptions | None = None) -> Trained:
+def train_members(
+    members: Sequence[Member], schedule: TrainingSchedule, *, options: TrainOptions | None = None
+) -> Trained:
     """Train all members.
 
     Members of one shape, task shape and kind of optimiser are stacked; each member's result is that of training it
@@ -124,7 +126,7 @@ class StackWork:
 
     members: tuple[Member, ...]
     stacks: tuple[tuple[int, ...], ...]
-    schedule: Schedule
+    schedule: TrainingSchedule
     options: TrainOptions
     description: str = "training stacks"
 
@@ -170,7 +172,9 @@ class StackWork:
 class StackTrainer:
     """Trains members of one stack key from the first step to the last; each leaves as it ends."""
 
-    def __init__(self, members: Sequence[Member], schedule: Schedule, options: TrainOptions, *, report: Report) -> None:
+    def __init__(
+        self, members: Sequence[Member], schedule: TrainingSchedule, options: TrainOptions, *, report: Report
+    ) -> None:
         self.members = tuple(members)
         self.schedule = schedule
         self._device = torch.device(options.device)

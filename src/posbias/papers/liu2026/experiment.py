@@ -48,7 +48,7 @@ from posbias.report.tables import Table
 from posbias.runs.parts import below
 from posbias.runs.records import Record
 from posbias.statistics import mean_ends
-from posbias.training import Schedule, TrainedMember
+from posbias.training import TrainedMember, TrainingSchedule
 
 FINAL, SPEED = "a low final loss", "fast learning"
 
@@ -59,7 +59,9 @@ class PositionCopy(StudyExperiment):
 
     folder = "liu2026"
 
-    def judge(self, members: Sequence[TrainedMember], options: Schedule, settings: StudySettings) -> Reproduction:
+    def judge(
+        self, members: Sequence[TrainedMember], options: TrainingSchedule, settings: StudySettings
+    ) -> Reproduction:
         """Statements, tables and figures from trained members."""
         outcomes = position_copy_outcomes(members, seed=settings.seed)
         losses, speeds = (by_target(outcomes, name) for name in ("loss", "course"))

@@ -44,7 +44,7 @@ from posbias.papers.wu2025.icl_statements import (
 )
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
-from posbias.training import Schedule, TrainedMember
+from posbias.training import TrainedMember, TrainingSchedule
 
 SOURCE = "arXiv 2502.01951, On the Emergence of Position Bias in Transformers (ICML 2025)"
 VARIANTS = {
@@ -64,7 +64,9 @@ class InContextRetrieval(StudyExperiment):
 
     folder = "wu2025"
 
-    def judge(self, members: Sequence[TrainedMember], options: Schedule, settings: StudySettings) -> Reproduction:
+    def judge(
+        self, members: Sequence[TrainedMember], options: TrainingSchedule, settings: StudySettings
+    ) -> Reproduction:
         """Statements, tables and figures from trained members."""
         outcomes = icl_outcomes(members, seed=settings.seed)
         return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
