@@ -165,7 +165,7 @@ def record_changed(path: Path, source: random.Random) -> bytes:
         metadata = dict(opened.metadata())
         arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     if source.random() < 0.5:
-        metadata.pop("sha256", None)  # as posbias wrote them before it sealed its records
+        metadata.pop("sha256", None)  # which is refused as well
     if source.random() < 0.6 or not arrays:
         document = node_changed(document, source)
     else:

@@ -188,12 +188,16 @@ def test_missing_and_damaged_runs_are_refused(tmp_path):
     (tmp_path / ARRAYS_FILE).write_bytes(b"not safetensors")
     with pytest.raises(UsageError, match="damaged"):
         read_record(tmp_path)
-    for document, message in (([], "record format None"), ({"format_version": FORMAT_VERSION, "new": 1}, "damaged or")):
-        metadata = {"record": json.dumps(document)}
-        (tmp_path / ARRAYS_FILE).write_bytes(save({"x": np.zeros(1)}, metadata=metadata))
+    (tmp_path / ARRAYS_FILE).write_bytes(save({"x": np.zeros(1)}, metadata={"record": "[]"}))
+    with pytest.raises(UsageError, match="not what posbias wrote"):
+        read_record(tmp_path)
+    assert not (tmp_path / RECORD_FILE).exists()
+    for name, value, message in (("format_version", None, "record format None"), ("new", 1, "damaged or from another")):
+        record = example(0.25)
+        setattr(record, name, value)
+        record.write_run(tmp_path)
         with pytest.raises(UsageError, match=message):
             read_record(tmp_path)
-    assert not (tmp_path / RECORD_FILE).exists()
 
 
 def test_unwritable_places_are_refused_before_any_work(tmp_path):

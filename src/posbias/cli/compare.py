@@ -44,13 +44,12 @@ def compare(
     Every distance stands beside that of a flat line; intervals resample the prompts of both runs.
     """
     from posbias.auditing import Chosen, comparison_record
-    from posbias.runs.records import read_record, reading
+    from posbias.runs.records import read_record
 
     options.check_apart(flags.out, (predicted, measured), verb="compared")
     with running(context, flags) as run:
         records = read_record(predicted), read_record(measured)
-        with reading(*records):
-            chosen = Chosen(theory=theory, kind=kind, subject=subject)
-            record = comparison_record(*records, chosen, command=run.command, seed=flags.seed)
+        chosen = Chosen(theory=theory, kind=kind, subject=subject)
+        record = comparison_record(*records, chosen, command=run.command, seed=flags.seed)
         record.arguments = run.arguments
         run.finish(record)

@@ -25,11 +25,9 @@ def correlate(
     """Correlate influence with behaviour over finished audits. Rank and partial correlations, ranks within each run."""
     from posbias.evaluation import CorrelateOptions, load_evaluation
     from posbias.evaluation import correlate as correlate_runs
-    from posbias.runs.records import reading
 
     with running(context, flags) as run:
         evaluations = [load_evaluation(directory, "a correlation") for directory in runs]
-        with reading(*(evaluation.record for evaluation in evaluations)):
-            result = correlate_runs(evaluations, options=CorrelateOptions(seed=flags.seed))
+        result = correlate_runs(evaluations, options=CorrelateOptions(seed=flags.seed))
         result.record.called(run.arguments, run.command)
         run.finish(result.record)

@@ -35,13 +35,12 @@ def explore(
 
     from posbias.files import write_atomically
     from posbias.report.explore import explorer_page
-    from posbias.runs.records import read_record, reading
+    from posbias.runs.records import read_record
 
     if out is not None and out.suffix != ".html":
         raise UsageError(f"--out {str(out)!r}: allowed is the name of a file that ends in .html")
     records = [read_record(run.parent if run.name == "record.json" else run) for run in runs or ()]
-    with reading(*records):
-        page = explorer_page(presets(), records)
+    page = explorer_page(presets(), records)
     path = Path(tempfile.mkdtemp(prefix="posbias-")) / "explorer.html" if out is None else out
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page.encode())

@@ -32,13 +32,11 @@ def place(
     """Order passages for one model. Where the relevant ones should stand, and what that is worth on held-out data."""
     from posbias.evaluation import PlaceOptions, load_evaluation
     from posbias.evaluation import place as order_passages
-    from posbias.runs.records import reading
 
     relevance = scores_of(scores)
     with running(context, flags) as this:
         evaluation = load_evaluation(run, "placing")
-        with reading(evaluation.record):
-            placement = order_passages(relevance, evaluation, options=PlaceOptions(by, flags.seed))
+        placement = order_passages(relevance, evaluation, options=PlaceOptions(by, flags.seed))
         placement.record.called(this.arguments, this.command)
         this.finish(placement.record)
 

@@ -25,7 +25,7 @@ def report(
     """Draw the report of finished runs anew. No model is loaded."""
     from posbias.report import write_report
     from posbias.runs.directories import held
-    from posbias.runs.records import RECORD_FILE, read_record, reading
+    from posbias.runs.records import RECORD_FILE, read_record
 
     records = [read_record(run) for run in runs]
     if len(runs) > 1:
@@ -34,6 +34,6 @@ def report(
         options.check_apart(out, runs, verb="drawn")
     if out is not None and out.resolve() not in [run.resolve() for run in runs] and (out / RECORD_FILE).exists():
         raise UsageError(f"--out {str(out)!r} holds a run, whose page would be replaced; choose another --out")
-    with held(out or runs[0]) as directory, reading(*records):
+    with held(out or runs[0]) as directory:
         page = write_report(records, directory, png=png)
     print_document({"report": str(page), "runs": [str(run) for run in runs]}, as_json=json, line=f"report: {page}")

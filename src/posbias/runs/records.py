@@ -61,8 +61,6 @@ WORK = {
     "finished studies": ("studies/*/record.json",),
 }
 """What a run keeps below its directory, beside its record, that took work."""
-UNWRITTEN = ("arrays", "sealed")
-"""What of a record is not in its JSON document."""
 LONGEST_PROFILE = 1 << 16
 """Positions of the longest measured profile whose numbers the JSON document repeats."""
 NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
@@ -90,8 +88,6 @@ class Record(Showing):
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     format_version: int = FORMAT_VERSION
-    sealed: bool = field(default=True, init=False)
-    """Whether it is known to be as posbias made it; files of the first version carry no checksum."""
 
     def __post_init__(self) -> None:
         self.arguments, self.resolved = portable(self.arguments), portable(self.resolved)
@@ -160,7 +156,7 @@ class Record(Showing):
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays, as one JSON document; of those, the numbers of each measured profile."""
         cut = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
-        document = {name: plain(value) for name, value in {**vars(self), **cut}.items() if name not in UNWRITTEN}
+        document = {name: plain(value) for name, value in {**vars(self), **cut}.items() if name != "arrays"}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
         measured = (f"{stem}/{INFLUENCE}" for stem in self.profile_stems() if MEASURED in stem.split("/"))
         document[PROFILES] = {
@@ -224,7 +220,7 @@ def read_record(directory: str | Path) -> Record:
             metadata = dict(file.metadata())
             document = json.loads(metadata["record"], parse_constant=_no_number)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        if metadata.get("sha256") not in (None, _checksum(metadata["record"], arrays)):
+        if metadata.get("sha256") != _checksum(metadata["record"], arrays):
             raise ValueError("its content is not what posbias wrote")
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         raise UsageError(f"{str(path)!r} is damaged or not a posbias run: {error}") from None
@@ -237,7 +233,6 @@ def read_record(directory: str | Path) -> Record:
         fields = {name: value for name, value in document.items() if name != PROFILES}
         record = Record(**{**fields, "arrays": arrays})
         _check_types(record)
-        record.sealed = "sha256" in metadata
     except (TypeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
     _complete(directory / RECORD_FILE, metadata["record"])
@@ -271,23 +266,6 @@ def _check_types(record: Record) -> None:
             raise TypeError(f"field {name!r} is {getattr(record, name)!r:.80}")
     if record.status not in get_args(Status) or not isinstance(record.error, str | None):
         raise TypeError(f"status is {record.status!r:.80}, error {record.error!r:.80}")
-
-
-@contextmanager
-def reading(*records: Record) -> Iterator[None]:
-    """While open, what cannot be made sense of is the fault of a record that was changed, not of this program."""
-    try:
-        yield
-    except (UsageError, RunError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        changed = [record for record in records if not record.sealed]
-        if not changed:
-            raise
-        raise RunError(
-            f"the run {changed[0].run_id!r:.80} of {changed[0].verb!r:.80} is not as posbias writes them "
-            f"({type(error).__name__}); make it again"
-        ) from None
 
 
 def finished_record(directory: str | Path) -> Record | None:

@@ -102,7 +102,7 @@ async function readArrays(buffer, file) {
     if (isMeasured(name) && !(read && shape.length === 1)) reject(file, `${DAMAGED}: ${name} is no list of numbers`);
     if (read) arrays[name] = new read(buffer.slice(low, high));
   }
-  if (held.sha256 !== undefined) await checkSeal(held.record, tensors, held.sha256, file);
+  await checkSeal(held.record, tensors, held.sha256, file);
   return [JSON.parse(held.record), arrays];
 }
 
