@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,8 +20,13 @@ from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
 from posbias.limits import EXAMPLES
-from posbias.mitigation.judging.judge import Judgement, JudgeOptions, Tried, judge
+from posbias.mitigation import MitigateOptions
+from posbias.mitigation.judging.judge import SMALLEST, ArmScores, Judgement, JudgeOptions, judge
+from posbias.mitigation.judging.verdicts import Verdict
 from posbias.mitigation.methods.base import PromptMitigation
+from posbias.mitigation.trial.run import mitigate
+from posbias.report.mitigate_wording import reasons
+from posbias.runs.records import Record
 
 Curve = Float64[np.ndarray, "n_positions"]
 
@@ -78,8 +84,20 @@ def judged(
 ) -> Judgement:
     """The judgement of one simulated run; methods are named by their numbers."""
     before, after = planted_scores(planted, count=count, generator=generator, noise=noise)
-    tried = [Tried(str(number), scores) for number, scores in enumerate(after)]
+    tried = [ArmScores(str(number), scores) for number, scores in enumerate(after)]
     return judge(before, tried, positions=range(len(planted.curve)), options=options)
+
+
+def trial_record(
+    task: Any, responder: Responder, options: MitigateOptions | None = None, *, directory: Path | None = None
+) -> Record:
+    """The record of a trial."""
+    return mitigate(responder, task, options=options, directory=directory).record
+
+
+def reasons_of(verdict: Verdict, *, measure: str = "accuracy", smallest: float = SMALLEST) -> list[str]:
+    """The reasons for a verdict that is given alone."""
+    return reasons(verdict, Judgement(measure, (), (), (verdict,), None, smallest))
 
 
 def verdict_rates(

@@ -19,11 +19,11 @@ from posbias.evaluation.responders.local import LocalOptions
 from posbias.evaluation.samples import EvaluateOptions
 from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.measurement.outputs import PassOptions
+from posbias.mitigation import MitigateOptions
+from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.fitting.channel_search import ChannelOptions
-from posbias.mitigation.fitting.fit import FitOptions
 from posbias.mitigation.judging.judge import JudgeOptions
 from posbias.mitigation.methods.base import MITIGATIONS
-from posbias.mitigation.trial.arms import MitigateOptions
 from posbias.runs.engines import Local
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.synthetic.base import SYNTHETIC_TASKS

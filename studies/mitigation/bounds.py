@@ -15,7 +15,7 @@ from scipy import stats
 
 from planted import Planted, planted_scores
 from posbias.mitigation.judging.endpoints import WORST
-from posbias.mitigation.judging.judge import Tried, judge
+from posbias.mitigation.judging.judge import ArmScores, judge
 
 RUNS, RESAMPLES, FOLDS = 400, 400, 10
 NOISE = (None, 0.3)
@@ -67,7 +67,7 @@ def chosen_elsewhere(before: Scores, after: Scores, generator: np.random.Generat
 
 def over_all_pairs(before: Scores, after: Scores, _: np.random.Generator) -> tuple[float, float]:
     """As `posbias mitigate` says it."""
-    (verdict,) = judge(before, [Tried("method", after)], positions=range(before.shape[1])).verdicts
+    (verdict,) = judge(before, [ArmScores("method", after)], positions=range(before.shape[1])).verdicts
     value = verdict.changes[WORST].value
     return value.low, value.high
 

@@ -26,7 +26,8 @@ import posbias as pb
 from posbias.architecture.keys import log_spline_basis
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
 from posbias.interventions.keys import biased
-from posbias.mitigation.fitting.fit import Answers, FitOptions, descend, encoded_answers
+from posbias.mitigation.fitting.base import FitOptions
+from posbias.mitigation.fitting.gradient import Answers, descend, encoded_answers
 from posbias.tasks.language import KeyValue
 from posbias.tasks.language.base import Example
 

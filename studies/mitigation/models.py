@@ -23,9 +23,9 @@ import numpy as np
 import posbias as pb
 from posbias.evaluation.curve import position_means
 from posbias.evaluation.evaluation import measures_of
-from posbias.mitigation.fitting.fit import FitOptions
+from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.judging.endpoints import ALPHA
-from posbias.mitigation.judging.judge import SMALLEST, Tried, judge
+from posbias.mitigation.judging.judge import SMALLEST, ArmScores, Judgement, judge
 from posbias.mitigation.judging.verdicts import (
     EVENS,
     GAINS,
@@ -41,7 +41,8 @@ from posbias.mitigation.judging.verdicts import (
     settle,
 )
 from posbias.mitigation.methods.recipe import write_recipe
-from posbias.mitigation.trial.effort import effort_of
+from posbias.mitigation.trial.arms import SIDE_EFFECTS, LeftOut
+from posbias.mitigation.trial.side_effects import effort_of
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain, read_record
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -98,7 +99,7 @@ def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") 
     names = [_kept(name) for name in spelled]
     scores = [measures_of(below(record.arrays, "scores/"))[measure] for record in found]
     positions = [int(position) for position in found[0].arrays["positions"]]
-    tried = [Tried(name, after) for name, after in zip(names[1:], scores[1:], strict=True)]
+    tried = [ArmScores(name, after) for name, after in zip(names[1:], scores[1:], strict=True)]
     judgement = judge(scores[0], tried, positions=positions, measure=measure)
     record = Record("mitigate", {"model": model, "task": task, "count": len(scores[0]), "methods": names[1:]})
     record.environment = found[0].environment
@@ -110,9 +111,9 @@ def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") 
         "arms": ["unchanged", *names[1:]],
         "judgement": judgement.as_record(),
         "curves": {measure: curves},
-        "effort": [effort_of(each) for each in found],
+        "effort": [asdict(effort_of(each)) for each in found],
         "requirement": None,
-        "left_out": ["ordinary text and short forms: the run was ended before them"],
+        "left_out": [asdict(LeftOut(SIDE_EFFECTS))],
     }
     record.arrays = {
         "positions": found[0].arrays["positions"],
@@ -156,8 +157,7 @@ def correct_together(records: Iterable[Record]) -> None:
         together.setdefault(_cell_of(record), []).append(record)
     for group in together.values():
         found = [(record, _read(record)) for record in group]
-        measure = group[0].scalars["judgement"]["measure"]
-        decided, _, _ = settle(corrected_together([each for _, own in found for each in own]), measure, SMALLEST)
+        decided, _ = settle(corrected_together([each for _, own in found for each in own]), SMALLEST)
         left = iter(decided)
         for record, own in found:
             record.scalars["judgement"]["verdicts"] = [plain(asdict(next(left))) for _ in own]
@@ -165,13 +165,12 @@ def correct_together(records: Iterable[Record]) -> None:
 
 def _read(record: Record) -> list[Verdict]:
     """The verdicts of a record, with what those from before 2026-11-26 lack."""
-    judgement = record.scalars["judgement"]
-    before = np.array([each["value"] for each in judgement["before"]])
+    judgement = Judgement.of_record(record.scalars["judgement"])
+    before = np.array([each.value for each in judgement.before])
     found = []
-    for stored in judgement["verdicts"]:
-        verdict = Verdict.of_record(stored)
+    for verdict in judgement.verdicts:
         rises = np.array([each.value for each in verdict.means]) - before
-        best = judgement["positions"][int(np.argmax(before))]
+        best = judgement.positions[int(np.argmax(before))]
         found.append(replace(verdict, formerly_best=best, lowered=int((rises <= -SMALLEST).sum())))
     return found
 
@@ -181,9 +180,9 @@ def rejudge(*directories: str) -> None:
     for each in directories:
         record = read_record(each)
         judgement = record.scalars["judgement"]
-        verdicts, recommended, text = settle(corrected_together(_read(record)), judgement["measure"], SMALLEST)
+        verdicts, recommended = settle(corrected_together(_read(record)), SMALLEST)
         judgement |= {"verdicts": plain([asdict(verdict) for verdict in verdicts]), "smallest": SMALLEST}
-        judgement |= {"recommended": recommended, "recommendation": text}
+        judgement["recommended"] = recommended
         record.save(each)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from posbias.evaluation import EvaluateOptions, evaluate
-from posbias.evaluation.endings import endings_of, open_answers, why_undecided
+from posbias.evaluation.endings import Undecided, endings_of, open_answers, why_undecided
 from posbias.evaluation.responders import Responder
 from posbias.evaluation.responders.base import Reply, Response
 from posbias.tasks.language.answers import starts_with
@@ -63,7 +63,7 @@ def test_answers_that_are_not_generated_have_no_endings():
     found = endings_of(tables, [{"text": None, "finish": None}] * 8)
     assert (found.answers, found.open, found.share) == (0, 0, 0.0)
     assert found.as_record()["contains"] is None
-    assert why_undecided(tables, tables) == ""
+    assert why_undecided(tables, tables) is None
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,14 @@ def tables(opened, right=0.5, count=20):
 
 
 def test_answers_decide_nothing_where_many_were_cut_off_or_the_two_differ():
-    assert why_undecided(tables(0), tables(0)) == ""
-    assert why_undecided(tables(4), tables(4)) == "", "a tenth, and alike"
-    assert "5 of 40 without it and 0 of 40 with it; at most 10% may be" in why_undecided(tables(5), tables(0))
-    assert "0 of 40 without it and 20 of 40 with it; at most" in why_undecided(tables(0), tables(20))
-    assert why_undecided(tables(1), tables(0)) == "", "one answer is no established difference"
+    assert why_undecided(tables(0), tables(0)) is None
+    assert why_undecided(tables(4), tables(4)) is None, "a tenth, and alike"
+    assert why_undecided(tables(5), tables(0)) == Undecided(5, 40, 0, 40, p=None)
+    assert why_undecided(tables(0), tables(20)) == Undecided(0, 40, 20, 40, p=None)
+    assert why_undecided(tables(1), tables(0)) is None, "one answer is no established difference"
     large = why_undecided(tables(0, count=200), tables(30, count=200))
-    assert "0 of 400 without it and 30 of 400 with it, which differ (p = " in large
+    assert large == Undecided(0, 400, 30, 400, p=large.p)
+    assert large.p < 0.05
     right = tables(20) | {"correct": np.ones((20, 2))}
     assert not open_answers(right).any(), "what is right stays right however it goes on"
-    assert why_undecided(right, right) == ""
+    assert why_undecided(right, right) is None

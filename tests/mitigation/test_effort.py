@@ -6,13 +6,13 @@ import pytest
 
 import posbias as pb
 from evaluation.serving import chat, stand_in
+from planted import trial_record
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerOptions, ServerResponder
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.samples import requests_of, samples_of
+from posbias.mitigation import MitigateOptions
 from posbias.mitigation.methods.base import MITIGATIONS
-from posbias.mitigation.trial.arms import MitigateOptions
-from posbias.mitigation.trial.run import mitigate
 from posbias.report.page import report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.language.base import locate
@@ -36,7 +36,7 @@ def requests(model):
 def taken(model, *methods, options=WHOLE):
     """Tokens of the unchanged model and under each method."""
     given = MitigateOptions(methods=list(methods), calibration=0, evaluation=ASKED, documents=0, short=False)
-    record = mitigate(TASK, LocalResponder(model, options), given)
+    record = trial_record(TASK, LocalResponder(model, options), given)
     assert [effort["requests"] for effort in record.scalars["effort"]] == [4] * (1 + len(methods))
     cells = report_of(record).folded["Every number"][-1].cells
     assert [row[3] for row in cells] == [f"{effort['tokens'] / 4:.4g}" for effort in record.scalars["effort"]]
@@ -95,7 +95,7 @@ def test_generated_tokens_count_with_every_row_that_is_run(model):
         documents=0,
         short=False,
     )
-    record = mitigate(TASK, LocalResponder(model, WHOLE), given)
+    record = trial_record(TASK, LocalResponder(model, WHOLE), given)
     plain, *once, bases, voted = (effort["tokens"] for effort in record.scalars["effort"])
     assert once == [plain] * len(ONCE)
     assert bases == 2 * plain
@@ -108,10 +108,10 @@ def test_a_servers_kept_answers_count_as_they_did_when_they_were_given(tmp_path)
     given = replace(given, evaluation=asked, documents=0, short=False)
     with stand_in(lambda *_: chat("nothing", prompt_tokens=10, tokens=3)) as server:
         responder = ServerResponder(server.address, "m", ServerOptions(cache=tmp_path))
-        record = mitigate(TASK, responder, given)
+        record = trial_record(TASK, responder, given)
         assert len(server.asked) == 4 + 4, "the first order is that of the prompts as they are"
     assert [effort["tokens"] for effort in record.scalars["effort"]] == [4 * 13] * 3
     assert responder.usage.prompt_tokens == 8 * 10, "what was paid"
     with stand_in(lambda *_: (200, {}, {"choices": [{"message": {"content": "none"}}]})) as server:
-        record = mitigate(TASK, ServerResponder(server.address, "m"), given)
+        record = trial_record(TASK, ServerResponder(server.address, "m"), given)
     assert [effort["tokens"] for effort in record.scalars["effort"]] == [None] * 3, "a server that does not count"

@@ -14,10 +14,10 @@ from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import mitigated
-from posbias.mitigation.fitting import fit as fitting
+from posbias.mitigation.fitting import gradient as fitting
+from posbias.mitigation.fitting.base import Checkpoint, FitOptions, fit_of
 from posbias.mitigation.fitting.calibration import contents
-from posbias.mitigation.fitting.checkpoint import Checkpoint
-from posbias.mitigation.fitting.fit import FitOptions, fit, passes_of_fit
+from posbias.mitigation.fitting.fit import fit
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
@@ -89,7 +89,7 @@ def numbers_of(method):
 
 
 def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(model, calibration, text, tmp_path, monkeypatch):
-    monkeypatch.setattr("posbias.mitigation.fitting.checkpoint.EVERY", 2)
+    monkeypatch.setattr("posbias.mitigation.fitting.gradient.STEPS_AT_ONCE", 2)
     options = FitOptions(steps=7, knots=(0, 1, 90), seed=4)
     divergence, steps = fitting.step_on_text, []
 
@@ -228,13 +228,13 @@ def test_the_passes_of_a_grid_are_known_beforehand(model, calibration, strengths
     monkeypatch.setattr(LocalResponder, "respond", counted)
     options = FitOptions(strengths=strengths)
     fit("temperature", model, calibration, options=options)
-    assert len(scored) == passes_of_fit("temperature", 4, 2, options) == (6 + len(strengths)) * 8
+    assert len(scored) == fit_of("temperature").passes(4, 2, options) == (6 + len(strengths)) * 8
 
 
 def test_a_gradient_takes_more_passes_than_steps():
     options = FitOptions(steps=10)
-    assert passes_of_fit("key_bias", 4, 2, options) == 70
-    assert passes_of_fit("context_bias", 4, 2, options) == 10
+    assert fit_of("key_bias").passes(4, 2, options) == 70
+    assert fit_of("context_bias").passes(4, 2, options) == 10
 
 
 def test_a_recipe_comes_back_for_its_own_model_alone(tmp_path, model, fitted):

@@ -1,17 +1,26 @@
 """The judgement of methods: bounds by hand, coverage whatever the curves, and verdicts."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from planted import Planted, planted_scores
+from planted import Planted, planted_scores, reasons_of
 from posbias.errors import UsageError
 from posbias.mitigation.judging.endpoints import FORMERLY_BEST, MEAN, SPREAD, WORST
-from posbias.mitigation.judging.judge import JudgeOptions, SideEffect, Tried, choose_measure, judge, levels_of
-from posbias.mitigation.judging.power import Sought, samples_for
+from posbias.mitigation.judging.judge import (
+    ArmScores,
+    Judgement,
+    JudgeOptions,
+    MeasureChoice,
+    SideEffect,
+    choose_measure,
+    judge,
+    levels_of,
+)
+from posbias.mitigation.judging.power import DetectableRise, samples_for
 from posbias.mitigation.judging.verdicts import (
     APPLY,
     EVENS,
@@ -22,12 +31,14 @@ from posbias.mitigation.judging.verdicts import (
     RAISES,
     SHRANK,
     STEADY,
-    Verdict,
     settle,
 )
-from posbias.runs.records import plain
+from posbias.mitigation.trial.result import ArmResult, Reading
+from posbias.mitigation.trial.side_effects import Effort
+from posbias.report.mitigate_wording import recommendation, warnings, words
 
 PLACES = (0, 1, 2)
+ARM = ArmResult("unchanged", "", Effort(1.0, 8, None), None, Reading(), "", None, "", "", needs_passages=False)
 
 
 def paired(before, after, *, count=40, noise=0.2, seed=0):
@@ -38,7 +49,7 @@ def paired(before, after, *, count=40, noise=0.2, seed=0):
 
 
 def one(before, after, **effects):
-    (found,) = judge(before, [Tried("method", after, **effects)], positions=range(before.shape[1])).verdicts
+    (found,) = judge(before, [ArmScores("method", after, **effects)], positions=range(before.shape[1])).verdicts
     return found
 
 
@@ -100,7 +111,7 @@ def test_intervals_of_worst_position_and_spread_hold_the_truth(before, after):
     spread = max(after) - min(after) - max(before) + min(before)
     for _ in range(runs):
         old, (new,) = planted_scores(Planted(before, (after,)), count=30, generator=generator, noise=0.25)
-        found = judge(old, [Tried("method", new)], positions=range(4), options=JudgeOptions(draws=0)).verdicts[0]
+        found = judge(old, [ArmScores("method", new)], positions=range(4), options=JudgeOptions(draws=0)).verdicts[0]
         missed += [
             found.changes[WORST].value.excludes(worst),
             found.changes[SPREAD].value.excludes(spread),
@@ -121,7 +132,7 @@ def test_harm_anywhere_forbids_what_helps_elsewhere():
         return one(before, after, effects=(text,))
 
     assert with_text(0.05, 0.02).verdict == HARM
-    assert "ordinary text changes by +0.05" in with_text(0.05, 0.02).reasons[0]
+    assert "ordinary text changes by +0.05" in reasons_of(with_text(0.05, 0.02))[0]
     assert with_text(0.01, 0.02).verdict == APPLY, "less than is accepted"
     assert with_text(0.01, 0.0).verdict == HARM
     assert with_text(-0.05, 0.0).verdict == APPLY, "text improves"
@@ -129,8 +140,8 @@ def test_harm_anywhere_forbids_what_helps_elsewhere():
     assert one(before, after, effects=(short,)).verdict == HARM
     fallen = one(after, before)
     assert fallen.verdict == HARM
-    assert fallen.reasons[0].startswith("Harm: mean falls by 0.")
-    assert "worst position falls" in fallen.reasons[1]
+    assert reasons_of(fallen)[0].startswith("Harm: mean falls by 0.")
+    assert "worst position falls" in reasons_of(fallen)[1]
 
 
 def test_a_gain_of_one_position_at_the_cost_of_another_does_not_raise_the_worst():
@@ -138,14 +149,14 @@ def test_a_gain_of_one_position_at_the_cost_of_another_does_not_raise_the_worst(
     found = one(before, after)
     assert found.verdict == NOTHING
     assert found.changes[FORMERLY_BEST].value.high < 0 or found.changes[FORMERLY_BEST].p > 0.05
-    assert "would have been found" in found.reasons[0]
+    assert "would have been found" in reasons_of(found)[0]
 
 
 def test_the_more_methods_the_more_each_must_show():
     before, after = paired((0.5, 0.4, 0.6), (0.57, 0.47, 0.67), count=16, seed=5)
-    alone = judge(before, [Tried("good", after)], positions=PLACES)
-    idle = [Tried(f"idle {number}", before) for number in range(9)]
-    among = judge(before, [Tried("good", after), *idle], positions=PLACES)
+    alone = judge(before, [ArmScores("good", after)], positions=PLACES)
+    idle = [ArmScores(f"idle {number}", before) for number in range(9)]
+    among = judge(before, [ArmScores("good", after), *idle], positions=PLACES)
     assert alone.verdicts[0].gains[MEAN] < among.verdicts[0].gains[MEAN]
     assert alone.verdicts[0].changes[MEAN].detectable < among.verdicts[0].changes[MEAN].detectable
     assert {verdict.verdict for verdict in among.verdicts[1:]} == {NOTHING}
@@ -155,14 +166,15 @@ def test_the_more_methods_the_more_each_must_show():
 def test_the_recommendation_names_the_best_and_warns_of_the_harmful():
     before, good = paired((0.9, 0.2, 0.5), (0.9, 0.5, 0.6))
     better, worse = paired((0.9, 0.2, 0.5), (0.9, 0.8, 0.9))[1], paired((0.9, 0.2, 0.5), (0.5, 0.0, 0.2))[1]
-    found = judge(before, [Tried("good", good), Tried("better", better), Tried("bad", worse)], positions=PLACES)
+    arms = [ArmScores("good", good), ArmScores("better", better), ArmScores("bad", worse)]
+    found = judge(before, arms, positions=PLACES)
     assert found.recommended == "better"
-    assert found.recommendation.startswith("Apply better: on 40 samples")
-    assert "good gains, too" in found.recommendation
-    assert "Do not apply bad" in found.recommendation
-    nothing = judge(before, [Tried("idle", before), Tried("bad", worse)], positions=PLACES)
+    assert recommendation(found)[0] == "Apply better."
+    assert "good gains, too" in " ".join(recommendation(found))
+    assert "Do not apply bad" in " ".join(recommendation(found))
+    nothing = judge(before, [ArmScores("idle", before), ArmScores("bad", worse)], positions=PLACES)
     assert nothing.recommended is None
-    assert nothing.recommendation.startswith("Leave the model as it is")
+    assert " ".join(recommendation(nothing)).startswith("Leave the model as it is")
     assert json.loads(json.dumps(found.as_record()))["verdicts"][1]["verdict"] == APPLY
 
 
@@ -170,7 +182,7 @@ def test_a_method_that_changes_nothing_at_all_says_so():
     scores, _ = paired((-0.9, -1.2, -0.5), (0, 0, 0))
     found = one(scores, scores.copy())
     assert found.verdict == NOTHING
-    assert found.reasons == ("It changes no score of these 40 samples at all.",)
+    assert reasons_of(found) == ["It changes no score of these 40 samples at all."]
     assert all(str(change.value.text("+.3f")) == "+0.000" for change in found.changes.values())
     answers = binary((0.9, 0.5), (0.9, 0.5), 1)[0]  # other samples might be answered otherwise
     assert one(answers, answers).changes[MEAN].value.high > 0
@@ -185,7 +197,7 @@ def test_samples_are_paired_and_too_few_decide_nothing():
     few = one(before, after)
     assert few.verdict == NOTHING
     assert not few.changes
-    assert "Only 5 samples" in few.reasons[-1]
+    assert "Only 5 samples" in reasons_of(few)[-1]
 
 
 def test_a_single_position_is_mean_and_worst_at_once():
@@ -200,14 +212,14 @@ def test_a_single_position_is_mean_and_worst_at_once():
 
 def test_at_floor_and_ceiling_log_probabilities_decide():
     low, middle, logs = np.full((8, 3), 0.05), np.full((8, 3), 0.5), np.full((8, 3), -1.0)
-    assert choose_measure({"accuracy": middle, "logprob": logs}) == ("accuracy", ())
-    measure, (warning,) = choose_measure({"accuracy": low, "logprob": logs})
-    assert measure == "logprob"
-    assert "floor: 0.050" in warning
-    measure, (warning,) = choose_measure({"accuracy": 1 - low})
-    assert measure == "accuracy"
-    assert "ceiling" in warning
-    assert choose_measure({"logprob": logs}) == ("logprob", ())
+    assert choose_measure({"accuracy": middle, "logprob": logs}) == MeasureChoice("accuracy")
+    below = choose_measure({"accuracy": low, "logprob": logs})
+    assert (below.measure, below.level) == ("logprob", pytest.approx(0.05))
+    alone = choose_measure({"accuracy": 1 - low})
+    assert (alone.measure, alone.level) == ("accuracy", pytest.approx(0.95))
+    assert choose_measure({"logprob": logs}) == MeasureChoice("logprob")
+    assert "floor: 0.050 on average" in warnings(below, [ARM])[0]
+    assert "ceiling: 0.950 on average" in warnings(alone, [ARM])[0]
     with pytest.raises(UsageError, match="nothing can be compared"):
         choose_measure({})
 
@@ -217,9 +229,9 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(UsageError, match="at least 1 method and each once, got none"):
         judge(before, [], positions=PLACES)
     with pytest.raises(UsageError, match="each once, got a, a"):
-        judge(before, [Tried("a", before)] * 2, positions=PLACES)
+        judge(before, [ArmScores("a", before)] * 2, positions=PLACES)
     with pytest.raises(UsageError, match=r"a: .* the same samples"):
-        judge(before, [Tried("a", before[:4])], positions=PLACES)
+        judge(before, [ArmScores("a", before[:4])], positions=PLACES)
 
 
 def answers(*shares, count=100):
@@ -229,78 +241,81 @@ def answers(*shares, count=100):
 
 def test_a_gain_that_the_best_position_pays_for_evens_out():
     # Of a record: .90, .00, .00 to .35, .53, .60 was told "no harm is established".
-    judgement = judge(answers(0.9, 0, 0), [Tried("windows", answers(0.35, 0.53, 0.6))], positions=(0, 4, 7))
+    judgement = judge(answers(0.9, 0, 0), [ArmScores("windows", answers(0.35, 0.53, 0.6))], positions=(0, 4, 7))
     (found,) = judgement.verdicts
     assert (found.verdict, found.dependence, found.formerly_best) == (EVENS, SHRANK, 0)
-    assert found.words == "evens out: the best position loses 0.55"
+    assert words(found) == "evens out: the best position loses 0.55"
     assert found.harms[FORMERLY_BEST] < 0.001
-    assert found.reasons[2].startswith("Price: formerly best position (0) falls by 0.550 [0.4")
-    said = judgement.recommendation
-    assert said.startswith("windows evens out: on 100 samples")
-    assert "the best position, 0, loses 0.55 [0.4" in said
-    assert "not where they stand there. No other harm is established, but harm elsewhere was not measured" in said
+    assert reasons_of(found)[2].startswith("Price: formerly best position (0) falls by 0.550 [0.4")
+    said = " ".join(recommendation(judgement))
+    assert said.startswith("windows evens out. On average over positions, accuracy goes from 0.30 to 0.49")
+    assert "The best position, 0, loses 0.55 [0.4" in said
+    assert "anywhere. No other harm is established, but harm elsewhere was not measured" in said
     assert "The dependence on position shrank: best minus worst position goes from 0.90 to 0.25 (-0.65 [" in said
 
 
 def test_a_loss_of_the_best_position_that_evens_nothing_out_is_harm():
-    judgement = judge(answers(0.6, 0.3, 0.3), [Tried("moved", answers(0.3, 0.9, 0.9))], positions=PLACES)
+    judgement = judge(answers(0.6, 0.3, 0.3), [ArmScores("moved", answers(0.3, 0.9, 0.9))], positions=PLACES)
     (found,) = judgement.verdicts
     assert (found.verdict, found.dependence, judgement.recommended) == (HARM, GREW, None)
-    assert found.reasons[0].startswith("Harm: formerly best position (0) falls by 0.300")
-    assert any(reason.startswith("Gain: mean rises by 0.300") for reason in found.reasons)
+    assert reasons_of(found)[0].startswith("Harm: formerly best position (0) falls by 0.300")
+    assert any(reason.startswith("Gain: mean rises by 0.300") for reason in reasons_of(found))
 
 
 def test_a_rise_at_all_positions_alike_leaves_position_as_it_was():
     # Of a first trial: the spread rose from .33 to .67, and "Apply" was all that was said.
     same = one(answers(0.2, 0.5, 0.8), answers(0.35, 0.65, 0.95))
     assert (same.verdict, same.dependence, same.lowered) == (RAISES, STEADY, 0)
-    assert same.words == "raises all, position matters as before"
-    assert same.reasons[-1].startswith("The dependence on position is as before: best minus worst position goes from")
+    assert words(same) == "raises all, position matters as before"
+    assert reasons_of(same)[-1].startswith("The dependence on position is as before: best minus worst position goes")
     few = one(answers(0.3, 0.4, 0.5, count=20), answers(0.7, 0.8, 0.8, count=20))
     assert (few.verdict, few.dependence) == (RAISES, OPEN)
-    assert few.words == "raises all, whether position matters less is not decided"
-    unequal = judge(answers(0.1, 0.2, 0.43), [Tried("more", answers(0.33, 0.6, 1))], positions=PLACES)
+    assert words(few) == "raises all, whether position matters less is not decided"
+    unequal = judge(answers(0.1, 0.2, 0.43), [ArmScores("more", answers(0.33, 0.6, 1))], positions=PLACES)
     (found,) = unequal.verdicts
     assert (found.verdict, found.dependence) == (RAISES, GREW)
-    assert found.words == "raises all, position matters more"
-    assert unequal.recommendation.startswith("more raises all, position matters more: on 100 samples")
-    assert "The dependence on position grew: best minus worst position goes from 0.33 to 0.67" in unequal.recommendation
+    assert words(found) == "raises all, position matters more"
+    assert recommendation(unequal)[0] == "more raises all, position matters more."
+    assert (
+        "The dependence on position grew: best minus worst position goes from 0.33 to 0.67"
+        in recommendation(unequal)[-1]
+    )
     some = one(answers(0.5, 0.4, 0.3), answers(0.52, 0.38, 0.9))
-    assert (some.words, some.lowered) == ("raises some, position matters more", 1)
+    assert (words(some), some.lowered) == ("raises some, position matters more", 1)
 
 
 def test_a_verdict_is_read_from_its_record_as_it_was():
     for after in (answers(0.35, 0.53, 0.6), answers(1, 0.1, 0.1), answers(0.9, 0, 0)):
-        found = judge(answers(0.9, 0, 0), [Tried("method", after)], positions=PLACES)
-        (stored,) = json.loads(json.dumps(found.as_record()))["verdicts"]
-        read = Verdict.of_record(stored)
-        assert plain(asdict(read)) == stored
-        assert settle([read], found.measure, found.smallest)[0] == (read,)
+        found = judge(answers(0.9, 0, 0), [ArmScores("method", after)], positions=PLACES)
+        stored = json.loads(json.dumps(found.as_record()))
+        read = Judgement.of_record(stored)
+        assert read.as_record() == stored
+        assert settle(read.verdicts, found.smallest)[0] == read.verdicts
 
 
 def test_nothing_established_says_how_many_samples_would_decide():
     before, (after,) = planted_scores(
         Planted((0.5, 0.4, 0.6), ((0.5, 0.4, 0.6),)), count=40, generator=np.random.default_rng(7)
     )
-    judgement = judge(before, [Tried("idle", after)], positions=PLACES)
+    judgement = judge(before, [ArmScores("idle", after)], positions=PLACES)
     (found,) = judgement.verdicts
     assert found.verdict == NOTHING
     rise, samples = found.changes[MEAN].needed
     assert rise == max(0.05, found.changes[MEAN].value.value)
     shown = f"about {-(-samples // 10) * 10} samples ({-(-samples // 10) * 30:,} questions, each at 3 positions)"
-    assert f"{shown} would decide whether the mean rises by {rise:.2f}" in judgement.recommendation
-    assert f"A{shown[1:]} would decide" in found.reasons[0]
+    assert f"A{shown[1:]} would decide whether the mean rises by {rise:.2f}." in recommendation(judgement)
+    assert f"A{shown[1:]} would decide" in reasons_of(found)[0]
 
 
 def test_the_samples_that_would_decide_find_the_rise_in_80_percent_of_runs():
     """By a first run of 40 the samples are counted; runs of so many, under the rise, find it."""
     idle, generator = Planted((0.5, 0.4, 0.6), ((0.5, 0.4, 0.6),)), np.random.default_rng(0)
-    sought = Sought(2, 0.01, (0.0, 1.0), 300, 0)
+    sought = DetectableRise(2, 0.01, (0.0, 1.0), 300, 0)
     asked = [samples_for(*_pair(idle, 40, generator), 0.1, sought)[1] for _ in range(40)]
     effective, count = Planted((0.5, 0.4, 0.6), ((0.6, 0.5, 0.7),)), round(np.mean(asked))
     options, runs = JudgeOptions(draws=0), 150
     found = [
-        judge(old, [Tried("method", new)], positions=PLACES, options=options).verdicts[0].gains[MEAN] < 0.05
+        judge(old, [ArmScores("method", new)], positions=PLACES, options=options).verdicts[0].gains[MEAN] < 0.05
         for old, new in (_pair(effective, count, generator) for _ in range(runs))
     ]
     assert 0.8 - 3 * np.sqrt(0.8 * 0.2 / runs) <= np.mean(found) <= 0.95, count

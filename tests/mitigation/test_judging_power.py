@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from planted import Planted, planted_scores
+from planted import Planted, planted_scores, reasons_of
 from posbias.errors import UsageError
 from posbias.mitigation.judging import power
 from posbias.mitigation.judging.endpoints import MEAN, WORST, change_text, changes_of
-from posbias.mitigation.judging.judge import JudgeOptions, SideEffect, Tried, judge
-from posbias.mitigation.judging.power import Sought, detectable_rises
+from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, SideEffect, judge
+from posbias.mitigation.judging.power import DetectableRise, detectable_rises
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, SMALL
+from posbias.report.mitigate_wording import reasons, recommendation
 from posbias.statistics import Interval
 
 PLACES = (0, 1, 2)
@@ -21,7 +22,7 @@ def drawn(before=(0.3, 0.5, 0.4), after=(0.8, 0.7, 0.9), *, count=20, noise=None
 
 
 def one(before, after, *effects, measure="accuracy", **options):
-    tried, asked = Tried("method", after, effects), JudgeOptions(**options)
+    tried, asked = ArmScores("method", after, effects), JudgeOptions(**options)
     return judge(before, [tried], positions=range(before.shape[1]), measure=measure, options=asked)
 
 
@@ -58,8 +59,8 @@ def test_with_six_samples_nothing_can_be_found_and_that_is_said():
     none = (
         "No rise of the mean or of the worst position could have been found with so few samples (80 % power, 2 tests)."
     )
-    assert none in verdict.reasons[0]
-    assert "no rise of the mean could have been found with so few samples" in judgement.recommendation
+    assert none in reasons_of(verdict)[0]
+    assert "No rise of the mean could have been found with so few samples" in " ".join(recommendation(judgement))
     assert judgement.as_record()["verdicts"][0]["changes"][MEAN]["detectable"] is None
     (seven,) = one(np.zeros((7, 1)), np.zeros((7, 1))).verdicts
     assert 0.9 < seven.changes[MEAN].detectable <= 1
@@ -70,7 +71,7 @@ def test_no_rise_beyond_the_best_scores_is_said_to_be_found(count):
     generator = np.random.default_rng(count)
     for _ in range(5):
         before, after = drawn((0.75, 0.35, 0.55), (0.75, 0.35, 0.55), count=count, generator=generator)
-        found = detectable_rises(before, after, Sought(2, 0.01, (0.0, 1.0), 100, 0))
+        found = detectable_rises(before, after, DetectableRise(2, 0.01, (0.0, 1.0), 100, 0))
         levels = {MEAN: before.mean(), WORST: before.mean(axis=0).min()}
         assert all(np.isinf(rise) or 0.01 < rise <= 1 - levels[name] for name, rise in found.items())
         (verdict,) = one(before - 1, after - 1, measure="logprob", draws=100).verdicts
@@ -84,13 +85,13 @@ def test_the_tests_that_are_counted_are_those_of_the_family():
     before, after = drawn((0.5, 0.4, 0.6), (0.5, 0.4, 0.6), generator=np.random.default_rng(3))
     blank = np.full_like(after, np.nan)
     effect = SideEffect("short", np.ones(20), np.ones(20))
-    alone = judge(before, [Tried("idle", after, (effect,))], positions=PLACES).verdicts[0]
-    beside_nothing = judge(before, [Tried("idle", after), Tried("unscored", blank)], positions=PLACES).verdicts[0]
-    beside_another = judge(before, [Tried("idle", after), Tried("too", after)], positions=PLACES).verdicts[0]
-    assert alone.reasons == beside_nothing.reasons
-    assert "(80 % power, 2 tests)" in alone.reasons[0]
-    assert "(80 % power, 4 tests)" in beside_another.reasons[0]
-    assert alone.changes[MEAN].detectable < beside_another.changes[MEAN].detectable
+    alone = judge(before, [ArmScores("idle", after, (effect,))], positions=PLACES).verdicts[0]
+    beside_nothing = judge(before, [ArmScores("idle", after), ArmScores("unscored", blank)], positions=PLACES)
+    beside_another = judge(before, [ArmScores("idle", after), ArmScores("too", after)], positions=PLACES)
+    assert reasons_of(alone) == reasons(beside_nothing.verdicts[0], beside_nothing)
+    assert "(80 % power, 2 tests)" in reasons_of(alone)[0]
+    assert "(80 % power, 4 tests)" in reasons(beside_another.verdicts[0], beside_another)[0]
+    assert alone.changes[MEAN].detectable < beside_another.verdicts[0].changes[MEAN].detectable
 
 
 def test_what_would_have_been_found_is_the_same_again_and_can_be_left_out():
@@ -100,7 +101,7 @@ def test_what_would_have_been_found_is_the_same_again_and_can_be_left_out():
     assert first[MEAN].detectable == pytest.approx(other[MEAN].detectable, rel=0.2)
     (left_out,) = one(before, after, draws=0).verdicts
     assert left_out.changes[MEAN].detectable is None
-    assert "would have been found" not in " ".join(left_out.reasons)
+    assert "would have been found" not in " ".join(reasons_of(left_out))
     with pytest.raises(UsageError, match="judge: smallest must be a finite number >= 0, got -1"):
         JudgeOptions(smallest=-1.0)
 
@@ -116,9 +117,9 @@ def test_an_established_change_that_is_smaller_than_matters_decides_nothing_and_
     judgement = one(*steady(0.005))
     (verdict,) = judgement.verdicts
     assert verdict.verdict == SMALL
-    assert verdict.reasons[0].startswith("Established but negligible (below 0.01): mean rises by 0.005 [0.005, 0.005]")
+    assert reasons_of(verdict)[0].startswith("Established but negligible (below 0.01): mean rises by 0.005 [0.005, ")
     assert judgement.recommended is None
-    assert "to raise accuracy by what matters (0.01)" in judgement.recommendation
+    assert "to raise accuracy by what matters (0.01)" in " ".join(recommendation(judgement))
     assert judgement.as_record()["smallest"] == 0.01
     assert one(*steady(-0.005)).verdicts[0].verdict == SMALL
     assert one(*steady(0.005), smallest=0.001).verdicts[0].verdict == RAISES
@@ -132,10 +133,10 @@ def test_small_harm_does_not_forbid_a_gain_that_matters():
     judgement = one(before, after, SideEffect("short form", ones, one_less))
     (verdict,) = judgement.verdicts
     assert verdict.verdict == RAISES
-    assert verdict.reasons[2] == (
+    assert reasons_of(verdict)[2] == (
         "Established but negligible (below 0.01): short form changes by -0.007 [-0.007, -0.007]."
     )
-    assert "no harm that matters is established" in judgement.recommendation
+    assert "No harm that matters is established" in " ".join(recommendation(judgement))
     assert one(before, after, SideEffect("short form", ones, one_less), smallest=0.001).verdicts[0].verdict == HARM
     text = SideEffect("ordinary text", ones, ones + ones - one_less, worse=1, tolerance=0.002)
     assert one(before, after, text).verdicts[0].verdict == HARM, "what has a tolerance is judged by that"
@@ -164,7 +165,7 @@ def test_rises_are_the_same_however_many_draws_are_judged_at_a_time(binary, monk
     before, after = generator.random((2, 30, 3))
     if binary:
         before, after = np.round(before), np.round(after)
-    sought = Sought(2, 0.01, (0.0, 1.0), 50, 0)
+    sought = DetectableRise(2, 0.01, (0.0, 1.0), 50, 0)
     whole = detectable_rises(before, after, sought)
     monkeypatch.setattr(power, "VALUES_AT_ONCE", 1000)
     monkeypatch.setattr(power, "TABLED", 0)

@@ -5,9 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from planted import reasons_of
 from posbias.mitigation.judging.endpoints import FORMERLY_BEST, MEAN, SPREAD, WORST, bounds_of, changes_of
-from posbias.mitigation.judging.judge import JudgeOptions, SideEffect, Tried, judge
+from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, SideEffect, judge
 from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING
+from posbias.report.mitigate_wording import recommendation
 from posbias.statistics import mean_of
 
 CHANGES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
@@ -55,7 +57,7 @@ def test_a_whole_judgement_of_skewed_changes_rarely_finds_anything():
     for _ in range(60):
         before = generator.normal(-3, 1, (16, 2))
         changes = CHANGES["lognormal"](generator, (4, 16, 1))
-        tried = [Tried(str(number), before - change) for number, change in enumerate(changes)]
+        tried = [ArmScores(str(number), before - change) for number, change in enumerate(changes)]
         found = judge(before, tried, positions=(0, 1), measure="logprob", options=JudgeOptions(draws=0))
         decided += any(verdict.verdict in (*GAINS, HARM) for verdict in found.verdicts)
     assert decided <= 5  # of 60 runs at 5 %, three
@@ -83,15 +85,15 @@ def test_a_cautious_interval_leaves_out_a_value_exactly_where_its_p_is_below_the
 def test_fewer_than_16_samples_of_other_scores_than_right_or_wrong_are_not_judged():
     generator = np.random.default_rng(4)
     before = generator.normal(-3, 0.1, (15, 3))
-    (verdict,) = judge(before, [Tried("clear", before + 2)], positions=range(3), measure="logprob").verdicts
+    (verdict,) = judge(before, [ArmScores("clear", before + 2)], positions=range(3), measure="logprob").verdicts
     assert (verdict.verdict, verdict.samples_needed, dict(verdict.changes)) == (NOTHING, 16, {})
-    assert "Only 15 samples" in verdict.reasons[-1]
-    assert verdict.reasons[-1].endswith("a verdict by log-probability per token needs 16.")
+    assert "Only 15 samples" in reasons_of(verdict)[-1]
+    assert reasons_of(verdict, measure="logprob")[-1].endswith("a verdict by log-probability per token needs 16.")
     longer = np.vstack([before, before[:1]])
-    (verdict,) = judge(longer, [Tried("clear", longer + 2)], positions=range(3), measure="logprob").verdicts
+    (verdict,) = judge(longer, [ArmScores("clear", longer + 2)], positions=range(3), measure="logprob").verdicts
     assert verdict.verdict in GAINS
     right = np.zeros((15, 3))
-    (verdict,) = judge(right, [Tried("clear", right + 1)], positions=range(3)).verdicts
+    (verdict,) = judge(right, [ArmScores("clear", right + 1)], positions=range(3)).verdicts
     assert verdict.verdict in GAINS
     assert verdict.samples_needed == 6
 
@@ -99,11 +101,11 @@ def test_fewer_than_16_samples_of_other_scores_than_right_or_wrong_are_not_judge
 def test_a_side_effect_with_too_few_units_is_named_as_not_judged():
     right, nats = np.zeros((15, 3)), np.full(15, 3.0) + np.random.default_rng(5).normal(0, 0.01, 15)
     text = SideEffect("ordinary text", nats, nats + 1, worse=1, tolerance=0.02, unit="nats per token")
-    found = judge(right, [Tried("clear", right + 1, (text,))], positions=range(3))
+    found = judge(right, [ArmScores("clear", right + 1, (text,))], positions=range(3))
     (verdict,) = found.verdicts
-    assert "Not judged: ordinary text, of which there are 15 units; a verdict needs 16." in verdict.reasons
+    assert "Not judged: ordinary text, of which there are 15 units; a verdict needs 16." in reasons_of(verdict)
     assert "ordinary text" not in verdict.harms
-    assert "harm elsewhere was not measured" in found.recommendation
+    assert "harm elsewhere was not measured" in " ".join(recommendation(found))
     assert verdict.effects["ordinary text"].value.value == pytest.approx(1)
     assert not verdict.effects["ordinary text"].value.known
 

@@ -5,16 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from planted import PlantedResponder
+from planted import PlantedResponder, trial_record
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate
 from posbias.evaluation.responders import LocalResponder
-from posbias.mitigation.fitting.fit import FitOptions
+from posbias.mitigation import MitigateOptions
+from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.trial import files as named_files
-from posbias.mitigation.trial.arms import MitigateOptions
-from posbias.mitigation.trial.run import mitigate
 from posbias.models.loading import load_model
 from posbias.report.page import report_of
 
@@ -55,7 +54,7 @@ def test_recipes_of_one_run_are_tried_together_and_the_same_file_only_once(respo
             tmp_path / name / "recipe.json", MITIGATIONS.parse(f"initial_token(gamma={gamma})"), responder.model, {}
         )
     paths = [str(tmp_path / name / "recipe.json") for name in "ab"]
-    record = mitigate(PAIRS, responder, options(*paths))
+    record = trial_record(PAIRS, responder, options(*paths))
     assert record.scalars["arms"] == ["unchanged", "a/recipe", "b/recipe"]
     assert record.resolved["methods"] == {
         "a/recipe": "initial_token(gamma=2.0)",
@@ -66,14 +65,14 @@ def test_recipes_of_one_run_are_tried_together_and_the_same_file_only_once(respo
     (table,) = report_of(record).folded["Use it with transformers"]
     assert any(repr(paths[1]) in line for (line,) in table.cells), "the file that was given"
     with pytest.raises(UsageError, match=r"recipe\.json is given twice"):
-        mitigate(PAIRS, responder, options(paths[0], str(tmp_path / "b" / ".." / "a" / "recipe.json")))
+        trial_record(PAIRS, responder, options(paths[0], str(tmp_path / "b" / ".." / "a" / "recipe.json")))
 
 
 def test_a_file_that_is_not_there_is_one_line_that_says_what_is_allowed(responder):
     with pytest.raises(UsageError, match=r"there is no file 'no\.json'; allowed: all, names or spellings of methods"):
-        mitigate(PAIRS, responder, options("no.json"))
+        trial_record(PAIRS, responder, options("no.json"))
     with pytest.raises(UsageError, match=r"there is no file begin='no\.json'; allowed: the path of a recipe"):
-        mitigate(PAIRS, responder, options("key_bias", fitting=FitOptions(begin="no.json")))
+        trial_record(PAIRS, responder, options("key_bias", fitting=FitOptions(begin="no.json")))
 
 
 def splined(value):
@@ -101,7 +100,7 @@ def test_a_run_is_taken_over_only_while_its_files_are_the_same(responder, tmp_pa
 
     def run():
         method = "key_bias" if "begin" in named else str(recipe)
-        record = mitigate(PAIRS, responder, options(method, resume=True, **further), directory=tmp_path / "run")
+        record = trial_record(PAIRS, responder, options(method, resume=True, **further), directory=tmp_path / "run")
         record.save(tmp_path / "run", overwrite=True)
         return record
 
@@ -129,7 +128,7 @@ def test_a_run_that_follows_another_is_made_again_where_that_has_changed(tmp_pat
             calibration=0,
             evaluation=EvaluateOptions(count=8, resume=True),
         )
-        record = mitigate(task, PlantedResponder((1.0, 0.0, 0.0)), given, directory=tmp_path / "run")
+        record = trial_record(task, PlantedResponder((1.0, 0.0, 0.0)), given, directory=tmp_path / "run")
         record.save(tmp_path / "run", overwrite=True)
         return record
 

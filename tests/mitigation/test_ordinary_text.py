@@ -1,19 +1,23 @@
 """Ordinary text: judged wherever a method may change it, and the page says why where it may not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import posbias as pb
-from planted import PlantedMethod, PlantedResponder
+from planted import PlantedMethod, PlantedResponder, trial_record
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder
+from posbias.mitigation import MitigateOptions
+from posbias.mitigation.methods.base import FROM_QUESTION, NO_PASSAGES, REQUESTS
 from posbias.mitigation.methods.rotary import MsPoe
-from posbias.mitigation.trial.arms import UNCHANGED, Arm, MitigateOptions
-from posbias.mitigation.trial.ordinary_text import FROM_QUESTION, NO_PASSAGES, REQUESTS, SERVER, UNASKED, texts_of
-from posbias.mitigation.trial.run import mitigate
+from posbias.mitigation.trial.ordinary_text import JUDGED_FILES, SERVER, UNASKED, judged_windows, measure_text
+from posbias.mitigation.trial.plan import plan_trial
 from posbias.prompts.loading import load_prompts
+from posbias.report.mitigate_wording import TEXT_REASONS
 from posbias.report.page import report_of
-from posbias.runs.parts import PartStore
+from posbias.tasks.language import LANGUAGE_TASKS
 
 METHODS = {
     "initial_token(gamma=50.0)": "",
@@ -38,7 +42,7 @@ def options(*methods, documents):
 
 
 def test_text_is_judged_or_the_page_says_why_not(long_llama):
-    record = mitigate(
+    record = trial_record(
         "key_value(pairs=2)", LocalResponder(pb.load_model(str(long_llama))), options(*METHODS, documents=16)
     )
     assert record.scalars["text_not_judged"] == {name: why for name, why in METHODS.items() if why}
@@ -46,16 +50,16 @@ def test_text_is_judged_or_the_page_says_why_not(long_llama):
     shown = [row[6] for row in report_of(record).summary[0].cells][1:]
     for number, (why, cell) in enumerate(zip(METHODS.values(), shown, strict=True), start=1):
         assert (f"text/{number}" in record.arrays) is (not why)
-        assert cell == why if why else cell.endswith("]")
+        assert cell == TEXT_REASONS[why] if why else cell.endswith("]")
         assert why or not np.array_equal(record.arrays[f"text/{number}"], before), "it acts on text"
 
 
 def test_ms_poe_is_given_a_whole_window_as_one_passage(long_llama):
     model, method = pb.load_model(str(long_llama)), MsPoe(first_layer=0)
-    text = load_prompts("default", model, n_positions=32, count=2)
-    responder = LocalResponder(model)
-    arms = [Arm(UNCHANGED, responder), Arm(str(method), responder, method)]
-    (_, found), reasons = texts_of(arms, text, PartStore(None, {}, resume=False))
+    plan = plan_trial(LocalResponder(model), LANGUAGE_TASKS.parse("key_value(pairs=2)"), options(method, documents=2))
+    judged = f"default#{JUDGED_FILES}"
+    text = load_prompts(judged, model, n_positions=32, count=2, seed=plan.options.evaluation.seed)
+    (_, found), reasons = measure_text(replace(plan, text=judged_windows(plan)))
     assert reasons == {}
     for window, nats in zip(text.token_ids, found, strict=True):
         with pb.mitigated(model, method, passages=[(0, len(window))]) as changed:
@@ -66,10 +70,10 @@ def test_ms_poe_is_given_a_whole_window_as_one_passage(long_llama):
 
 def test_without_windows_or_behind_a_server_the_page_says_so(long_llama):
     responder = LocalResponder(pb.load_model(str(long_llama)))
-    record = mitigate("key_value(pairs=2)", responder, options("initial_token(gamma=50.0)", documents=0))
+    record = trial_record("key_value(pairs=2)", responder, options("initial_token(gamma=50.0)", documents=0))
     assert set(record.scalars["text_not_judged"].values()) == {UNASKED}
     planted = MitigateOptions(methods=[PlantedMethod()], calibration=0, evaluation=EvaluateOptions(count=6))
-    record = mitigate("key_value(pairs=2)", PlantedResponder((0.5, 0.5)), planted)
+    record = trial_record("key_value(pairs=2)", PlantedResponder((0.5, 0.5)), planted)
     assert set(record.scalars["text_not_judged"].values()) == {SERVER}
     del record.scalars["text_not_judged"]  # as in records of earlier versions
     assert report_of(record).summary[0].cells[1][6] == "–"

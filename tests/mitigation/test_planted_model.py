@@ -13,13 +13,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import posbias as pb
+from planted import trial_record
 from posbias.architecture.keys import KeyBias
 from posbias.evaluation.responders import LocalResponder
 from posbias.interventions.keys import KeyBiased
-from posbias.mitigation import MitigateOptions, mitigate
-from posbias.mitigation.fitting.fit import FitOptions, fit
+from posbias.mitigation import MitigateOptions
+from posbias.mitigation.fitting.base import FitOptions
+from posbias.mitigation.fitting.fit import fit
 from posbias.mitigation.judging.endpoints import MEAN, WORST
-from posbias.mitigation.judging.judge import JudgeOptions, Tried, judge
+from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, judge
 from posbias.mitigation.judging.verdicts import APPLY, GAINS, HARM, NOTHING
 from posbias.tasks.language import Documents
 
@@ -149,7 +151,7 @@ def scores_of(task, responder, *methods, count=40, **further):
     """The record of a run, by log-probability."""
     evaluation = pb.EvaluateOptions(count=count, positions=POSITIONS, generate=False)
     given = {"calibration": 0, "documents": 0, "short": False, **further}
-    return mitigate(task, responder, MitigateOptions(methods=methods, evaluation=evaluation, **given))
+    return trial_record(task, responder, MitigateOptions(methods=methods, evaluation=evaluation, **given))
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +211,7 @@ def test_a_gain_is_found_in_most_runs_and_its_interval_holds_the_true_one(many):
     found = covered = 0
     for _ in range(60):
         rows = generator.choice(len(plain), size=40, replace=False)
-        (verdict,) = judge(plain[rows], [Tried("cure", cured[rows])], positions=POSITIONS).verdicts
+        (verdict,) = judge(plain[rows], [ArmScores("cure", cured[rows])], positions=POSITIONS).verdicts
         change = verdict.changes[MEAN].value
         found += verdict.verdict in GAINS and verdict.changes[MEAN].detectable < (cured - plain).mean()
         covered += change.low <= (cured - plain).mean() <= change.high
@@ -226,7 +228,7 @@ def test_no_gain_is_found_where_real_scores_have_none(many):
         rows = generator.choice(len(plain), size=40, replace=False)
         swapped = generator.random((40, 1)) < 0.5
         before, after = np.where(swapped, half[rows], plain[rows]), np.where(swapped, plain[rows], half[rows])
-        (verdict,) = judge(before, [Tried("none", after)], positions=POSITIONS, options=options).verdicts
+        (verdict,) = judge(before, [ArmScores("none", after)], positions=POSITIONS, options=options).verdicts
         found.append(verdict.verdict)
     assert sum(each in GAINS for each in found) <= 0.05 * RUNS
     assert found.count(HARM) <= 0.05 * RUNS

@@ -6,14 +6,13 @@ import pytest
 
 import posbias as pb
 from evaluation.serving import chat, stand_in
+from planted import trial_record
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder, ServerOptions, ServerResponder
-from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.mitigation import MitigateOptions
 from posbias.mitigation.trial import preflight
-from posbias.mitigation.trial.arms import UNCHANGED, Arm, MitigateOptions, split_samples
-from posbias.mitigation.trial.preflight import announce_arms
-from posbias.mitigation.trial.run import mitigate
+from posbias.mitigation.trial.plan import plan_trial
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = LANGUAGE_TASKS.parse("key_value(pairs=3)")
@@ -25,10 +24,8 @@ def options(*methods, **further):
 
 
 def said(responder, given, capsys):
-    _, test = split_samples(TASK, responder, given)
-    known = [Arm(name, responder, None if name == "ordered" else MITIGATIONS.parse(name)) for name in given.methods]
     capsys.readouterr()
-    announce_arms(TASK, test, given, [Arm(UNCHANGED, responder), *known])
+    preflight.announce(plan_trial(responder, TASK, given))
     return capsys.readouterr().err.splitlines()[-1]
 
 
@@ -58,7 +55,7 @@ def test_requests_and_tokens_of_a_server_are_said_before_and_are_those_that_come
     given = options(*methods, generate=True)
     with stand_in(lambda *_: chat("nothing")) as server:
         answers = ServerOptions(price_in=1e6, price_out=2e6)
-        mitigate(TASK, ServerResponder(server.address, "m", answers, tokenizer=tokenizer), given)
+        trial_record(TASK, ServerResponder(server.address, "m", answers, tokenizer=tokenizer), given)
         asked = [body["messages"][0]["content"] for body in server.asked]
         told = capsys.readouterr().err.splitlines()[0]
         plain = said(ServerResponder(server.address, "m"), given, capsys)
@@ -90,13 +87,13 @@ def test_an_order_that_is_to_be_measured_is_counted_with_its_samples(capsys):
 
 def test_what_cannot_be_done_is_refused_before_anything_is(long_llama, monkeypatch):
     responder = LocalResponder(pb.load_model(str(long_llama)))
-    monkeypatch.setattr("posbias.mitigation.trial.run.announce_arms", None)
+    monkeypatch.setattr("posbias.mitigation.trial.run.preflight", None)
     with pytest.raises(UsageError, match="initial_token is fitted: 3 calibration samples given; at least 4 are needed"):
-        mitigate(TASK, responder, options("initial_token", calibration=3))
+        trial_record(TASK, responder, options("initial_token", calibration=3))
     assert responder.processed == 0
     with pytest.raises(UsageError, match=r"by accuracy needs generated answers \(generate\), which are switched off"):
         options("initial_token", by="accuracy")
     with pytest.raises(UsageError, match=r"by logprob needs scores of right answers \(score\), which are switched off"):
         MitigateOptions(by="logprob", evaluation=EvaluateOptions(score=False))
     with pytest.raises(UsageError, match="by logprob needs scores, which this server does not give"):
-        mitigate(TASK, ServerResponder("http://127.0.0.1:9", "m"), options("repeat_prompt", by="logprob"))
+        trial_record(TASK, ServerResponder("http://127.0.0.1:9", "m"), options("repeat_prompt", by="logprob"))

@@ -67,7 +67,7 @@ def of(group: str, requests: list[Request]) -> list[Request]:
 
 
 AROUND = [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], PromptMitigation)]
-WITHOUT_ATTENTION = [name for name in AROUND if not MITIGATIONS[name].needs_attention]
+WITHOUT_ATTENTION = [name for name in AROUND if not MITIGATIONS[name].needs_model]
 
 
 @pytest.mark.parametrize("name", WITHOUT_ATTENTION)

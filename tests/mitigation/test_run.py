@@ -9,22 +9,23 @@ import numpy as np
 import pytest
 from torch.nn.modules.module import register_module_forward_hook
 
-from planted import PlantedMethod, PlantedResponder
+from planted import PlantedMethod, PlantedResponder, trial_record
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Response
 from posbias.evaluation.responders.thoughts import UNFINISHED
-from posbias.mitigation.fitting.fit import FitOptions
-from posbias.mitigation.judging.requirements import Requirement
-from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD, Levels
+from posbias.mitigation import MitigateOptions
+from posbias.mitigation.fitting.base import FitOptions
+from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD, Levels, Requirement
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.methods.key_bias import ContextBias
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET, write_recipe
-from posbias.mitigation.trial import arms, ordinary_text
+from posbias.mitigation.trial import fits, ordinary_text
+from posbias.mitigation.trial import options as options_module
 from posbias.mitigation.trial import run as running
-from posbias.mitigation.trial.arms import UNCHANGED, Arm, MitigateOptions, split_samples
-from posbias.mitigation.trial.preflight import announce_arms
-from posbias.mitigation.trial.run import mitigate
+from posbias.mitigation.trial.arms import METHOD, UNCHANGED, LeftOut
+from posbias.mitigation.trial.plan import plan_trial
+from posbias.mitigation.trial.preflight import announce
 from posbias.models.loading import load_model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.sources import default_corpus
@@ -55,7 +56,7 @@ def planted(tmp_path_factory):
     """A finished run, and where it lies."""
     directory = tmp_path_factory.mktemp("run")
     given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"))
-    record = mitigate(TASK, PlantedResponder(CURVE), given, directory=directory)
+    record = trial_record(TASK, PlantedResponder(CURVE), given, directory=directory)
     record.save(directory)
     return record, directory
 
@@ -78,9 +79,9 @@ def test_the_test_begins_after_the_calibration_samples(planted):
     lines = (directory / "arms" / "unchanged" / "outputs.jsonl").read_text().splitlines()
     asked = {json.loads(line)["sample"] for line in lines}
     assert asked == {f"0-{number}" for number in range(4, 28)}
-    calibration, test = split_samples(LANGUAGE_TASKS.parse(TASK), PlantedResponder(CURVE), options(IDLE))
-    assert [sample.name for sample in calibration] == ["0-0", "0-1", "0-2", "0-3"]
-    assert {sample.name for sample in test} == asked
+    plan = plan_trial(PlantedResponder(CURVE), LANGUAGE_TASKS.parse(TASK), options(IDLE))
+    assert [sample.name for sample in plan.calibration.samples] == ["0-0", "0-1", "0-2", "0-3"]
+    assert {sample.name for sample in plan.test.samples} == asked
 
 
 def test_the_page_opens_with_the_recommendation_and_folds_the_rest(planted, tmp_path):
@@ -108,37 +109,37 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
 
     given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"))
     with pytest.raises(RunError, match="went away"):
-        mitigate(TASK, Failing(CURVE), given, directory=tmp_path)
+        trial_record(TASK, Failing(CURVE), given, directory=tmp_path)
     again = PlantedResponder(CURVE)
     given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"), resume=True)
-    record = mitigate(TASK, again, given, directory=tmp_path)
+    record = trial_record(TASK, again, given, directory=tmp_path)
     assert again.requests == 5 * (24 - 16) + 2 * 24, "of the unchanged model what was left, and its short form"
     assert record.scalars["judgement"] == whole.scalars["judgement"]
     record.save(tmp_path)
     idle = PlantedResponder(CURVE)
-    assert mitigate(TASK, idle, given, directory=tmp_path).run_id == record.run_id
+    assert trial_record(TASK, idle, given, directory=tmp_path).run_id == record.run_id
     assert idle.requests == 0
 
 
 def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, monkeypatch, tmp_path):
     responder = LocalResponder(load_model(str(long_llama)))
-    fit, fitted = arms.fit, []
+    run_fit, fitted = fits.run_fit, []
 
-    def counted(method, *given, **how):
-        fitted.append(method)
-        return fit(method, *given, **how)
+    def counted(fit, *given, **how):
+        fitted.append(fit.method.name)
+        return run_fit(fit, *given, **how)
 
     def asked(*methods, resume=True):
         evaluation = EvaluateOptions(count=2, positions=(0, 1), generate=False, resume=resume)
         given = MitigateOptions(list(methods), calibration=4, evaluation=evaluation, documents=0, short=False)
-        return mitigate("key_value(pairs=2)", responder, given, directory=tmp_path)
+        return trial_record("key_value(pairs=2)", responder, given, directory=tmp_path)
 
     def killed(*_, **__):
         raise RunError("killed")
 
-    monkeypatch.setattr(arms, "fit", counted)
+    monkeypatch.setattr(fits, "run_fit", counted)
     with monkeypatch.context() as patched:
-        patched.setattr(running, "_answers", killed)
+        patched.setattr(running, "answer", killed)
         with pytest.raises(RunError, match="killed"):
             asked("temperature", "repeat_prompt", resume=False)
     record = asked("initial_token", "temperature")
@@ -158,10 +159,10 @@ def test_calibration_and_test_must_not_overlap(tmp_path):
     path.write_text("\n".join(map(json.dumps, [record, other, other, other, record])))
     given = MitigateOptions(methods=[PlantedMethod()], calibration=1, evaluation=EvaluateOptions(count=4))
     with pytest.raises(UsageError, match=r"test sample 0-4 is calibration sample 0-0 again, but the two must not"):
-        mitigate(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
+        trial_record(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), given)
     more = MitigateOptions(methods=[PlantedMethod()], calibration=3, evaluation=EvaluateOptions(count=9))
     with pytest.raises(UsageError, match=r"holds 5 examples; 9 to judge and 3 for calibration asked$"):
-        mitigate(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), more)
+        trial_record(f"key_value(pairs=2, file={str(path)!r})", PlantedResponder((0.5, 0.5)), more)
 
 
 @pytest.mark.parametrize("told", ["", ", order='shuffled'"])
@@ -179,7 +180,7 @@ def test_a_line_that_stands_twice_is_seen_whatever_stands_around_its_answer(told
     path.write_text("\n".join(map(json.dumps, [*lines, lines[1]])))
     given = MitigateOptions(methods=[PlantedMethod()], calibration=4, evaluation=EvaluateOptions(count=5))
     with pytest.raises(UsageError, match="test sample 0-8 is calibration sample 0-1 again"):
-        mitigate(f"documents(documents=3, file={str(path)!r}{told})", PlantedResponder((0.5,) * 3), given)
+        trial_record(f"documents(documents=3, file={str(path)!r}{told})", PlantedResponder((0.5,) * 3), given)
 
 
 def test_bad_input_is_refused_in_one_line():
@@ -192,7 +193,7 @@ def test_bad_input_is_refused_in_one_line():
         ([], "no method to try"),
     ):
         with pytest.raises(UsageError, match=message):
-            mitigate(TASK, responder, MitigateOptions(methods=methods, evaluation=EvaluateOptions(count=6)))
+            trial_record(TASK, responder, MitigateOptions(methods=methods, evaluation=EvaluateOptions(count=6)))
     with pytest.raises(UsageError, match="by must be accuracy, starts or logprob, got 'rank'"):
         MitigateOptions(by="rank")
     scored, worst = EvaluateOptions(count=6, generate=False), Requirement.parse("worst>=0.6")
@@ -227,7 +228,7 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
         documents=6,
         length=32,
     )
-    record = mitigate("key_value(pairs=2)", responder, given, directory=tmp_path)
+    record = trial_record("key_value(pairs=2)", responder, given, directory=tmp_path)
     assert record.scalars["judgement"]["measure"] == "logprob"
     np.testing.assert_array_equal(record.arrays["scores/logprob/0"], record.arrays["scores/logprob/1"])
     np.testing.assert_array_equal(record.arrays["text/0"], record.arrays["text/1"])
@@ -242,17 +243,17 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
     assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
     with pytest.raises(UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
-        mitigate("key_value(pairs=3)", responder, replace(given, methods=[str(recipe)], calibration=0))
+        trial_record("key_value(pairs=3)", responder, replace(given, methods=[str(recipe)], calibration=0))
     renamed = recipe.with_suffix(".recipe")
     renamed.write_bytes(recipe.read_bytes())
     for begin in (recipe, renamed):
         again = replace(given, fitting=FitOptions(begin=str(begin)), calibration=0, methods=["repeat_prompt"])
         with pytest.raises(UsageError, match="was fitted to 4 of the 6 test samples"):
-            mitigate("key_value(pairs=3)", responder, again)
+            trial_record("key_value(pairs=3)", responder, again)
     assert responder.model.intervention is None
     given = replace(given, methods=["positional_channel"], length=48)
     with pytest.raises(UsageError, match="no channel is monotone in position"):  # two layers: none is looked at
-        mitigate("key_value(pairs=2)", responder, given)
+        trial_record("key_value(pairs=2)", responder, given)
 
 
 @pytest.mark.parametrize("text", ["default", "default#austen", "own"])
@@ -276,14 +277,14 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
         text=str(own) if text == "own" else text,
     )
     responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
-    mitigate("key_value(pairs=2)", responder, options)
+    trial_record("key_value(pairs=2)", responder, options)
     judged, fitted = read
     files = {own.name} if text == "own" else {group.name for group in default_corpus(judged.partition("#")[2])}
     assert files.isdisjoint(group.name for group in default_corpus(fitted.partition("#")[2]))
     assert len(files) == {"default": 2, "default#austen": 1, "own": 1}[text]
     corpus = ",".join(Path(group.name).stem for group in default_corpus())
     with pytest.raises(UsageError, match="fits need files of the default corpus that are not judged; name fewer"):
-        mitigate("key_value(pairs=2)", responder, replace(options, text=f"default#{corpus}"))
+        trial_record("key_value(pairs=2)", responder, replace(options, text=f"default#{corpus}"))
 
 
 def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformers(planted):
@@ -339,7 +340,7 @@ def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_pat
 def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):
     responder = PlantedResponder((0.1, 0.1, 0.95))
     given = options("ordered", calibration=30, count=6)
-    record = mitigate(TASK, responder, given, directory=tmp_path)
+    record = trial_record(TASK, responder, given, directory=tmp_path)
     order = MITIGATIONS.parse(record.resolved["methods"]["ordered"]).order
     assert order[-1] == 0, "the first retrieved passage into the slot that is used"
     assert record.scalars["fits"]["ordered"]["calibration_samples"] == 30
@@ -347,11 +348,11 @@ def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):
     assert after[0] > before[0]
     assert "key_value(pairs=2)" in record.scalars["judgement"]["verdicts"][0]["effects"], "of two passages, too"
     with pytest.raises(UsageError, match="run must be the directory"):
-        mitigate(TASK, responder, options("ordered", calibration=0, count=6))
+        trial_record(TASK, responder, options("ordered", calibration=0, count=6))
     with pytest.raises(UsageError, match="takes 6 calibration samples; got 4"):
-        mitigate(TASK, responder, options("ordered", calibration=4, count=6))
+        trial_record(TASK, responder, options("ordered", calibration=4, count=6))
     with pytest.raises(UsageError, match="ordered needs prompts that list passages"):
-        mitigate(
+        trial_record(
             "needle(depths=3, tokens=400)", LocalResponder(load_model(str(long_llama))), options("ordered", count=6)
         )
 
@@ -368,14 +369,13 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
         return {"seconds": 1.0, "seconds_per_pass": 0.25}
 
     monkeypatch.setattr("posbias.mitigation.trial.preflight.preflight_answers", full)
-    arms = [Arm(UNCHANGED, responder), Arm("repeat_prompt", responder, MITIGATIONS.parse("repeat_prompt"))]
-    _, test = split_samples(task, responder, given)
     with pytest.raises(UsageError, match="no room"):
-        announce_arms(task, test, given, arms)
-    _, kept, left_out = announce_arms(task, test, replace(given, methods="all"), arms)
+        announce(plan_trial(responder, task, given))
+    monkeypatch.setattr(options_module, "DEFAULT_METHODS", ("repeat_prompt", "question_first"))
+    plan = announce(plan_trial(responder, task, replace(given, methods="default")))
     assert asked == [1, 2, 1, 2]
-    assert kept == arms[:1]
-    assert left_out == ["repeat_prompt was not tried: no room"]
+    assert [arm.name for arm in plan.arms] == [UNCHANGED, "question_first"]
+    assert plan.left_out == (LeftOut(METHOD, "no room", arm="repeat_prompt"),)
 
 
 def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
@@ -383,8 +383,8 @@ def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
     given = options(count=6, calibration=6, generate=False, documents=2, fitting=fitting, positions=(0, 2))
     given = replace(given, methods="all", short=False)
     responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
-    record = mitigate("key_value(pairs=3)", responder, given, directory=tmp_path)
-    left_out = {reason.partition(" was not ")[0] for reason in record.scalars["left_out"]}
+    record = trial_record("key_value(pairs=3)", responder, given, directory=tmp_path)
+    left_out = {part["arm"] for part in record.scalars["left_out"] if part["part"] == METHOD}
     judged = set(record.scalars["arms"]) - {UNCHANGED}
     assert judged | left_out == set(MITIGATIONS)
     assert {each["name"] for each in record.scalars["judgement"]["verdicts"]} == judged
@@ -400,16 +400,16 @@ def test_workers_answer_as_this_process_does(long_llama, tmp_path):
         documents=0,
         short=False,
     )
-    alone = mitigate("key_value(pairs=2)", responder, given)
+    alone = trial_record("key_value(pairs=2)", responder, given)
     shared = replace(given, engine=Local(workers=2, threads=1))
-    record = mitigate("key_value(pairs=2)", responder, shared, directory=tmp_path)
+    record = trial_record("key_value(pairs=2)", responder, shared, directory=tmp_path)
     assert len(list((tmp_path / "parts").glob("*sample*"))) == 3 * 2, "each was made by a worker and kept"
     for arm in range(3):
         name = f"scores/logprob/{arm}"
         np.testing.assert_allclose(record.arrays[name], alone.arrays[name], rtol=1e-4)
     assert record.scalars["effort"][1]["tokens"] > 0
     with pytest.raises(UsageError, match="workers load the model themselves, so they go with a local one"):
-        mitigate(TASK, PlantedResponder(CURVE), replace(shared, methods=[IDLE]))
+        trial_record(TASK, PlantedResponder(CURVE), replace(shared, methods=[IDLE]))
 
 
 SINGLE = 800
@@ -437,19 +437,18 @@ class Thinking(PlantedResponder):
 
 
 def test_methods_are_not_judged_by_answers_that_never_came_out_of_thoughts():
-    record = mitigate(TASK, Thinking(CURVE), options(HELPFUL))
+    record = trial_record(TASK, Thinking(CURVE), options(HELPFUL))
     judgement = record.scalars["judgement"]
     assert judgement["measure"] == "logprob"
     unread = "unchanged: 120 of 120 generated answers could not be read, so none counts"
-    assert unread in judgement["warnings"]
+    assert unread in report_of(record).caveats
     with pytest.raises(UsageError, match=f"--by accuracy: measured are logprob, reciprocal_rank; {unread}"):
-        mitigate(TASK, Thinking(CURVE), options(HELPFUL, by="accuracy"))
+        trial_record(TASK, Thinking(CURVE), options(HELPFUL, by="accuracy"))
 
 
 def test_a_method_under_which_answers_are_empty_is_named():
-    record = mitigate(TASK, Silent(CURVE), options("repeat_prompt", HELPFUL))
-    warnings = record.scalars["judgement"]["warnings"]
-    assert [each for each in warnings if "empty" in each] == [
+    record = trial_record(TASK, Silent(CURVE), options("repeat_prompt", HELPFUL))
+    assert [caveat for caveat in report_of(record).caveats if "empty" in caveat] == [
         "repeat_prompt: 120 of 120 generated answers are empty (0 without it)"
     ]
     assert record.scalars["judgement"]["verdicts"][0]["verdict"] == HARM
@@ -491,7 +490,7 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     def tried(tokens, **how):
         evaluation = EvaluateOptions(count=24, positions=(0, 2, 4), max_tokens=tokens)
         given = MitigateOptions([Terse()], calibration=0, evaluation=evaluation, documents=0, short=False, **how)
-        return mitigate("key_value(pairs=5)", Wordy((0.6, 0.6)), given)
+        return trial_record("key_value(pairs=5)", Wordy((0.6, 0.6)), given)
 
     enough = tried(32).scalars
     assert enough["judgement"]["measure"] == "accuracy"
@@ -499,7 +498,8 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     cut = tried(8)
     judgement = cut.scalars["judgement"]
     assert judgement["measure"] == "logprob"
-    assert "No verdict by answers: answers were cut off in their first line" in judgement["warnings"][0]
+    assert cut.scalars["choice"]["undecided"]["alone"]
+    assert any("answers were cut off in their first line" in caveat for caveat in report_of(cut).caveats)
     assert judgement["verdicts"][0]["verdict"] == NOTHING
     unchanged, terse = cut.scalars["endings"]
     assert unchanged["open"] > 0.5 * unchanged["answers"]
@@ -509,16 +509,16 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     assert verdict["verdict"] == WITHHELD
     assert verdict["gains"] == {}
     assert by_answers.scalars["judgement"]["recommended"] is None
-    said = by_answers.scalars["judgement"]["recommendation"]
-    assert said.startswith("No verdict by answers for any method: answers were cut off in their first line")
     page = report_of(by_answers)
+    assert page.verdict[0] == "No verdict by answers for any method (terse)."
+    assert page.verdict[1].startswith("Answers were cut off in their first line")
     (table,) = page.folded["How answers ended"]
     assert [row[0] for row in table.cells] == ["unchanged", "terse"]
     assert WITHHELD in html_of(page)
     even = tried(8, by="accuracy", require=Requirement.parse("spread<=1")).scalars["requirement"]
     assert even["value"]["value"] <= 1, "by the answers as they are it would be met"
     assert not even["met"]
-    assert even["withheld"].startswith("answers were cut off in their first line")
+    assert even["withheld"]["open_before"] > 0
     assert tried(32, by="starts", require=Requirement.parse("spread<=1")).scalars["requirement"]["met"]
     assert tried(32, by="starts").scalars["judgement"]["measure"] == "starts"
     with pytest.raises(UsageError, match="by must be accuracy, starts or logprob, got 'rank'"):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from posbias.mitigation.judging.endpoints import ALPHA
-from posbias.mitigation.judging.verdicts import APPLY, EVENS, HARM, RAISES, Verdict, corrected_together, settle
+from posbias.mitigation.judging.judge import Judgement
+from posbias.mitigation.judging.verdicts import APPLY, EVENS, HARM, RAISES, corrected_together, settle
+from posbias.report.mitigate_wording import words
 from posbias.runs.records import read_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
@@ -132,11 +134,10 @@ def test_the_generated_answers_are_those_of_the_records(models: ModuleType, caps
 def test_the_verdicts_are_those_of_todays_rule_and_counted_as_the_page_says(models: ModuleType) -> None:
     found = []
     for directory in sorted((STUDY / "records").iterdir()):
-        judgement = read_record(directory).scalars["judgement"]
-        read = [Verdict.of_record(each) for each in judgement["verdicts"]]
-        decided, recommended, _ = settle(corrected_together(read), judgement["measure"], judgement["smallest"])
-        assert [each.words for each in decided] == [each["words"] for each in judgement["verdicts"]], directory.name
-        assert recommended == judgement["recommended"]
+        judgement = Judgement.of_record(read_record(directory).scalars["judgement"])
+        decided, recommended = settle(corrected_together(judgement.verdicts), judgement.smallest)
+        assert list(map(words, decided)) == list(map(words, judgement.verdicts)), directory.name
+        assert recommended == judgement.recommended
         found += decided
     count = Counter(each.verdict for each in found)
     paid = sum(each.verdict == HARM and min(each.gains.values()) < ALPHA for each in found)

@@ -11,7 +11,7 @@ from posbias.cli.output import running
 from posbias.errors import RunError
 
 if TYPE_CHECKING:
-    from posbias.mitigation.trial.arms import MitigateOptions
+    from posbias.mitigation import MitigateOptions, MitigationTrial
 
 EXAMPLE = (
     "Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` "
@@ -22,7 +22,7 @@ EXAMPLE = (
 
 @dataclass(frozen=True)
 class MethodFlags:
-    """What is tried, and what it is judged by."""
+    """Methods that are tried, and the samples and measure that judge them."""
 
     methods: Annotated[
         str,
@@ -57,7 +57,9 @@ class MethodFlags:
     text: Annotated[
         str, typer.Option(help="Ordinary text: a file or data set, as for `measure --prompts`; fits never read it.")
     ] = "default"
-    tolerance: Annotated[float, typer.Option(help="Nats per token of it that a method may cost.", min=0.0)] = 0.02
+    tolerance: Annotated[
+        float, typer.Option(help="Largest acceptable loss increase on ordinary text (nats per token).", min=0.0)
+    ] = 0.02
     short: Annotated[bool, typer.Option(help="Also test short forms: the gold document alone, none; two pairs.")] = True
     influence: Annotated[
         int,
@@ -90,9 +92,8 @@ def mitigate(
     flags: options.RunFlags,
 ) -> None:
     """Try methods against position bias, and say which to apply. One verdict each; no weight is touched."""
-    from posbias.mitigation.trial.arms import given_methods
     from posbias.mitigation.trial.files import check_files
-    from posbias.mitigation.trial.run import mitigate as run_mitigation
+    from posbias.mitigation.trial.run import mitigate as run_trial
     from posbias.runs.engines.engine import pinned
     from posbias.runs.records import finished_record
     from posbias.tasks.language import LANGUAGE_TASKS
@@ -101,7 +102,7 @@ def mitigate(
     options.check_resume(resume, flags.out)
     settings = replace(_settings(tried, evaluated, local, flags, resume=resume), engine=engine.made())
     told = evaluated.told(LANGUAGE_TASKS.parse(evaluated.task), served=server is not None)
-    check_files(given_methods(settings), settings.fitting.begin)  # before a model is loaded
+    check_files(settings.entries, settings.fitting.begin)  # before a model is loaded
     with running(context, flags, resume=resume) as run:
         if server is not None:
             responder = served.responder(
@@ -109,39 +110,39 @@ def mitigate(
             )
         else:
             responder = local.responder(str(model), template_options=told)
-        kept = None if run.directory is None else finished_record(run.directory)
+        before = None if run.directory is None else finished_record(run.directory)
         with pinned(settings.engine.pinned_threads):
-            record = run_mitigation(
-                evaluated.task,
-                responder,
-                settings,
-                directory=run.directory,
-                arguments=run.arguments,
-                command=run.command,
-            )
-        run.finish(record, found=kept is not None and kept.run_id == record.run_id)
-    required = record.scalars["requirement"]
-    if required is not None and not required["met"]:
-        from posbias.statistics import Interval
+            trial = run_trial(responder, evaluated.task, options=settings, directory=run.directory)
+        taken_over = before is not None and before.run_id == trial.record.run_id
+        if not taken_over:
+            trial.record.called(run.arguments, run.command)
+        run.finish(trial.record, found=taken_over)
+    _check_required(trial)
 
-        value = Interval.of_record(required["value"])
-        why = f"; {required['withheld']}" if required["withheld"] else ""
-        raise RunError(f"required {required['required']}, got {value} ({required['measure']}, {required['arm']}){why}")
+
+def _check_required(trial: "MitigationTrial") -> None:
+    """Fail if what was required of the recommended model is not met."""
+    check = trial.requirement
+    if check is not None and not check.met:
+        from posbias.report.mitigate_wording import undecided_text
+
+        why = f"; {undecided_text(check.withheld)}" if check.withheld is not None else ""
+        raise RunError(f"required {check.required}, got {check.value} ({check.measure}, {check.arm}){why}")
 
 
 def _settings(
     tried: MethodFlags, evaluated: TaskFlags, local: LocalFlags, flags: options.RunFlags, *, resume: bool
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
-    from posbias.mitigation.fitting.fit import FITS
-    from posbias.mitigation.judging.requirements import Requirement
-    from posbias.mitigation.trial.arms import ALL, DEFAULT, MitigateOptions
+    from posbias.mitigation.fitting.base import FIT_OPTIONS
+    from posbias.mitigation.judging.verdicts import Requirement
+    from posbias.mitigation.trial.options import ALL, DEFAULT, MitigateOptions
 
     methods = options.split_literals(tried.methods)
     return MitigateOptions(
         methods=methods[0] if methods in ([ALL], [DEFAULT]) else methods,
         calibration=tried.calibration,
-        fitting=FITS.parse(f"options({tried.fit})"),
+        fitting=FIT_OPTIONS.parse(f"options({tried.fit})"),
         evaluation=evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory),
         by=tried.by,
         documents=tried.documents,

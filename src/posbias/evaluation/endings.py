@@ -5,7 +5,7 @@ under a method than without it, answers tell nothing of the method.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,26 +76,36 @@ def _mean(table: Scores) -> float:
     return float(known.mean()) if known.size else float("nan")
 
 
-def why_undecided(before: Mapping[str, Scores], after: Mapping[str, Scores]) -> str:
-    """Why answers without a method and with it tell nothing of it, in a clause; empty where they do.
+@dataclass(frozen=True)
+class Undecided:
+    """Open answers, because of which answers tell nothing of a method."""
+
+    open_before: int
+    answers_before: int
+    open_after: int
+    """Open answers with the method; those without it if there is none."""
+    answers_after: int
+    p: float | None
+    """p-value of the difference, if that is the reason; None: there are too many, more than MOST_CUT."""
+    alone: bool = False
+    """Whether the answers without a method are too many by themselves."""
+
+
+def why_undecided(before: Mapping[str, Scores], after: Mapping[str, Scores]) -> Undecided | None:
+    """The open answers because of which answers without a method and with it tell nothing of it; None if they tell.
 
     Args:
         before, after: Tables as `Evaluation.tables`, of the same samples.
     """
     opened = [open_answers(tables) for tables in (before, after)]
-    counts = [(int(np.nansum(each)), int((~np.isnan(each)).sum())) for each in opened]
-    said = " and ".join(
-        f"{count} of {total} {where} it" for (count, total), where in zip(counts, ("without", "with"), strict=True)
-    )
-    if before is after:
-        said = f"{counts[0][0]} of {counts[0][1]}"
-    lead = f"answers were cut off in their first line before they were right, {said}"
+    counts = [(int(np.nansum(table)), int((~np.isnan(table)).sum())) for table in opened]
+    undecided = Undecided(*counts[0], *counts[1], p=None, alone=before is after)
     if any(count > MOST_CUT * total for count, total in counts):
-        return f"{lead}; at most {MOST_CUT:.0%} may be"
-    shares = np.column_stack([each.mean(axis=1) for each in opened[::-1]])
+        return undecided
+    shares = np.column_stack([table.mean(axis=1) for table in opened[::-1]])
     shares = shares[~np.isnan(shares).any(axis=1)]
     if len(shares) >= SAMPLES_FOR_CLAIM and shares.any():
-        found = contrast_of(shares, np.array([1.0, -1.0]))
-        if found.p < 1 - CONFIDENCE:
-            return f"{lead}, which differ (p = {found.p:.2g})"
-    return ""
+        contrast = contrast_of(shares, np.array([1.0, -1.0]))
+        if contrast.p < 1 - CONFIDENCE:
+            return replace(undecided, p=contrast.p)
+    return None

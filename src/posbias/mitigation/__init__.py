@@ -2,13 +2,15 @@
 
 from posbias.mitigation.methods.applying import answering_under, mitigated, resolve_method
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, PromptMitigation
-from posbias.mitigation.trial.arms import MitigateOptions
+from posbias.mitigation.trial.options import MitigateOptions
+from posbias.mitigation.trial.result import MitigationTrial
 from posbias.mitigation.trial.run import mitigate
 
 __all__ = [
     "MITIGATIONS",
     "MitigateOptions",
     "Mitigation",
+    "MitigationTrial",
     "PromptMitigation",
     "answering_under",
     "mitigate",

@@ -1,26 +1,38 @@
 """Methods against position bias, judged: the recommendation first, one table, curves before and after, the rest folded.
 
-Everything comes from the record (layout: posbias/mitigation/run.py).
+Everything comes from the typed result (`posbias.mitigation.MitigationTrial`); `mitigate_wording.py` has the sentences.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import getdoc
-from typing import Any
+
+import numpy as np
 
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
-from posbias.mitigation.judging.endpoints import JUDGED, change_text
+from posbias.mitigation.judging.endpoints import JUDGED, MEAN, SPREAD, WORST, Change, change_text
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET
 from posbias.mitigation.trial.arms import UNCHANGED
 from posbias.mitigation.trial.influence import OVER_POSITIONS
+from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
+from posbias.mitigation.trial.result import InfluenceOutcome, MitigationTrial, Tie
 from posbias.report.layout import caveats_of, sample_notices, title_of
+from posbias.report.mitigate_wording import (
+    TEXT_REASONS,
+    left_out_text,
+    measure_words,
+    reasons,
+    recommendation,
+    undecided_text,
+    warnings,
+    words,
+)
 from posbias.report.page import REPORTS, Report
-from posbias.report.tables import Table, interval_text, number_text
+from posbias.report.tables import Table, number_text
 from posbias.report.wording import label
-from posbias.runs.records import Record
 from posbias.statistics import MISSING, Interval
 
 MOST_DRAWN = 6
@@ -46,316 +58,289 @@ ENDPOINTS = {
     "formerly best position": "position that was best",
 }
 
-Stored = Mapping[str, Any]
-
 
 @REPORTS.register("mitigate")
-def mitigation_report(record: Record) -> Report:
+def mitigation_report(trial: MitigationTrial) -> Report:
     """Which method to apply, if any, and why."""
-    found = record.scalars["judgement"]
+    record, judgement = trial.record, trial.judgement
+    n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
     return Report(
         title_of(record),
         kicker="posbias · methods against position bias, judged",
         notices=sample_notices(record),
-        verdict=[found["recommendation"], *_required(record), *_influence_sentences(record)],
-        caveats=[*caveats_of(record), *found["warnings"], *([FORM] if found["measure"] == "logprob" else [])],
-        summary=[_verdict_table(record)],
-        picture=_figures(record),
+        verdict=[*recommendation(judgement), *required_lines(trial), *_influence_lines(trial)],
+        basis=f"{n_samples} samples that no fit used",
+        caveats=[
+            *caveats_of(record),
+            *warnings(trial.choice, trial.arms),
+            *([FORM] if judgement.measure == "logprob" else []),
+        ],
+        summary=[_verdict_table(trial)],
+        picture=_figures(trial),
         note=NOTE,
         folded={
-            "Why each verdict": [_reason_table(found)],
-            "Every number": [_change_table(found), _effect_table(found), _level_table(found), _effort_table(record)],
-            **_ending_table(record),
-            **_influence_tables(record),
-            **_use(record),
+            "Why each verdict": [_reason_table(trial)],
+            "Every number": [_change_table(trial), _effect_table(trial), _level_table(trial), _effort_table(trial)],
+            **_ending_table(trial),
+            **_influence_tables(trial),
+            **_use(trial),
         },
-        left_out=record.scalars["left_out"],
+        left_out=list(map(left_out_text, trial.left_out)),
         record=record,
     )
 
 
-def _required(record: Record) -> list[str]:
-    required = record.scalars["requirement"]
-    if required is None:
+def required_lines(trial: MitigationTrial) -> list[str]:
+    """Whether the requirement is met; nothing if none was made."""
+    check = trial.requirement
+    if check is None:
         return []
-    verb = "is met" if required["met"] else "is not met"
-    value, measure = interval_text(required["value"]), label(MEASURES, required["measure"])
-    why = f"; {required['withheld']}" if required.get("withheld") else ""
-    return [f"Required {required['required']} {verb}: {value} ({measure}, {required['arm']}){why}."]
+    verb = "is met" if check.met else "is not met"
+    why = f"; {undecided_text(check.withheld)}" if check.withheld is not None else ""
+    return [f"Required {check.required} {verb}: {check.value} ({label(MEASURES, check.measure)}, {check.arm}){why}."]
 
 
-def _influence_sentences(record: Record) -> list[str]:
-    """What the recommended method, or the only one, does to the influence of the answer's item, and the tie."""
-    found = record.scalars.get("influence", {})
-    return [*_moved(found, record.scalars["judgement"]["recommended"]), *_tied(record)]
+def _influence_lines(trial: MitigationTrial) -> list[str]:
+    """The change of influence under the recommended method, or the only one, and whether scores follow influence."""
+    influence = trial.influence
+    return [] if influence is None else [*_moved(influence, trial.judgement.recommended), *_tied(trial, influence)]
 
 
-def _moved(found: Stored, recommended: str | None) -> list[str]:
-    average = dict(found.get("average", {}))
-    before = average.pop(UNCHANGED, None)
-    (name, *others) = [recommended] if recommended in average else [*average, None]
-    if name is None or any(others) or found["samples"] < UNITS_FOR_CLAIM:
+def _moved(influence: InfluenceOutcome, recommended: str | None) -> list[str]:
+    changes = {name: change for name, change in influence.average.items() if name != UNCHANGED}
+    names = [recommended] if recommended in changes else list(changes)
+    if len(names) != 1 or names[0] is None or influence.samples < UNITS_FOR_CLAIM:
         return []
-    value, low, high = (average[name][key] for key in ("value", "low", "high"))
-    verb = "does not demonstrably change the influence of"
-    if value == 0 and low is None and high is None:
+    name, before = names[0], influence.average[UNCHANGED].value
+    change = changes[name]
+    if change.value == 0 and not (np.isfinite(change.low) or np.isfinite(change.high)):
         return [
-            f"{name} leaves the influence of the item that holds the answer exactly as it was: "
-            f"{before['value']:.3f} of the prompt's, on average over positions."
+            f"{name} leaves the influence of the item that holds the answer exactly as it was: {before:.3f} of the "
+            "prompt's, on average."
         ]
-    if (low is not None and low > 0) or (high is not None and high < 0):
-        verb = "gives more influence to" if value > 0 else "takes influence from"
+    verb = "does not demonstrably change the influence of"
+    if change.excludes(0.0):
+        verb = "gives more influence to" if change.value > 0 else "takes influence from"
     return [
-        f"{name} {verb} the item that holds the answer: its share of the prompt's changes by "
-        f"{interval_text(average[name], '+.3f')} from {before['value']:.3f}, on average over positions."
+        f"{name} {verb} the item that holds the answer: on average its share changes by {change.text('+.3f')} from "
+        f"{before:.3f}."
     ]
 
 
-def _tied(record: Record) -> list[str]:
-    """Whether scores follow influence, in the measure that decided where that was tied."""
-    ties = [tie for tie in record.scalars.get("influence", {}).get("correlations", ()) if tie["what"] == OVER_POSITIONS]
+def _tied(trial: MitigationTrial, influence: InfluenceOutcome) -> list[str]:
+    """Whether scores follow influence, in the measure that decided if it was tied."""
+    ties = [tie for tie in influence.ties if tie.what == OVER_POSITIONS]
     if not ties:
         return []
-    measure = record.scalars["judgement"]["measure"]
-    tie = next((one for one in ties if one["measure"] == measure), ties[0])
-    found = tie["correlations"][tie["measure"]]
-    (plain,) = found["correlations"]
-    said = "is not established to follow influence"
-    if plain["established"]:
-        said = "follows influence" if plain["value"] > 0 else "falls where influence rises"
-    name = label(MEASURES, tie["measure"])
+    tie = next((tie for tie in ties if tie.measure == trial.judgement.measure), ties[0])
+    follows = "is not established to follow influence"
+    if tie.established:
+        follows = "follows influence" if tie.value.value > 0 else "falls where influence rises"
     return [
-        f"Where methods move influence to or from the answer's item, {name} {said}: rank correlation of both changes "
-        f"over positions, within methods, {_tie_text(plain)}, {found['n_samples']} samples."
+        f"When methods move influence to or from the answer's item, {label(MEASURES, tie.measure)} {follows}.",
+        f"Rank correlation of both changes over positions, within methods: {_tie_text(tie)}, {tie.n_samples} samples.",
     ]
 
 
-def _tie_text(plain: Stored) -> str:
-    corrected = plain.get("adjusted_p")
-    return f"{interval_text(plain)}" + ("" if corrected is None else f" (p {corrected:.2g}, corrected)")
+def _tie_text(tie: Tie) -> str:
+    return f"{tie.value}" + ("" if tie.adjusted_p is None else f" (p {tie.adjusted_p:.2g}, corrected)")
 
 
-def _influence_tables(record: Record) -> dict[str, list[Table]]:
-    """Influence on the item that holds the answer, before and after, and what its changes go with."""
-    found = record.scalars.get("influence")
-    if found is None:
+def _influence_tables(trial: MitigationTrial) -> dict[str, list[Table]]:
+    """Influence on the item that holds the answer, before and after, and the correlation of its changes."""
+    influence = trial.influence
+    if influence is None:
         return {}
-    header = ["", *(f"at {position}" for position in record.scalars["judgement"]["positions"])]
-    rows = {"unchanged": found["before"], "uniform: its share of the tokens": found["uniform"]}
-    levels = [[name, *map(interval_text, means)] for name, means in rows.items()]
-    changes = [
-        [f"{name}, change", *(interval_text(mean, "+.3f") for mean in means)]
-        for name, means in found["changes"].items()
-    ]
+    header = ["", *(f"at {position}" for position in trial.judgement.positions)]
+    rows = {"unchanged": influence.before, "uniform: its share of the tokens": influence.uniform}
+    levels = [[name, *map(str, means)] for name, means in rows.items()]
+    changes = [[f"{name}, change", *(mean.text("+.3f") for mean in means)] for name, means in influence.changes.items()]
     ties = [
-        [tie["what"], label(MEASURES, tie["measure"]), _tie_text(plain), "yes" if plain["established"] else "no"]
-        for tie in found["correlations"]
-        for plain in tie["correlations"][tie["measure"]]["correlations"]
+        [tie.what, label(MEASURES, tie.measure), _tie_text(tie), "yes" if tie.established else "no"]
+        for tie in influence.ties
     ]
-    about = f"Influence on the answer's item ({found['kind']}, share of the prompt's, {found['samples']} samples)"
+    about = f"Influence on the answer's item ({influence.kind}, share of the prompt's, {influence.samples} samples)"
+    columns = ["", "scores", "rank correlation [95 %]", "established"]
     return {
         "Influence before and after": [
             Table(f"{about}, by the item's position", header, [*levels, *changes]),
-            Table(
-                "Change of influence beside change of scores",
-                ["", "scores", "rank correlation [95 %]", "established"],
-                ties,
-            ),
+            Table("Change of influence beside change of scores", columns, ties),
         ]
     }
 
 
-def _verdict_table(record: Record) -> Table:
-    """Model x method: what changes, and what follows."""
-    found, model = record.scalars["judgement"], _model_of(record)
-    measure = label(MEASURES, found["measure"])
+def _verdict_table(trial: MitigationTrial) -> Table:
+    """Model x method: the changes, and the verdict that follows."""
+    judgement = trial.judgement
     header = [
         "model",
         "method",
         "verdict",
-        f"mean, change [95 %] of {measure}",
+        f"mean, change [95 %] of {label(MEASURES, judgement.measure)}",
         "worst position, change",
         "best minus worst, change",
         "ordinary text",
+        "seconds per request",
     ]
-    header += ["seconds per request"]
-    levels = [_level(found, name) for name in ("mean", "worst", "spread")]
-    rows = [[model, "unchanged", MISSING, *levels, MISSING, _seconds(record, 0)]]
-    for number, verdict in enumerate(found["verdicts"], start=1):
-        changes = [
-            _changed((verdict["changes"].get(name) or {}).get("value")) for name in ("mean", "worst position", "spread")
-        ]
-        text = verdict["effects"].get("ordinary text")
-        why = record.scalars.get("text_not_judged", {}).get(verdict["name"], MISSING)
-        cost = why if text is None else _changed(text["value"], least=4, unit=" nats")
-        rows.append([model, verdict["name"], _words(verdict), *changes, cost, _seconds(record, number)])
-    return Table(f"{record.resolved['task']}: what each method does", header, rows)
+    # Levels of the unchanged model, on the samples of the first method that has enough.
+    before = next((verdict.before for verdict in judgement.verdicts if verdict.before is not None), None)
+    levels = [MISSING] * 3 if before is None else [str(before.mean), str(before.worst), str(before.spread)]
+    rows = [[trial.model, "unchanged", MISSING, *levels, MISSING, _seconds(trial, 0)]]
+    for number, verdict in enumerate(judgement.verdicts, start=1):
+        changes = [_changed(verdict.changes.get(name)) for name in (MEAN, WORST, SPREAD)]
+        effect, reason = verdict.effects.get(ORDINARY_TEXT), trial.arms[number].text_reason
+        why = TEXT_REASONS.get(reason, reason) or MISSING
+        text = why if effect is None else change_text(effect.value, "+", least=4, unit=" nats")
+        rows.append([trial.model, verdict.name, words(verdict), *changes, text, _seconds(trial, number)])
+    return Table(f"{trial.task}: what each method does", header, rows)
 
 
-def _words(verdict: Stored) -> str:
-    """Of one verdict; older records have a single word for it."""
-    return str(verdict.get("words") or verdict["verdict"])
+def _changed(change: Change | None) -> str:
+    """A change in as many decimals as tell it from none."""
+    return MISSING if change is None else change_text(change.value, "+")
 
 
-def _changed(stored: Stored | None, *, least: int = 3, unit: str = "") -> str:
-    """A recorded change, in as many decimals as tell it from none."""
-    return MISSING if stored is None else change_text(Interval.of_record(stored), "+", least=least, unit=unit)
+def _seconds(trial: MitigationTrial, arm: int) -> str:
+    effort = trial.arms[arm].effort
+    return number_text(effort.seconds / effort.requests if effort.requests else None)
 
 
-def _model_of(record: Record) -> str:
-    model = record.resolved["responder"].get("model")
-    return str((model.get("source") if isinstance(model, Mapping) else model) or "model")
-
-
-def _level(found: Stored, name: str) -> str:
-    """Of the unchanged model, on the samples of the first method that has enough."""
-    levels = next((verdict["before"] for verdict in found["verdicts"] if verdict["before"]), None)
-    return MISSING if levels is None else interval_text(levels[name])
-
-
-def _seconds(record: Record, number: int) -> str:
-    effort = record.scalars["effort"][number]
-    return number_text(effort["seconds"] / effort["requests"] if effort["requests"] else None)
-
-
-def _use(record: Record) -> dict[str, list[Table]]:
-    """How the recommended method is put on a model of transformers, or what it makes of prompts."""
-    name = record.scalars["judgement"]["recommended"]
-    spelled = record.resolved["methods"].get(name, "")
-    kind = spelled.partition("(")[0]
-    if kind not in MITIGATIONS:
+def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
+    """How the recommended method is put on a model of transformers, or how it changes prompts."""
+    arm = trial.recommended
+    kind = "" if arm is None else arm.method.partition("(")[0]
+    if arm is None or kind not in MITIGATIONS:
         return {}
-    if not issubclass(MITIGATIONS[kind], Mitigation):
-        summary = " ".join((getdoc(MITIGATIONS[kind]) or "").partition("\n\n")[0].split())
-        return {"Use it in your prompts": [Table(spelled, ["What is asked"], [[summary]], prose=True)]}
-    by_passages = name in record.resolved.get("needing_passages", ()) or MITIGATIONS[kind].needs_passages is True
-    question = record.resolved.get("question")
-    by_question = by_passages and question is not None and MITIGATIONS[kind].needs_question
+    method = MITIGATIONS[kind]
+    if not issubclass(method, Mitigation):
+        summary = " ".join((getdoc(method) or "").partition("\n\n")[0].split())
+        return {"Use it in your prompts": [Table(arm.method, ["What is asked"], [[summary]], prose=True)]}
+    by_passages = arm.needs_passages or method.needs_passages is True
+    by_question = by_passages and trial.question is not None and method.needs_question
     snippet = PASSAGES_SNIPPET if by_passages and not by_question else SNIPPET
-    told = QUESTION_TOLD.format(question=question) if by_question else ""
-    fitted = name in record.scalars.get("fits", {})
-    given = record.resolved.get("recipes", {}).get(name, name)
-    method = f"{record.resolved['directories'][name]}/recipe.json" if fitted else given
-    lines = [[line] for line in snippet.format(recipe=method, told=told).splitlines()]
-    title = f"{name} on a model of transformers{', from the directory of this run' if fitted else ''}"
+    told = QUESTION_TOLD.format(question=trial.question) if by_question else ""
+    fitted = arm.fitted is not None
+    recipe = f"{arm.directory}/recipe.json" if fitted else arm.recipe or arm.name
+    lines = [[line] for line in snippet.format(recipe=recipe, told=told).splitlines()]
+    title = f"{arm.name} on a model of transformers{', from the directory of this run' if fitted else ''}"
     return {"Use it with transformers": [Table(title, ["Python"], lines)]}
 
 
-def _reason_table(found: Stored) -> Table:
-    cells = [[each["name"], _words(each), " ".join(each["reasons"])] for each in found["verdicts"]]
+def _reason_table(trial: MitigationTrial) -> Table:
+    judgement = trial.judgement
+    cells = [[verdict.name, words(verdict), " ".join(reasons(verdict, judgement))] for verdict in judgement.verdicts]
     return Table("Verdicts", ["method", "verdict", "why"], cells, prose=True)
 
 
-def _change_table(found: Stored) -> Table:
+def _change_table(trial: MitigationTrial) -> Table:
     header = ["method", "endpoint", "change [95 %]", "p", "p of a rise, corrected", "p of a fall, corrected"]
     header += ["smallest detectable rise, 80 % power", "samples"]
     cells = [
         [
-            verdict["name"],
+            verdict.name,
             name,
-            _changed(change["value"]),
-            f"{change['p']:.2g}",
-            *(f"{verdict[family][key]:.2g}" if key in verdict[family] else MISSING for family in ("gains", "harms")),
+            _changed(change),
+            f"{change.p:.2g}",
+            *(f"{family[key]:.2g}" if key in family else MISSING for family in (verdict.gains, verdict.harms)),
             _detectable(key, change),
-            str(verdict["n_samples"]),
+            str(verdict.n_samples),
         ]
-        for verdict in found["verdicts"]
+        for verdict in trial.judgement.verdicts
         for key, name in ENDPOINTS.items()
-        if (change := verdict["changes"].get(key))
+        if (change := verdict.changes.get(key)) is not None
     ]
     return Table("Changes against the unchanged model, paired over samples", header, cells)
 
 
-def _detectable(endpoint: str, change: Stored) -> str:
-    """The smallest rise with that power; none where samples are too few; a dash where nothing changed or was tested."""
-    if change["detectable"] is None and endpoint in JUDGED and any(change["value"].values()):
+def _detectable(endpoint: str, change: Change) -> str:
+    """The smallest rise with that power; none if samples are too few; a dash if nothing changed or was tested."""
+    finite = [number for number in (change.value.value, change.value.low, change.value.high) if np.isfinite(number)]
+    if change.detectable is None and endpoint in JUDGED and any(finite):
         return "none"
-    return number_text(change["detectable"])
+    return number_text(change.detectable)
 
 
-def _effect_table(found: Stored) -> Table:
+def _effect_table(trial: MitigationTrial) -> Table:
     header = ["method", "side effect", "change [95 %]", "unit", "accepted", "units", "p of harm, corrected"]
     cells = [
         [
-            verdict["name"],
+            verdict.name,
             name,
-            _changed(effect["value"], least=4),
-            effect["unit"],
-            f"{effect['tolerance']:g}",
-            str(effect["n_units"]),
-            f"{verdict['harms'][name]:.2g}" if name in verdict["harms"] else MISSING,
+            change_text(effect.value, "+", least=4),
+            measure_words(effect.unit),
+            f"{effect.tolerance:g}",
+            str(effect.n_units),
+            f"{verdict.harms[name]:.2g}" if name in verdict.harms else MISSING,
         ]
-        for verdict in found["verdicts"]
-        for name, effect in verdict["effects"].items()
+        for verdict in trial.judgement.verdicts
+        for name, effect in verdict.effects.items()
     ]
     return Table("Side effects", header, cells)
 
 
-def _level_table(found: Stored) -> Table:
+def _level_table(trial: MitigationTrial) -> Table:
     cells = [
-        [verdict["name"], name, *(interval_text(verdict[when][key]) for when in ("before", "after"))]
-        for verdict in found["verdicts"]
-        if verdict["before"]
+        [verdict.name, name, str(getattr(verdict.before, key)), str(getattr(verdict.after, key))]
+        for verdict in trial.judgement.verdicts
+        if verdict.before is not None
         for key, name in {"mean": "mean", "worst": "worst position", "spread": "spread"}.items()
     ]
     return Table("Levels before and after", ["method", "of", "before", "after"], cells)
 
 
-def _effort_table(record: Record) -> Table:
+def _effort_table(trial: MitigationTrial) -> Table:
     cells = []
-    for name, effort in zip(record.scalars["arms"], record.scalars["effort"], strict=True):
-        requests = effort["requests"] or None
-        each = [
-            MISSING if requests is None or effort[what] is None else f"{effort[what] / requests:.4g}"
-            for what in ("seconds", "tokens")
+    for arm in trial.arms:
+        effort = arm.effort
+        per_request = [
+            MISSING if not effort.requests or total is None else f"{total / effort.requests:.4g}"
+            for total in (effort.seconds, effort.tokens)
         ]
-        peak = effort.get("peak_bytes")
-        cells.append([name, str(effort["requests"]), *each, MISSING if peak is None else show_bytes(peak)])
+        peak = MISSING if effort.peak_bytes is None else show_bytes(effort.peak_bytes)
+        cells.append([arm.name, str(effort.requests), *per_request, peak])
     header = ["method", "requests", "seconds each", "tokens each", "memory beside the weights"]
     title = "What requests took: tokens that the model was run on, a method's own passes among them"
     return Table(title, header, cells)
 
 
-def _ending_table(record: Record) -> dict[str, list[Table]]:
+def _ending_table(trial: MitigationTrial) -> dict[str, list[Table]]:
     """How generated answers ended, and how many hold the right one, or begin with it; older records do not say."""
-    endings = record.scalars.get("endings", [])
     header = ["method", "answers", "hold the right one", "begin with it", "ended by themselves", "ran on, later lines"]
     header += ["cut off in the first line", "of these not right", "ended otherwise"]
-    counts = ("finished", "ran_on", "cut", "open", "others")
     cells = [
         [
-            name,
-            str(each["answers"]),
-            *(number_text(each[share]) for share in ("contains", "starts")),
-            *(str(each[count]) for count in counts),
+            arm.name,
+            str(endings.answers),
+            *(number_text(share) for share in (endings.contains, endings.starts)),
+            *map(str, (endings.finished, endings.ran_on, endings.cut, endings.open, endings.others)),
         ]
-        for name, each in zip(record.scalars["arms"], endings, strict=bool(endings))
-        if each["answers"]
+        for arm in trial.arms
+        if (endings := arm.endings) is not None and endings.answers
     ]
     return {"How answers ended": [Table("Generated answers by method", header, cells)]} if cells else {}
 
 
-def _figures(record: Record) -> list[Figure]:
-    """The measure that decided, before and after; others as they are stored."""
-    found, curves = record.scalars["judgement"], record.scalars["curves"]
-    if found["measure"] not in curves:
+def _figures(trial: MitigationTrial) -> list[Figure]:
+    """The measure that decided, before and after; the recommended method first, then by worst position."""
+    judgement = trial.judgement
+    if judgement.measure not in trial.curves:
         return []
-    ranked = sorted(found["verdicts"], key=lambda each: -_worst(each["means"]))
-    first = [each["name"] for each in ranked if each["name"] == found["recommended"]]
-    drawn = [*first, *(each["name"] for each in ranked if each["name"] not in first)][:MOST_DRAWN]
-    strokes, positions = run_strokes(drawn), found["positions"]
-    lines: list[Curve] = list(interval_curves("unchanged", positions, found["before"], MEASURED))
-    for name in drawn:
-        means = next(each["means"] for each in found["verdicts"] if each["name"] == name)
-        lines += interval_curves(name, positions, means, strokes[name])
-    rest = len(found["verdicts"]) - len(drawn)
+    ranked = sorted(
+        judgement.verdicts, key=lambda verdict: (verdict.name != judgement.recommended, -_worst(verdict.means))
+    )
+    drawn = ranked[:MOST_DRAWN]
+    strokes, positions = run_strokes([verdict.name for verdict in drawn]), list(judgement.positions)
+    lines: list[Curve] = list(interval_curves("unchanged", positions, _stored(judgement.before), MEASURED))
+    for verdict in drawn:
+        lines += interval_curves(verdict.name, positions, _stored(verdict.means), strokes[verdict.name])
+    rest = len(ranked) - len(drawn)
     shown = f" ({rest} methods with lower worst positions are not drawn)" if rest else ""
-    measure = label(MEASURES, found["measure"])
+    measure = label(MEASURES, judgement.measure)
     return [
         Figure(
             "before-and-after",
-            f"{record.resolved['task']}: {measure} by position, without and with each method{shown}",
-            f"position of the answer among {record.resolved['n_items']} (0 is the first)",
+            f"{trial.task}: {measure} by position, without and with each method{shown}",
+            f"position of the answer among {trial.n_items} (0 is the first)",
             measure,
             tuple(lines),
             markers=True,
@@ -363,5 +348,9 @@ def _figures(record: Record) -> list[Figure]:
     ]
 
 
-def _worst(means: Sequence[Stored]) -> float:
-    return min((each["value"] for each in means if each["value"] is not None), default=float("-inf"))
+def _stored(means: Sequence[Interval]) -> list[dict[str, float | None]]:
+    return [mean.as_record() for mean in means]
+
+
+def _worst(means: Sequence[Interval]) -> float:
+    return min((mean.value for mean in means if np.isfinite(mean.value)), default=float("-inf"))

@@ -11,8 +11,9 @@ import pytest
 
 import posbias as pb
 from engine_workloads import Squares
+from planted import trial_record
 from posbias.errors import UsageError
-from posbias.mitigation import MitigateOptions, mitigate
+from posbias.mitigation import MitigateOptions
 from posbias.runs.engines import Local, Ray, ray_cluster
 from posbias.runs.parts import PartStore
 
@@ -43,9 +44,9 @@ def test_two_nodes_try_methods_as_this_process_does(cluster, long_llama):
         length=32,
         short=False,
     )
-    here = mitigate("key_value(pairs=2)", responder, given)
+    here = trial_record("key_value(pairs=2)", responder, given)
     shared = replace(given, engine=Ray(threads=1, address=cluster.address))
-    there = mitigate("key_value(pairs=2)", responder, shared)
+    there = trial_record("key_value(pairs=2)", responder, shared)
     for name, array in here.arrays.items():
         np.testing.assert_allclose(there.arrays[name], array, rtol=1e-5, err_msg=name)
     verdicts = [[entry["verdict"] for entry in each.scalars["judgement"]["verdicts"]] for each in (here, there)]

@@ -1,4 +1,4 @@
-"""Which hidden channel carries position, and by what to multiply it: chosen on ordinary text and calibration samples.
+"""The search for the hidden channel that carries position, and for its factor, on text and calibration samples.
 
 First the means over windows of text, per layer and position, name the channels that are smooth and monotone in
 position; then every one of them, with every factor, is judged by the log-probability of the right answers: on one
@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from posbias.checks import check_number, check_size
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
 from posbias.limits import REPEATS
+from posbias.mitigation.fitting.base import FITS, Calibration, Checkpoint, Fit, FitOptions, Fitted, Windows
 from posbias.mitigation.fitting.calibration import answer_logprob, best_of, check_samples
 from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.methods.positional_channel import PositionalChannel
@@ -26,7 +27,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.tasks.language import Example
 
 LEAST_POSITIONS = 40
-"""Of a window of text: below, smoothness cannot be told."""
+"""Tokens of a window of text below which smoothness cannot be judged."""
 SKIPPED_MONOTONE, SKIPPED_SMOOTH = 0.3, 0.2
 """Shares of a window whose first positions do not count: 300 and 200 of 1000 in the released code."""
 SMOOTHING = (10, 3)
@@ -38,13 +39,13 @@ class ChannelOptions:
     """How a positional channel is searched."""
 
     factors: tuple[float, ...] = (0.5, 0.0, -0.5, -1.0)
-    """What the channel may be multiplied by."""
+    """Factors that are tried."""
     channels: int = 10
-    """Of the monotone ones, so many of the smoothest are tried, >= 1."""
+    """Number of monotone channels that are tried, the smoothest first, >= 1."""
     finalists: int = 4
     """Candidates that are judged on all calibration prompts, >= 1."""
     first_layer: int | None = None
-    """As of `PositionalChannel`."""
+    """Layers and queries that are changed, as in `PositionalChannel`."""
     last_layer: int | None = None
     from_question: bool = False
 
@@ -60,20 +61,20 @@ class ChannelOptions:
 def fit_channel(
     model: Any,
     calibration: Sequence[Example],
-    text: Sequence[Int64[np.ndarray, "token"]],
+    text: Windows,
     *,
     options: ChannelOptions | None = None,
 ) -> tuple[Mitigation, dict[str, Any]]:
-    """The channel and the factor under which right answers are most probable, and how that was found.
+    """The channel and the factor under which right answers are most probable, and how they were found.
 
     Args:
         model: What `load_model` returns, of a family that `PositionalChannel` allows.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, all of one length, at least 40 tokens; published: 1000.
-        options: How.
+        options: Settings of the search.
 
     Returns:
-        The best candidate, even where the unchanged model does better, and plain values for a recipe or record: the
+        The best candidate, even if the unchanged model does better, and plain values for a recipe or record: the
         log-probability per token of the answers, in nats, mean over examples, for every candidate on one prompt of each
         sample, and for the best few and unchanged on all.
 
@@ -85,20 +86,24 @@ def fit_channel(
     options, network = options or ChannelOptions(), check_model(model)
     n_samples = check_samples(calibration)
     means = mean_states(network, text)
-    found = positional_channels(means, options.channels)
-    if not found:
+    channels = positional_channels(means, options.channels)
+    if not channels:
         raise UsageError(f"fit_channel: no channel is monotone in position in more than {len(means) // 4} layers")
     candidates = [
         PositionalChannel(channel, factor, options.first_layer, options.last_layer, options.from_question)
-        for channel in found
+        for channel in channels
         for factor in options.factors
     ]
-    _, first = best_of(candidates, network, _one_of_each(calibration))
+    samples: dict[str, list[Example]] = {}
+    for example in calibration:
+        samples.setdefault(example.sample, []).append(example)
+    one_of_each = [examples[number % len(examples)] for number, examples in enumerate(samples.values())]
+    _, first = best_of(candidates, network, one_of_each)
     ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
     best, scores = best_of(ranked[: options.finalists], network, calibration)
     how = {
         **asdict(options),
-        "found": found,
+        "found": channels,
         "unchanged": answer_logprob(network, None, calibration),
         "one_prompt_each": first,
         "candidates": scores,
@@ -110,19 +115,31 @@ def fit_channel(
     return best, how
 
 
-def _one_of_each(calibration: Sequence[Example]) -> list[Example]:
-    """One prompt of each sample, its positions in turn."""
-    samples: dict[str, list[Example]] = {}
-    for example in calibration:
-        samples.setdefault(example.sample, []).append(example)
-    return [own[number % len(own)] for number, own in enumerate(samples.values())]
+@FITS.register(PositionalChannel.name)
+class ChannelFit(Fit):
+    """The search for a positional channel, as part of `fit`."""
+
+    method = PositionalChannel
+
+    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
+        """Search with the default factors."""
+        search = ChannelOptions(from_question=options.from_question)
+        return Fitted(*fit_channel(calibration.model, calibration.examples, calibration.text, options=search))
+
+    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
+        """One prompt of each sample under every candidate, all prompts under the finalists and unchanged."""
+        search, prompts = ChannelOptions(), samples * positions
+        first = search.channels * len(search.factors) * samples
+        return first + (search.finalists + 1 + len(options.strengths)) * prompts
+
+    def reads_text(self, options: FitOptions) -> bool:
+        """Channels are found on text."""
+        return True
 
 
 @torch.no_grad()
-def mean_states(
-    model: HuggingFaceModel, text: Sequence[Int64[np.ndarray, "token"]]
-) -> Float64[np.ndarray, "layer position channel"]:
-    """The stream behind every block, by position, mean over windows."""
+def mean_states(model: HuggingFaceModel, text: Windows) -> Float64[np.ndarray, "layer position channel"]:
+    """The residual stream behind every block, by position, mean over windows."""
     lengths = sorted({len(window) for window in text})
     if len(lengths) != 1 or lengths[0] < LEAST_POSITIONS:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What a method changes at four endpoints, from paired scores: mean, worst position, spread, formerly best position.
+"""The changes that a method makes at four endpoints: mean, worst position, spread, formerly best position.
 
 The worst position is chosen by the same scores that judge it, and a method may move it. Its change
 
@@ -16,9 +16,11 @@ estimates of other scores than right or wrong are cautious about skewness, and n
 
 import math
 from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float64
+from pydantic import BeforeValidator
 
 from posbias.evaluation.curve import (
     AGREEMENT,
@@ -41,6 +43,13 @@ SAMPLES_FOR_MEANS = 16
 SCIENTIFIC = 12
 """Decimals from which a number is written as a power of ten."""
 
+
+def _read_interval(stored: Any) -> Interval:
+    return stored if isinstance(stored, Interval) else Interval.of_record(stored)
+
+
+StoredInterval = Annotated[Interval, BeforeValidator(_read_interval)]
+"""An interval that pydantic reads from the plain numbers of a record."""
 Table = Float64[np.ndarray, "rows columns"]
 Gaps = Float64[np.ndarray, "n_samples pairs"]
 PerPair = Float64[np.ndarray, "pairs"]
@@ -49,20 +58,20 @@ PerSample = Float64[np.ndarray, "n_samples"]
 
 @dataclass(frozen=True)
 class Change:
-    """What a method changes, paired over samples."""
+    """The change that a method makes, paired over samples."""
 
-    value: Interval
-    """After minus before; the interval leaves out 0 exactly where `p` is below 5 %."""
+    value: StoredInterval
+    """After minus before; the interval leaves out 0 exactly if `p` is below 5 %."""
     p: float
-    """Two-sided, of no change, with the choice of positions paid for, not yet the number of methods."""
+    """p-value, two-sided, of no change, with the choice of positions paid for, not yet the number of methods."""
     detectable: float | None = None
     """Smallest true rise that is found with at least 80 % power after all corrections, were this the only one
-    (`power.py`); infinite where none is; None where no sample changed, or it is not tested."""
+    (`power.py`); infinite if none is; None if no sample changed, or it is not tested."""
     needed: tuple[float, int] | None = None
-    """A rise, and about how many samples find it with that power; None as for `detectable`."""
+    """A rise, and the approximate number of samples that find it with that power; None as for `detectable`."""
 
     def towards(self, sign: int) -> float:
-        """The p-value where the change goes in this direction, else 1."""
+        """The p-value if the change goes in this direction, else 1."""
         return self.p if sign * self.value.value > 0 else 1.0
 
 
@@ -93,7 +102,7 @@ def _limit(scores: Float64[np.ndarray, "..."]) -> float:
 
 
 def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
-    """All endpoints, of the same complete samples without the method and with it."""
+    """The changes at all endpoints, on the same complete samples without the method and with it."""
     both, n_positions = np.hstack([before, after]), before.shape[1]
     joint = ALPHA / n_positions
     if is_binary(both):

@@ -29,7 +29,7 @@ from posbias.statistics import POWER, UNITS_FOR_SKEWNESS, Estimate, detectable
 PRECISION = 0.01
 """Part of a rise to which it is searched, upwards; the scatter over runs is larger."""
 DOUBLINGS = 60
-"""Of the first guess, where scores have no upper limit."""
+"""Doublings of the first guess, if scores have no upper limit."""
 VALUES_AT_ONCE = 1_000_000
 """Scores of all draws that are judged at a time: what that takes beside the draws themselves is bounded."""
 TABLED = 500
@@ -47,17 +47,17 @@ Pairs = Float64[np.ndarray, "draws n_positions n_positions"]
 
 
 @dataclass(frozen=True)
-class Sought:
-    """What counts as found, and how it is looked for."""
+class DetectableRise:
+    """The rises that count as detected, and how the smallest one is searched."""
 
     tests: int
-    """In the family of rises, over all methods and endpoints, >= 1; corrected by Holm."""
+    """Number of tests in the family of rises, over all methods and endpoints, >= 1; corrected by Holm."""
     smallest: float
     """Change that matters, in units of the scores, >= 0."""
     limits: tuple[float, float]
-    """Between which scores lie; infinite where there is no limit."""
+    """Least and largest possible score; infinite if there is no limit."""
     draws: int
-    """Of all samples, >= 1: with 300 a rise is known to 2 or 3 %."""
+    """Draws of all samples, >= 1: with 300 a rise is known to 2 or 3 %."""
     seed: int
 
     @property
@@ -66,33 +66,33 @@ class Sought:
         return POWER + 2 * float(np.sqrt(POWER * (1 - POWER) / self.draws))
 
 
-def detectable_rises(before: Scores, after: Scores, sought: Sought) -> dict[str, float]:
+def detectable_rises(before: Scores, after: Scores, rule: DetectableRise) -> dict[str, float]:
     """The smallest rise of the mean and of the worst position that would have been found with 80 % power.
 
     Args:
         before: score[sample, position] of the unchanged model, no NaN, at least 2 samples.
         after: The same with the method; the change that was seen does not count, only the scatter.
-        sought: What counts as found.
+        rule: What counts as found.
 
     Returns:
-        By endpoint, > 0; infinite where not even the best scores would have been found.
+        By endpoint, > 0; infinite if not even the best scores would have been found.
     """
-    CELLS.check("samples x positions x draws of the smallest detectable rise", before.size * sought.draws)
-    generator = np.random.default_rng(sought.seed)
-    rows = generator.integers(len(before), size=(len(before), sought.draws))
+    CELLS.check("samples x positions x draws of the smallest detectable rise", before.size * rule.draws)
+    generator = np.random.default_rng(rule.seed)
+    rows = generator.integers(len(before), size=(len(before), rule.draws))
     binary = is_binary(before) and is_binary(after)
     luck = generator.random((*rows.shape, before.shape[1])) if binary else None
-    old, most = before.mean(axis=0), sought.limits[1]
-    seen = after.mean(axis=0)
-    parts = np.array_split(np.arange(sought.draws), -(-rows.size * before.shape[1] // VALUES_AT_ONCE))
-    drawn = [
-        _Draws(before[rows[:, part]], after[rows[:, part]], None if luck is None else luck[:, part], old, seen, sought)
+    old, most = before.mean(axis=0), rule.limits[1]
+    new = after.mean(axis=0)
+    parts = np.array_split(np.arange(rule.draws), -(-rows.size * before.shape[1] // VALUES_AT_ONCE))
+    draws = [
+        _Draws(before[rows[:, part]], after[rows[:, part]], None if luck is None else luck[:, part], old, new, rule)
         for part in parts
         if len(part)
     ]
 
     def power(target: Curve, endpoint: str) -> float:
-        return float(np.concatenate([part.found(target, endpoint) for part in drawn]).mean())
+        return float(np.concatenate([part.detected(target, endpoint) for part in draws]).mean())
 
     missing = most - old if np.isfinite(most) else np.ones_like(old)
 
@@ -103,13 +103,13 @@ def detectable_rises(before: Scores, after: Scores, sought: Sought) -> dict[str,
         return power(np.full_like(old, old.min() + rise), WORST)
 
     differ = np.abs(after - before)
-    guess = float(differ.mean() + differ.std()) + sought.smallest
+    guess = float(differ.mean() + differ.std()) + rule.smallest
     ranges = {MEAN: (mean, float(most - old.mean())), WORST: (worst, float(most - old.min()))}
-    return {name: _smallest(asked, room, sought.needed, guess) for name, (asked, room) in ranges.items()}
+    return {name: _smallest(power_of, room, rule.needed, guess) for name, (power_of, room) in ranges.items()}
 
 
 def _smallest(power: Callable[[float], float], room: float, needed: float, guess: float) -> float:
-    """The smallest rise with the power; infinite where none in the room has it."""
+    """The smallest rise with the power; infinite if none in the room has it."""
     if not room > 0:
         return np.inf
     low, high = 0.0, guess if np.isinf(room) else room
@@ -125,7 +125,7 @@ def _smallest(power: Callable[[float], float], room: float, needed: float, guess
     return high
 
 
-def samples_for(before: Scores, after: Scores, rise: float, sought: Sought) -> tuple[float, int] | None:
+def samples_for(before: Scores, after: Scores, rise: float, rule: DetectableRise) -> tuple[float, int] | None:
     """A rise of the mean, and about how many samples find it with 80 % power, by the t-test.
 
     The rise is planted as for `detectable_rises`, so that answers turn as often as it takes.
@@ -133,24 +133,24 @@ def samples_for(before: Scores, after: Scores, rise: float, sought: Sought) -> t
     Args:
         before, after: score[sample, position] without and with the method, no NaN, at least 2 samples.
         rise: > 0, in units of the scores; where the scores have less room to their limit, that room.
-        sought: What counts as found.
+        rule: What counts as found.
 
     Returns:
         The rise, and samples, as many at least as a verdict takes; None where there is no room.
     """
-    old, most = before.mean(axis=0), sought.limits[1]
+    old, most = before.mean(axis=0), rule.limits[1]
     missing = most - old if np.isfinite(most) else np.ones_like(old)
     rise = min(rise, float(most - old.mean()))
     if not rise > 0:
         return None
-    generator = np.random.default_rng(sought.seed)
-    draws = min(sought.draws, max(1, VALUES_AT_ONCE // before.size))
+    generator = np.random.default_rng(rule.seed)
+    draws = min(rule.draws, max(1, VALUES_AT_ONCE // before.size))
     rows = generator.integers(len(before), size=(len(before), draws))
     binary = is_binary(before) and is_binary(after)
     luck = generator.random((*rows.shape, before.shape[1])) if binary else None
-    drawn = _Draws(before[rows], after[rows], luck, old, after.mean(axis=0), sought)
-    values = (drawn.moved(old + rise * missing / missing.mean()) - drawn.before).mean(axis=2)
-    spread, alpha = float(values.std()), ALPHA / sought.tests
+    parts = _Draws(before[rows], after[rows], luck, old, after.mean(axis=0), rule)
+    values = (parts.moved(old + rise * missing / missing.mean()) - parts.before).mean(axis=2)
+    spread, alpha = float(values.std()), ALPHA / rule.tests
     high = samples_needed(np.hstack([before, after]))
     low = high - 1
     while detectable(spread, high, alpha=alpha) > rise:
@@ -170,34 +170,34 @@ class _Draws:
     luck: Drawn | None
     """Decides which answers turn; None where scores are not 0 and 1."""
     old: Curve
-    """Of the unchanged model, of the samples themselves."""
-    seen: Curve
-    """With the method."""
-    sought: Sought
+    """Curve of the unchanged model on the samples themselves."""
+    after_curve: Curve
+    """Curve with the method."""
+    rule: DetectableRise
 
-    def found(self, target: Curve, endpoint: str) -> Bool[np.ndarray, "draws"]:
-        """In which draws the endpoint's rise is found where the target is the method's curve."""
-        after, binary, tests = self.moved(target), self.luck is not None, self.sought.tests
+    def detected(self, target: Curve, endpoint: str) -> Bool[np.ndarray, "draws"]:
+        """True for each draw in which the endpoint's rise is found, if the target is the method's curve."""
+        after, binary, tests = self.moved(target), self.luck is not None, self.rule.tests
         aim = target[:, None] - self.old
         rise, p = _RISES[endpoint](after, self.before, aim, binary)
-        found = np.asarray(p * tests < ALPHA)
-        second = ~found & (p * max(1, tests - 1) < ALPHA)
+        detected = np.asarray(p * tests < ALPHA)
+        second = ~detected & (p * max(1, tests - 1) < ALPHA)
         if second.any():  # Holm's second step: established where the other endpoint is
             other = _RISES[WORST if endpoint == MEAN else MEAN]
-            found[second] = other(after[:, second], self.before[:, second], aim, binary)[1] * tests < ALPHA
-        return np.asarray(found & (rise >= self.sought.smallest))
+            detected[second] = other(after[:, second], self.before[:, second], aim, binary)[1] * tests < ALPHA
+        return np.asarray(detected & (rise >= self.rule.smallest))
 
     def moved(self, target: Curve) -> Drawn:
         """Scores with the method, moved until their means over the samples are the target."""
-        least, most = self.sought.limits
-        limit = np.where(target >= self.seen, most, least)
-        distance = limit - self.seen
+        least, most = self.rule.limits
+        limit = np.where(target >= self.after_curve, most, least)
+        distance = limit - self.after_curve
         bounded = np.isfinite(limit) & (distance != 0)
-        share = np.divide(target - self.seen, distance, out=np.zeros_like(target), where=bounded)
+        share = np.divide(target - self.after_curve, distance, out=np.zeros_like(target), where=bounded)
         if self.luck is not None:
             return np.where(self.luck < share, limit, self.after)
         towards = share * (np.where(bounded, limit, 0.0) - self.after)
-        return np.asarray(self.after + np.where(bounded, towards, target - self.seen))
+        return np.asarray(self.after + np.where(bounded, towards, target - self.after_curve))
 
 
 def _rise_of_mean(after: Drawn, before: Drawn, aim: Square, binary: bool) -> tuple[PerDraw, PerDraw]:

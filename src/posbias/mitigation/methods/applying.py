@@ -23,6 +23,7 @@ from posbias.mitigation.methods.base import (
     Places,
     PromptMitigation,
     Spans,
+    Wrapped,
     inside_methods,
 )
 from posbias.mitigation.methods.question import Question
@@ -125,14 +126,17 @@ def resolve_method(method: Method | str, model: HuggingFaceModel | None, *, stre
     if isinstance(method, str) and method.endswith(RECIPE_SUFFIX):
         method = read_recipe(method, model)
     resolved = MITIGATIONS.parse(method) if isinstance(method, str) else method
-    if not isinstance(resolved, Mitigation | PromptMitigation):
+    if not isinstance(resolved, Method):
         raise UsageError(f"{resolved!r} is not a mitigation; known: {', '.join(MITIGATIONS)}")
     return resolved if strength is None else replace(resolved, strength=strength)
 
 
 def answering_under(method: Method, responder: Responder) -> Responder:
     """A responder that answers under a method; those inside a model need a local one."""
-    return method.around(responder) if isinstance(method, PromptMitigation) else _Mitigated(method, responder)
+    if isinstance(method, PromptMitigation):
+        return method.around(responder)
+    assert isinstance(method, Mitigation)  # the only other sort
+    return _Mitigated(method, responder)
 
 
 def _question(method: Mitigation, text: str, passages: Spans | Sequence[str], tokenizer: Any) -> Question:
@@ -202,15 +206,17 @@ def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     return check_model(model)
 
 
-class _Mitigated(Responder):
+class _Mitigated(Wrapped):
     """A local model that answers under a method; it keeps keys and values of its own."""
+
+    inner: LocalResponder
 
     def __init__(self, method: Mitigation, inner: Responder) -> None:
         if not isinstance(inner, LocalResponder):
             raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
         options = replace(inner.options, reuse=inner.options.reuse and method.shares_cache)
-        self.method, self.inner = method, LocalResponder(inner.model, options)
-        self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
+        super().__init__(method, LocalResponder(inner.model, options))
+        self.method = method
         self._before, self._began = np.zeros(0, dtype=np.int64), 0  # what the inner one's cache holds, of any call
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
@@ -234,15 +240,3 @@ class _Mitigated(Responder):
             with mitigated(model, method, passages=passages):
                 (replies[index],) = self.inner.respond([requests[index]], generate=generate, score=score)
         return [replies[index] for index in range(len(requests))]
-
-    def describe(self) -> dict[str, Any]:
-        """The model's own, with the method."""
-        return {**self.inner.describe(), "method": str(self.method)}
-
-    def learnt(self) -> dict[str, Any]:
-        """As the model's own."""
-        return self.inner.learnt()
-
-    def counts(self) -> dict[str, float]:
-        """As the model's own."""
-        return self.inner.counts()

@@ -1,17 +1,18 @@
-"""What a mitigation is: a change of a finished model, or of the requests put to it, made against its position bias.
+"""A mitigation: a change of a finished model, or of the requests put to it, made against its position bias.
 
 No weight is touched. Every method has a strength from 0 (the model as it is) to 1 (the method as described).
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.evaluation.responders import Responder
+from posbias.evaluation.responders import Reply, Request, Responder
 from posbias.interventions.base import Intervention
 from posbias.mitigation.methods.question import Question
 from posbias.models.hugging_face import HuggingFaceModel
@@ -19,36 +20,75 @@ from posbias.registry import Registry
 
 MITIGATIONS: Registry["Method"] = Registry("mitigation")
 
+REQUESTS, FROM_QUESTION, NO_PASSAGES = "requests", "from question", "no passages"
+"""Reasons why ordinary text says nothing about a method: it changes requests alone; it acts only after a question
+begins; it needs passages, and text has none."""
+
 Spans = Sequence[tuple[int, int]]
 """First token and one past the last of every passage of a prompt, in order."""
 Places = Spans | Question
-"""The same, or where the question begins."""
+"""Passages, or the place where the question begins."""
 
 
 @dataclass(frozen=True)
-class Mitigation(Intervention):
-    """A change inside a model, without training."""
+class Method(ABC):
+    """Anything that a trial can judge: it makes a responder answer otherwise, by its strength."""
 
-    ingredient: ClassVar[str] = "attention"
+    name: ClassVar[str]
+    needs_model: ClassVar[bool] = True
+    """Whether the model itself must be at hand, not only a server in front of it."""
     needs_passages: ClassVar[bool] = False
-    """Whether it has to know where the passages of a prompt begin and end; one list serves all prompts of a batch."""
+    """Whether prompts must say where their passages begin and end."""
     needs_question: ClassVar[bool] = False
-    """Whether all that it has to know of them is where the question begins; then it takes a `Question`, too."""
+    """Whether the place where the question begins is enough; the method then takes a `Question`, too."""
+    reads_whole_text: ClassVar[bool] = False
+    """Whether a text without passages is given to the method as a single passage."""
     grid: ClassVar[Mapping[str, Sequence[float]]] = {}
     """Candidates for its parameters, from which `fit` chooses on calibration samples."""
-
-    shares_cache: ClassVar[bool] = True
-    """Whether the keys and values of a prompt's beginning serve every prompt that begins so, one row for each; where it
-    has to know the passages, up to the end of the last one."""
-
-    looks_ahead: ClassVar[bool] = False
-    """Whether passages see what stands behind them, so that they are read in one call."""
 
     strength: float = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
 
     def __post_init__(self) -> None:
         check_strength(self.name, self.strength)
+
+    @property
+    def copies(self) -> int:
+        """The number of times that a prompt stands in the request asked in its place."""
+        return 1
+
+    @property
+    def followed_run(self) -> str:
+        """The directory of a finished run that decides what the method does; empty if there is none."""
+        return ""
+
+    @property
+    @abstractmethod
+    def text_reason(self) -> str:
+        """One of REQUESTS, FROM_QUESTION and NO_PASSAGES; empty if ordinary text can show harm."""
+
+    def passes(self, n_passages: int) -> int:
+        """The approximate number of forward passes for a prompt with so many passages."""
+        return 1
+
+    def asked(self, request: Request, responder: Responder) -> list[Request]:
+        """The requests that are put to the model in place of one."""
+        return [request]
+
+    def __str__(self) -> str:
+        return MITIGATIONS.spell(self)
+
+
+@dataclass(frozen=True)
+class Mitigation(Method, Intervention):
+    """A change inside a model, without training; one list of passages serves all prompts of a batch."""
+
+    ingredient: ClassVar[str] = "attention"
+    shares_cache: ClassVar[bool] = True
+    """Whether the keys and values of a prompt's beginning serve every prompt that begins alike, one row for each; if
+    the method has to know the passages, up to the end of the last one."""
+    looks_ahead: ClassVar[bool] = False
+    """Whether passages see tokens behind them, so that they are read in one call."""
 
     @abstractmethod
     def apply(self, model: HuggingFaceModel, passages: Spans) -> AbstractContextManager[None]:
@@ -58,21 +98,24 @@ class Mitigation(Intervention):
             UsageError: on entry, the model or the passages do not allow it; the message says why.
         """
 
-    def passes(self, n_passages: int) -> int:
-        """How often a prompt of so many passages is run, about."""
-        return 1
+    @property
+    def text_reason(self) -> str:
+        """Methods that act from the question on leave text alone; others that need passages cannot read it."""
+        if not self.needs_passages or self.reads_whole_text:
+            return ""
+        return FROM_QUESTION if self.needs_question else NO_PASSAGES
 
     def on_prompt(self, passages: Spans, length: int) -> tuple["Mitigation", Spans]:
-        """What answers one prompt of so many tokens, and the passages that it is to know."""
+        """The method that answers one prompt of so many tokens, and the passages that it is to know."""
         return self, passages
 
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
-        """As `apply`, for methods that need no passages."""
+        """Open the method on a model, without passages."""
         return self.on(model, ())
 
     @contextmanager
     def on(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
-        """As `apply` at any strength: at 0 nothing is changed."""
+        """Open the method at any strength; at 0 nothing is changed."""
         if self.needs_passages and not passages:
             raise UsageError(f"{self.name} needs the passages of the prompt: passages=[(first token, one past last)]")
         if self.strength == 0:
@@ -83,53 +126,103 @@ class Mitigation(Intervention):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
-        """Marked as a misfit, unless a method says how theories should read it."""
+        """The model marked as a misfit, unless a method says how theories should read it."""
         if self.strength == 0:
             return model
         return model.described_by(model.family, misfit=f"no theory describes {self.name}")
 
-    def __str__(self) -> str:
-        return MITIGATIONS.spell(self)
-
 
 @dataclass(frozen=True)
-class PromptMitigation(ABC):
-    """A change of the requests that are put to a model, or of how often it is asked; servers take it, too."""
+class PromptMitigation(Method):
+    """A change of the requests that are put to a model, or of their number; most servers take it, too.
 
-    name: ClassVar[str]
-    needs_attention: ClassVar[bool] = False
-    """Whether it reads the model's attention, which a server does not show."""
+    The strength is the share of requests that are changed. A request is changed if a hash of its group falls below the
+    strength: the same groups at every position, and those of a smaller strength among those of a larger one.
+    """
 
-    strength: float = field(default=1.0, kw_only=True)
-    """Share of the requests that it is applied to, chosen by their group: 0 none ... 1 all."""
-
-    def __post_init__(self) -> None:
-        check_strength(self.name, self.strength)
+    needs_model: ClassVar[bool] = False
+    needs_passages: ClassVar[bool] = True
+    rearranges: ClassVar[bool] = True
+    """Whether passages change places, so that the right answer must not depend on their order."""
 
     @property
-    def copies(self) -> int:
-        """How often a prompt stands in what is asked in its place."""
-        return 1
+    def text_reason(self) -> str:
+        """Ordinary text is no request."""
+        return REQUESTS
 
-    def passes(self, n_passages: int) -> int:
-        """How often a prompt of so many passages is run, about."""
-        return 1
+    def rewritten(self, request: Request, responder: Responder) -> list[Request]:
+        """The requests, at least one, that are asked in place of a request that is changed."""
+        return [request]
 
-    @abstractmethod
+    def combined(self, replies: Sequence[Reply]) -> Reply:
+        """The reply that stands for those to the rewritten requests."""
+        return replies[0]
+
+    def check(self, responder: Responder) -> None:
+        """Refuse a responder that the method cannot work with."""
+
     def around(self, responder: Responder) -> Responder:
-        """A responder that asks the given one with changed requests."""
+        """A responder that asks the given one with changed requests; at strength 0 the same requests.
 
-    def __str__(self) -> str:
-        return MITIGATIONS.spell(self)
+        Raises:
+            UsageError: a responder that does not show what the method reads; later, a request without passages or
+                whose passages must not change places.
+        """
+        self.check(responder)
+        return _Rewritten(self, responder)
+
+    def asked(self, request: Request, responder: Responder) -> list[Request]:
+        """The request itself, or its rewritten ones if it is among the share that is changed."""
+        digest = hashlib.sha256((request.group or request.text).encode()).digest()
+        if int.from_bytes(digest[:8], "big") / 2**64 >= self.strength:
+            return [request]
+        if self.needs_passages and not request.passages:
+            raise UsageError(f"{self.name} needs prompts that list passages; this one lists none")
+        if self.needs_passages and self.rearranges and request.fixed_order:
+            raise UsageError(f"{self.name} rearranges passages, but here the right answer depends on their order")
+        return self.rewritten(request, responder)
 
 
-Method = Mitigation | PromptMitigation
+class Wrapped(Responder):
+    """A responder under a method, described and counted as the inner one."""
+
+    def __init__(self, method: Method, inner: Responder) -> None:
+        self.inner, self.spelling = inner, str(method)
+        self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
+
+    def describe(self) -> dict[str, Any]:
+        """The description of the inner responder, with the method."""
+        return {**self.inner.describe(), "method": self.spelling}
+
+    def learnt(self) -> dict[str, Any]:
+        """Facts that the inner responder has learnt."""
+        return self.inner.learnt()
+
+    def counts(self) -> dict[str, float]:
+        """Counts of the inner responder."""
+        return self.inner.counts()
+
+
+class _Rewritten(Wrapped):
+    """A responder that is asked with changed requests."""
+
+    def __init__(self, method: PromptMitigation, inner: Responder) -> None:
+        super().__init__(method, inner)
+        self.method = method
+
+    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
+        """One reply to each request, combined from the replies to its variants."""
+        variants = [self.method.asked(request, self.inner) for request in requests]
+        flat = [request for several in variants for request in several]
+        replies = iter(self.inner.respond(flat, generate=generate, score=score))
+        grouped = [[next(replies) for _ in several] for several in variants]
+        return [group[0] if len(group) == 1 else self.method.combined(group) for group in grouped]
 
 
 def check_strength(name: str, strength: object) -> None:
-    """Refuse what is no share."""
-    known = isinstance(strength, int | float) and not isinstance(strength, bool)
-    if not known or not 0 <= strength <= 1:  # type: ignore[operator]
+    """Refuse a strength that is no share."""
+    is_number = isinstance(strength, int | float) and not isinstance(strength, bool)
+    if not is_number or not 0 <= strength <= 1:  # type: ignore[operator]
         raise UsageError(f"{name}: strength must lie in [0, 1], got {strength!r}")
 
 

@@ -6,21 +6,16 @@ them, again and again (arXiv 2310.01427). `repeat_prompt`: the prompt twice, so 
 other (arXiv 2512.14982). `question_first`: the question before the passages, too (arXiv 2307.03172).
 `self_consistency`: several shuffles of the passages, and the answer that most of them give (permutation
 self-consistency, arXiv 2310.07712, for answers in place of rankings).
-
-A request is changed where a hash of its group falls below the strength: the same groups at every position, and those of
-a smaller strength among those of a larger one.
 """
 
-import hashlib
 import math
 import random
 import re
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -54,86 +49,9 @@ CLOSING = " \n\t]})>"
 """What may close a list of passages before the question begins."""
 
 
-@dataclass(frozen=True)
-class Rewriting(PromptMitigation):
-    """A method that puts other requests in place of one."""
-
-    needs_passages: ClassVar[bool] = True
-    """Whether a prompt must list passages."""
-    rearranges: ClassVar[bool] = True
-    """Whether these change places, which the right answer must not depend on."""
-
-    @abstractmethod
-    def rewritten(self, request: Request, responder: Responder) -> list[Request]:
-        """What is asked in place of a request, at least one."""
-
-    def combined(self, replies: Sequence[Reply]) -> Reply:
-        """The reply that stands for those to the rewritten requests."""
-        return replies[0]
-
-    def check(self, responder: Responder) -> None:
-        """Refuse a responder that the method cannot work with."""
-
-    def around(self, responder: Responder) -> Responder:
-        """A responder that asks the given one with changed requests; at strength 0 the same requests.
-
-        Raises:
-            UsageError: a responder that does not show what the method reads; later, a request without passages or
-                whose passages must not change places.
-        """
-        self.check(responder)
-        return _Rewritten(self, responder)
-
-    def applies(self, request: Request) -> bool:
-        """Whether this request is among the share that is changed."""
-        digest = hashlib.sha256((request.group or request.text).encode()).digest()
-        return int.from_bytes(digest[:8], "big") / 2**64 < self.strength
-
-    def asked(self, request: Request, responder: Responder) -> list[Request]:
-        """The requests that are put to the model for one."""
-        if not self.applies(request):
-            return [request]
-        if self.needs_passages and not request.passages:
-            raise UsageError(f"{self.name} needs prompts that list passages; this one lists none")
-        if self.needs_passages and self.rearranges and request.fixed_order:
-            raise UsageError(f"{self.name} rearranges passages, but here the right answer depends on their order")
-        return self.rewritten(request, responder)
-
-
-class _Rewritten(Responder):
-    """A responder under a method."""
-
-    def __init__(self, method: Rewriting, inner: Responder) -> None:
-        self.method, self.inner = method, inner
-        self.tokenizer, self.max_positions = inner.tokenizer, inner.max_positions
-
-    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """As `Responder.respond`."""
-        asked = [self.method.asked(request, self.inner) for request in requests]
-        flat = [request for variants in asked for request in variants]
-        replies = iter(self.inner.respond(flat, generate=generate, score=score))
-        found = []
-        for variants in asked:
-            own = [next(replies) for _ in variants]
-            found.append(own[0] if len(own) == 1 else self.method.combined(own))
-        return found
-
-    def describe(self) -> dict[str, Any]:
-        """The inner one's, with the method."""
-        return {**self.inner.describe(), "method": str(self.method)}
-
-    def learnt(self) -> dict[str, Any]:
-        """As the inner one's."""
-        return self.inner.learnt()
-
-    def counts(self) -> dict[str, float]:
-        """As the inner one's."""
-        return self.inner.counts()
-
-
 @MITIGATIONS.register("ordered")
 @dataclass(frozen=True)
-class Ordered(Rewriting):
+class Ordered(PromptMitigation):
     """The most relevant passages go where a measured curve is highest.
 
     The order is `place`'s: where the samples do not show that positions differ, best first.
@@ -172,8 +90,13 @@ class Ordered(Rewriting):
         counts = range(1, len(self.order) + 1)
         return {count: tuple(passage for passage in self.order if passage < count) for count in counts}
 
+    @property
+    def followed_run(self) -> str:
+        """The directory of the evaluation whose curve it follows."""
+        return self.run
+
     def check(self, responder: Responder) -> None:
-        """The run is read before the first request."""
+        """Read the run before the first request."""
         _ = self.run and self.use
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
@@ -191,7 +114,7 @@ class Ordered(Rewriting):
 
 @MITIGATIONS.register("attention_sorting")
 @dataclass(frozen=True)
-class AttentionSorting(Rewriting):
+class AttentionSorting(PromptMitigation):
     """Passages ascending by the attention of the prompt's last token, so that the most attended stands last; repeated.
 
     Attention is the mean over layers, heads and the tokens of a passage. Local models of a described family only; each
@@ -204,7 +127,7 @@ class AttentionSorting(Rewriting):
     rounds: int = 1
     """How often passages are sorted, each time by the attention in the order before, >= 1."""
 
-    needs_attention: ClassVar[bool] = True
+    needs_model: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -270,7 +193,7 @@ def before_cue(text: str) -> str:
 
 @MITIGATIONS.register("repeat_prompt")
 @dataclass(frozen=True)
-class RepeatPrompt(Rewriting):
+class RepeatPrompt(PromptMitigation):
     """The prompt twice, so that the second time every passage is read after all others; twice the tokens.
 
     Of a conversation the last message is repeated. Its passages are those of the last copy. The source repeats whole
@@ -304,7 +227,7 @@ class RepeatPrompt(Rewriting):
 
 @MITIGATIONS.register("question_first")
 @dataclass(frozen=True)
-class QuestionFirst(Rewriting):
+class QuestionFirst(PromptMitigation):
     """The question at the beginning of the prompt, too, so that passages are read with it in mind.
 
     The question is what stands behind the last passage, less closing brackets and the cue of the answer (`before_cue`).
@@ -332,7 +255,7 @@ class QuestionFirst(Rewriting):
 
 @MITIGATIONS.register("self_consistency")
 @dataclass(frozen=True)
-class SelfConsistency(Rewriting):
+class SelfConsistency(PromptMitigation):
     """Several shuffles of the passages, and the answer that most of them give; as many prompts as draws.
 
     Shuffles depend on the passages and the seed, not on the order given, so that the answer cannot depend on it either.

@@ -57,6 +57,7 @@ class MsPoe(Mitigation):
     """
 
     needs_passages: ClassVar[bool] = True
+    reads_whole_text: ClassVar[bool] = True
     shares_cache: ClassVar[bool] = False
 
     low: float = 1.2

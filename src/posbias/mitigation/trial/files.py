@@ -1,7 +1,7 @@
-"""The files behind the names that a run is given: that they are there, what they are called, and what they hold.
+"""The files behind the names that a run is given: their existence, their names in a report, and hashes of contents.
 
-A recipe, the text that is judged, the run that `ordered` follows: a name stays where the file behind it changes, so a
-run that is resumed compares hashes of contents.
+A recipe, the text that is judged, the run that `ordered` follows: a name stays the same when the file behind
+it changes, so a run that is resumed compares hashes of contents.
 """
 
 import hashlib
@@ -13,14 +13,13 @@ from typing import Any
 from posbias.errors import UsageError
 from posbias.evaluation.evaluation import BEHAVIOUR
 from posbias.files import file_exists, open_file
-from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.mitigation.methods.base import MITIGATIONS, Method
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX
-from posbias.mitigation.methods.rewriting import Ordered
 from posbias.prompts.chat import CHAT_SCHEME
 from posbias.prompts.datasets_hub import SCHEME, parse_dataset
 
 OF_A_RUN = ("record.json", "arrays.safetensors")
-"""What of a run's directory is read by who follows it."""
+"""Files of a run's directory that a method which follows it reads."""
 
 
 def is_recipe(entry: Any) -> bool:
@@ -44,49 +43,49 @@ def check_files(methods: Sequence[Any], begin: str) -> None:
 
 
 def recipe_names(paths: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """What recipes are called, by path: the file's name without its ending, with as many of its directories as tell it
-    from the other recipes and from the names that are taken."""
-    parts = {path: Path(os.path.abspath(path)).with_suffix("").parts for path in paths}
-    found = {}
-    for path, own in parts.items():
-        others = [other for each, other in parts.items() if each != path]
-        for count in range(1, len(own)):
-            found[path] = "/".join(own[-count:])
-            if found[path] not in taken and all(other[-count:] != own[-count:] for other in others):
+    """A name for each recipe, by path: the file's without its ending, with as many of its directories as it takes to
+    tell it from the other recipes and from the names that are taken."""
+    parts_of = {path: Path(os.path.abspath(path)).with_suffix("").parts for path in paths}
+    names = {}
+    for path, parts in parts_of.items():
+        rest = [others for name, others in parts_of.items() if name != path]
+        for count in range(1, len(parts)):
+            names[path] = "/".join(parts[-count:])
+            if names[path] not in taken and all(others[-count:] != parts[-count:] for others in rest):
                 break
-    return found
+    return names
 
 
 def contents_sha256(methods: Sequence[Any], *, begin: str, text: str) -> Mapping[str, str]:
     """Hashes of all files that methods, the begin of a fit and the source of ordinary text name, by name.
 
-    What is no file, such as a data set of the hub or the corpus of the package, is not among them.
+    Names of no file, such as a data set of the hub or the corpus of the package, are not among them.
     """
-    named = {str(entry): [Path(entry)] for entry in methods if is_recipe(entry)}
-    named |= {str(entry): _of_run(run) for entry in methods if (run := run_of(entry))}
-    named |= {begin: [Path(begin)]} if begin else {}
-    named |= {text: _of_text(text)}
-    return {name: digest for name, paths in named.items() if (digest := _sha256(paths))}
+    paths_of = {str(entry): [Path(entry)] for entry in methods if is_recipe(entry)}
+    paths_of |= {str(entry): _files_of_run(run) for entry in methods if (run := _followed_run(entry))}
+    paths_of |= {begin: [Path(begin)]} if begin else {}
+    paths_of |= {text: _files_of_text(text)}
+    return {name: digest for name, paths in paths_of.items() if (digest := _sha256(paths))}
 
 
-def run_of(method: Any) -> str:
-    """The directory of the run that a method follows; empty where it follows none."""
-    if isinstance(method, str) and method.strip().startswith(f"{Ordered.name}("):
-        method = MITIGATIONS.parse(method)
-    return method.run if isinstance(method, Ordered) else ""
+def _followed_run(entry: Any) -> str:
+    """The directory of the run that a spelled or given method follows; empty if it follows none."""
+    if isinstance(entry, str) and entry.strip().endswith(")"):
+        entry = MITIGATIONS.parse(entry)
+    return entry.followed_run if isinstance(entry, Method) else ""
 
 
-def run_sha256(method: Any) -> str:
-    """Hash of the run that a method follows; empty where it follows none."""
-    return _sha256(_of_run(run_of(method))) if run_of(method) else ""
+def run_sha256(method: Method) -> str:
+    """Hash of the run that a method follows; empty if it follows none."""
+    return _sha256(_files_of_run(method.followed_run)) if method.followed_run else ""
 
 
-def _of_run(run: str) -> list[Path]:
+def _files_of_run(run: str) -> list[Path]:
     below = Path(run) / BEHAVIOUR
     return [(below if below.is_dir() else Path(run)) / name for name in OF_A_RUN]
 
 
-def _of_text(source: str) -> list[Path]:
+def _files_of_text(source: str) -> list[Path]:
     """The file, or all files of the local directory, that a source of prompts names."""
     if source.startswith(SCHEME):
         directory = Path(parse_dataset(source).id)
@@ -96,7 +95,7 @@ def _of_text(source: str) -> list[Path]:
 
 
 def _sha256(paths: Sequence[Path]) -> str:
-    """Over names and contents of the files that are there; empty without any."""
+    """Hash of the names and contents of the files that exist; empty without any."""
     digest, any_there = hashlib.sha256(), False
     for path in paths:
         if file_exists(path) and path.is_file():

@@ -1,4 +1,4 @@
-"""Influence before and after a method: does what a method makes weigh more get used more? The tie, by intervention.
+"""Influence before and after a method: is what a method gives more weight also used more? The tie, by intervention.
 
 On some of the test samples, with the answer at every position, the right answer's log-probability is differentiated by
 the input (kind `logprob`, scored at the answer's first token) in the unchanged model and under every method inside it.
@@ -7,7 +7,7 @@ change of the scores, over positions within methods and over methods.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,21 +20,21 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.correlation import Pair, correct_for_number, correlate_pairs
 from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.curve import Scores, position_means
-from posbias.evaluation.samples import EvaluateOptions
-from posbias.evaluation.spans import SampleSpans, encoded_prompt, spans_of
+from posbias.evaluation.spans import SampleSpans, encoded_prompt
 from posbias.measurement.cost import estimate_cost, report_cost, without_passes
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import Mitigation, PromptMitigation
-from posbias.mitigation.trial.arms import UNCHANGED, Arm
+from posbias.mitigation.trial.arms import CHANGES_REQUESTS, INFLUENCE, REFUSED_BY_SERVER, UNCHANGED, Arm, LeftOut
+from posbias.mitigation.trial.plan import TrialPlan
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.runs.parts import PartStore
 from posbias.statistics import Interval, mean_of
-from posbias.tasks.language import Example, LanguageTask
+from posbias.tasks.language import Example
 from posbias.tasks.language.base import locate
 
 KINDS = resolve_kinds("logprob")
@@ -46,54 +46,44 @@ Shares = dict[str, Scores]
 """share[sample, position] by arm, of the item that holds the answer at that position, and FLAT."""
 
 
-def preflight_influence(task: LanguageTask, options: EvaluateOptions, model: Model, n_arms: int) -> dict[str, Any]:
-    """The expected cost of the influence in so many arms, before any work; refused where it does not fit into memory.
-
-    Arguments as of `shares_of`.
-    """
-    fitting = [sample for sample in spans_of(task, model.tokenizer, options) if _fits(sample, model)]
+def preflight_influence(plan: TrialPlan) -> None:
+    """Say what the influence in all arms is expected to cost, and refuse what does not fit into memory."""
+    model = plan.model
+    if model is None or not plan.spans:
+        return
+    fitting = [sample for sample in plan.spans if _fits(sample, model)]
     lengths = [sample.examples[gold].n_tokens or 0 for sample in fitting for gold in sample.positions]
-    if not lengths:
-        return {}
-    estimate = estimate_cost(model, max(lengths), kinds=KINDS, passes=PassOptions(precision_prompts=0))
-    estimate = replace(estimate or without_passes(model, max(lengths)), shorter=SHORTER)
-    return report_cost(model, estimate, n_arms * len(lengths), max_memory=options.max_memory)
+    if lengths:
+        estimate = estimate_cost(model, max(lengths), kinds=KINDS, passes=PassOptions(precision_prompts=0))
+        estimate = replace(estimate or without_passes(model, max(lengths)), shorter=SHORTER)
+        n_prompts = len(plan.arms) * len(lengths)
+        report_cost(model, estimate, n_prompts, max_memory=plan.options.evaluation.max_memory)
 
 
-def shares_of(
-    task: LanguageTask, options: EvaluateOptions, arms: Sequence[Arm], store: PartStore
-) -> tuple[Shares, list[str]]:
+def measure_influence(plan: TrialPlan) -> tuple[Shares, list[LeftOut]]:
     """Influence on the item with the answer in every arm inside the model, and what was left out, with the reason.
 
-    Args:
-        task: The run's.
-        options: The test's, with as many samples as influence is measured on.
-        arms: The unchanged model first.
-        store: Where measured prompts are kept.
-
-    Raises:
-        UsageError: the places of items are not known.
+    Measured prompts are kept in the plan's lasting pieces.
     """
-    model = arms[0].model
+    model = plan.model
     if model is None:
-        return {}, ["influence was not measured: it needs the model itself, not one behind a server"]
-    samples = list(spans_of(task, model.tokenizer, options))
-    found: Shares = {FLAT: np.stack([_flat(sample) for sample in samples])}
+        return {}, [LeftOut(INFLUENCE, REFUSED_BY_SERVER)]
+    shares: Shares = {FLAT: np.stack([_flat(sample) for sample in plan.spans])}
     left_out = []
-    for arm in track(arms, "influence before and after"):
+    for arm in track(plan.arms, "influence before and after"):
         if isinstance(arm.method, PromptMitigation):
-            left_out.append(f"influence under {arm.name} was not measured: it changes requests, not the model")
+            left_out.append(LeftOut(INFLUENCE, CHANGES_REQUESTS, arm=arm.name))
             continue
-        blank = np.full(len(found[FLAT][0]), np.nan)
+        blank = np.full(len(shares[FLAT][0]), np.nan)
         try:
-            found[arm.name] = np.stack(
-                [_shares(arm, sample, store) if _fits(sample, model) else blank for sample in samples]
+            shares[arm.name] = np.stack(
+                [_shares(arm, sample, plan.lasting) if _fits(sample, model) else blank for sample in plan.spans]
             )
         except (UsageError, RunError) as error:
             if arm.method is None:
                 raise
-            left_out.append(f"influence under {arm.name} was not measured: {error}")
-    return found, left_out
+            left_out.append(LeftOut(INFLUENCE, str(error), arm=arm.name))
+    return shares, left_out
 
 
 def _fits(sample: SampleSpans, model: Model) -> bool:
@@ -103,7 +93,7 @@ def _fits(sample: SampleSpans, model: Model) -> bool:
 
 
 def _flat(sample: SampleSpans) -> Float64[np.ndarray, "n_positions"]:
-    """What uniform influence gives to the item with the answer: its share of the tokens."""
+    """The share of uniform influence that the item with the answer has: its share of the tokens."""
     spans = [sample.spans(gold)[column] for column, gold in enumerate(sample.positions)]
     lengths = [sample.examples[gold].n_tokens or 0 for gold in sample.positions]
     return np.array([(end - begin) / length for (begin, end), length in zip(spans, lengths, strict=True)])
@@ -111,15 +101,15 @@ def _flat(sample: SampleSpans) -> Float64[np.ndarray, "n_positions"]:
 
 def _shares(arm: Arm, sample: SampleSpans, store: PartStore) -> Float64[np.ndarray, "n_positions"]:
     """Share of influence of the answer's item, with the answer at every position."""
-    found = []
+    shares = []
     for column, gold in enumerate(sample.positions):
         example = sample.examples[gold]
-        token_ids, answer = encoded_prompt(example, arm.responder.tokenizer)
+        token_ids, answer = encoded_prompt(example, arm.plain.tokenizer)
         digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
         compute = partial(_profile, arm, example, token_ids, answer)
         begin, end = sample.spans(gold)[column]
-        found.append(store.get(f"influence-{arm.slug}-{digest}", compute)["influence"][begin:end].sum())
-    return np.array(found)
+        shares.append(store.get(f"influence-{arm.slug}-{digest}", compute)["influence"][begin:end].sum())
+    return np.array(shares)
 
 
 def _profile(arm: Arm, example: Example, token_ids: Int64[np.ndarray, "_"], answer: int) -> dict[str, np.ndarray]:
@@ -127,8 +117,7 @@ def _profile(arm: Arm, example: Example, token_ids: Int64[np.ndarray, "_"], answ
     passes = PassOptions(output=str(Target(tokens=[answer])), precision_prompts=0)
     changed: AbstractContextManager[Any] = nullcontext(arm.model)
     if isinstance(arm.method, Mitigation):
-        tokenizer, own = arm.responder.tokenizer, example.own_control
-        spans, _ = locate(example.prompt, example.passages, tokenizer, own_control=own)
+        spans, _ = locate(example.prompt, example.passages, arm.plain.tokenizer, own_control=example.own_control)
         changed = mitigated(arm.model, arm.method, passages=spans or ())
     with changed as model:
         norms = measure_prompt(model, token_ids, kinds=KINDS, key=(0, 0), options=passes).norms
@@ -136,14 +125,20 @@ def _profile(arm: Arm, example: Example, token_ids: Int64[np.ndarray, "_"], answ
 
 
 def influence_scalars(
-    task: LanguageTask, options: EvaluateOptions, shares: Shares, scores: Mapping[str, Mapping[str, Scores]]
+    shares: Mapping[str, Scores],
+    scores: Mapping[str, Mapping[str, Scores]],
+    *,
+    positions: tuple[int, ...],
+    n_items: int,
+    seed: int,
 ) -> dict[str, Any]:
-    """What the record says of influence before and after, in plain values.
+    """Influence before and after as a record holds it, in plain values.
 
     Args:
-        task, options: As of `shares_of`.
-        shares: What it found.
-        scores: Of the same arms and samples, by measure.
+        shares: From `measure_influence`.
+        scores: Scores of the same arms and samples, by measure.
+        positions, n_items: Positions of the columns, and the number of items of the task.
+        seed: Seed of the correlations' intervals.
     """
     before, rows = shares[UNCHANGED], len(shares[FLAT])
     changed = [name for name in scores if name in shares and name != UNCHANGED]
@@ -153,10 +148,10 @@ def influence_scalars(
             old = scores[UNCHANGED][measure]
             moved = {name: (shares[name] - before, scores[name][measure] - old) for name in changed}
             pairs = {
-                name: Pair(*both, options.positions_of(task), task.n_items, tuple(map(str, range(rows))))
-                for name, both in moved.items()
+                name: Pair(*changes, positions, n_items, tuple(map(str, range(rows))))
+                for name, changes in moved.items()
             }
-            ties += _ties(measure, pairs, seed=options.seed)
+            ties += _ties(measure, pairs, seed=seed)
     correct_for_number(ties)
     return {
         "kind": str(KINDS[0]),
@@ -172,22 +167,22 @@ def influence_scalars(
 
 
 def _means(table: Scores) -> list[dict[str, float | None]]:
-    """By position, with pointwise intervals."""
+    """Means by position, with pointwise intervals."""
     return [mean.as_record() for mean in position_means(table)]
 
 
 def _average(table: Scores) -> dict[str, float | None]:
-    """Over positions, with an interval over the samples that have all of them."""
+    """The mean over positions, with an interval over the samples that have all of them."""
     return _change(table[~np.isnan(table).any(axis=1)].mean(axis=1))
 
 
 def _change(units: Float64[np.ndarray, "_"]) -> dict[str, float | None]:
-    """The mean of one number per sample, NaN where there is none; of no change at all it is 0, without an interval."""
-    known = units[~np.isnan(units)]
-    found = Interval(np.nan, -np.inf, np.inf)
-    if len(known):
-        found = mean_of(known).interval() if known.any() else Interval(0.0, 0.0, 0.0)
-    return found.as_record()
+    """The mean of one number per sample, NaN if there is none; of no change at all it is 0, without an interval."""
+    measured = units[~np.isnan(units)]
+    mean = Interval(np.nan, -np.inf, np.inf)
+    if len(measured):
+        mean = mean_of(measured).interval() if measured.any() else Interval(0.0, 0.0, 0.0)
+    return mean.as_record()
 
 
 def _ties(measure: str, pairs: Mapping[str, Pair], *, seed: int) -> list[dict[str, Any]]:
@@ -195,14 +190,14 @@ def _ties(measure: str, pairs: Mapping[str, Pair], *, seed: int) -> list[dict[st
     complete = [pair.complete for pair in pairs.values()]
     if not complete or not all(map(len, complete)):
         return []
-    asked: dict[str, Any] = {OVER_POSITIONS: complete}
+    over: dict[str, Any] = {OVER_POSITIONS: complete}
     sides = [[pair.first.mean(axis=1) for pair in complete], [pair.second.mean(axis=1) for pair in complete]]
     if len({pair.samples for pair in complete}) == 1:  # else the means are not of the same samples
         moved, scored = (np.column_stack(side) for side in sides)
-        asked[OVER_METHODS] = Pair(moved, scored, tuple(range(len(pairs))), len(pairs), complete[0].samples)
-    found = []
-    for what, given in {**asked, **(pairs if len(pairs) > 1 else {})}.items():
-        stored = correlate_pairs(given, seed=seed).as_record()
+        over[OVER_METHODS] = Pair(moved, scored, tuple(range(len(pairs))), len(pairs), complete[0].samples)
+    ties = []
+    for what, compared in {**over, **(pairs if len(pairs) > 1 else {})}.items():
+        stored = correlate_pairs(compared, seed=seed).as_record()
         stored["correlations"] = [one for one in stored["correlations"] if one["controlled"] == "nothing"]
-        found.append({"what": what, "measure": measure, "correlations": {measure: stored}})
-    return found
+        ties.append({"what": what, "measure": measure, "correlations": {measure: stored}})
+    return ties

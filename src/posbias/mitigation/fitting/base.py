@@ -1,0 +1,198 @@
+"""How methods are fitted: one registered `Fit` for each method with parameters to find, from calibration samples alone.
+
+A method whose class lists candidates (`Method.grid`) is fitted by trying all of them (`GridFit`); every other fit is
+registered under the name of its method, in this room.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Int64
+
+from posbias.architecture import LogSpline
+from posbias.checks import check_choice, check_number, check_seed, check_size
+from posbias.errors import UsageError
+from posbias.evaluation import MeasuredUse
+from posbias.evaluation.responders import Request, Responder
+from posbias.interventions.base import check_model
+from posbias.limits import UPDATES
+from posbias.mitigation.fitting.calibration import LEAST_SAMPLES, best_of, check_samples
+from posbias.mitigation.methods.base import MITIGATIONS, Method, check_strength
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.registry import Registry
+from posbias.runs.parts import PartStore
+from posbias.runs.records import plain
+from posbias.tasks.language import Example
+
+SHARING = ("none", "heads", "layers", "both")
+"""What has numbers in common: nothing; the heads of a layer; the layers, head by head; all heads of all layers."""
+
+Windows = Sequence[Int64[np.ndarray, "token"]]
+
+FITS: Registry["Fit"] = Registry("fit")
+"""The fits that are no search over a grid, by the name of their method."""
+FIT_OPTIONS: Registry["FitOptions"] = Registry("fit")
+"""A registry of one variant, which reads the options of a fit from text: `options(steps=600)`."""
+
+
+@FIT_OPTIONS.register("options")
+@dataclass(frozen=True)
+class FitOptions:
+    """Settings of a key bias's fit, and the strengths from which any fit chooses."""
+
+    steps: int = 300
+    """Steps of one calibration prompt each, and of one window of text if there is a penalty, >= 1."""
+    rate: float = 0.05
+    """Rate of Adam at the first step, in nats."""
+    penalty: float = 1.0
+    """Weight of the divergence on ordinary text, >= 0; unused if the bias acts from the question on."""
+    knots: Sequence[int] = (0, 1, 8, 64, 512)
+    """Keys whose biases are fitted, that at the last knot being 0; between them splines; not for a context bias."""
+    shared: str = "none"
+    """One of `SHARING`."""
+    from_question: bool = False
+    """Whether the bias acts from the question on only."""
+    scales: bool = True
+    """Whether every head's logits have a scale, too, for the queries from the question on; unused if all queries have
+    the bias."""
+    seed: int = 0
+    """Seed of the order of prompts and windows."""
+    begin: str = ""
+    """Path of a recipe of the same form, whose numbers the fit starts from; empty: from no change."""
+    checkpointing: bool = False
+    """Whether layers are computed again in the backward pass, for less memory and more time; not from the question on,
+    where few tokens have one."""
+    strengths: Sequence[float] = ()
+    """Strengths of whatever is fitted, each in [0, 1], from which the calibration samples choose; empty: 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("knots", "strengths"):
+            numbers = getattr(self, name)
+            if not isinstance(numbers, Iterable) or isinstance(numbers, str):
+                raise UsageError(f"fit: {name} must be a list of numbers, got {numbers!r}")
+            object.__setattr__(self, name, tuple(map(plain, numbers)))
+        check_size("fit: steps", self.steps, UPDATES)
+        check_number("fit: rate", self.rate, above=0.0)
+        check_number("fit: penalty", self.penalty)
+        check_choice("fit: shared", self.shared, SHARING)
+        check_seed(self.seed)
+        if not isinstance(self.begin, str):
+            raise UsageError(f"fit: begin must be the path of a recipe, got {self.begin!r}")
+        for strength in self.strengths:
+            check_strength("fit", strength)
+        if len(set(self.strengths)) < len(self.strengths):
+            raise UsageError(f"fit: each of strengths once, got {list(self.strengths)}")
+        if self.knots:
+            LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The material of a fit: samples with their answers, ordinary text, and who can be asked."""
+
+    model: HuggingFaceModel | None
+    """None: the model is behind a server."""
+    examples: Sequence[Example]
+    text: Windows = ()
+    """Windows of ordinary text in token ids."""
+    curve: Callable[[], MeasuredUse] | None = None
+    """Measures the unchanged model's curve on the calibration samples; None: outside a trial."""
+
+    @property
+    def network(self) -> HuggingFaceModel:
+        """The model, which must be of a family that can be changed inside."""
+        return check_model(self.model)
+
+    def count(self) -> dict[str, int]:
+        """Numbers of samples and prompts, for a recipe; too few samples are refused."""
+        return {"calibration_samples": check_samples(self.examples), "calibration_prompts": len(self.examples)}
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """The place where an unfinished fit is kept: a piece of a run's parts."""
+
+    store: PartStore
+    piece: str
+    """Name of the piece, which no other fit of the run has."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted method and how it came about."""
+
+    method: Method
+    how: dict[str, Any]
+    """Plain values for a recipe or record: options, calibration samples, and what the fit saw of them; `samples` are
+    `contents` of these, by which a run refuses to judge the recipe on them."""
+
+
+class Fit(ABC):
+    """One way of finding a method's parameters."""
+
+    method: type[Method]
+    needs_model: ClassVar[bool] = True
+    """Whether the model itself must be at hand, not only a server in front of it."""
+    required: ClassVar[bool] = True
+    """Whether the method has no parameters unless it is fitted."""
+
+    @abstractmethod
+    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
+        """The method at full strength, and how it was found, without the samples."""
+
+    @abstractmethod
+    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
+        """The approximate number of passes of a calibration prompt: a backward pass is two, a window a prompt."""
+
+    def reads_text(self, options: FitOptions) -> bool:
+        """Whether windows of ordinary text are read."""
+        return False
+
+    def check(self, n_samples: int, request: Request, responder: Responder) -> None:
+        """Refuse, before any work, what the fit cannot be made from; the request is one of the test."""
+        if n_samples < LEAST_SAMPLES:
+            raise UsageError(
+                f"{self.method.name} is fitted: {n_samples} calibration samples given; at least {LEAST_SAMPLES} are "
+                "needed"
+            )
+
+    def preflight(self, calibration: Calibration, *, options: FitOptions, max_memory: int | None) -> FitOptions:
+        """Say what the fit will take, and refuse what does not fit into memory; the options that it then runs with.
+
+        Fits that only run prompts forward take what answers take, and say nothing.
+        """
+        return options
+
+
+@dataclass(frozen=True)
+class GridFit(Fit):
+    """The candidate of a method's grid under which the calibration answers are most probable."""
+
+    method: type[Method]
+    required: ClassVar[bool] = False
+
+    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
+        """Score the answers under every candidate."""
+        counts, network = calibration.count(), calibration.network
+        grid = self.method.grid
+        candidates: list[Any] = [self.method(**dict(zip(grid, row, strict=True))) for row in product(*grid.values())]
+        best, scores = best_of(candidates, network, calibration.examples)
+        return Fitted(best, {"candidates": scores, **counts})
+
+    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
+        """Every calibration prompt once under every candidate, and at every strength."""
+        candidates = math.prod(len(values) for values in self.method.grid.values())
+        return (candidates + len(options.strengths)) * samples * positions
+
+
+def fit_of(name: str) -> Fit | None:
+    """The fit of a method; None if it has no parameters to find."""
+    if name in FITS:
+        fit: Fit = FITS[name]()
+        return fit
+    return GridFit(MITIGATIONS[name]) if MITIGATIONS[name].grid else None

@@ -1,0 +1,53 @@
+"""The phase *fit*: methods without parameters are fitted to the calibration samples; finished fits are taken over."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from posbias.errors import UsageError
+from posbias.evaluation import MeasuredUse, evaluate_responder, measured_use
+from posbias.evaluation.samples import as_bytes, read_json
+from posbias.mitigation.fitting.base import Calibration, Checkpoint
+from posbias.mitigation.fitting.fit import run_fit
+from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.mitigation.trial.arms import METHOD, Arm, LeftOut
+from posbias.mitigation.trial.ordinary_text import windows_of_fits
+from posbias.mitigation.trial.plan import TrialPlan
+
+
+def fit_arms(plan: TrialPlan) -> TrialPlan:
+    """The plan with every method fitted, in an order of its own if it follows a curve; unfinished fits go on."""
+    curve = partial(_measured_curve, plan)
+    calibration = Calibration(plan.model, plan.calibration.examples, windows_of_fits(plan), curve)
+    arms: list[Arm] = []
+    left_out: list[LeftOut] = []
+    for arm in plan.arms:
+        if arm.to_fit is None:
+            arms.append(arm)
+            continue
+        try:
+            fitted = read_json(plan.lasting.get(f"fit-{arm.slug}", partial(_fit, plan, arm, calibration)), "fit")
+        except UsageError as error:
+            if not plan.options.unnamed:
+                raise
+            left_out.append(LeftOut(METHOD, str(error), arm=arm.name))
+            continue
+        arms.append(replace(arm, method=MITIGATIONS.parse(fitted["method"]), fitted=fitted["how"]))
+    return plan.with_arms(arms, left_out)
+
+
+def _fit(plan: TrialPlan, arm: Arm, calibration: Calibration) -> dict[str, np.ndarray]:
+    """The fit of one arm as a piece to keep."""
+    assert arm.fit is not None
+    steps = Checkpoint(plan.unfinished, f"fit-{arm.slug}-steps")
+    memory = plan.options.evaluation.max_memory
+    options = arm.fit.preflight(calibration, options=plan.options.fitting, max_memory=memory)
+    fitted = run_fit(arm.fit, calibration, options=options, checkpoint=steps)
+    return {"fit": as_bytes({"method": str(fitted.method), "how": fitted.how})}
+
+
+def _measured_curve(plan: TrialPlan) -> MeasuredUse:
+    """The unchanged model's curve on the calibration samples."""
+    asked = plan.calibration
+    return measured_use(evaluate_responder(plan.responder, asked.task, asked.options, cost={}))

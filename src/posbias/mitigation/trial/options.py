@@ -1,0 +1,91 @@
+"""The settings of a trial, checked before any work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from posbias.checks import check_number, check_size, checked
+from posbias.errors import UsageError
+from posbias.evaluation import EvaluateOptions
+from posbias.limits import EXAMPLES, TOKENS
+from posbias.mitigation.fitting.base import FitOptions
+from posbias.mitigation.judging.verdicts import Requirement
+from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.runs.engines import Engine, Local
+
+ALL, DEFAULT = "all", "default"
+"""Words for several methods at once; those that do not apply are left out with the reason."""
+DEFAULT_METHODS = ("context_bias", "self_consistency(draws=3)", "temperature")
+"""The methods that gained most often in nine places of studies/mitigation (9, 7 and 3), harmed there least (0, 1 and
+0), and are fitted in minutes. `key_bias` gained in all nine, too: its fit takes seven times as many passes."""
+
+
+@checked
+@dataclass(frozen=True)
+class MitigateOptions:
+    """Methods that are tried, the samples that judge them, and the measure that decides."""
+
+    methods: str | Sequence[Any] = DEFAULT
+    """Spellings, objects or paths of recipes; `all`: every registered method that applies; `default`: those of
+    `DEFAULT_METHODS` that do. A method with parameters to fit that is named without any is fitted to the calibration
+    samples; `ordered` follows the unchanged model's curve on them."""
+    calibration: int = 12
+    """Samples that come first, for fitting, >= 0."""
+    evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=40))
+    """The test: as many samples after those, at the same positions. Its directory is set by the run."""
+    by: str | None = None
+    """Measure that decides: `accuracy` (the task's rule, such as that the right answer occurs), `starts` (that answers
+    begin with it) or `logprob`; None: accuracy, unless it is near its floor or ceiling, or answers were cut off."""
+    documents: int = 16
+    """Windows of ordinary text on which perplexity is compared (local models), >= 0; 0: none."""
+    text: str = "default"
+    """Source of that text, as for `load_prompts`; of "default" two files of the corpus judge. Fits read the files of
+    the corpus that do not judge."""
+    length: int = 256
+    """Tokens of each window, >= 2."""
+    tolerance: float = 0.02
+    """Largest acceptable loss increase on ordinary text (nats per token), >= 0."""
+    short: bool = True
+    """Whether the task's short forms are requested, if it has any."""
+    fitting: FitOptions = field(default_factory=FitOptions)
+    """Settings of a key bias's fit, and the strengths from which all fits choose."""
+    influence: int = 0
+    """Test samples on which influence is measured before and after every method inside the model, >= 0; 0: none."""
+    engine: Engine = field(default_factory=Local)
+    """Processes or machines that answer; fits, texts, short forms and influence stay in this process."""
+    require: Requirement | None = None
+    """A bound on the recommended model's curve, or on the unchanged one's if none is recommended."""
+
+    def __post_init__(self) -> None:
+        check_size("mitigate: influence", self.influence, EXAMPLES, least=0)
+        check_size("mitigate: calibration", self.calibration, EXAMPLES, least=0)
+        check_size("mitigate: documents", self.documents, EXAMPLES, least=0)
+        check_size("mitigate: length", self.length, TOKENS, least=2)
+        check_number("mitigate: tolerance", self.tolerance)
+        switched_on = dict.fromkeys(("accuracy", "starts"), self.evaluation.generate) | {
+            "logprob": self.evaluation.score
+        }
+        if self.by is not None and self.by not in switched_on:
+            raise UsageError(f"mitigate: by must be accuracy, starts or logprob, got {self.by!r}")
+        if self.by is not None and not switched_on[self.by]:
+            needed = "generated answers (generate)" if self.by != "logprob" else "scores of right answers (score)"
+            raise UsageError(
+                f"mitigate: by {self.by} needs {needed}, which are switched off; allow them or leave by out"
+            )
+        if self.require is not None and not self.require.possible and not self.evaluation.generate:
+            raise UsageError(
+                f"require {self.require}: without generated answers it is about log-probabilities, which are below 0"
+            )
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether methods were not named one by one, so that those which do not apply are left out, not refused."""
+        return self.methods in (ALL, DEFAULT)
+
+    @property
+    def entries(self) -> list[Any]:
+        """Spellings, objects and paths one by one, those of `all` and `default` among them."""
+        if isinstance(self.methods, str):
+            several = {ALL: list(MITIGATIONS), DEFAULT: list(DEFAULT_METHODS)}
+            return several.get(self.methods, [self.methods])
+        return list(self.methods)

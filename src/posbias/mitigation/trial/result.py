@@ -1,0 +1,234 @@
+"""The result of a trial in typed fields, and how it is read from its record and written into one.
+
+Arrays of the record: `positions`; `scores/MEASURE/ARM` [n_samples n_positions]; `text/ARM` [n_documents], nats per
+token; `influence/NAME` [n_samples n_positions]; ARM counts from 0, the unchanged model. Scalars: `arms` [name],
+`judgement`, `choice` (`MeasureChoice`), `curves` {measure: [[interval]]} by arm, `effort`, `endings` and `readings` by
+arm, `text_not_judged` {arm: code}, `fits` {name: how}, `left_out` [`LeftOut`], `requirement`, `cost`, `notices` (as of
+an evaluation), and `influence` (`influence_scalars`) if it was measured.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BeforeValidator, SkipValidation, TypeAdapter
+
+from posbias.display.showing import Series, Shown
+from posbias.evaluation.endings import Undecided
+from posbias.mitigation.judging.endpoints import StoredInterval
+from posbias.mitigation.judging.judge import Judgement, MeasureChoice
+from posbias.mitigation.trial.arms import LeftOut
+from posbias.mitigation.trial.influence import FLAT
+from posbias.mitigation.trial.side_effects import Effort
+from posbias.runs.records import Record
+from posbias.runs.results import RESULTS, Result
+
+Text = Annotated[str, SkipValidation()]
+"""A text that stays the object it is: one that is made safe to show still spells what it stands for."""
+UndecidedAnswers = Annotated[Undecided | None, BeforeValidator(lambda stored: stored or None)]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Generated answers of one arm that could not be read, or are empty."""
+
+    unread: int = 0
+    answers: int = 0
+    withheld: bool = False
+    """Whether too many could not be read, so that none counts."""
+    empty: int = 0
+    requests: int = 0
+    """Requests that were answered, whatever came of them."""
+
+
+@dataclass(frozen=True)
+class EndingCounts:
+    """How the generated answers of one arm ended, as `evaluation.endings.Endings`."""
+
+    answers: int
+    finished: int
+    ran_on: int
+    cut: int
+    open: int
+    others: int
+    contains: float | None
+    starts: float | None
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One arm of a finished trial."""
+
+    name: Text
+    method: str
+    """Spelling of its method, at most 200 characters; empty: the unchanged model."""
+    effort: Effort
+    endings: EndingCounts | None
+    reading: Reading
+    text_reason: str
+    """A code for why ordinary text was not judged; empty if it was, or if the record does not say."""
+    fitted: Mapping[str, Any] | None
+    """How the method was fitted; None if it was not."""
+    recipe: Text
+    """Path of the recipe that was tried; empty if it was none."""
+    directory: Text
+    """Directory of its evaluation, below the run's."""
+    needs_passages: bool
+
+
+@dataclass(frozen=True)
+class RequirementCheck:
+    """The requirement, and the number of the recommended model that it bounds."""
+
+    required: str
+    arm: str
+    measure: str
+    value: StoredInterval
+    met: bool
+    withheld: UndecidedAnswers = None
+    """Open answers because of which it is not met, whatever the number."""
+
+
+@dataclass(frozen=True)
+class Tie:
+    """The correlation of changes of influence with changes of scores."""
+
+    what: str
+    """OVER_POSITIONS, OVER_METHODS, or the name of a method."""
+    measure: str
+    value: StoredInterval
+    established: bool
+    adjusted_p: float | None
+    n_samples: int
+
+
+@dataclass(frozen=True)
+class InfluenceOutcome:
+    """Influence on the item that holds the answer, before and after every method inside the model."""
+
+    kind: str
+    samples: int
+    uniform: tuple[StoredInterval, ...]
+    """By position: the item's share of the tokens."""
+    before: tuple[StoredInterval, ...]
+    changes: Mapping[str, tuple[StoredInterval, ...]]
+    average: Mapping[str, StoredInterval]
+    """Over positions: the unchanged model's share, and the change under every method."""
+    ties: tuple[Tie, ...]
+
+
+@RESULTS.register("mitigate")
+@dataclass(frozen=True, eq=False, repr=False)
+class MitigationTrial(Result):
+    """Methods against position bias, tried on one model and task, and judged."""
+
+    record: Record
+    task: str
+    n_items: int
+    model: str
+    """Name of the model, or of what stands for it."""
+    judgement: Judgement
+    choice: MeasureChoice
+    arms: tuple[ArmResult, ...]
+    """The unchanged model first."""
+    curves: Mapping[str, tuple[tuple[StoredInterval, ...], ...]]
+    """Means by measure, arm and position."""
+    left_out: tuple[LeftOut, ...]
+    requirement: RequirementCheck | None = None
+    influence: InfluenceOutcome | None = None
+    question: Text | None = None
+    """Text with which questions begin, for methods that act from the question on; None if there is none."""
+    notices: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def recommended(self) -> ArmResult | None:
+        """The arm of the recommended method; None: leave the model as it is."""
+        return next((arm for arm in self.arms if arm.name == self.judgement.recommended), None)
+
+    @classmethod
+    def from_record(cls, record: Record) -> "MitigationTrial":
+        """Read a trial; records of earlier versions lack some facts, which then have their defaults."""
+        scalars, resolved = record.scalars, record.resolved
+        model = resolved["responder"].get("model")
+        measure = scalars["judgement"]["measure"]
+        fields = {
+            "task": resolved["task"],
+            "n_items": resolved["n_items"],
+            "model": str((model.get("source") if isinstance(model, Mapping) else model) or "model"),
+            "judgement": scalars["judgement"],
+            "choice": scalars.get("choice", {"measure": measure}),
+            "arms": [_arm_of(record, number, name) for number, name in enumerate(scalars["arms"])],
+            "curves": scalars["curves"],
+            "left_out": scalars["left_out"],
+            "requirement": scalars["requirement"],
+            "influence": _influence_of(scalars.get("influence")),
+            "question": resolved.get("question"),
+            "notices": scalars.get("notices", {}),
+        }
+        kinds = cls.__annotations__
+        return cls(record, **{name: _reader(kinds[name]).validate_python(value) for name, value in fields.items()})
+
+    def scores(self, measure: str, arm: int) -> np.ndarray:
+        """score[sample, position] of one arm, counted from 0, the unchanged model."""
+        return self.record.arrays[f"scores/{measure}/{arm}"]
+
+    def shown(self) -> Shown:
+        """The curve of every arm in the measure that decided."""
+        measure, method = self.judgement.measure, self.judgement.recommended
+        title = f"{self.model}, {self.task}: {f'apply {method}' if method else 'leave the model as it is'}"
+        series = [
+            Series(
+                arm.name,
+                np.array([mean.value for mean in means]),
+                np.array([mean.low for mean in means]),
+                np.array([mean.high for mean in means]),
+            )
+            for arm, means in zip(self.arms, self.curves.get(measure, ()), strict=False)
+        ]
+        return Shown(title, tuple(series), measure, places=np.array(self.judgement.positions))
+
+
+@cache
+def _reader(kind: Any) -> Any:
+    return TypeAdapter(kind)
+
+
+def _arm_of(record: Record, number: int, name: str) -> dict[str, Any]:
+    """The facts of one arm, which a record holds in several lists."""
+    scalars, resolved = record.scalars, record.resolved
+    endings, readings = scalars.get("endings", ()), scalars.get("readings", ())
+    return {
+        "name": name,
+        "method": resolved["methods"].get(name, ""),
+        "effort": scalars["effort"][number],
+        "endings": endings[number] if endings else None,
+        "reading": readings[number] if readings else {},
+        "text_reason": scalars.get("text_not_judged", {}).get(name, ""),
+        "fitted": scalars.get("fits", {}).get(name),
+        "recipe": resolved.get("recipes", {}).get(name, ""),
+        "directory": resolved.get("directories", {}).get(name, ""),
+        "needs_passages": name in resolved.get("needing_passages", ()),
+    }
+
+
+def _influence_of(stored: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The facts of influence with its correlations, one for each."""
+    if stored is None:
+        return None
+    ties = []
+    for tie in stored["correlations"]:
+        correlation = tie["correlations"][tie["measure"]]
+        ties += [
+            {
+                "what": tie["what"],
+                "measure": tie["measure"],
+                "value": one,
+                "established": one["established"],
+                "adjusted_p": one.get("adjusted_p"),
+                "n_samples": correlation["n_samples"],
+            }
+            for one in correlation["correlations"]
+        ]
+    return {**stored, "uniform": stored[FLAT], "ties": ties}

@@ -1,0 +1,297 @@
+"""Verdicts of a trial in words, from its facts: the recommendation, line by line, and the reasons for each verdict."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from posbias.evaluation.endings import MOST_CUT, Undecided
+from posbias.mitigation.judging.endpoints import (
+    ALPHA,
+    FORMERLY_BEST,
+    JUDGED,
+    MEAN,
+    SPREAD,
+    UNCHANGED,
+    WORST,
+    Change,
+    change_text,
+)
+from posbias.mitigation.judging.judge import CEILING, Judgement, MeasureChoice
+from posbias.mitigation.judging.verdicts import (
+    APPLY,
+    EVENS,
+    GAINS,
+    GREW,
+    HARM,
+    NOTHING,
+    OPEN,
+    RAISES,
+    SHRANK,
+    SMALL,
+    STEADY,
+    WITHHELD,
+    Verdict,
+)
+from posbias.mitigation.methods.base import FROM_QUESTION, NO_PASSAGES, REQUESTS
+from posbias.mitigation.trial import arms as parts
+from posbias.mitigation.trial.arms import LeftOut
+from posbias.mitigation.trial.ordinary_text import SERVER, UNASKED
+from posbias.mitigation.trial.result import ArmResult
+from posbias.statistics import POWER, Interval
+
+MEASURE_WORDS = {
+    "logprob": "log-probability per token",
+    "reciprocal_rank": "1 / rank",
+    "starts": "the share of answers that begin with the right one",
+}
+TEXT_REASONS = {
+    SERVER: "not judged: the model is behind a server",
+    UNASKED: "not judged: no windows were asked for",
+    REQUESTS: "unchanged: only prompts change",
+    FROM_QUESTION: "unchanged: acts only after a question begins",
+    NO_PASSAGES: "not judged: needs passages, and text has none",
+}
+LEFT_OUT_REASONS = {
+    parts.REFUSED_BY_SERVER: "it needs the model itself, not one behind a server",
+    parts.CHANGES_REQUESTS: "it changes requests, not the model",
+}
+MOST_NAMED = 12
+"""Methods that one line of the recommendation names; more of them are counted, and the table names all."""
+
+
+def measure_words(measure: str) -> str:
+    """A measure as sentences call it."""
+    return MEASURE_WORDS.get(measure, measure)
+
+
+def recommendation(judgement: Judgement) -> list[str]:
+    """The recommended method and its effect, or why the model should stay as it is, line by line."""
+    verdicts, measure = judgement.verdicts, measure_words(judgement.measure)
+    gaining = [verdict for verdict in verdicts if verdict.verdict in GAINS and verdict.after is not None]
+    harmful = [verdict.name for verdict in verdicts if verdict.verdict == HARM]
+    withheld = [verdict.name for verdict in verdicts if verdict.verdict == WITHHELD]
+    rest = [f"Do not apply {_names(harmful)}: harm is established."] if harmful else []
+    rest += [f"No verdict by answers is given for {_names(withheld)}."] if withheld else []
+    best = next((verdict for verdict in gaining if verdict.name == judgement.recommended), None)
+    if best is not None:
+        others = [verdict.name for verdict in gaining if verdict is not best]
+        also = f"{_names(others)} {'gain' if len(others) > 1 else 'gains'}, too; which one is best is not tested."
+        return [*_gain_lines(best, measure), *([also] if others else []), *rest]
+    if len(harmful) == len(verdicts):
+        return ["Leave the model as it is.", *rest]
+    first = verdicts[0]
+    if len(withheld) == len(verdicts) and first.withheld is not None:
+        return [f"No verdict by answers for any method ({first.name}).", f"{_capital(undecided_text(first.withheld))}."]
+    enough = f" by what matters ({judgement.smallest:g})" if any(v.verdict == SMALL for v in verdicts) else ""
+    lead = f"Leave the model as it is: no method is established to raise {measure}{enough}."
+    return [lead, *_undetected_lines(verdicts), *rest]
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} methods, {names[0]} among them"
+
+
+def _gain_lines(best: Verdict, measure: str) -> list[str]:
+    """The verdict on the recommended method, both levels, its price, other harm, and the dependence on position."""
+    assert best.before is not None
+    assert best.after is not None
+    lines = [f"Apply {best.name}." if best.verdict == APPLY else f"{best.name} {words(best).partition(':')[0]}."]
+    for endpoint, name, lead in (
+        (MEAN, "mean", f"On average over positions, {measure} goes"),
+        (WORST, "worst", "At the worst position it goes"),
+    ):
+        before, after = (getattr(levels, name).value for levels in (best.before, best.after))
+        alone = "" if best.gains.get(endpoint, 1.0) < ALPHA else ", not established by itself"
+        change = change_text(best.changes[endpoint].value, "+", least=2)
+        lines.append(f"{lead} from {before:z.2f} to {after:z.2f} ({change}{alone}).")
+    price = [FORMERLY_BEST] if best.verdict == EVENS else []
+    harm = "harm that matters" if any(p < ALPHA for name, p in best.harms.items() if name not in price) else "harm"
+    if price:
+        lines.append(
+            f"The best position, {best.formerly_best}, loses {_loss(best.changes[FORMERLY_BEST])}. "
+            "Apply it where answers may stand anywhere."
+        )
+    besides = [name for name in best.effects if name in best.harms]
+    where = f"neither here nor for {' and '.join(besides)}" if besides else "but harm elsewhere was not measured"
+    lines.append(f"No {'other ' if price else ''}{harm} is established, {where}.")
+    return [*lines, f"{_capital(dependence_text(best))}."] if best.dependence else lines
+
+
+def _undetected_lines(verdicts: Sequence[Verdict]) -> list[str]:
+    """The smallest detectable rise of the mean, of every method that nothing is established of, and what would do."""
+    undecided = [verdict for verdict in verdicts if verdict.verdict == NOTHING and verdict.changes]
+    rises = [rise for verdict in undecided if (rise := verdict.changes[MEAN].detectable) is not None]
+    if not rises:
+        return []
+    if not np.isfinite(min(rises)):
+        lines = ["No rise of the mean could have been found with so few samples."]
+    elif not np.isfinite(max(rises)):
+        lines = ["With some of them no rise of the mean could have been found with so few samples."]
+    else:
+        lines = [f"A rise of the mean by {max(rises):.2f} would have been found ({100 * POWER:.0f} % power)."]
+    needed = _needed_text(max(undecided, key=lambda verdict: (verdict.changes[MEAN].needed or (0, 0))[1]))
+    return [*lines, f"{_capital(needed)}."] if needed else lines
+
+
+def _needed_text(verdict: Verdict) -> str:
+    """The number of samples that would decide about the mean, in questions; empty if it is not known."""
+    needed = verdict.changes[MEAN].needed
+    if needed is None:
+        return ""
+    rise, samples = needed
+    unit = 10 ** max(0, len(str(samples)) - 2)
+    samples, places = -(-samples // unit) * unit, len(verdict.means)
+    at = f", each at {places} positions" if places > 1 else ""
+    questions = f"{samples * places:,} questions{at}"
+    return f"about {samples:,} samples ({questions}) would decide whether the mean rises by {rise:.2f}"
+
+
+def words(verdict: Verdict) -> str:
+    """The verdict as a table has it: with the price of evening out, and with what position does after a rise."""
+    if verdict.verdict == EVENS:
+        lost = Interval(-verdict.changes[FORMERLY_BEST].value.value, -np.inf, np.inf)
+        return f"{EVENS}: the best position loses {change_text(lost, least=2)}"
+    if verdict.verdict == RAISES:
+        fates = {GREW: "position matters more", STEADY: "position matters as before"}
+        matters = fates.get(verdict.dependence, "whether position matters less is not decided")
+        return f"{RAISES} {'some' if verdict.lowered else 'all'}, {matters}"
+    return verdict.verdict
+
+
+def reasons(verdict: Verdict, judgement: Judgement) -> list[str]:
+    """Everything that decided about a method, in whole sentences, every number with its interval."""
+    smallest = judgement.smallest
+    if verdict.changes and all(change == UNCHANGED for change in verdict.changes.values()):
+        return [f"It changes no score of these {verdict.n_samples} samples at all."]
+    harms, gains, price, negligible = verdict.established(smallest)
+    sentences = [f"{_capital(undecided_text(verdict.withheld))}."] if verdict.withheld is not None else []
+    for lead, names in (("Harm", harms), ("Gain", gains), ("Price", price)):
+        sentences += [f"{lead}: {_change_sentence(verdict, name)}" for name in names]
+    below = f"Established but negligible (below {smallest:g})"
+    sentences += [f"{below}: {_change_sentence(verdict, name)}" for name in negligible]
+    sentences += [f"{_capital(dependence_text(verdict))}."] if verdict.dependence else []
+    if verdict.lost:
+        sentences.append(f"{verdict.lost} samples lack a score at some position with the method and are left out.")
+    sentences += [
+        f"Not judged: {name}, of which there are {effect.n_units} units; a verdict needs {effect.units_needed}."
+        for name, effect in verdict.effects.items()
+        if effect.n_units < effect.units_needed
+    ]
+    if not verdict.changes:
+        sentences.append(
+            f"Only {verdict.n_samples} samples have a score at every position before and after; a verdict by "
+            f"{measure_words(judgement.measure)} needs {verdict.samples_needed}."
+        )
+    elif not (gains or harms or price or verdict.withheld):
+        undecided = [name for name in JUDGED if name not in negligible]
+        if undecided:
+            sentences.insert(0, _undecided_sentence(verdict, undecided, judgement))
+    return sentences
+
+
+def dependence_text(verdict: Verdict) -> str:
+    """The fate of the dependence on position, with the spread before and after; empty if it was not asked for."""
+    if not verdict.dependence or verdict.before is None or verdict.after is None:
+        return ""
+    fate = {
+        SHRANK: "the dependence on position shrank",
+        GREW: "the dependence on position grew",
+        STEADY: "the dependence on position is as before",
+        OPEN: "whether the dependence on position shrank or grew is not decided",
+    }[verdict.dependence]
+    before, after = (levels.spread.value for levels in (verdict.before, verdict.after))
+    change = change_text(verdict.changes[SPREAD].value, "+", least=2)
+    return f"{fate}: best minus worst position goes from {before:.2f} to {after:.2f} ({change})"
+
+
+def undecided_text(undecided: Undecided) -> str:
+    """Open answers in a clause, and why they decide nothing."""
+    counts = f"{undecided.open_before} of {undecided.answers_before}"
+    if not undecided.alone:
+        counts += f" without it and {undecided.open_after} of {undecided.answers_after} with it"
+    why = f"; at most {MOST_CUT:.0%} may be" if undecided.p is None else f", which differ (p = {undecided.p:.2g})"
+    return f"answers were cut off in their first line before they were right, {counts}{why}"
+
+
+def warnings(choice: MeasureChoice, arms: Sequence[ArmResult]) -> list[str]:
+    """Everything that keeps the figures from telling more: the choice of measure, unread and empty answers."""
+    lines = []
+    instead = f"methods are judged by {measure_words(choice.measure)} instead"
+    if choice.undecided is not None:
+        lines.append(f"No verdict by answers: {undecided_text(choice.undecided)}; {instead}")
+    if choice.level is not None:
+        side = "ceiling" if choice.level > CEILING else "floor"
+        hint = instead if choice.measure != "accuracy" else "score the answers, or take an easier or harder task"
+        lead = f"accuracy is near its {side}: {choice.level:.3f} on average without a method, where little can be told"
+        lines.append(f"{lead}; {hint}")
+    lines += [
+        f"{arm.name}: {arm.reading.unread} of {arm.reading.answers} generated answers could not be read, so none counts"
+        for arm in arms
+        if arm.reading.withheld
+    ]
+    # A misread prompt leaves answers empty that are not so without the method: more than a matter of place.
+    before, total = arms[0].reading.empty, arms[0].reading.requests
+    return lines + [
+        f"{arm.name}: {arm.reading.empty} of {total} generated answers are empty ({before} without it)"
+        for arm in arms[1:]
+        if arm.reading.empty > total / 2 > before
+    ]
+
+
+def left_out_text(part: LeftOut) -> str:
+    """A part of the trial that was left out, and why."""
+    reason = LEFT_OUT_REASONS.get(part.reason, part.reason)
+    if part.undecided is not None:
+        reason = undecided_text(part.undecided)
+    of_arm = f" under {part.arm}" if part.arm else ""
+    return {
+        parts.METHOD: f"{part.arm} was not tried: {reason}",
+        parts.ANSWERS: f"{part.arm}: {reason}",
+        parts.SHORT_FORM: f"{part.form} was not put to {part.arm}: {reason}",
+        parts.SHORT_VERDICT: f"{part.form}{of_arm} was not judged: {reason}",
+        parts.INFLUENCE: f"influence{of_arm} was not measured: {reason}",
+        parts.SIDE_EFFECTS: "ordinary text and short forms: the run was ended before them",
+    }[part.part]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _loss(change: Change) -> str:
+    """A fall as a positive size."""
+    value = change.value
+    return change_text(Interval(-value.value, -value.high, -value.low), least=2)
+
+
+def _change_sentence(verdict: Verdict, name: str) -> str:
+    """An established change as a size in its own direction; a side effect beside what is accepted."""
+    effect = verdict.effects.get(name)
+    if effect is not None:
+        unit = f" {measure_words(effect.unit)}" if effect.unit else ""
+        beyond = f", beyond the {effect.tolerance:g} that are accepted" if effect.tolerance else ""
+        return f"{name} changes by {change_text(effect.value, '+')}{unit}{beyond}."
+    value = verdict.changes[name].value
+    place = f"{name} ({verdict.formerly_best})" if name == FORMERLY_BEST else name
+    if value.value > 0:
+        return f"{place} rises by {change_text(value)}."
+    return f"{place} falls by {change_text(Interval(-value.value, -value.high, -value.low))}."
+
+
+def _undecided_sentence(verdict: Verdict, names: Sequence[str], judgement: Judgement) -> str:
+    """Changes that are not established, the rises that would have been, and how many samples would decide."""
+    changes = {name: verdict.changes[name] for name in names}
+    sizes = "; ".join(f"{name} {change_text(change.value, '+')}" for name, change in changes.items())
+    other = "other " if len(names) < len(JUDGED) else ""
+    text = f"No {other}change of {measure_words(judgement.measure)} is established: {sizes}."
+    rises = {name: change.detectable for name, change in changes.items() if change.detectable is not None}
+    finite = [f"of the {name} by {rise:.3f}" for name, rise in rises.items() if np.isfinite(rise)]
+    never = [f"of the {name}" for name in rises if not np.isfinite(rises[name])]
+    at = f"{100 * POWER:.0f} % power, {judgement.tests} tests"
+    if finite:
+        text += f" A rise {' and '.join(finite)} would have been found ({at})"
+        text += f", {' and '.join(never)} none with so few samples." if never else "."
+    elif never:
+        text += f" No rise {' or '.join(never)} could have been found with so few samples ({at})."
+    needed = _needed_text(verdict)
+    return f"{text} {_capital(needed)} ({at})." if MEAN in names and needed else text
