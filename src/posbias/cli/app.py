@@ -36,7 +36,7 @@ from posbias.files import check_text
 from posbias.version import __version__
 
 WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
-"""What typer raises for wrong flags and arguments; it exports only this error's children."""
+"""Error that typer raises for wrong flags and arguments; it exports only its children."""
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -68,8 +68,8 @@ app.command("list", epilog=listing.EXAMPLE)(listing.list_variants)
 app.add_typer(listing.MODELS, name="models")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(asked_for: bool) -> None:
+    if asked_for:
         typer.echo(__version__)
         raise typer.Exit
 

@@ -82,17 +82,17 @@ def attention(
     from posbias.theory.power_rollout import attention_rollouts
 
     allowed = options.bytes_of(statistics.max_memory)
-    wanted = statistics.options()
+    settings = statistics.options()
     with running(context, flags) as run:
         loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)
-        drawn = prompts.drawn(loaded, seed=flags.seed)
-        cost = preflight_attention(loaded, drawn, options=wanted, max_memory=allowed)
+        read = prompts.drawn(loaded, seed=flags.seed)
+        cost = preflight_attention(loaded, read, options=settings, max_memory=allowed)
         record = attention_record(
-            measure_attention(loaded, drawn, options=wanted),
-            attention_rollouts(loaded, drawn),
-            described=(loaded, drawn),
+            measure_attention(loaded, read, options=settings),
+            attention_rollouts(loaded, read),
+            described=(loaded, read),
             arguments=run.arguments,
-            resolved={"command": run.command, "options": wanted.describe()},
+            resolved={"command": run.command, "options": settings.describe()},
         )
         record.scalars["cost"] = cost
         run.finish(record)

@@ -41,23 +41,23 @@ def decompose(
     from posbias.runs.parts import clear_parts
 
     options.check_resume(resume, flags.out)
-    wanted = resolve_interventions(options.split_literals(interventions))
-    known = resolve_kinds(options.split_literals(kinds))
+    replaced = resolve_interventions(options.split_literals(interventions))
+    measured = resolve_kinds(options.split_literals(kinds))
     allowed = options.bytes_of(max_memory)
     with running(context, flags, resume=resume) as run:
         loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)
-        drawn = prompts.drawn(loaded, seed=flags.seed)
-        settings = DecompositionOptions(kinds=known, seed=flags.seed, directory=run.directory, resume=resume)
-        finished = finished_decomposition(loaded, drawn, interventions=wanted, options=settings)
+        read = prompts.drawn(loaded, seed=flags.seed)
+        settings = DecompositionOptions(kinds=measured, seed=flags.seed, directory=run.directory, resume=resume)
+        finished = finished_decomposition(loaded, read, interventions=replaced, options=settings)
         record = finished
         if record is None:
-            cost = preflight_decomposition(loaded, drawn, interventions=wanted, options=settings, max_memory=allowed)
-            found = counterfactuals(loaded, drawn, interventions=wanted, options=settings)
-            if not any(item.profiles for item in found.counterfactuals):
+            cost = preflight_decomposition(loaded, read, interventions=replaced, options=settings, max_memory=allowed)
+            result = counterfactuals(loaded, read, interventions=replaced, options=settings)
+            if not any(item.profiles for item in result.counterfactuals):
                 if run.directory is not None and not resume:  # resumed, pieces of an earlier request may be there
                     clear_parts(run.directory)
-                reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in found.counterfactuals]
+                reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in result.counterfactuals]
                 raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
-            record = found.record(run.arguments, command=run.command)
+            record = result.record(run.arguments, command=run.command)
             record.scalars["cost"] = cost
         run.finish(record, found=finished is not None)

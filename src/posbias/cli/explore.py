@@ -54,7 +54,7 @@ def presets() -> dict[str, dict[str, Any]]:
     from posbias.architecture.published_models import bloom_influence, published_models
     from posbias.report.explore import curve_of
 
-    found = {
+    stacks: dict[str, dict[str, Any]] = {
         "no residual stream, 24 layers": {
             "settings": {"mixing": 1.0},
             "note": "Attention alone, causal, without encoding: nearly all influence falls on the first token "
@@ -74,9 +74,9 @@ def presets() -> dict[str, dict[str, Any]]:
             "same, whatever N is; what the residual stream keeps stays on the last one.",
         },
     }
-    found |= {model.name: _published(model) for model in published_models()}
-    found["bloom-176b"]["measured"] = curve_of("BLOOM-176B, measured gradient of the probability", bloom_influence())
-    return found
+    stacks |= {model.name: _published(model) for model in published_models()}
+    stacks["bloom-176b"]["measured"] = curve_of("BLOOM-176B, measured gradient of the probability", bloom_influence())
+    return stacks
 
 
 def _published(model: "PublishedModel") -> dict[str, Any]:

@@ -103,7 +103,7 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
     if dataclasses.is_dataclass(variant):
         owners = [owner for owner in reversed(variant.__mro__) if dataclasses.is_dataclass(owner)]  # type: ignore[union-attr]
         meanings = {field: text for owner in owners for field, text in _meanings(owner).items()}
-        for field in sorted(dataclasses.fields(variant), key=lambda each: bool(each.kw_only)):
+        for field in sorted(dataclasses.fields(variant), key=lambda entry: bool(entry.kw_only)):
             parameters[field.name] = {"meaning": meanings.get(field.name, "")}
             if field.default is not dataclasses.MISSING:
                 parameters[field.name]["default"] = field.default
@@ -132,12 +132,12 @@ def _meanings(owner: type) -> dict[str, str]:
     """The docstring behind each field of a class."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    meanings = {}
     for field, behind in zip(body.body, body.body[1:], strict=False):
         match field, behind:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                found[name] = inspect.cleandoc(text)
-    return found
+                meanings[name] = inspect.cleandoc(text)
+    return meanings
 
 
 def _print_catalogue(catalogue: dict[str, dict[str, str]]) -> None:
@@ -148,12 +148,12 @@ def _print_catalogue(catalogue: dict[str, dict[str, str]]) -> None:
             typer.echo(f"  {variant:<{width}}  {description}")
 
 
-def _print_variant(found: dict[str, Any]) -> None:
-    parameters = found["parameters"]
-    spelled = [f"{name}={each['default']!r}" if "default" in each else name for name, each in parameters.items()]
-    typer.echo(f"{found['name']}({', '.join(spelled)})\n\n{found['description']}")
-    for name, each in parameters.items():
-        meaning = f"{name}: {' '.join(each['meaning'].split())}"
+def _print_variant(variant: dict[str, Any]) -> None:
+    parameters = variant["parameters"]
+    spelled = [f"{name}={entry['default']!r}" if "default" in entry else name for name, entry in parameters.items()]
+    typer.echo(f"{variant['name']}({', '.join(spelled)})\n\n{variant['description']}")
+    for name, entry in parameters.items():
+        meaning = f"{name}: {' '.join(entry['meaning'].split())}"
         typer.echo("\n" + textwrap.fill(meaning, _WIDTH, subsequent_indent="    ", break_on_hyphens=False))
 
 

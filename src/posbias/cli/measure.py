@@ -21,7 +21,7 @@ EXAMPLE = (
 
 @dataclass(frozen=True)
 class MeasurementFlags:
-    """What is measured on every prompt, and how it is averaged."""
+    """Quantities measured on every prompt, and their averaging."""
 
     kinds: options.Kinds = "jacobian,probability"
     output: Annotated[

@@ -94,7 +94,7 @@ Checkpointing = Annotated[bool, typer.Option("--checkpointing", help="Trade time
 
 @dataclass(frozen=True)
 class PromptFlags:
-    """Which prompts are read, and how they are drawn."""
+    """Source, number and length of the prompts."""
 
     prompts: Annotated[
         str | None,
@@ -126,7 +126,7 @@ class PromptFlags:
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """How a model is loaded."""
+    """State, precision and device of a model, and options of its chat template."""
 
     init_seed: InitSeed = None
     dtype: Dtype = "float32"

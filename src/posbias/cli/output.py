@@ -1,4 +1,4 @@
-"""How a command meets the terminal: what it prints and saves, one short line for an error, no noise from libraries."""
+"""The terminal side of a command: what it prints and saves, one short line for an error, no noise from libraries."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LONGEST = 500
 """Most characters of an error line."""
 TAIL = 200
-"""How many of them are kept of the end, where the remedy stands."""
+"""Characters kept of its end, which names the remedy."""
 CUT = " ... "
 
 
@@ -32,11 +32,11 @@ class Run:
 
     directory: Path | None
     arguments: dict[str, Any]
-    """As the user passed them, defaults included."""
+    """Parameters of the command as the user passed them, defaults included."""
     command: str
-    """What repeats it in a shell."""
+    """Shell line that repeats it."""
     as_json: bool
-    """Whether one JSON document is printed, instead of tables."""
+    """True: one JSON document is printed instead of tables."""
 
     def finish(self, record: "Record", *, found: bool = False) -> None:
         """Conclude it in its directory, if any, and print its record; `found`: it lies there from an earlier run."""

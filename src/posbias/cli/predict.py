@@ -48,8 +48,8 @@ class ArchitectureFlags:
     content: Annotated[str, typer.Option(help="Diagonal logit offset: number or list.")] = "0"
     sinks: Annotated[str, typer.Option(help="Logit of a key that is no position: number or list.")] = "none"
 
-    def predict(self, theories: str, *, n_positions: int, given: Container[str]) -> "list[Prediction]":
-        """Predict every combination with every theory; a theory that ignores an option that was `given` is refused."""
+    def predict(self, theories: str, *, n_positions: int, options_given: Container[str]) -> "list[Prediction]":
+        """Predict every combination with every theory; a theory that ignores one of `options_given` is refused."""
         from posbias.architecture import Architecture
 
         counted = {name: options.whole_numbers(name, getattr(self, name)) for name in ("depth", "heads")}
@@ -58,33 +58,33 @@ class ArchitectureFlags:
         values["theory"] = options.several("theory", theories)
         count = prod(map(len, values.values()))
         if count > MOST_CURVES:
-            varied = ", ".join(f"--{name} {len(held)}" for name, held in values.items() if len(held) > 1)
+            varied = ", ".join(f"--{name} {len(choices)}" for name, choices in values.items() if len(choices) > 1)
             raise UsageError(f"{count} curves ({varied} values) do not fit one page; at most {MOST_CURVES} do")
-        found = []
+        predictions = []
         for combination in product(*values.values()):
             settings = dict(zip(values, combination, strict=True))
             theory = str(settings.pop("theory"))
             if settings["sinks"] == "none":
                 del settings["sinks"]
-            found.append(_of_architecture(Architecture(**settings), theory, n_positions, given))
-        return found
+            predictions.append(_of_architecture(Architecture(**settings), theory, n_positions, options_given))
+        return predictions
 
 
 def _of_architecture(
-    architecture: "Architecture", theory: str, n_positions: int, given: Container[str]
+    architecture: "Architecture", theory: str, n_positions: int, options_given: Container[str]
 ) -> "Prediction":
-    """Predict an architecture; a theory that ignores one of the `given` options is refused."""
+    """Predict an architecture; a theory that ignores one of `options_given` is refused."""
     from posbias.theory import predict as predict_profile
 
     prediction = predict_profile(architecture, n_positions=n_positions, theory=theory)
     used = {} if prediction.architecture is None else prediction.architecture.describe()
     ignored = [name for name, value in architecture.describe().items() if used.get(name, value) != value]
     for name in ignored:
-        if f"--{name}" in given:
+        if f"--{name}" in options_given:
             raise UsageError(
                 f"theory {prediction.theory} ignores {name}; leave --{name} out, or see `posbias list theories`"
             )
-    if "--mixing" in given or "mixing" in ignored:
+    if "--mixing" in options_given or "mixing" in ignored:
         return prediction
     return replace(prediction, caveats=(options.RESIDUAL_SAID, *prediction.caveats))
 
@@ -122,11 +122,11 @@ def predict(
     arguments = {**options.passed_arguments(context), "theory": theory}
     with running(context, flags, arguments=arguments) as run:
         if model is None:
-            found = architecture.predict(theory, n_positions=prompts.length, given=options.given(context))
-            if len(found) == 1:
-                run.finish(found[0].record(arguments, command=run.command))
+            predictions = architecture.predict(theory, n_positions=prompts.length, options_given=options.given(context))
+            if len(predictions) == 1:
+                run.finish(predictions[0].record(arguments, command=run.command))
             else:
-                run.finish(predictions_record(found, arguments, command=run.command))
+                run.finish(predictions_record(predictions, arguments, command=run.command))
             return
         plan = MeasurePlan(
             source=prompts.source,
@@ -180,6 +180,7 @@ def _of_model(source: str, plan: "MeasurePlan", theory: str, *, prompted: bool) 
     if name == "mean_field" and plan.init_seed is None and not source.startswith("config:"):
         raise UsageError(f"mean_field is about initialisation: give --init-seed, or --model config:{source}")
     loaded = plan.load(source)
-    known = not isinstance(parsed, ModelTheory) and known_mixing(loaded) is not None
-    drawn = plan.prompts(loaded) if prompted or (_needs_prompts(theory) and not known) else None
-    return predict_profile(loaded, n_positions=plan.n_positions, theory=theory, prompts=drawn, seed=plan.seed)
+    mixing_is_known = not isinstance(parsed, ModelTheory) and known_mixing(loaded) is not None
+    needed = prompted or (_needs_prompts(theory) and not mixing_is_known)
+    read = plan.prompts(loaded) if needed else None
+    return predict_profile(loaded, n_positions=plan.n_positions, theory=theory, prompts=read, seed=plan.seed)

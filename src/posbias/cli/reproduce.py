@@ -112,5 +112,5 @@ def _refuse_settings(context: typer.Context, paper: str) -> None:
     taken = settings.get(paper, [])
     for name in dict.fromkeys(name for names in settings.values() for name in names if name not in taken):
         owners = ", ".join(owner for owner, names in settings.items() if name in names)
-        known = " ".join(f"--{other.replace('_', '-')}" for other in (*taken, "out", "json"))
-        options.refuse(context, [name], f"belongs to {owners}; {paper} takes {known} only")
+        allowed = " ".join(f"--{other.replace('_', '-')}" for other in (*taken, "out", "json"))
+        options.refuse(context, [name], f"belongs to {owners}; {paper} takes {allowed} only")

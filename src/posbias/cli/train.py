@@ -35,10 +35,10 @@ def train(
     from posbias.training import train as train_study
 
     options.check_resume(resume, flags.out)
-    chosen, wanted = engine.made(), load_study(study)
+    workplace, members = engine.made(), load_study(study)
     with running(context, flags, resume=resume) as run:
         settings = TrainOptions(
-            engine=chosen,
+            engine=workplace,
             device=device,
             directory=run.directory,
             resume=resume,
@@ -46,7 +46,7 @@ def train(
             stack_size=stack_size,
             confirmed=yes,
         )
-        trained = train_study(wanted, options=settings)
+        trained = train_study(members, options=settings)
         record = training_record(trained, run.arguments, command=run.command)
         run.finish(record, found=trained.earlier is not None)
         if record.error is not None:
