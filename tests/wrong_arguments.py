@@ -15,9 +15,10 @@ import posbias as pb
 from posbias.models.model import Model
 
 OF_PACKAGES = {
-    "auditing": "BehaviourPlan MeasurePlan audit_behaviour measure_models preflight_attention",
+    "auditing": "MeasurePlan audit_behaviour measure_models preflight_attention",
     "decomposition": "DecompositionOptions",
     "evaluation": "MeasuredUse correlate_pairs",
+    "evaluation.influence": "BehaviourPlan",
     "evaluation.responders": "LocalOptions ServerOptions",
     "interventions": "intervened",
     "measurement.attention.statistics": "AttentionOptions",

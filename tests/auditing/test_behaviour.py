@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.auditing import BehaviourPlan, audit_behaviour
-from posbias.auditing.behaviour import elsewhere
+from posbias.auditing import audit_behaviour
 from posbias.errors import UsageError
 from posbias.evaluation.correlation import correct_for_number
+from posbias.evaluation.influence import BehaviourPlan, elsewhere
 from posbias.evaluation.spans import encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
@@ -113,7 +113,7 @@ def test_the_page_shows_what_weighs_beside_what_is_used(record, behaviour):
 def test_an_interrupted_run_goes_on_from_its_finished_prompts(model, plan, record, tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from posbias.auditing import behaviour as module
+    from posbias.evaluation import influence as module
 
     calls = []
 

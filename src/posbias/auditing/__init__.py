@@ -1,14 +1,13 @@
 """Models measured, audited and compared as records: as trained and at initialisation, beside every theory."""
 
 from posbias.auditing.attention import attention_record, preflight_attention
-from posbias.auditing.behaviour import BehaviourPlan, audit_behaviour, link_behaviour, preflight_behaviour
+from posbias.auditing.behaviour import audit_behaviour, link_behaviour
 from posbias.auditing.comparing import Chosen, comparison_record, ingredient_record
 from posbias.auditing.measuring import MeasurePlan, directory_names, measure_models, measure_source, measurement_record
 from posbias.auditing.run import AuditOptions, audit
 
 __all__ = [
     "AuditOptions",
-    "BehaviourPlan",
     "Chosen",
     "MeasurePlan",
     "attention_record",
@@ -22,5 +21,4 @@ __all__ = [
     "measure_source",
     "measurement_record",
     "preflight_attention",
-    "preflight_behaviour",
 ]

@@ -1,209 +1,19 @@
-"""Influence and behaviour of one model: what weighs and what is used, on the very same prompts.
+"""The behaviour of an audited model: its answers to a task, and influence on the same prompts, as a run of its own."""
 
-The model answers a task at several positions (`evaluate`); then, on each of those prompts, influence and theories,
-profiles over tokens that sum to 1, are summed over the tokens of the item that holds the answer and of every other
-item. Kinds that score tokens score the first token of the right answer, where it is decided which item is used; the
-others look at the last position's output.
-
-Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
-influence; scalars `influence`: {series: [{source, kind, what, means: [interval], correlations: {measure:
-Correlations.as_record}}], left_out: [text]}.
-"""
-
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float64, Int64
-
-from posbias.auditing.run import ARCHITECTURE_THEORIES, architecture_theories, beside_measured, prompt_theories
 from posbias.checks import checked
-from posbias.evaluation import (
-    EvaluateOptions,
-    Evaluation,
-    Pair,
-    correlate_pairs,
-    evaluate_responder,
-    finished_evaluation,
-    write_outputs,
-)
-from posbias.evaluation.correlation import SeriesName, correct_for_number
-from posbias.evaluation.cost import SHORTER
-from posbias.evaluation.curve import Scores, position_means
+from posbias.evaluation import Evaluation, evaluate_responder, finished_evaluation, write_outputs
 from posbias.evaluation.evaluation import BEHAVIOUR
+from posbias.evaluation.influence import BehaviourPlan, preflight_behaviour, with_influence
 from posbias.evaluation.responders import LocalOptions, LocalResponder
-from posbias.evaluation.spans import SampleSpans, encoded_prompt, spans_of
-from posbias.measurement.cost import estimate_cost, report_cost, without_passes
-from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.outputs import PassOptions, Target
-from posbias.measurement.prompt import measure_prompt
 from posbias.models.model import Model
-from posbias.profiles import Profile
-from posbias.progress import track
 from posbias.report import conclude, write_report
 from posbias.runs.directories import held
-from posbias.runs.parts import PartStore, made_by
 from posbias.runs.records import REPORT_FILE, Record, run_directory
-from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
-
-GOLD, PLACE = "gold", "place"
-"""Influence of the item that holds the answer; of a position where another item stands, averaged over where the answer
-is instead."""
-MEASURED = "measured"
-LEFT_OUT = "left_out/"
-DEFAULT_KINDS = ("jacobian(probes=2)", "logprob")
-
-
-@dataclass(frozen=True, eq=False)
-class Weighing:
-    """Influence of items on the prompts of an evaluation."""
-
-    model: Model
-    plan: "BehaviourPlan"
-    evaluation: Evaluation
-    directory: Path | None
-    """Where measured prompts are kept, beside the answers, which were already taken over or begun anew."""
-
-    @cached_property
-    def store(self) -> PartStore:
-        """Measured prompts by name."""
-        settings = {
-            "verb": "audit_behaviour",
-            "model": self.model.describe(),
-            **self.plan.measured,
-            "positions": list(self.evaluation.positions),
-            "seed": self.plan.evaluation.seed,
-            "made_by": made_by(),
-        }
-        return PartStore(self.directory, settings, resume=True)
-
-    def series(self) -> tuple[dict[SeriesName, Scores], list[str]]:
-        """Shares of influence, of the GOLD item or of a PLACE, one row per sample, and what was left out.
-
-        A sample that was too long at any position has NaN throughout.
-        """
-        evaluation, positions = self.evaluation, self.evaluation.positions
-        samples = list(spans_of(self.plan.asked, self.model.tokenizer, self.plan.evaluation))
-        fits = evaluation.tables["too_long"].sum(axis=1) == 0
-        tables: dict[SeriesName, Scores] = {}
-        left_out: dict[str, None] = {}
-        for row in track([row for row in range(len(samples)) if fits[row]], "influence"):
-            shares, reasons = self._sample(samples[row], row)
-            left_out |= dict.fromkeys(reasons)
-            for profile, matrix in shares.items():
-                source, _, kind = profile.partition("/")
-                about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
-                if source in ARCHITECTURE_THEORIES:  # these do not know what stands where
-                    del about[GOLD]
-                for what, values in about.items():
-                    blank = np.full((len(samples), len(positions)), np.nan)
-                    tables.setdefault(SeriesName(source, kind or None, what), blank)[row] = values
-        return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)
-
-    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[str, np.ndarray], list[str]]:
-        """share[gold position, position] by SOURCE[/KIND], from one measured prompt per position of the answer."""
-        pieces: list[dict[str, np.ndarray]] = []
-        reasons: list[str] = []
-        for column, gold in enumerate(self.evaluation.positions):
-            token_ids, answer = encoded_prompt(sample.examples[gold], self.model.tokenizer)
-            digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
-            compute = partial(self._measure, token_ids, answer, row * len(self.evaluation.positions) + column)
-            piece = self.store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute)
-            reasons += [name.removeprefix(LEFT_OUT) for name in piece if name.startswith(LEFT_OUT)]
-            profiles = {name: values for name, values in piece.items() if not name.startswith(LEFT_OUT)}
-            spans = sample.spans(gold)
-            pieces.append(
-                {name: np.array([rows[begin:end].sum() for begin, end in spans]) for name, rows in profiles.items()}
-            )
-        shared = [name for name in pieces[0] if all(name in piece for piece in pieces)]
-        return {name: np.stack([piece[name] for piece in pieces]) for name in shared}, reasons
-
-    def _measure(self, token_ids: Int64[np.ndarray, "_"], answer: int, index: int) -> dict[str, np.ndarray]:
-        """Profiles of one prompt, each summing to 1, by name."""
-        arrays: dict[str, np.ndarray] = {}
-        mixing = None
-        with prompt_theories(self.model, token_ids, initialisation=None) as read_prompt:
-            for takes_targets, output in ((True, str(Target(tokens=[answer]))), (False, "last")):
-                kinds = [kind for kind in self.plan.resolved if kind.takes_targets is takes_targets]
-                if not kinds:
-                    continue
-                key = (self.plan.evaluation.seed, index)
-                passes = PassOptions(output=output, precision_prompts=0)
-                measured = measure_prompt(self.model, token_ids, kinds=kinds, key=key, options=passes)
-                for kind, norms in measured.norms.items():
-                    arrays[f"{MEASURED}/{kind}"] = Profile.normalised(norms).influence
-                mixing = measured.mixing
-        theories, left_out = architecture_theories(self.model, len(token_ids), mixing)
-        arrays |= {name: entry.profile.influence for name, entry in theories.items()}
-        if self.plan.prompt_theories:
-            read, refused = read_prompt(mixing)
-            arrays |= {name: values / values.sum() for name, values in read.items()}
-            left_out = [*left_out, *refused]
-        return {**arrays, **{LEFT_OUT + reason: np.zeros(0) for reason in left_out}}
-
-
-def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:
-    """Each position's mean over the prompts whose answer stands at another one; NaN with a single position."""
-    count = len(matrix)
-    return np.asarray((matrix * (1 - np.eye(count))).sum(axis=0) / (count - 1 or np.nan))
-
-
-@checked
-@dataclass(frozen=True)
-class BehaviourPlan:
-    """What is asked and measured."""
-
-    task: str | LanguageTask
-    evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=16))
-    """Contents, positions, seed; influence is measured on the same prompts. Its directory is set by the run."""
-    kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
-    prompt_theories: bool = True
-    """Whether theories that read every prompt are computed too; each takes as long as a few backward passes."""
-    cost: Mapping[str, Any] | None = None
-    """What `preflight_behaviour` expects of the influence; None: it is still to be asked."""
-
-    @property
-    def asked(self) -> LanguageTask:
-        """The task as an object."""
-        return LANGUAGE_TASKS.parse(self.task) if isinstance(self.task, str) else self.task
-
-    @property
-    def resolved(self) -> tuple[Kind, ...]:
-        """The kinds as objects."""
-        return resolve_kinds(list(self.kinds))
-
-    @property
-    def measured(self) -> dict[str, Any]:
-        """What the influence depends on, beside model and prompts, in plain values."""
-        return {"kinds": [str(kind) for kind in self.resolved], "prompt_theories": self.prompt_theories}
-
-
-def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
-    """The plan with the expected cost of the influence on every prompt that fits into the context, before any work.
-
-    The cost is empty where no prompt fits, or where short runs fail, which the run will report.
-
-    Raises:
-        UsageError: it does not fit into memory, a wrong task, or a tokenizer without offsets.
-    """
-    task, options = plan.asked, plan.evaluation
-    samples = spans_of(task, model.tokenizer, options)
-    lengths = [sample.examples[position].n_tokens or 0 for sample in samples for position in sample.positions]
-    fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
-    if not fitting:
-        return replace(plan, cost={})
-    longest = max(fitting)
-    theories = beside_measured if plan.prompt_theories else None
-    estimate = estimate_cost(
-        model, longest, kinds=plan.resolved, passes=PassOptions(precision_prompts=0), beside=theories
-    )
-    estimate = replace(estimate or without_passes(model, longest), shorter=SHORTER)
-    cost = report_cost(model, estimate, len(fitting), max_memory=options.max_memory)
-    return replace(plan, cost={**cost, "prompts": len(fitting)} if cost else {})
 
 
 @checked
@@ -249,38 +59,11 @@ def audit_behaviour(
             return finished
         plan = preflight_behaviour(model, plan) if plan.cost is None else plan
         evaluation = evaluate_responder(responder, plan.asked, options, beside=plan.measured)
-        series, left_out = Weighing(model, plan, evaluation, directory).series()
-        record = evaluation.record
-        record.called(passed, command)
-        record.resolved["kinds"] = plan.measured["kinds"]
+        evaluation.record.called(passed, command)
         if directory is not None and directory.name == BEHAVIOUR:
-            record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
-        record.scalars["cost_of_influence"] = dict(plan.cost or {})
-        _store_correlations(evaluation, series, left_out)
-        weighed = replace(Evaluation.from_record(record), outputs=evaluation.outputs)
+            evaluation.record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}
+        evaluation = with_influence(model, plan, evaluation, directory)
         if directory is not None:
-            write_outputs(weighed, directory)
-            conclude(weighed, directory)
-    return weighed
-
-
-def _store_correlations(evaluation: Evaluation, series: Mapping[SeriesName, Scores], left_out: Sequence[str]) -> None:
-    """Put the shares of influence, and their correlations with every measure, into the record."""
-    record, seed = evaluation.record, evaluation.record.seeds["samples"]
-    entries = []
-    pairs = partial(Pair, positions=evaluation.positions, n_items=evaluation.n_items)
-    for name, table in series.items():
-        record.arrays[name.array] = table
-        entries.append(
-            {
-                **name._asdict(),
-                "means": [mean.as_record() for mean in position_means(table)],
-                "correlations": {
-                    measure: correlate_pairs(pair, seed=seed).as_record()
-                    for measure, scores in evaluation.measures.items()
-                    if len((pair := pairs(table, scores)).complete)
-                },
-            }
-        )
-    correct_for_number(entries)
-    record.scalars["influence"] = {"series": entries, "left_out": list(left_out)}
+            write_outputs(evaluation, directory)
+            conclude(evaluation, directory)
+    return evaluation

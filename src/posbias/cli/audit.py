@@ -10,7 +10,8 @@ from posbias.cli import options
 from posbias.cli.output import print_json, print_record, record_document, say
 
 if TYPE_CHECKING:
-    from posbias.auditing import AuditOptions, BehaviourPlan
+    from posbias.auditing import AuditOptions
+    from posbias.evaluation.influence import BehaviourPlan
     from posbias.runs.records import Record
     from posbias.tasks.language import LanguageTask
 
@@ -51,8 +52,8 @@ class BehaviourFlags:
 
     def plan(self, task: "LanguageTask", settings: "AuditOptions") -> "BehaviourPlan":
         """Plan what is evaluated and measured on the task, beside an audit with these settings."""
-        from posbias.auditing import BehaviourPlan
         from posbias.evaluation import EvaluateOptions
+        from posbias.evaluation.influence import BehaviourPlan
         from posbias.measurement.kinds import resolve_kinds
 
         evaluation = EvaluateOptions(
@@ -140,8 +141,9 @@ def _examined(
 ) -> "dict[Path, Record]":
     """Records of the audit and, if a task is planned, of the answers to it, by directory."""
     from posbias.auditing import audit as run_audit
-    from posbias.auditing import audit_behaviour, link_behaviour, preflight_behaviour
+    from posbias.auditing import audit_behaviour, link_behaviour
     from posbias.evaluation.evaluation import BEHAVIOUR
+    from posbias.evaluation.influence import preflight_behaviour
 
     subject: Any = model
     if plan is not None:

@@ -1,0 +1,127 @@
+"""Theories of a model beside one measured prompt: each that applies as a profile, the others with the reason.
+
+Of the architecture alone: attention only, the residual rollout with measured mixing, its continuous limit. From a
+prompt's forward activations: the rollout of the model's own attention and the power rollout. At initialisation: mean
+field.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from posbias.architecture import Architecture
+from posbias.comparison.subject import TheoryProfile
+from posbias.errors import UsageError
+from posbias.measurement.measurement import Unit
+from posbias.measurement.prompt import PromptMeasurement
+from posbias.models.model import Model
+from posbias.profiles import Profile
+from posbias.prompts.prompts import Prompts
+from posbias.theory import predict
+from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, spec_of
+from posbias.theory.mean_field.prediction import resolve_level
+from posbias.theory.power_rollout import PowerRollout, attention_rollout_of, trace_of_first_pass
+
+ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
+"""Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
+
+SAMPLED_HEADS = 64
+"""Heads per layer that mean field draws at every initialisation, where it has to: as networks of the model's own."""
+
+
+@contextmanager
+def prompt_theories(
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, initialisation: int | None
+) -> Iterator[Callable[[Float64[np.ndarray, "layers"] | None], tuple[dict[str, np.ndarray], list[str]]]]:
+    """Predictions that read the prompt, from its forward pass where that is the first one within the context.
+
+    Args:
+        model: In the state that is measured.
+        token_ids: The prompt.
+        initialisation: Its number, which seeds mean field's sampled heads; None: trained, mean field does not apply.
+
+    Yields:
+        A function, for when the pass is over, of the mixing measured on this prompt (mean over tokens; None without a
+        family description). It gives a profile [n_positions] of each theory by name, of mean field
+        [network n_positions], of which it is the mean, with a single row where it draws no heads; and a sentence for
+        each theory that does not apply.
+    """
+    with trace_of_first_pass(model, token_ids) as traced:
+
+        def theories(mixing: Float64[np.ndarray, "layers"] | None) -> tuple[dict[str, np.ndarray], list[str]]:
+            found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
+            if mixing is not None:
+                found["attention_rollout"] = lambda: attention_rollout_of(traced(), mixing.tolist())
+            if initialisation is not None:
+                found["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
+            return _applicable(found)
+
+        yield theories
+
+
+def architecture_theories(
+    model: Model, n_positions: int, mixing: Float64[np.ndarray, "layers"] | None
+) -> tuple[dict[str, TheoryProfile], list[str]]:
+    """Predictions from the architecture and measured mixing, by name, and a sentence for each that does not apply."""
+    if mixing is None:
+        return {}, ["theories of the architecture: the model's family has no description"]
+    architecture = Architecture.from_model(model, mixing=mixing)
+    found, left_out = _applicable(
+        {
+            name: lambda name=name: predict(architecture, n_positions, theory=name).profile.influence  # type: ignore[misc]
+            for name in ARCHITECTURE_THEORIES
+        }
+    )
+    return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
+
+
+def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray, "network n_positions"]:
+    """At the level its logits call for; the prompt tells which tokens repeat, which matters (W1 .04 without it).
+
+    An audit averages the profiles of single initialisations: where heads are drawn these are of networks, too.
+    """
+    spec = spec_of(model)
+    level = resolve_level(spec, "auto", prompt.n_positions)
+    if not isinstance(level, SampledHeads):
+        return mean_field(spec, prompt.n_positions, prompts=prompt, level=level).profile.influence[None]
+    heads = max(layer.attention.heads for layer in spec.layers if layer.attention is not None)
+    count = max(2, SAMPLED_HEADS // heads)
+    return network_profiles(spec, prompt.n_positions, prompts=prompt, count=count, seed=seed)
+
+
+def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str, np.ndarray], list[str]]:
+    found: dict[str, np.ndarray] = {}
+    left_out: list[str] = []
+    for name, compute in theories.items():
+        try:
+            found[name] = compute()
+        except UsageError as error:
+            left_out.append(f"{name}: {error}")
+    return found, left_out
+
+
+THEORY = "theory/"
+NETWORKS = "networks"
+LEFT_OUT = "left_out/"
+"""As in what a prompt's measurement is stored as, so that its reasons stand with the measurement's own."""
+
+
+@contextmanager
+def beside_measured(
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"], unit: Unit
+) -> Iterator[Callable[[PromptMeasurement], dict[str, np.ndarray]]]:
+    """The theories that read one unit's prompt; what is left out travels as the names of empty arrays."""
+    number = None if unit.init_seed is None else unit.prompt
+    with prompt_theories(model, token_ids, initialisation=number) as theories:
+
+        def arrays(measured: PromptMeasurement) -> dict[str, np.ndarray]:
+            found, left_out = theories(measured.mixing)
+            return {
+                **{THEORY + name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
+                **({NETWORKS: found["mean_field"]} if "mean_field" in found else {}),
+                **{LEFT_OUT + reason: np.zeros(0) for reason in left_out},
+            }
+
+        yield arrays
