@@ -1,0 +1,137 @@
+"""Influence measured on the prompts of an evaluation, in words, tables and figures; of one run, or of several."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from posbias.display.figures import GREEN, MEASURED, SKY, YELLOW, Curve, Figure, Stroke, interval_curves, theory_strokes
+from posbias.evaluation.correlation import Correlations, InfluenceSeries, RankCorrelation
+from posbias.evaluation.evaluation import MEASURES
+from posbias.report.tables import Table
+from posbias.report.wording import KINDS, THEORIES, label
+from posbias.statistics import MISSING, Interval
+
+CORRELATION_CAVEAT = (
+    "A rank correlation over positions is nearly automatic where both curves fall or bend alike; the partial ones hold "
+    "position, distance to the nearer end, or both fixed. Their intervals resample samples at the chosen positions; "
+    "p counts permutations of the positions, corrected (Holm) for the number of series and measures."
+)
+WHAT = {
+    "gold": "answer's item",
+    "place": "place, another item",
+}
+"""What a series of influence is about."""
+CONTROLLED = {
+    "nothing": "plain",
+    "position": "position held fixed",
+    "ends": "distance to the nearer end held fixed",
+    "position_and_ends": "both held fixed",
+}
+INFLUENCES = tuple(Stroke(colour, "solid") for colour in (GREEN, YELLOW, SKY))
+"""Strokes of measured kinds, none a theory's."""
+TIE_RANGE = (0.02, 20.0)
+"""Multiples of the mean shown on the logarithmic axis; theories fall far below."""
+ON_ONE_SCALE = {"accuracy": MEASURED, "reciprocal_rank": Stroke(MEASURED.colour, "dash")}
+"""Measures that can be drawn as multiples of their mean: none is negative."""
+
+
+def correlated_measures(series: Sequence[InfluenceSeries]) -> list[str]:
+    """Measures that any of the series is correlated with."""
+    return list(dict.fromkeys(measure for entry in series for measure in entry.correlations))
+
+
+def series_name(series: InfluenceSeries) -> str:
+    """Name of a series of influence in words."""
+    name = f"influence ({label(KINDS, str(series.kind))})" if series.measured else label(THEORIES, series.source)
+    return f"{name}: {WHAT[series.what]}"
+
+
+def correlation_table(title: str, series: Sequence[InfluenceSeries], measure: str) -> Table:
+    """A row for each series that is correlated with the measure."""
+    cells = []
+    for entry in series:
+        if measure in entry.correlations:
+            correlations = entry.correlations[measure]
+            texts = [
+                MISSING if np.isnan(found.value.value) else f"{found.value} p {found.p_value:.2g}"
+                for found in correlations.correlations
+            ]
+            cells.append([series_name(entry), *texts, correlations.within.text()])
+    return Table(title, ["influence", *CONTROLLED.values(), "within positions and samples"], cells)
+
+
+def correlation_statements(series: Sequence[InfluenceSeries], measure: str, *, where: str = "") -> list[str]:
+    """A sentence for every measured series, and for every theory of which anything is established."""
+    statements = []
+    for entry in series:
+        found: Correlations | None = entry.correlations.get(measure)
+        if found is None or not (entry.measured or any(one.established for one in found.correlations)):
+            continue
+        plain, held = found.of("nothing"), found.of("position_and_ends")
+        about = f"{series_name(entry)} and {label(MEASURES, measure)}"
+        if np.isnan(plain.value.value):
+            statements.append(f"{about}: one of the curves is constant, so there is no correlation.")
+            continue
+        rest = "and nothing is left of a curve once position and ends are held fixed"
+        if not np.isnan(held.value.value):
+            rest = f"with position and ends held fixed {held.value} ({_established(held)})"
+        statements.append(
+            f"{about} over {found.n_positions} positions{where}: rank correlation {plain.value} "
+            f"({_established(plain)}), {rest}."
+        )
+    return statements
+
+
+def _established(correlation: RankCorrelation) -> str:
+    return "established" if correlation.established else "not established"
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Behaviour and influence on the same prompts, as one figure shows them."""
+
+    positions: Sequence[int]
+    n_items: int
+    means: Mapping[str, Sequence[Interval]]
+    """Means by measure of behaviour."""
+    series: Sequence[InfluenceSeries]
+
+
+def influence_figure(slug: str, title: str, weighed: Weighed) -> Figure:
+    """Accuracy, influence and theories of one model, each as a multiple of its mean over positions."""
+    drawn = [
+        (label(MEASURES, name), weighed.means[name], stroke)
+        for name, stroke in ON_ONE_SCALE.items()
+        if name in weighed.means
+    ]
+    theories = theory_strokes([series.source for series in weighed.series if not series.measured])
+    kinds = list(dict.fromkeys(series.kind for series in weighed.series if series.measured))
+    of_answers = {(series.source, series.kind) for series in weighed.series if series.what == "gold"}
+    for series in weighed.series:
+        measured = series.measured
+        stroke = INFLUENCES[kinds.index(series.kind) % len(INFLUENCES)] if measured else theories[series.source]
+        if series.what == "place" and (series.source, series.kind) in of_answers:
+            stroke = Stroke(stroke.colour, "dot")  # beside the answer's item of the same source
+        drawn.append((series_name(series), series.means, stroke))
+    curves: list[Curve] = []
+    for name, means, stroke in drawn:
+        values = [mean.value for mean in means if not np.isnan(mean.value)]
+        if values and np.mean(values) > 0:
+            stored = [mean.as_record() for mean in means]
+            curves += interval_curves(name, weighed.positions, stored, stroke, unit=float(np.mean(values)))
+    return Figure(
+        slug,
+        f"{title}: what weighs, and what is used, by position (each as a multiple of its mean)",
+        axis_of(weighed.n_items),
+        "multiple of the mean over positions",
+        tuple(curves),
+        markers=True,
+        log_range=TIE_RANGE,
+        linear_range=(0.0, 4.0),
+    )
+
+
+def axis_of(n_items: int) -> str:
+    """Label of the axis of positions."""
+    return f"position of the answer among {n_items} (0 is the first)"
