@@ -45,12 +45,12 @@ from posbias.display.figures import (
     theory_strokes,
 )
 from posbias.display.static import DASHES, STYLE
+from posbias.display.wording import THEORIES, label
 from posbias.papers.birth2603.claims import continuous_density
 from posbias.report.correlate import figures
 from posbias.report.explore import explorer_page
 from posbias.report.layout import view_of
 from posbias.report.published import stored_figures
-from posbias.report.wording import THEORIES, label
 
 IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"

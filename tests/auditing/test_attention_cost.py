@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from posbias.auditing.attention import estimate_attention
 
 import posbias as pb
 from posbias.auditing import attention as attention_module
 from posbias.auditing import preflight_attention
-from posbias.auditing.attention import estimate_attention
 from posbias.errors import RunError, UsageError
 from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.measurement.cost import peak_tensor_bytes

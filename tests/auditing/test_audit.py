@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from posbias.auditing.comparing import Chosen, comparison_record
 
 import posbias as pb
 from posbias.architecture import Rope
 from posbias.auditing import measurement_record, run
-from posbias.auditing.comparing import Chosen, comparison_record
 from posbias.auditing.run import AuditOptions
 from posbias.comparison import Sample
 from posbias.comparison.subject import contrast

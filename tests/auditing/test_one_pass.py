@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from posbias.comparison.theories import prompt_theories
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
+from posbias.measurement.theories import prompt_theories
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
 from tiny_families import VOCABULARY, shaken_model

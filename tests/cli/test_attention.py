@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
+from posbias.auditing.attention import MAP_CELLS
 
 import posbias as pb
-from posbias.auditing.attention import MAP_CELLS
 from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.theory.power_rollout import attention_rollouts
 
@@ -110,6 +110,7 @@ def test_kernels_are_drawn_in_cells_unless_asked_for(library):
 )
 def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
     from posbias.auditing.attention import _map
+
     from posbias.measurement.attention.statistics import MeanKernels
 
     n_positions = 300

@@ -5,10 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
+from posbias.auditing.measuring import directory_names, measure_models
 
 import posbias as pb
 from posbias.auditing import MeasurePlan
-from posbias.auditing.measuring import directory_names, measure_models
 from posbias.errors import UsageError
 from posbias.models import weights
 from posbias.runs.engines import Local

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from posbias.auditing.measuring import measured_subject
 
 import posbias as pb
 from conftest import record_schema
-from posbias.auditing.measuring import measured_subject
 from posbias.cli.output import record_document
 from posbias.comparison import compare_subject
 from posbias.decomposition import DecompositionOptions, counterfactuals

@@ -18,7 +18,6 @@ from posbias.report.evaluate import VERDICTS
 from posbias.report.layout import caveats_of
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
-from posbias.report.wording import GLOSSARY
 from posbias.runs.records import Record
 from posbias.statistics import Interval
 

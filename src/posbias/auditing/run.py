@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from posbias.auditing.measuring import Loading, measured_subject
 from posbias.checks import check_size, check_whole, checked
-from posbias.comparison import Contrast, Subject, TheoryProfile, compare_subject, contrast_subjects
-from posbias.comparison.theories import NETWORKS, THEORY, architecture_theories, beside_measured
-from posbias.display.showing import Showing, Shown
+from posbias.comparison import Subject, TheoryProfile, compare_subject, contrast_subjects
+from posbias.comparison.stored import AuditRun, store_subjects
+from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.cost import preflight
@@ -24,12 +23,14 @@ from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import MeasureOptions, Unit, UnitWork, combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
+from posbias.measurement.several import Loading
+from posbias.measurement.theories import NETWORKS, THEORY, architecture_theories, beside_measured
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
-from posbias.report import conclude, store_subjects, verdict, view_of
+from posbias.report import conclude
 from posbias.runs.engines import Engine, Local, collect
 from posbias.runs.parts import PartStore, below, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, run_directory
@@ -102,41 +103,24 @@ def examine(
     theories, left_out = architecture_theories(model, measurement.n_positions, measurement.mixing)
     for key in below(pieces[0], THEORY):
         theories[key] = TheoryProfile.of_prompts(np.stack([piece[THEORY + key] for piece in pieces]))
-    subject = measured_subject(name, measurement, theories)
+    subject = measurement.subject(name, theories)
     networks = [piece[NETWORKS] for piece in pieces if len(piece.get(NETWORKS, ())) > 1]
     caveats = [scatter_caveat(np.concatenate(networks), initialisations=len(networks))] if networks else []
     return subject, [*measurement.left_out, *left_out], caveats
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Audit(Showing):
-    """A finished audit."""
+class Audit(AuditRun):
+    """A finished audit, and where it lies."""
 
-    record: Record
-    subjects: tuple[Subject, ...]
-    """The model as trained (where it was), then at initialisation."""
-    contrasts: dict[str, Contrast]
-    directory: Path | None
-    report: Path | None
-    """The HTML page; None where no directory was given."""
+    directory: Path | None = None
+    report: Path | None = None
+    """The HTML page; None if no directory was given."""
 
     def shown(self) -> Shown:
-        """The curves of its record, and the verdict."""
+        """The profiles, with both states and the page named."""
         states = ", ".join(subject.name for subject in self.subjects)
-        title = f"{self.record.resolved.get('title')}: {states}; report: {self.report}"
-        return replace(self.record.shown(), title=title, facts={"verdict": "\n".join(self.verdict)})
-
-    def as_run(self) -> Record:
-        """Its record."""
-        return self.record
-
-    @property
-    def verdict(self) -> tuple[str, ...]:
-        """Three sentences: does it lose the middle; which end does it favour, by how much; what can be done, and why.
-
-        Each is only as strong as its interval.
-        """
-        return verdict(self.record)
+        return replace(super().shown(), title=f"{self.label}: {states}; report: {self.report}")
 
 
 @checked
@@ -200,9 +184,7 @@ def _run(
     }
     finished = finished_run(directory, lambda: settings, resume=options.resume)
     if finished is not None and directory is not None:
-        view = view_of(finished)
-        found = conclude(finished, directory, found=True)
-        return Audit(finished, view.subjects, dict(view.contrasts), directory, found)
+        return _finished(finished, directory, conclude(finished, directory, found=True))
     store = PartStore(directory, settings, resume=options.resume, overwrite=options.overwrite)
     states = _states(model, prompts, options)
     cost = preflight(
@@ -233,7 +215,11 @@ def _run(
     store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
     record.scalars["cost"] = cost
     record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
-    return Audit(record, subjects, contrasts, directory, None if directory is None else conclude(record, directory))
+    return _finished(record, directory, None if directory is None else conclude(record, directory))
+
+
+def _finished(record: Record, directory: Path | None, page: Path | None) -> Audit:
+    return replace(Audit.from_record(record), directory=directory, report=page)
 
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:

@@ -77,7 +77,7 @@ def attention(
 
     Distance, entropy, sinks, content, kernels and mixing are averaged over prompts; no whole matrix is ever held.
     """
-    from posbias.auditing import attention_record, preflight_attention
+    from posbias.measurement.attention.record import attention_record, preflight_attention
     from posbias.measurement.attention.streaming import attention as measure_attention
     from posbias.theory.power_rollout import attention_rollouts
 

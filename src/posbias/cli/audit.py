@@ -96,8 +96,9 @@ def audit(
 
     Every theory stands beside what is measured, and a flat line beside every theory.
     """
-    from posbias.auditing import AuditOptions, directory_names
+    from posbias.auditing import AuditOptions
     from posbias.measurement.outputs import PassOptions
+    from posbias.measurement.several import directory_names
 
     task = behaviour.task
     if task is None:

@@ -43,7 +43,7 @@ def compare(
 
     Every distance stands beside that of a flat line; intervals resample the prompts of both runs.
     """
-    from posbias.auditing import Chosen, comparison_record
+    from posbias.comparison.of_runs import Chosen, comparison_record
     from posbias.runs.records import read_record
 
     options.check_apart(flags.out, (predicted, measured), verb="compared")

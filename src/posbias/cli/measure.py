@@ -9,7 +9,7 @@ from posbias.cli import options
 from posbias.cli.output import print_json, print_record, record_document, running, say
 
 if TYPE_CHECKING:
-    from posbias.auditing import MeasurePlan
+    from posbias.measurement.several import MeasurePlan
 
 EXAMPLE = (
     "Examples: `posbias measure demo --length 256 --count 8 --out runs/measured` · at initialisation: "
@@ -61,9 +61,9 @@ def measure(
     How strongly each layer mixes is measured too. Several models are measured one after another, each into a directory
     of its own under --out.
     """
-    from posbias.auditing import MeasurePlan, measure_source
     from posbias.measurement.kinds import resolve_kinds
     from posbias.measurement.measurement import MeasureOptions
+    from posbias.measurement.several import MeasurePlan, measure_source
 
     options.check_resume(resume, flags.out)
     settings = MeasureOptions(
@@ -102,12 +102,14 @@ def _measure_several(
     models: list[str], plan: "MeasurePlan", flags: options.RunFlags, *, arguments: dict[str, Any], command: str
 ) -> None:
     """Measure several models, each into its own directory; one that fails does not stop the others."""
-    from posbias.auditing import measure_models
     from posbias.errors import RunError
+    from posbias.measurement.several import measure_models
+    from posbias.report import write_report
     from posbias.runs.records import REPORT_FILE
 
     documents, failed = {}, {}
-    for name, record in measure_models(models, plan, out=flags.out, arguments=arguments, command=command):
+    runs = measure_models(models, plan, out=flags.out, arguments=arguments, command=command, page=write_report)
+    for name, record in runs:
         if record.status == "failed":
             failed[name] = record.error
         elif not flags.json:

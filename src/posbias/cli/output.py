@@ -70,9 +70,10 @@ def running(
 
 def record_document(record: "Record") -> dict[str, Any]:
     """A record with its verdict and arrays, as one JSON document; `record.schema.json` describes it, too."""
+    from posbias.report import verdict
     from posbias.runs.records import PROFILES, plain
 
-    answer = record.verdict if record.status == "done" else ()
+    answer = verdict(record) if record.status == "done" else ()
     arrays = {name: plain(array) for name, array in record.arrays.items()}
     document = {**record.as_json(), "verdict": list(answer), "arrays": arrays}
     del document[PROFILES]  # they are among the arrays, which are whole here

@@ -14,7 +14,7 @@ from posbias.errors import UsageError
 
 if TYPE_CHECKING:
     from posbias.architecture import Architecture
-    from posbias.auditing import MeasurePlan
+    from posbias.measurement.several import MeasurePlan
     from posbias.theory import Prediction
 
 EXAMPLE = (
@@ -113,7 +113,8 @@ def predict(
 
     Architectures are described by options; a model is read from its weights, and on prompts if the theory needs them.
     """
-    from posbias.auditing import MeasurePlan, ingredient_record
+    from posbias.decomposition.ingredients import ingredient_record
+    from posbias.measurement.several import MeasurePlan
     from posbias.theory import predictions_record
 
     if ingredients and not options.given(context, ["theory"]):

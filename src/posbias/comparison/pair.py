@@ -2,22 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from posbias.checks import checked
+from posbias.comparison.stored import profile_stems
 from posbias.comparison.subject import BesideFlat, Comparison, Sample, compare_with_prompts, contrast, distances
 from posbias.display.naming import numbered
 from posbias.display.showing import Showing
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.runs.records import ARRAYS_FILE, MEASURED, Record, read_record
-
-if TYPE_CHECKING:
-    from posbias.measurement.measurement import Measurement
+from posbias.runs.records import ARRAYS_FILE, MEASURED_PART, Record, read_record
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,20 +32,15 @@ class _Side:
 
 
 @checked
-def compare(
-    first: Any, second: Any, *, kind: str | None = None, n_positions: int = 256, count: int = 16, seed: int = 0
-) -> Comparison:
+def compare(first: Any, second: Any, *, kind: str | None = None, seed: int = 0) -> Comparison:
     """Every registered distance of the first profile to the second, beside the flat line's.
 
     Args:
-        first: A `Profile`, a prediction, a measurement, an audit, a record or a run's directory; or a model, as
-            `load_model` takes it or loaded: it is measured.
+        first: A `Profile`, a prediction, a measurement, an audit, a loaded run or a run's directory.
         second: The same; distances are to it.
         kind: The measured kind, or the theory of a run that has several; by default the first that both have, else the
             first of either. Where a run holds two states of a model, that as trained is taken.
-        n_positions: Length of the prompts in tokens, where a model is measured.
-        count: How many of them; six or more carry a claim.
-        seed: Of prompts, probes and resamples.
+        seed: Of resamples.
 
     Returns:
         The distances, both profiles, which `kinds` they are of, and, where the second was measured on prompts,
@@ -59,8 +51,7 @@ def compare(
     Raises:
         UsageError: something else, profiles over different numbers of positions, or a kind that neither has.
     """
-    find = partial(_found, kinds=kind or "jacobian", n_positions=n_positions, count=count, seed=seed)
-    held = [_held(given if isinstance(given, Showing) else find(given)) for given in (first, second)]
+    held = [_held(given) for given in (first, second)]
     sides = [_chosen(own, other, kind) for own, other in zip(held, reversed(held), strict=True)]
     names = numbered([side.name for side in sides])
     one, other = (replace(side, name=name) for side, name in zip(sides, names, strict=True))
@@ -71,42 +62,29 @@ def compare(
     return replace(found, profiles=profiles, intervals=intervals, kinds=kinds)
 
 
-def _found(given: Any, *, kinds: str, n_positions: int, count: int, seed: int) -> "Record | Measurement":
-    """The run of a directory, or a model measured."""
-    if isinstance(given, str | Path) and (Path(given) / ARRAYS_FILE).is_file():
-        return read_record(given)
-    from torch import nn  # here and below: whoever compares two profiles needs no model
-
-    from posbias.measurement.measurement import measure
-    from posbias.models.loading import load_model
-    from posbias.models.model import Model
-    from posbias.prompts.loading import load_prompts
-
-    if not isinstance(given, Model | nn.Module | str | Path):
-        raise UsageError(f"compare takes profiles, predictions, measurements, runs and models, got {given!r:.80}")
-    model = given if isinstance(given, Model) else load_model(given)
-    prompts = load_prompts("default", model, n_positions=n_positions, count=count, seed=seed)
-    return measure(model, prompts, kinds=kinds, seed=seed)
-
-
-def _held(given: Showing) -> Mapping[str, _Side]:
+def _held(given: Any) -> Mapping[str, _Side]:
     """The profiles of what is given, by kind or theory, those as trained before others, measured before predicted."""
     if isinstance(given, Profile):
         return {"": _Side("profile", given)}
-    record = given.as_run()
+    if isinstance(given, str | Path) and (Path(given) / ARRAYS_FILE).is_file():
+        given = read_record(given)
+    record = given.as_run() if isinstance(given, Record | Showing) else None
     if record is None:
-        raise UsageError(f"compare takes profiles, predictions, measurements, runs and models, got {given!r:.80}")
+        raise UsageError(
+            "compare takes profiles, predictions, measurements and runs; a model is measured first, as in "
+            f"posbias.measure(model, prompts); got {given!r:.80}"
+        )
     arrays, resolved = record.arrays, record.resolved
     title, prompts = _title(record), (resolved.get("prompts") or {}).get("sha256")
     found: dict[str, _Side] = {}
     for stem in sorted(
-        record.profile_stems(), key=lambda stem: (MEASURED not in stem.split("/"), "initialised/" in stem)
+        profile_stems(record), key=lambda stem: (MEASURED_PART not in stem.split("/"), "initialised/" in stem)
     ):
         low, high, units, scales = (arrays.get(f"{stem}/{part}") for part in ("low", "high", "per_prompt", "scales"))
         profile = Profile(arrays[f"{stem}/influence"], low, high)
         sample = None if units is None else Sample.of(units, scales)
         name = str(resolved.get("theory", stem)) if stem == "profile" else stem.split("/")[-1]
-        found.setdefault(name, _Side(title, profile, sample, MEASURED in stem.split("/"), prompts))
+        found.setdefault(name, _Side(title, profile, sample, MEASURED_PART in stem.split("/"), prompts))
     if not found:
         raise UsageError(f"a run of {record.verb} holds no profile to compare")
     return found

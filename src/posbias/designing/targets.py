@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.comparison.stored import profile_stems
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.registry import Registry
-from posbias.runs.records import MEASURED, RECORD_FILE, read_record
+from posbias.runs.records import MEASURED_PART, RECORD_FILE, read_record
 
 TARGETS: Registry["Target"] = Registry("target")
 Vector = Float64[np.ndarray, "n_positions"]
@@ -194,8 +195,8 @@ def _read_csv(path: Path) -> Vector:
 
 def _read_run(directory: Path, chosen: str) -> Vector:
     record = read_record(directory.parent if directory.name == RECORD_FILE else directory)
-    stems = record.profile_stems()
-    measured = [name for name in stems if MEASURED in name.split("/")]
+    stems = profile_stems(record)
+    measured = [name for name in stems if MEASURED_PART in name.split("/")]
     allowed = [chosen] if chosen in stems else [] if chosen else measured or stems
     if len(allowed) != 1:
         raise UsageError(

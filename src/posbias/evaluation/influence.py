@@ -21,13 +21,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
-from posbias.comparison.theories import (
-    ARCHITECTURE_THEORIES,
-    LEFT_OUT,
-    architecture_theories,
-    beside_measured,
-    prompt_theories,
-)
 from posbias.evaluation.correlation import Pair, SeriesName, correct_for_number, correlate_pairs
 from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.curve import Scores, position_means
@@ -38,6 +31,13 @@ from posbias.measurement.cost import estimate_cost, report_cost, without_passes
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
+from posbias.measurement.theories import (
+    ARCHITECTURE_THEORIES,
+    LEFT_OUT,
+    architecture_theories,
+    beside_measured,
+    prompt_theories,
+)
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track

@@ -4,10 +4,9 @@ Averaging `profiles` normalises every prompt and then averages, so that prompts 
 norms and normalises once (arXiv 2602.16837's code), so that prompts with large gradients dominate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, fields, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
+from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
+from posbias.comparison.stored import store_subjects
 from posbias.display.naming import changed_fields
 from posbias.display.showing import Showing, Shown
 from posbias.errors import RunError, UsageError
@@ -35,7 +36,6 @@ from posbias.runs.records import Record
 from posbias.statistics import CONFIDENCE, estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
-RECORDS_OF = "posbias.auditing.measuring"
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,69 @@ class Measurement(Showing):
 
     def as_run(self) -> Record:
         """The record that the shell writes of the same measurement; its command is `python`."""
-        # Intervals and comparisons are made above this room, as a record's verdict is.
-        record: Record = import_module(RECORDS_OF).measurement_record(self, {}, command=self.python)
-        return record
+        return self.to_record({}, command=self.python)
+
+    def to_record(self, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+        """The measurement with model, prompts, intervals and, unless only means are kept, every prompt's own values."""
+        described = self.model or {}
+        record = Record(
+            verb="measure",
+            arguments=dict(arguments),
+            resolved={
+                "title": self._source,
+                "command": command,
+                "model": described,
+                "prompts": None if self.prompts is None else self.prompts.describe(),
+                "measurement": self.describe(),
+            },
+            seeds=dict(self.seeds),
+        )
+        generator = np.random.default_rng(self.seeds.get("measure", 0))
+        subject = compare_subject(self.subject(), generator=generator)
+        if self.options.keep == "mean":
+            averages = {kind: MeasuredKind(entry.profile) for kind, entry in subject.measured.items()}
+            subject = replace(subject, measured=averages)
+        record.scalars["details"] = {
+            kind: {name: values.tolist() for name, values in of_kind.items()} for kind, of_kind in self.details.items()
+        }
+        record.scalars["precision"] = {
+            kind: {name: [finite(value) for value in values] for name, values in vars(loss).items()}
+            for kind, loss in self.precision.items()
+        }
+        return store_subjects(record, [subject], left_out=self.left_out)
+
+    def subject(self, name: str | None = None, theories: Mapping[str, TheoryProfile] | None = None) -> Subject:
+        """What was measured on one state of a model, with the theories set beside it; not compared yet.
+
+        Args:
+            name: By default the state that the model was in, "trained" or "initialised".
+            theories: By name.
+        """
+        # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
+        by_norm = self.options.averaging == "norms"
+        mixing, depth = {}, None
+        if self.mixing is not None and self.mixing_frobenius is not None:
+            mixing = {
+                "token_mean": Mixing(self.mixing, self.mixing_low, self.mixing_high),
+                "frobenius": Mixing(self.mixing_frobenius, self.mixing_frobenius_low, self.mixing_frobenius_high),
+            }
+        if self.depth is not None:
+            profiles = self.depth.profiles
+            depth = Depth(np.array(self.depth.layers), np.stack([profile.influence for profile in profiles]))
+            if len(self.depth.per_prompt) > 1:  # a single prompt gives no intervals
+                low, high = ([getattr(profile, end) for profile in profiles] for end in ("low", "high"))
+                depth = replace(depth, low=np.stack(low), high=np.stack(high))
+        return Subject(
+            name=name or ("trained" if (self.model or {}).get("init_seed") is None else "initialised"),
+            measured={
+                kind: MeasuredKind(profile, norms, scales=norms.sum(axis=1) if by_norm else None)
+                for kind, profile in self.profiles.items()
+                for norms in [self.per_prompt[kind]]
+            },
+            theories=dict(theories or {}),
+            mixing=mixing,
+            depth=depth,
+        )
 
     @property
     def _source(self) -> str:

@@ -14,20 +14,16 @@ from posbias.report import (  # noqa: F401
     train,
 )
 from posbias.report.findings import Finding, grouped_findings
-from posbias.report.layout import RunView, store_subjects, view_of
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, verdict, write_report
 
 __all__ = [
     "REPORTS",
     "Finding",
     "Report",
-    "RunView",
     "conclude",
     "grouped_findings",
     "report_of",
     "show_report",
-    "store_subjects",
     "verdict",
-    "view_of",
     "write_report",
 ]

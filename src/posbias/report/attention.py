@@ -21,13 +21,13 @@ from posbias.display.figures import (
     drawn_positions,
     profiles_figure,
 )
+from posbias.display.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
 from posbias.errors import UsageError
 from posbias.measurement.attention.statistics import MeanKernels
 from posbias.profiles import Profile
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, interval_text, number_text
-from posbias.report.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
 from posbias.runs.records import Record
 from posbias.statistics import Interval, mean_of
 

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.display.figures import RUNS, Curve, Figure, interval_curves
+from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.evaluation import MEASURES
 from posbias.evaluation.pooling import InfluenceCorrelation, MeasuredGroup
@@ -22,7 +23,6 @@ from posbias.report.influence import (
 from posbias.report.layout import notice_sentences, title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
-from posbias.report.wording import label
 from posbias.statistics import MISSING, Interval
 
 NOTE = (

@@ -9,10 +9,10 @@ from typing import Any
 
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, theory_strokes
+from posbias.display.wording import KINDS, STATISTICS, label
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import VERDICTS, Table, interval_text
-from posbias.report.wording import KINDS, STATISTICS, label
 from posbias.runs.records import Record
 from posbias.statistics import Interval
 

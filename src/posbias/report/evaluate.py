@@ -12,6 +12,7 @@ from posbias.display.figures import (
     Figure,
     interval_curves,
 )
+from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, PositionCurve
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
@@ -28,7 +29,6 @@ from posbias.report.influence import (
 from posbias.report.layout import caveats_of, notice_sentences, title_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
-from posbias.report.wording import label
 from posbias.statistics import MISSING, Interval
 
 NOTE = (

@@ -10,9 +10,10 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+from posbias.comparison.stored import ProfileRun
 from posbias.errors import UsageError
 from posbias.profiles import SUM_TOLERANCE, Profile
-from posbias.report.layout import shown_record, view_of
+from posbias.report.layout import shown_record
 from posbias.runs.records import FORMAT_VERSION, Record
 from posbias.version import __version__
 
@@ -58,10 +59,10 @@ def curve_of(name: str, profile: Profile) -> dict[str, Any]:
 
 
 def _measured(record: Record) -> list[dict[str, Any]]:
-    view = view_of(shown_record(record))
+    run = ProfileRun.from_record(shown_record(record))
     curves = [
-        {**curve_of(f"{view.title}, {subject.name}, {kind}", measured.profile), "run": record.run_id}
-        for subject in view.subjects
+        {**curve_of(f"{run.label}, {subject.name}, {kind}", measured.profile), "run": record.run_id}
+        for subject in run.subjects
         for kind, measured in subject.measured.items()
     ]
     if not curves:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, Contrast, KindComparison, PromptComparison, Subject, decided
+from posbias.comparison.names import is_measured, kind_name, state_of, theory_name
+from posbias.comparison.stored import ProfileRun
+from posbias.display.wording import KINDS, SUBJECTS, THEORIES, label
 from posbias.profiles import Profile
-from posbias.report.layout import RunView
-from posbias.report.names import is_measured, kind_name, state_of, theory_name
-from posbias.report.wording import KINDS, SUBJECTS, THEORIES, label
 from posbias.statistics import Interval, jackknife, leave_one_out
 
 FLAT_TENTH = 0.1
@@ -34,7 +34,7 @@ class Finding:
     sort: Literal["claim", "undecided", "statement"]
 
 
-def verdict_of(view: RunView) -> tuple[str, ...]:
+def verdict_of(view: ProfileRun) -> tuple[str, ...]:
     """Does the model lose the middle; which end does it favour, by how much; what can be done, and what explains it?
 
     Where there is no theory the last is left out; where nothing was measured it is said what was predicted, and how
@@ -52,9 +52,9 @@ def verdict_of(view: RunView) -> tuple[str, ...]:
     return (_middle(subject, kind, summary), f"{favoured}{_before_training(view, kind, end)}.", *advice)
 
 
-def named_verdict(view: RunView) -> str:
+def named_verdict(view: ProfileRun) -> str:
     """The first sentence of the verdict, with the run's name in its lead, for a page of several."""
-    subject, title = view.subjects[0], view.title.replace(": ", ", ")
+    subject, title = view.subjects[0], view.label.replace(": ", ", ")
     kind = next(iter(subject.measured), None)
     if kind is None:
         return f"Predicted, {title}: {_predicted(view)}."
@@ -68,7 +68,7 @@ def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
     return subject.summaries.get(kind) or point_statistics(subject.measured[kind].profile)
 
 
-def _predicted(view: RunView) -> str:
+def _predicted(view: ProfileRun) -> str:
     """Shares of the tenths; of several predictions which has least and which most of each."""
     profiles = {
         theory_name(view, name): theory.profile for each in view.subjects for name, theory in each.theories.items()
@@ -141,7 +141,7 @@ def _gaps(subject: Subject, kind: str) -> tuple[Interval, Interval]:
     return whole, within
 
 
-def _before_training(view: RunView, kind: str, end: str) -> str:
+def _before_training(view: ProfileRun, kind: str, end: str) -> str:
     """Which end random weights favour, where that is decided."""
     start = next((each for each in view.subjects[1:] if kind in each.measured and each.name in SUBJECTS), None)
     if start is None:
@@ -157,9 +157,9 @@ def _before_training(view: RunView, kind: str, end: str) -> str:
     return f"; before training, with random weights, it favoured the {favoured}{also} by {points}"
 
 
-def _advice(view: RunView, subject: Subject, kind: str, end: str) -> str:
+def _advice(view: ProfileRun, subject: Subject, kind: str, end: str) -> str:
     """What can be done, and which theory explains the profile."""
-    command = MITIGATE.format(model=shlex.quote(view.title))
+    command = MITIGATE.format(model=shlex.quote(view.label))
     text = (
         f"What can be done: influence is not accuracy, so first test its answers: `{command}` asks for one of 8 listed "
         "values at three positions, with and without each remedy, and says which to apply, if any; with `--task "
@@ -202,7 +202,7 @@ def nearest_theory(subject: Subject, kind: str) -> str | None:
     return found[0].theory if found else min(blocks, key=lambda block: block.comparison.wasserstein).theory
 
 
-def _compared(view: RunView, subject: Subject) -> tuple[str, ...]:
+def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
     """The nearest of what was compared, and how the others fare."""
     blocks = sorted(subject.comparisons, key=lambda block: block.comparison.wasserstein)
     if not blocks:
@@ -253,7 +253,7 @@ def shares_sentence(profile: Profile, what: str) -> str:
     return f"{first} of the {what} on the first tenth, {middle} on the middle, {last} on the last"
 
 
-def grouped_findings(view: RunView) -> list[list[Finding]]:
+def grouped_findings(view: ProfileRun) -> list[list[Finding]]:
     """For each measured kind of each subject its shape and the theories, then what was there at initialisation.
 
     Every group opens with what it is about (a sentence that ends in a colon); one with nothing else is left out.
@@ -272,7 +272,7 @@ def grouped_findings(view: RunView) -> list[list[Finding]]:
     ]
 
 
-def _of_measurement(view: RunView, subject: Subject, kind: str, *, first: bool) -> Iterator[Finding]:
+def _of_measurement(view: ProfileRun, subject: Subject, kind: str, *, first: bool) -> Iterator[Finding]:
     """What is said of one measured kind; its shape of a subject's first one only."""
     if not is_measured(view, kind):
         text = "this is a prediction, to which others are compared; nothing was measured, so no claim is made."

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from posbias.display.figures import GREEN, MEASURED, SKY, YELLOW, Curve, Figure, Stroke, interval_curves, theory_strokes
+from posbias.display.wording import KINDS, THEORIES, label
 from posbias.evaluation.correlation import Correlations, InfluenceSeries, RankCorrelation
 from posbias.evaluation.evaluation import MEASURES
 from posbias.report.tables import Table
-from posbias.report.wording import KINDS, THEORIES, label
 from posbias.statistics import MISSING, Interval
 
 CORRELATION_CAVEAT = (

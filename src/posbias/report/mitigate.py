@@ -10,6 +10,7 @@ import numpy as np
 
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
+from posbias.display.wording import label
 from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
 from posbias.mitigation.judging.endpoints import JUDGED, MEAN, SPREAD, WORST, Change, change_text
@@ -32,7 +33,6 @@ from posbias.report.mitigate_wording import (
 )
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table, number_text
-from posbias.report.wording import label
 from posbias.statistics import MISSING, Interval
 
 MOST_DRAWN = 6

@@ -9,6 +9,7 @@ a report can be mailed around and opened years later.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEMPLATE = "page.html.jinja"
-PROFILES = "profiles"
-"""Under this name stands the report of all runs that hold profiles, whatever their verb; it takes several of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +86,7 @@ class Report(Section):
 
 
 REPORTS: Registry[Callable[..., Report]] = Registry("report")
-"""By verb; runs of other verbs hold profiles."""
+"""By verb; one function may serve several, and take several runs of these."""
 
 
 def report_of(*runs: Result | Record) -> Report:
@@ -95,18 +94,28 @@ def report_of(*runs: Result | Record) -> Report:
     records = [run.as_run() for run in runs]
     if not records:
         raise UsageError("a report needs at least one run")
-    alone = [record.verb for record in records if record.verb in REPORTS]
+    first = records[0]
+    make: Callable[..., Report] = REPORTS[first.verb]
+    alone = [record.verb for record in records if not _takes_several(REPORTS[record.verb])]
     if alone and len(records) > 1:
         raise UsageError(f"runs of {alone[0]} are drawn one at a time, without others beside them")
-    first = records[0]
-    if alone and first.status != "done" and not first.scalars:
-        raise UsageError(f"the run {first.run_id} did not finish ({first.error}); only finished runs can be drawn")
-    make: Callable[..., Report] = REPORTS[alone[0] if alone else PROFILES]
+    if not first.scalars:
+        check_finished(first)
     try:
         shown = map(shown_record, records)
         return make(*(result_of(record) if record.verb in RESULTS else record for record in shown))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(f"the record of run {first.run_id} is damaged: {type(error).__name__} {error}") from None
+
+
+def _takes_several(make: Callable[..., Report]) -> bool:
+    return any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in signature(make).parameters.values())
+
+
+def check_finished(record: Record) -> None:
+    """Refuse a run that failed."""
+    if record.status != "done":
+        raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
 
 
 def verdict(run: Result | Record) -> tuple[str, ...]:

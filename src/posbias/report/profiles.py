@@ -6,6 +6,15 @@ from dataclasses import replace
 import numpy as np
 
 from posbias.comparison import STATISTICS, Depth, Subject
+from posbias.comparison.names import (
+    is_measured,
+    kind_name,
+    names_beside,
+    state_of,
+    theory_name,
+    told_apart,
+)
+from posbias.comparison.stored import THEORIES, ProfileRun
 from posbias.display.figures import (
     MEASURED,
     RUNS,
@@ -18,6 +27,8 @@ from posbias.display.figures import (
     run_strokes,
     theory_strokes,
 )
+from posbias.display.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
+from posbias.display.wording import THEORIES as NAMED
 from posbias.profiles import Profile
 from posbias.report.findings import (
     FLAT_TENTH,
@@ -28,16 +39,8 @@ from posbias.report.findings import (
     shares_sentence,
     verdict_of,
 )
-from posbias.report.layout import THEORIES, RunView, view_of
-from posbias.report.names import (
-    is_measured,
-    kind_name,
-    names_beside,
-    state_of,
-    theory_name,
-    told_apart,
-)
-from posbias.report.page import PROFILES, REPORTS, Report, Section
+from posbias.report.layout import caveats_of
+from posbias.report.page import REPORTS, Report, Section, check_finished
 from posbias.report.tables import (
     OF_HALVES,
     OF_ONE,
@@ -47,9 +50,6 @@ from posbias.report.tables import (
     overview_tables,
     shown_rows,
 )
-from posbias.report.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
-from posbias.report.wording import THEORIES as NAMED
-from posbias.runs.records import Record
 
 PREDICTED = "predicted influence"
 TENTHS = "tenths and their shares"
@@ -67,30 +67,34 @@ NOTE = (
 )
 
 
-@REPORTS.register(PROFILES)
-def profiles_report(*records: Record) -> Report:
+@REPORTS.register("predict")
+@REPORTS.register("measure")
+@REPORTS.register("compare")
+@REPORTS.register("audit")
+def profiles_report(*runs: ProfileRun) -> Report:
     """What the profiles of a run show; of several runs, what they show side by side, and then each by itself."""
-    views = [view_of(record) for record in records]
-    if len(views) == 1:
-        return _report_of_one(views[0], records[0])
-    views = told_apart(views)  # every line of a legend names one run
+    for run in runs:
+        check_finished(run.record)
+    if len(runs) == 1:
+        return _report_of_one(runs[0])
+    views = told_apart(runs)  # every line of a legend names one run
     sections = [
         Section(
-            view.title,
+            view.label,
             anchor=f"run-{number}",
             texts=verdict_of(view),
             statements=grouped_findings(view),
-            caveats=view.caveats,
+            caveats=caveats_of(view.record),
             figures=figures_of(view),
             tables=[*_ingredients(view), *detailed_tables(view)],
-            left_out=view.scalars.get("left_out", ()),
-            record=record,
+            left_out=view.left_out,
+            record=view.record,
         )
-        for number, (view, record) in enumerate(zip(views, records, strict=True), start=1)
+        for number, view in enumerate(views, start=1)
     ]
     figures = side_by_side(views)
     return Report(
-        " beside ".join(view.title for view in views),
+        " beside ".join(view.label for view in views),
         kicker=KICKER,
         verdict=[named_verdict(view) for view in views[:MOST_VERDICTS]],
         picture=figures[:1],
@@ -102,7 +106,7 @@ def profiles_report(*records: Record) -> Report:
     )
 
 
-def _report_of_one(view: RunView, record: Record) -> Report:
+def _report_of_one(view: ProfileRun) -> Report:
     overview, details = overview_tables([view]), detailed_tables(view)
     ingredients = _ingredients(view)
     if ingredients:  # what was asked for comes first, and is all that a terminal shows
@@ -113,31 +117,31 @@ def _report_of_one(view: RunView, record: Record) -> Report:
         Section("Every number", "numbers", tables=details),
     ]
     return Report(
-        view.title,
+        view.label,
         kicker=KICKER,
-        basis=_basis(view, record),
+        basis=_basis(view),
         verdict=verdict_of(view),
         picture=picture or figures[:1],
         figures=figures if picture else figures[1:],
-        caveats=view.caveats,
+        caveats=caveats_of(view.record),
         note=NOTE,
         summary=overview[:MOST_TABLES],
         tables=overview[MOST_TABLES:],
-        left_out=view.scalars.get("left_out", ()),
+        left_out=view.left_out,
         sections=[each for each in sections if each.statements or each.tables],
-        record=record,
+        record=view.record,
         glossary=GLOSSARY,
     )
 
 
-def _basis(view: RunView, record: Record) -> str:
-    """How many prompts of which texts and lengths an audit's verdict rests on; "" where nothing was measured."""
-    prompts, model = record.resolved.get("prompts"), record.resolved.get("model")
-    if not isinstance(prompts, dict) or not isinstance(model, dict) or not view.subjects[0].measured:
+def _basis(view: ProfileRun) -> str:
+    """How many prompts of which texts and lengths a verdict rests on; "" if nothing was measured."""
+    prompts = view.record.prompts
+    if prompts is None or view.record.model is None or not view.subject.measured:
         return ""
-    source, longest = prompts["source"], model.get("max_positions")
-    size = f"{prompts['count']} texts of {prompts['n_positions']} tokens"
-    text = f"Measured on {size}: {TEXTS.get(source, source)}"
+    longest = view.record.model.get("max_positions")
+    text = f"Measured on {prompts['count']} texts of {prompts['n_positions']} tokens: "
+    text += TEXTS.get(prompts["source"], prompts["source"])
     for subject in view.subjects[1:]:
         counts = [measured.n_independent for measured in subject.measured.values()]
         text += f"; at initialisation on {max(counts)} of them, with fresh random weights for each" if counts else ""
@@ -146,7 +150,7 @@ def _basis(view: RunView, record: Record) -> str:
     return f"{text}. In brackets, and as grey bands: 95 % intervals over texts."
 
 
-def picture_of(view: RunView) -> list[Figure]:
+def picture_of(view: ProfileRun) -> list[Figure]:
     """The first measured kind as trained and at initialisation, each with the theory that explains it best.
 
     Empty where a run has not both.
@@ -183,12 +187,11 @@ def _tenths(subject: Subject, kind: str) -> tuple[tuple[float, float, str], ...]
     )
 
 
-def _ingredients(view: RunView) -> list[Table]:
-    found = view.scalars.get("ingredients")
-    return [ingredient_table(found)] if found else []
+def _ingredients(view: ProfileRun) -> list[Table]:
+    return [ingredient_table(view.ingredients)] if view.ingredients else []
 
 
-def figures_of(view: RunView) -> list[Figure]:
+def figures_of(view: ProfileRun) -> list[Figure]:
     """Profiles per subject and measured kind, predictions without a measurement, depth, and mixing per layer."""
     figures = [figure for subject in view.subjects for figure in _subject_figures(view, subject)]
     figures.extend(
@@ -203,7 +206,7 @@ Entry = tuple[str, Profile, Stroke]
 """A curve of several runs' picture."""
 
 
-def side_by_side(views: Sequence[RunView]) -> list[Figure]:
+def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
     """One figure for each measured kind, of all runs that have it beside the predictions of runs without measurement;
     one of the predictions alone where nothing was measured."""
     drawn: list[tuple[str, str, list[Entry]]] = []
@@ -241,10 +244,10 @@ def side_by_side(views: Sequence[RunView]) -> list[Figure]:
     ]
 
 
-def _predictions(views: Sequence[RunView], taken: Sequence[Stroke]) -> list[Entry]:
+def _predictions(views: Sequence[ProfileRun], taken: Sequence[Stroke]) -> list[Entry]:
     """What runs without measurement predict, in strokes that no measurement has."""
     predictions = [
-        (view.curves.get(THEORIES + name, {"theory": name, "model": view.title}), theory.profile)
+        (view.curves.get(THEORIES + name, {"theory": name, "model": view.label}), theory.profile)
         for view in views
         for subject in view.subjects
         if not subject.measured
@@ -267,7 +270,7 @@ def _run_stroke(run: int, state: int) -> Stroke:
     return Stroke(RUNS[run % len(RUNS)].colour, ("solid", "dot", "dashdot")[state % 3])
 
 
-def _subject_figures(view: RunView, subject: Subject) -> Iterator[Figure]:
+def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
     """The theories beside each measured kind; alone where nothing was measured."""
     theories = {name: theory.profile for name, theory in subject.theories.items()}
     strokes = theory_strokes(list(theories)) if set(theories) <= set(NAMED) else run_strokes(list(theories))
@@ -287,7 +290,7 @@ def _subject_figures(view: RunView, subject: Subject) -> Iterator[Figure]:
         yield profile_figure(f"{subject.name}-predicted", seen, curves)
 
 
-def _depth_figure(view: RunView, subject: Subject, depth: Depth) -> Figure:
+def _depth_figure(view: ProfileRun, subject: Subject, depth: Depth) -> Figure:
     """The profile after a few layers, from pale (near the input) to dark."""
     rows = shown_rows(len(depth.layers))
     curves = []
@@ -303,7 +306,7 @@ def _depth_figure(view: RunView, subject: Subject, depth: Depth) -> Figure:
     return profile_figure(f"{subject.name}-depth", title, curves)
 
 
-def _mixing_figure(view: RunView) -> Figure:
+def _mixing_figure(view: ProfileRun) -> Figure:
     curves = []
     means = []
     for number, subject in enumerate(view.subjects):
@@ -315,5 +318,5 @@ def _mixing_figure(view: RunView) -> Figure:
             layers = np.arange(mixing.value.size, dtype=np.float64)
             name = f"{state}, {label(MIXINGS, definition)}"
             curves.append(Curve(name, layers, mixing.value, stroke, low=mixing.low, high=mixing.high))
-    title = f"{view.title}: attention contributes a share of {' and '.join(means)} to a layer's output, on average"
+    title = f"{view.label}: attention contributes a share of {' and '.join(means)} to a layer's output, on average"
     return Figure("mixing", title, "layer (0 is nearest the input)", "mixing coefficient", tuple(curves), markers=True)

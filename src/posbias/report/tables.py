@@ -19,13 +19,13 @@ from posbias.comparison import (
     Subject,
     summarise,
 )
+from posbias.comparison.names import is_measured, kind_name, settings_table, state_of, theory_name
+from posbias.comparison.stored import IngredientCosts, ProfileRun
+from posbias.display.wording import KINDS, MIXINGS, label
+from posbias.display.wording import METRICS as METRIC_NAMES
+from posbias.display.wording import STATISTICS as STATISTIC_NAMES
 from posbias.profiles import uniform_profile
 from posbias.report.findings import point_statistics
-from posbias.report.layout import RunView
-from posbias.report.names import is_measured, kind_name, settings_table, state_of, theory_name
-from posbias.report.wording import KINDS, MIXINGS, label
-from posbias.report.wording import METRICS as METRIC_NAMES
-from posbias.report.wording import STATISTICS as STATISTIC_NAMES
 from posbias.statistics import MISSING, Interval
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def shown_rows(count: int) -> list[int]:
     return sorted({int(row) for row in np.linspace(0, count - 1, min(count, SHOWN_LAYERS)).round()})
 
 
-def overview_tables(views: Sequence[RunView]) -> list[Table]:
+def overview_tables(views: Sequence[ProfileRun]) -> list[Table]:
     """What a run is read for first: theories, shares, depth, precision, and what else was found."""
     tables = [
         _theory_table(views, first=True),
@@ -132,7 +132,7 @@ def overview_tables(views: Sequence[RunView]) -> list[Table]:
     return [table for table in tables if table.cells]
 
 
-def detailed_tables(view: RunView) -> list[Table]:
+def detailed_tables(view: ProfileRun) -> list[Table]:
     """Every metric with its intervals and noise, every share, mixing."""
     shares = (*TENTHS, *ENDS, "interior_recency", "mean_position", "minimum_position")
     tables = [
@@ -146,11 +146,11 @@ def detailed_tables(view: RunView) -> list[Table]:
     return [table for table in tables if table.cells]
 
 
-def _states(views: Sequence[RunView]) -> list[tuple[RunView, str, Subject]]:
+def _states(views: Sequence[ProfileRun]) -> list[tuple[ProfileRun, str, Subject]]:
     return [(view, state_of(view, subject), subject) for view in views for subject in view.subjects]
 
 
-def _comparisons(views: Sequence[RunView]) -> list[tuple[list[str], Subject, KindComparison]]:
+def _comparisons(views: Sequence[ProfileRun]) -> list[tuple[list[str], Subject, KindComparison]]:
     """Every theory beside every measured kind, the nearest first, after what each of the three is called."""
 
     def kinds(subject: Subject, block: KindComparison) -> int:
@@ -163,13 +163,13 @@ def _comparisons(views: Sequence[RunView]) -> list[tuple[list[str], Subject, Kin
     ]
 
 
-def _reference(views: Sequence[RunView]) -> str:
+def _reference(views: Sequence[ProfileRun]) -> str:
     """The column of what theories are compared to: "measured" only where all of it is."""
     kinds = [(view, kind) for view in views for subject in view.subjects for kind in subject.measured]
     return "measured" if all(is_measured(view, kind) for view, kind in kinds) else "compared to"
 
 
-def _settings_table(view: RunView) -> Table:
+def _settings_table(view: ProfileRun) -> Table:
     """What each of several predictions was computed for."""
     rows = list(settings_table(view))
     columns = list(dict.fromkeys(name for _, settings in rows for name in settings))
@@ -177,7 +177,7 @@ def _settings_table(view: RunView) -> Table:
     return Table("Which curve is which?", ["curve", *columns], cells)
 
 
-def _theory_table(views: Sequence[RunView], *, first: bool = False) -> Table:
+def _theory_table(views: Sequence[ProfileRun], *, first: bool = False) -> Table:
     """Beside every measured kind, or beside the first of each model alone."""
     header = ["model", _reference(views), "theory", "distance W1 [95 %]", OF_FLAT, OF_HALVES, OF_ONE, AGAINST_FLAT]
     cells = []
@@ -204,7 +204,7 @@ def _against_flat(block: KindComparison, decides: int) -> str:
     return f"{VERDICTS[decides]}{opposite}"
 
 
-def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> Table:
+def _share_table(title: str, views: Sequence[ProfileRun], names: Sequence[str]) -> Table:
     """A row for each profile, measured or predicted, a column for each statistic, with its interval where estimated."""
     look: dict[str, dict[str, Any]] = {"minimum_position": {"spec": ".0f"}, "mean_position": {}}
     percent = {"spec": ".1f", "scale": 100, "unit": " %"}
@@ -226,7 +226,7 @@ def _share_table(title: str, views: Sequence[RunView], names: Sequence[str]) -> 
     return Table(title, ["model", "profile", *(label(STATISTIC_NAMES, name) for name in names)], cells)
 
 
-def _depth_table(views: Sequence[RunView]) -> Table:
+def _depth_table(views: Sequence[ProfileRun]) -> Table:
     """Shares of the influence on the stream after some layers, and how far that profile is from the final one's."""
     cells = []
     for _, state, subject in _states(views):
@@ -244,18 +244,18 @@ def _depth_table(views: Sequence[RunView]) -> Table:
     )
 
 
-def _precision_table(views: Sequence[RunView]) -> Table:
+def _precision_table(views: Sequence[ProfileRun]) -> Table:
     """Per kind, the profile in the model's precision against that of a float32 copy with the same random draws."""
     header = ["model", "measured", "W1 to float32", "median change", "largest change", "prompts checked"]
     cells = [
         [
-            view.title,
+            view.label,
             label(KINDS, kind),
             *(_range_text(loss[name], style) for name, style in _LOSSES.items()),
             str(len(loss["wasserstein"])),
         ]
         for view in views
-        for kind, loss in view.scalars.get("precision", {}).items()
+        for kind, loss in view.precision.items()
     ]
     return Table("What does half precision cost?", header, cells)
 
@@ -266,47 +266,44 @@ def _range_text(values: Sequence[float | None], style: str) -> str:
     return " to ".join(dict.fromkeys(format(value, style) for value in (*known[:1], *known[-1:]))) or MISSING
 
 
-def _detail_table(views: Sequence[RunView]) -> Table:
+def _detail_table(views: Sequence[ProfileRun]) -> Table:
     """What kinds with passes of their own found on the prompts, the mean and the range over prompts."""
     found = [
-        ([view.title, label(KINDS, kind), name.replace("_", " ")], np.asarray(values, dtype=np.float64))
+        ([view.label, label(KINDS, kind), name.replace("_", " ")], np.asarray(values, dtype=np.float64))
         for view in views
-        for kind, of_kind in view.scalars.get("details", {}).items()
+        for kind, of_kind in view.details.items()
         for name, values in of_kind.items()
     ]
     cells = [[*about, *(f"{each:.4g}" for each in (its.mean(), its.min(), its.max()))] for about, its in found]
     return Table("What else was found?", ["model", "measured", "found", "mean", "smallest", "largest"], cells)
 
 
-def _found_table(views: Sequence[RunView]) -> Table:
+def _found_table(views: Sequence[ProfileRun]) -> Table:
     """What theories found beside their profiles, with intervals where they have them."""
     cells = [
-        [view.title, name.replace("_", " "), interval_text(stored)]
-        for view in views
-        for name, stored in view.scalars.get("found", {}).items()
+        [view.label, name.replace("_", " "), interval.text()] for view in views for name, interval in view.found.items()
     ]
     return Table("What does the theory find beside the profile?", ["prediction", "found", "value [95 %]"], cells)
 
 
-def ingredient_table(found: Mapping[str, Any]) -> Table:
+def ingredient_table(costs: Mapping[str, IngredientCosts]) -> Table:
     """For each measured kind the whole theory, what leaving out each of its ingredients costs, and the flat line."""
     header = ["measured", "left out", "distance W1 [95 %]", "more than with nothing left out [95 %]", "verdict"]
     cells = []
-    for kind, entry in found.items():
-        for left_out, row in entry["left_out"].items():
-            cost = row["cost"]
-            what = "nothing" if cost is None else left_out.replace("_", " ")
-            verdict = MISSING
-            if cost is not None:  # closer or farther without it, where the interval says
-                decides = (Interval.of_record(cost).low > 0) - (Interval.of_record(cost).high < 0)
-                verdict = VERDICTS[0 if entry["count"] < UNITS_FOR_CLAIM else decides]
-            texts = interval_text(row["distance"]), interval_text(cost, "+.3f")
-            cells.append([label(KINDS, kind), what, *texts, verdict])
-        cells.append([label(KINDS, kind), "(flat line)", interval_text(entry["flat"]), MISSING, MISSING])
+    for kind, of_kind in costs.items():
+        for left_out, row in of_kind.left_out.items():
+            what, cost, verdict = "nothing", MISSING, MISSING
+            if row.cost is not None:
+                what, cost = left_out.replace("_", " "), row.cost.text("+.3f")
+                # Closer or farther without it, if the interval says so.
+                decides = (row.cost.low > 0) - (row.cost.high < 0) if of_kind.count >= UNITS_FOR_CLAIM else 0
+                verdict = VERDICTS[decides]
+            cells.append([label(KINDS, kind), what, row.distance.text(), cost, verdict])
+        cells.append([label(KINDS, kind), "(flat line)", of_kind.flat.text(), MISSING, MISSING])
     return Table("What does leaving out each ingredient cost?", header, cells)
 
 
-def _metric_table(view: RunView) -> Table:
+def _metric_table(view: ProfileRun) -> Table:
     blocks = _comparisons([view])
     known = list(METRIC_NAMES)
     metrics = list(blocks[0][2].comparison.values) if blocks else []
@@ -321,7 +318,7 @@ def _metric_table(view: RunView) -> Table:
     return Table("Every distance, the flat line's in parentheses", header, cells)
 
 
-def _interval_table(view: RunView) -> Table:
+def _interval_table(view: ProfileRun) -> Table:
     header = ["model", _reference([view]), "theory", "distance W1", OF_FLAT, "theory's minus flat line's", OF_HALVES]
     header += [OF_ONE, "a flat line's to single texts", "texts or seeds"]
     cells = []
@@ -334,7 +331,7 @@ def _interval_table(view: RunView) -> Table:
     return Table("Intervals and noise of W1", header, cells)
 
 
-def _mixing_table(view: RunView) -> Table:
+def _mixing_table(view: ProfileRun) -> Table:
     cells = []
     for _, state, subject in _states([view]):
         for definition, mixing in subject.mixing.items():

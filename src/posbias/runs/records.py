@@ -12,18 +12,18 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from posbias.checks import checked
-from posbias.display.showing import INFLUENCE, Series, Showing, Shown
+from posbias.display.showing import INFLUENCE
 from posbias.display.static import PICTURE_SOFTWARE
 from posbias.errors import RunError, UsageError
 from posbias.files import write_atomically
@@ -34,8 +34,6 @@ FORMAT_VERSION = 1
 RECORD_FILE = "record.json"
 ARRAYS_FILE = "arrays.safetensors"
 REPORT_FILE = "report.html"
-REPORT = "posbias.report"
-"""The room above that words verdicts; by name, since only who asks for one needs it."""
 
 ABSOLUTE_PATH = re.compile(
     r"(?P<before>^|[\s'\"`(=:,]|\[(?=[^\]\[]*[\\/][^\]\[]*[\\/]))(?:file://)?(?:~|[A-Za-z]:(?=[\\/])|(?=/))(?:[\\/][^\s'\"`()\[\]<>:,;/\\]+)*"
@@ -50,7 +48,7 @@ QUOTED_PATH = re.compile(
 
 PROFILES = "profiles"
 """The key of the JSON document under which numbers of arrays are repeated, for readers without the arrays."""
-MEASURED = "measured"
+MEASURED_PART = "measured"
 """The part of an array's name that tells a measurement from a prediction."""
 Status = Literal["done", "failed"]
 PIECES = "finished pieces"
@@ -68,7 +66,7 @@ NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
 
 
 @dataclass(eq=False, repr=False)
-class Record(Showing):
+class Record:
     """One run: what was asked, what that resolved to, what came out."""
 
     verb: str
@@ -92,73 +90,46 @@ class Record(Showing):
     def __post_init__(self) -> None:
         self.arguments, self.resolved = portable(self.arguments), portable(self.resolved)
 
-    def shown(self) -> Shown:
-        """Every profile of influence that it holds, or else the curves of its main measure.
-
-        In the picture each subject's first measured kind stands for the others; without one all is drawn.
-        """
-        about = f" of {self.resolved['title']}" if self.resolved.get("title") else ""
-        title = f"{self.verb}{about}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r}"
-        stems = self.profile_stems()
-        if stems:
-            sizes = {stem: self.arrays[f"{stem}/{INFLUENCE}"].size for stem in stems}
-            stems = [stem for stem in stems if sizes[stem] == max(sizes.values())]
-            measured = [stem for stem in stems if MEASURED in stem.split("/")]
-            drawn = {stem.rpartition(MEASURED)[0]: stem for stem in reversed(measured)}
-            return Shown(title, tuple(self._series(stem, stem in (drawn.values() or stems)) for stem in stems))
-        if self.verb not in ("evaluate", "mitigate") or not self.scalars.get("curves"):
-            return Shown(title)
-        measure, found = next(iter(self.scalars["curves"].items()))
-        by_arm = [found["means"]] if self.verb == "evaluate" else found
-        names = [measure] if self.verb == "evaluate" else self.scalars["arms"]
-        curves = []
-        for name, means in zip(names, by_arm, strict=True):
-            value, low, high = (_numbers(means, end) for end in ("value", "low", "high"))
-            curves.append(Series(name, value, low, high))
-        return Shown(title, tuple(curves), measure, places=self.arrays["positions"])
+    def __repr__(self) -> str:
+        return f"Record({self.line})"
 
     @property
-    def verdict(self) -> tuple[str, ...]:
-        """What the finished run answers, in one to three sentences, each only as strong as its interval.
+    def line(self) -> str:
+        """What it is, in one line."""
+        about = f" of {self.resolved['title']}" if self.resolved.get("title") else ""
+        return f"{self.verb}{about}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r}"
 
-        Of an audit: does the model lose the middle; which end does it favour, by how much; what can be done, and why.
+    @property
+    def model(self) -> Mapping[str, Any] | None:
+        """What the model says of itself; None if there is none, or if there are several."""
+        model = self.resolved.get("model")
+        return model if isinstance(model, Mapping) else None
 
-        Raises:
-            UsageError: the run failed, or its record is damaged.
-        """
-        report: Any = import_module(REPORT)
-        found: tuple[str, ...] = report.verdict(self)
-        return found
+    @property
+    def prompts(self) -> Mapping[str, Any] | None:
+        """What was read, as it says of itself; None if nothing was."""
+        prompts = self.resolved.get("prompts")
+        return prompts if isinstance(prompts, Mapping) else None
 
-    def facts(self) -> Mapping[str, str]:
-        """Its verdict, or why it failed."""
-        if self.status == "failed":
-            return {"failed": str(self.error)}
-        with suppress(UsageError):  # a record made by hand, which no report knows how to read
-            return {"verdict": "\n".join(self.verdict)}
-        return {}
-
-    def profile_stems(self) -> list[str]:
-        """What the names of its profiles' arrays begin with, such as `trained/measured/jacobian`.
-
-        Those as trained come before those at initialisation, and the measured ones before the theories.
-        """
-        found = {name.rpartition("/"): array for name, array in self.arrays.items()}
-        stems = [stem for (stem, _, part), array in found.items() if part == INFLUENCE and array.ndim == 1]
-        return sorted(stems, key=lambda stem: (stem.startswith("initialised/"), MEASURED not in stem.split("/")))
-
-    def _series(self, stem: str, drawn: bool) -> Series:
-        """A profile, named without the words that say where it is kept."""
-        name = " ".join(part for part in stem.split("/") if part not in (MEASURED, "theories")).replace("_", " ")
-        low, high = (self.arrays.get(f"{stem}/{end}") for end in ("low", "high"))
-        return Series(name, self.arrays[f"{stem}/{INFLUENCE}"], low, high, drawn)
+    @property
+    def title(self) -> str:
+        """What the run is about, in a few words: its title, or the model, or the theory, or the verb."""
+        titles = (
+            self.resolved.get("title"),
+            (self.model or {}).get("source"),
+            self.arguments.get("model"),
+            self.arguments.get("theory"),
+        )
+        return str(next(filter(None, titles), self.verb))
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays, as one JSON document; of those, the numbers of each measured profile."""
         cut = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
         document = {name: plain(value) for name, value in {**vars(self), **cut}.items() if name != "arrays"}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
-        measured = (f"{stem}/{INFLUENCE}" for stem in self.profile_stems() if MEASURED in stem.split("/"))
+        profiles = [name.split("/") for name, array in self.arrays.items() if array.ndim == 1]
+        profiles = [parts for parts in profiles if parts[-1] == INFLUENCE and MEASURED_PART in parts]
+        measured = map("/".join, sorted(profiles, key=lambda parts: parts[0] == "initialised"))
         document[PROFILES] = {
             name: plain(self.arrays[name]) for name in measured if self.arrays[name].size <= LONGEST_PROFILE
         }
@@ -237,11 +208,6 @@ def read_record(directory: str | Path) -> Record:
         raise UsageError(f"{str(path)!r} is damaged or from another posbias than {__version__}: {error}") from None
     _complete(directory / RECORD_FILE, metadata["record"])
     return record
-
-
-def _numbers(intervals: Sequence[Mapping[str, float | None]], end: str) -> np.ndarray:
-    """One end, or the value, of recorded intervals; NaN where nothing is known."""
-    return np.array([interval[end] for interval in intervals], dtype=np.float64)
 
 
 def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:

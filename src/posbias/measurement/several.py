@@ -1,31 +1,26 @@
 """`measure_models`: one measurement of several models, each a record in a directory of its own.
 
 Models follow one another, their prompts go through the engine; a finished model is known again by its record, an
-unfinished one continues from its finished prompts. Records have the layout that reports read (report/layout.py).
+unfinished one continues from its finished prompts (docs/measure).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from posbias.checks import checked
-from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
 from posbias.errors import RunError, UsageError
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, MeasureOptions, measure
+from posbias.measurement.measurement import DEFAULT_KINDS, MeasureOptions, measure
 from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
-from posbias.report import conclude, write_report
-from posbias.report.layout import store_subjects
 from posbias.runs.directories import held
-from posbias.runs.parts import fingerprint, finished_run, made_by
+from posbias.runs.parts import clear_parts, fingerprint, finished_run, made_by
 from posbias.runs.records import (
     Record,
     check_unfinished,
@@ -35,74 +30,6 @@ from posbias.runs.records import (
     portable,
     run_directory,
 )
-
-
-def measurement_record(measurement: Measurement, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-    """A measurement with model, prompts, intervals and, unless only means are kept, every prompt's own values."""
-    described = measurement.model or {}
-    record = Record(
-        verb="measure",
-        arguments=dict(arguments),
-        resolved={
-            "title": str(described.get("source", "a model")),
-            "command": command,
-            "model": described,
-            "prompts": None if measurement.prompts is None else measurement.prompts.describe(),
-            "measurement": measurement.describe(),
-        },
-        seeds=dict(measurement.seeds),
-    )
-    generator = np.random.default_rng(measurement.seeds.get("measure", 0))
-    subject = compare_subject(measured_subject(state_name(described), measurement), generator=generator)
-    if measurement.options.keep == "mean":
-        averages = {kind: MeasuredKind(entry.profile) for kind, entry in subject.measured.items()}
-        subject = replace(subject, measured=averages)
-    record.scalars["details"] = {
-        kind: {name: values.tolist() for name, values in found.items()} for kind, found in measurement.details.items()
-    }
-    record.scalars["precision"] = {
-        kind: {name: [finite(value) for value in values] for name, values in vars(loss).items()}
-        for kind, loss in measurement.precision.items()
-    }
-    return store_subjects(record, [subject], left_out=measurement.left_out)
-
-
-def state_name(model: Mapping[str, Any]) -> str:
-    """The subject's name, from a model's description."""
-    return "trained" if model.get("init_seed") is None else "initialised"
-
-
-def measured_subject(
-    name: str, measurement: Measurement, theories: Mapping[str, TheoryProfile] | None = None
-) -> Subject:
-    """What was measured on one state of a model, with the theories set beside it; not compared yet."""
-    # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
-    by_norm = measurement.options.averaging == "norms"
-    mixing, depth = {}, None
-    if measurement.mixing is not None and measurement.mixing_frobenius is not None:
-        mixing = {
-            "token_mean": Mixing(measurement.mixing, measurement.mixing_low, measurement.mixing_high),
-            "frobenius": Mixing(
-                measurement.mixing_frobenius, measurement.mixing_frobenius_low, measurement.mixing_frobenius_high
-            ),
-        }
-    if measurement.depth is not None:
-        profiles = measurement.depth.profiles
-        depth = Depth(np.array(measurement.depth.layers), np.stack([profile.influence for profile in profiles]))
-        if len(measurement.depth.per_prompt) > 1:  # a single prompt gives no intervals
-            low, high = ([getattr(profile, end) for profile in profiles] for end in ("low", "high"))
-            depth = replace(depth, low=np.stack(low), high=np.stack(high))
-    return Subject(
-        name=name,
-        measured={
-            kind: MeasuredKind(profile, norms, scales=norms.sum(axis=1) if by_norm else None)
-            for kind, profile in measurement.profiles.items()
-            for norms in [measurement.per_prompt[kind]]
-        },
-        theories=dict(theories or {}),
-        mixing=mixing,
-        depth=depth,
-    )
 
 
 @dataclass(frozen=True)
@@ -197,7 +124,7 @@ def measure_source(
     kinds = resolve_kinds(list(plan.kinds))
     cost = preflight(model, prompts, kinds=kinds, options=options, max_memory=plan.max_memory)
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=options)
-    record = measurement_record(measurement, arguments, command=command)
+    record = measurement.to_record(arguments, command=command)
     record.scalars["cost"] = cost
     if directory is not None:
         record.resolved["fingerprint"] = fingerprint(plan.settings(record.resolved["model"], prompts))
@@ -212,15 +139,18 @@ def measure_models(
     out: str | Path | None = None,
     arguments: Mapping[str, Any] | None = None,
     command: str = "",
+    page: Callable[[Sequence[Record], Path], object] | None = None,
 ) -> Iterator[tuple[str, Record]]:
     """Measure several models one after another, the prompts of each through the engine.
 
     Args:
         sources: As `load_model` takes them, each once.
         plan: What is measured of each; its engine serves all of them.
-        out: Directory for all: one run directory per model, and a report with all models side by side. With
-            `options.resume` finished models are taken from there, and an unfinished one goes on.
+        out: Directory for all, with one run directory per model. With `options.resume` finished models are taken from
+            there, and an unfinished one goes on.
         arguments, command: For the records, beside the model; the arguments are those of the plan by default.
+        page: Draws finished records into a directory, as `write_report` does: each into its own as it is done, at last
+            all of them side by side into `out`. None: no pages.
 
     Yields:
         Name and record of each model as it is done. A model that fails has a record with status "failed" that says why,
@@ -250,7 +180,11 @@ def measure_models(
                 with run_directory(own, verb="measure", arguments=each, resume=resume, overwrite=overwrite) as path:
                     record, found = measure_source(source, plan, directory=path, arguments=each, command=command)
                     if path is not None:
-                        conclude(record, path, found=found)
+                        if not found:
+                            record.write_run(path)
+                        if page is not None:
+                            page([record], path)
+                        clear_parts(path)
             except (RunError, UsageError) as error:
                 if isinstance(error, UsageError) and not records:
                     raise
@@ -263,8 +197,8 @@ def measure_models(
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]
-        if directory is not None and done:
-            write_report(done, directory)
+        if directory is not None and page is not None and done:
+            page(done, directory)
 
 
 def directory_names(sources: Sequence[str]) -> dict[str, str]:

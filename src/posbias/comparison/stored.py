@@ -1,0 +1,367 @@
+"""Runs that hold profiles of influence: how their subjects go into a `Record`, and the typed result that comes back.
+
+Arrays (float64; SUBJECT is "trained", "initialised" ...; `low`, `high`, `per_prompt`, `scales` only where they
+exist):
+
+    SUBJECT/measured/KIND/{influence,low,high}     [n_positions]
+    SUBJECT/measured/KIND/per_prompt               [n_units n_positions]
+    SUBJECT/measured/KIND/scales                   [n_units] how much each unit counts, where not all the same
+    SUBJECT/theories/NAME/{influence,low,high}     [n_positions]             SUBJECT/theories/NAME/per_prompt
+    SUBJECT/mixing/DEFINITION/{value,low,high}     [n_layers]
+    SUBJECT/depth/jacobian/layers                  [n_layers] int64          SUBJECT/depth/jacobian/{influence,low,high}
+
+Scalars: `subjects`: {SUBJECT: {measured: [KIND], theories: [NAME], mixing: [DEFINITION], summaries: {KIND: {STATISTIC:
+interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [text],
+`precision`: {KIND: {LOSS: [one per checked prompt]}}, `details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
+interval}, what a theory finds beside its profile, `ingredients`: {KIND: {count, flat, left_out: {NAME: {distance,
+cost}}}}. An interval is {value, low, high}, None if infinite or undefined. `resolved` may hold `title`, `command` and
+the tables `model`, `prompts`, and `curves`: {GROUP/NAME: settings}, what each curve of several was computed for, by
+which they are named. Records without `subjects` are read too: `profile/influence` (predict), `measured/...`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from posbias.comparison.metrics import finite
+from posbias.comparison.subject import (
+    Comparison,
+    Contrast,
+    Depth,
+    Distances,
+    KindComparison,
+    MeasuredKind,
+    Mixing,
+    PromptComparison,
+    SplitHalf,
+    Subject,
+    TheoryProfile,
+)
+from posbias.display.naming import Settings
+from posbias.display.showing import INFLUENCE, Series, Shown
+from posbias.errors import UsageError
+from posbias.profiles import Profile
+from posbias.runs.records import MEASURED_PART, Record
+from posbias.runs.results import RESULTS, Result
+from posbias.statistics import Interval
+
+DEPTH_KIND = "jacobian"
+"""The kind that is measured by depth: hidden states have no tokens to score."""
+THEORIES, MEASURED = "theories/", "measured/"
+"""What the names of a run's curves begin with: predictions, and what they are compared to."""
+Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth, Profile)
+
+
+@dataclass(frozen=True)
+class IngredientCost:
+    """A prediction with one ingredient left out, beside the measurement."""
+
+    distance: Interval
+    """W1 to the measurement."""
+    cost: Interval | None
+    """How much farther that is than with nothing left out; None for the whole theory."""
+
+
+@dataclass(frozen=True, eq=False)
+class IngredientCosts:
+    """What leaving out each ingredient of a theory costs, beside one measured kind."""
+
+    count: int
+    """Prompts."""
+    flat: Interval
+    """W1 of the flat line to the measurement."""
+    left_out: Mapping[str, IngredientCost]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ProfileRun(Result):
+    """A run that holds profiles of influence, measured or predicted, as it was stored."""
+
+    record: Record
+    label: str
+    """What the run is about: the model, or the architecture; beside other runs, told apart from them."""
+    subjects: tuple[Subject, ...]
+    contrasts: Mapping[str, Contrast] = field(default_factory=dict)
+    """Per kind, the first subject (trained) against the second (at initialisation)."""
+    curves: Mapping[str, Settings] = field(default_factory=dict)
+    """By group and name ("theories/rollout"), what each profile was computed or measured for; empty for audits."""
+    left_out: tuple[str, ...] = ()
+    """What was not measured or does not apply, one sentence each."""
+    precision: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
+    """By kind and loss, one number for each prompt that was checked against float32."""
+    details: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
+    """By kind and name, what else was found on every prompt."""
+    found: Mapping[str, Interval] = field(default_factory=dict)
+    """What a theory finds beside its profile."""
+    ingredients: Mapping[str, IngredientCosts] = field(default_factory=dict)
+    """By measured kind, if a theory was predicted without each of its ingredients."""
+
+    @classmethod
+    def from_record(cls, record: Record) -> Self:
+        """The profiles of a run; none if it failed. One that finished without any is refused."""
+        if record.status != "done":
+            return cls(record, record.title, ())
+        scalars = record.scalars
+        subjects = tuple(_subject(record, name, stored) for name, stored in (scalars.get("subjects") or {}).items())
+        subjects = subjects or (_bare_subject(record),)
+        if not any(subject.n_positions for subject in subjects):
+            raise UsageError(f"the {record.verb} run {record.run_id} holds no profile to draw")
+        return cls(
+            record,
+            record.title,
+            subjects,
+            contrasts={
+                kind: Contrast(**_fields_of(Contrast, stored)) for kind, stored in scalars.get("contrasts", {}).items()
+            },
+            curves=_curves(record, subjects[0]),
+            left_out=tuple(scalars.get("left_out", ())),
+            precision=scalars.get("precision", {}),
+            details=scalars.get("details", {}),
+            found=_read(scalars.get("found", {})),
+            ingredients={kind: _ingredient_costs(stored) for kind, stored in scalars.get("ingredients", {}).items()},
+        )
+
+    @property
+    def subject(self) -> Subject:
+        """The model as trained, or what else the run is about."""
+        return self.subjects[0]
+
+    @property
+    def n_positions(self) -> int:
+        """Positions of the profiles."""
+        return self.subject.n_positions
+
+    def shown(self) -> Shown:
+        """Every profile; in the picture each subject's first measured kind stands for the others, if there is one."""
+        return shown_profiles(self.record)
+
+
+@RESULTS.register("predict")
+class PredictionRun(ProfileRun):
+    """A theory's prediction, or several, as stored."""
+
+    @property
+    def profile(self) -> Profile:
+        """The first prediction."""
+        return next(iter(self.subject.theories.values())).profile
+
+
+@RESULTS.register("measure")
+class MeasurementRun(ProfileRun):
+    """A measurement as stored, with the fields of `Measurement`, as far as a record keeps them."""
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """By kind, the average over prompts with its interval."""
+        return {kind: measured.profile for kind, measured in self.subject.measured.items()}
+
+    @property
+    def per_prompt(self) -> dict[str, np.ndarray]:
+        """By kind, raw norms of every prompt; empty if only means were kept."""
+        entries = self.subject.measured.items()
+        return {kind: entry.per_prompt for kind, entry in entries if entry.per_prompt is not None}
+
+    @property
+    def mixing(self) -> np.ndarray | None:
+        """Mean over tokens and prompts of |a| / (|x| + |a|) in every layer; None if left out."""
+        return self.subject.mixing["token_mean"].value if "token_mean" in self.subject.mixing else None
+
+    @property
+    def mixing_frobenius(self) -> np.ndarray | None:
+        """Mean over prompts of ||a||_F / (||x||_F + ||a||_F) in every layer; None if left out."""
+        return self.subject.mixing["frobenius"].value if "frobenius" in self.subject.mixing else None
+
+
+@RESULTS.register("compare")
+class ComparisonRun(ProfileRun):
+    """The predictions of one run beside the measurements of another, as stored."""
+
+
+@RESULTS.register("audit")
+class AuditRun(ProfileRun):
+    """An audit as stored: the model as trained (if it was), then at initialisation."""
+
+
+def store_subjects(
+    record: Record,
+    subjects: Sequence[Subject],
+    *,
+    contrasts: Mapping[str, Contrast] | None = None,
+    left_out: Sequence[str] = (),
+) -> Record:
+    """Write compared subjects, the trained model first, into `record` (in place) in the layout above, and return it.
+
+    `left_out` says what was not measured or does not apply, one sentence each. A name with a slash is refused.
+    """
+    record.scalars["subjects"] = {}
+    for subject in subjects:
+        _store_subject(record, subject)
+    record.scalars["contrasts"] = _stored(contrasts or {})
+    record.scalars["left_out"] = list(left_out)
+    return record
+
+
+def profile_stems(record: Record) -> list[str]:
+    """What the names of its profiles' arrays begin with, such as `trained/measured/jacobian`.
+
+    Those as trained come before those at initialisation, and the measured ones before the theories.
+    """
+    parts = {name.rpartition("/"): array for name, array in record.arrays.items()}
+    stems = [stem for (stem, _, part), array in parts.items() if part == INFLUENCE and array.ndim == 1]
+    return sorted(stems, key=lambda stem: (stem.startswith("initialised/"), MEASURED_PART not in stem.split("/")))
+
+
+def shown_profiles(record: Record) -> Shown:
+    """The longest profiles that a record holds, each named without the words that say where it is kept."""
+    stems = profile_stems(record)
+    sizes = {stem: record.arrays[f"{stem}/{INFLUENCE}"].size for stem in stems}
+    stems = [stem for stem in stems if sizes[stem] == max(sizes.values())]
+    measured = [stem for stem in stems if MEASURED_PART in stem.split("/")]
+    drawn = {stem.rpartition(MEASURED_PART)[0]: stem for stem in reversed(measured)}.values() or stems
+    series = []
+    for stem in stems:
+        name = " ".join(part for part in stem.split("/") if part not in (MEASURED_PART, "theories")).replace("_", " ")
+        low, high = (record.arrays.get(f"{stem}/{end}") for end in ("low", "high"))
+        series.append(Series(name, record.arrays[f"{stem}/{INFLUENCE}"], low, high, stem in drawn))
+    return Shown(record.line, tuple(series))
+
+
+def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
+    """What each profile of a run was computed or measured for, by group and name."""
+    resolved = record.resolved
+    if isinstance(resolved.get("curves"), Mapping):
+        return {str(name): dict(settings) for name, settings in resolved["curves"].items()}
+    if record.verb not in ("predict", "measure") or not subject.n_positions:
+        return {}
+    model, prompts, architecture = ({**(resolved.get(name) or {})} for name in ("model", "prompts", "architecture"))
+    of_model = {"model": model.get("source"), "init_seed": model.get("init_seed"), "dtype": model.get("dtype")}
+    of_prompts = {"prompts": prompts.get("source"), "windows": prompts.get("windows"), "seed": prompts.get("seed")}
+    known = {name: value for name, value in {**of_model, **of_prompts}.items() if value is not None}
+    told = {**(known or architecture), "positions": subject.n_positions}
+    if model:
+        told["state"] = "trained" if model.get("init_seed") is None else "initialised"
+    parameters = resolved.get("parameters") or {}
+    theories = {THEORIES + name: {"theory": name, **parameters, **told} for name in subject.theories}
+    return theories | {MEASURED + kind: {"kind": kind, **told} for kind in subject.measured}
+
+
+def _store_subject(record: Record, subject: Subject) -> None:
+    groups: dict[str, Mapping[str, Any]] = {
+        "measured": subject.measured,
+        "theories": subject.theories,
+        "mixing": subject.mixing,
+        "depth": {} if subject.depth is None else {DEPTH_KIND: subject.depth},
+    }
+    for group, entries in groups.items():
+        for name, entry in entries.items():
+            if "/" in name or "/" in subject.name:
+                raise UsageError(f"names in a record must not contain a slash: {subject.name!r}, {name!r}")
+            parts = {**vars(getattr(entry, "profile", entry)), **vars(entry)}
+            stem = f"{subject.name}/{group}/{name}"
+            record.arrays |= {f"{stem}/{part}": array for part, array in parts.items() if isinstance(array, np.ndarray)}
+    record.scalars["subjects"][subject.name] = {
+        **{group: list(groups[group]) for group in ("measured", "theories", "mixing")},
+        "summaries": _stored(subject.summaries),
+        "comparisons": [
+            {
+                "kind": block.kind,
+                "theory": block.theory,
+                "metrics": block.comparison.as_record(),
+                "flat": block.comparison.flat.as_record(),
+                "prompts": None if block.prompts is None else _stored(block.prompts),
+            }
+            for block in subject.comparisons
+        ],
+    }
+
+
+def _stored(value: Any) -> Any:
+    """Intervals, and dataclasses and mappings of them, as plain values; what they decide beside the numbers."""
+    if isinstance(value, Interval):
+        return value.as_record()
+    if isinstance(value, Mapping):
+        return {name: _stored(each) for name, each in value.items()}
+    if isinstance(value, PromptComparison | Contrast):
+        return {**_stored(vars(value)), "decides": value.decides}
+    if isinstance(value, SplitHalf):
+        return _stored(vars(value))
+    return finite(value) if isinstance(value, float) else value
+
+
+def _read(stored: Any) -> Any:
+    """The inverse: intervals, mappings of them, and numbers."""
+    if not isinstance(stored, Mapping):
+        return stored
+    return Interval.of_record(stored) if "value" in stored else {name: _read(each) for name, each in stored.items()}
+
+
+def _ingredient_costs(stored: Mapping[str, Any]) -> IngredientCosts:
+    left_out = {name: IngredientCost(**_fields_of(IngredientCost, row)) for name, row in stored["left_out"].items()}
+    return IngredientCosts(stored["count"], Interval.of_record(stored["flat"]), left_out)
+
+
+def _fields_of(sort: type, stored: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: _read(stored[field.name]) for field in fields(sort)}
+
+
+def _numbers(stored: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else float(value) for name, value in stored.items()}
+
+
+def _comparison(stored: Mapping[str, Any]) -> KindComparison:
+    prompts = None
+    if stored["prompts"] is not None:
+        noise = SplitHalf(**_numbers(stored["prompts"]["noise"]))
+        prompts = PromptComparison(**{**_fields_of(PromptComparison, stored["prompts"]), "noise": noise})
+    comparison = Comparison(_numbers(stored["metrics"]), Distances(_numbers(stored["flat"])))
+    return KindComparison(stored["kind"], stored["theory"], comparison, prompts)
+
+
+def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
+    def entries(group: str, sort: type[Entry]) -> dict[str, Entry]:
+        return {each: _entry(record, f"{name}/{group}/{each}", sort) for each in scalars[group]}
+
+    depth = f"{name}/depth/{DEPTH_KIND}"
+    return Subject(
+        name=name,
+        measured=entries("measured", MeasuredKind),
+        theories=entries("theories", TheoryProfile),
+        mixing=entries("mixing", Mixing),
+        depth=_entry(record, depth, Depth) if f"{depth}/layers" in record.arrays else None,
+        summaries=_read(scalars["summaries"]),
+        comparisons=tuple(_comparison(block) for block in scalars["comparisons"]),
+    )
+
+
+def _bare_subject(record: Record) -> Subject:
+    """Records that hold profiles only: one prediction, or measured kinds without comparisons."""
+
+    def stems(group: str) -> dict[str, str]:
+        names = [key.split("/")[1] for key in record.arrays if key.startswith(f"{group}/")]
+        return {name: f"{group}/{name}" for name in names}
+
+    theories = stems("theories")
+    if "profile/influence" in record.arrays:
+        theories[str(record.resolved.get("theory") or record.arguments.get("theory") or "prediction")] = "profile"
+    order = [name.removeprefix(THEORIES) for name in record.resolved.get("curves") or ()]  # files sort their arrays
+    theories = {name: theories[name] for name in sorted(theories, key=lambda name: [*order, name].index(name))}
+    return Subject(
+        name=record.verb,
+        measured={kind: _entry(record, stem, MeasuredKind) for kind, stem in stems("measured").items()},
+        theories={name: _entry(record, stem, TheoryProfile) for name, stem in theories.items()},
+        mixing={definition: _entry(record, stem, Mixing) for definition, stem in stems("mixing").items()},
+    )
+
+
+def _entry(record: Record, stem: str, sort: type[Entry]) -> Entry:
+    """A dataclass of the arrays below a stem, where those of its profile lie too; the first one is needed."""
+    names = [field.name for field in fields(sort)]
+    if "profile" not in names and f"{stem}/{names[0]}" not in record.arrays:
+        raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}/{names[0]}")
+    parts: dict[str, Any] = {name: record.arrays.get(f"{stem}/{name}") for name in names}
+    if "profile" in names:
+        parts["profile"] = _entry(record, stem, Profile)
+    return sort(**parts)
