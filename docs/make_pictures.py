@@ -49,7 +49,6 @@ from posbias.display.wording import THEORIES, label
 from posbias.papers.birth2603.claims import continuous_density
 from posbias.report.correlate import figures
 from posbias.report.explore import explorer_page
-from posbias.report.layout import view_of
 from posbias.report.published import stored_figures
 
 IMAGES = Path(__file__).parent / "images"
@@ -98,7 +97,7 @@ def main() -> None:
     """Draw every picture into docs/images."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", default="runs/demo", help="directory of the audit")
-    trained, birth = view_of(pb.load_record(parser.parse_args().run)).subjects
+    trained, birth = pb.load_record(parser.parse_args().run).subjects
     pictures: dict[str, Callable[[], list[Panel] | Canvas | bytes]] = {
         "explorer": explorer,
         "attention_only": attention_only,

@@ -15,7 +15,9 @@ import posbias as pb
 from posbias.models.model import Model
 
 OF_PACKAGES = {
-    "auditing": "MeasurePlan audit_behaviour measure_models preflight_attention",
+    "auditing": "audit_behaviour",
+    "measurement.several": "MeasurePlan measure_models",
+    "measurement.attention.record": "preflight_attention",
     "decomposition": "DecompositionOptions",
     "evaluation": "MeasuredUse correlate_pairs",
     "evaluation.influence": "BehaviourPlan",

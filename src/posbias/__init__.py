@@ -58,9 +58,8 @@ if TYPE_CHECKING:
     from posbias.models.loading import load_model
     from posbias.profiles import Profile, uniform_profile
     from posbias.prompts.loading import load_prompts
-    from posbias.report import write_report
+    from posbias.report import load_record, write_report
     from posbias.runs.records import Record
-    from posbias.runs.results import load_record
     from posbias.theory import closed_form, predict
 
 _HOMES = {
@@ -82,8 +81,7 @@ _HOMES = {
         "profiles": "Profile uniform_profile",
         "prompts.loading": "load_prompts",
         "runs.records": "Record",
-        "runs.results": "load_record",
-        "report": "write_report",
+        "report": "load_record write_report",
         "theory": "closed_form predict",
     }.items()
     for name in names.split()

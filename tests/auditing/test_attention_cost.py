@@ -8,9 +8,9 @@ import torch
 from posbias.auditing.attention import estimate_attention
 
 import posbias as pb
-from posbias.auditing import attention as attention_module
-from posbias.auditing import preflight_attention
 from posbias.errors import RunError, UsageError
+from posbias.measurement.attention import record as attention_module
+from posbias.measurement.attention.record import estimate_attention, preflight_attention
 from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.measurement.cost import peak_tensor_bytes
 from posbias.measurement.cost_estimate import HEADROOM

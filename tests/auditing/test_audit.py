@@ -14,16 +14,19 @@ from posbias.auditing.comparing import Chosen, comparison_record
 
 import posbias as pb
 from posbias.architecture import Rope
-from posbias.auditing import measurement_record, run
+from posbias.auditing import run
 from posbias.auditing.run import AuditOptions
 from posbias.comparison import Sample
+from posbias.comparison.of_runs import Chosen, comparison_record
+from posbias.comparison.stored import ProfileRun
 from posbias.comparison.subject import contrast
 from posbias.errors import RunError, UsageError
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.networks import reinitialise
 from posbias.profiles import Profile
-from posbias.report import verdict, view_of
+from posbias.report import verdict
 from posbias.runs import parts as storage
+from posbias.runs.records import read_record
 from theory_calls import power_rollout
 
 LENGTH, COUNT = 24, 6
@@ -84,7 +87,7 @@ def test_the_directory_holds_record_and_report_and_nothing_else(finished):
     assert {"record.json", "arrays.safetensors", "report.html"} <= names
     assert not any(name.startswith("parts") or name.endswith(".tmp") for name in names)
     assert not any(name.endswith(".png") for name in names), "pictures are drawn on demand"
-    saved = pb.load_record(finished.directory)
+    saved = read_record(finished.directory)
     assert verdict(saved) == finished.verdict
     assert len(finished.verdict) == 3
     assert saved.environment["packages"]["torch"]
@@ -261,7 +264,7 @@ def other_measurement(tiny_llama, **settings):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=COUNT, seed=9)
     measured = pb.measure(model, prompts, kinds=["probability"], options=pb.MeasureOptions(**settings))
-    return measured, measurement_record(measured, {})
+    return measured, measured.as_run()
 
 
 def test_predictions_for_some_prompts_are_never_paired_with_other_prompts(finished, tiny_llama):
@@ -285,7 +288,7 @@ def compared_profiles(*runs, **chosen):
 
 def test_of_audits_the_trained_model_is_compared_unless_another_subject_is_named(finished):
     audited = finished.record
-    trained, initialised = view_of(audited).subjects
+    trained, initialised = ProfileRun.from_record(audited).subjects
     for chosen, subject in (({}, trained), ({"subject": "initialised"}, initialised)):
         pairs, names = compared_profiles(audited, audited, **chosen)
         assert names == (subject.name, subject.name)
@@ -299,7 +302,7 @@ def test_of_audits_the_trained_model_is_compared_unless_another_subject_is_named
 def test_of_an_audit_the_subject_is_compared_that_the_other_run_has_alone(finished, tiny_llama):
     model = pb.load_model(tiny_llama, init_seed=3)
     prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=2, seed=9)
-    born = measurement_record(pb.measure(model, prompts, kinds="probability"), {})
+    born = pb.measure(model, prompts, kinds="probability").as_run()
     assert compared_profiles(finished.record, born)[1] == ("initialised", "initialised")
     assert compared_profiles(finished.record, born, subject="trained")[1] == ("trained", "initialised")
     assert compared_profiles(born, finished.record, kind="jacobian") == (
@@ -330,7 +333,7 @@ def test_a_subject_is_chosen_only_where_there_are_several(tiny_llama):
 def measured_record(tiny_llama, *, count, seed):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=count, seed=seed)
-    return measurement_record(pb.measure(model, prompts, kinds=["probability"]), {})
+    return pb.measure(model, prompts, kinds=["probability"]).as_run()
 
 
 def only_block(compared):
@@ -346,7 +349,9 @@ def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama):
     alone = only_block(comparison_record(single, many))
     assert (alone["n_units"], alone["decides"]) == (1, 0)
     assert alone["distance"]["high"] is None
-    first, second = (view_of(record).subjects[0].measured["probability"].sample for record in (few, many))
+    first, second = (
+        ProfileRun.from_record(record).subjects[0].measured["probability"].sample for record in (few, many)
+    )
     assert block["difference"] == pytest.approx(
         contrast(second, first, generator=np.random.default_rng(1)).difference.as_record(), abs=0.02
     )
@@ -374,7 +379,7 @@ def test_an_average_of_raw_norms_has_intervals_of_that_very_average(tiny_llama):
     first = record.scalars["subjects"]["trained"]["summaries"]["probability"]["first_token"]
     assert first["value"] == pytest.approx(profile.influence[0], rel=1e-12)
     assert first["low"] < first["value"] < first["high"]
-    again = view_of(record).subjects[0].measured["probability"]
+    again = ProfileRun.from_record(record).subjects[0].measured["probability"]
     np.testing.assert_allclose(again.sample.average, profile.influence, rtol=1e-12)
     compared = comparison_record(pb.predict(pb.Architecture(depth=2), LENGTH).record({}), record)
     (block,) = compared.scalars["subjects"]["comparison"]["comparisons"]

@@ -8,7 +8,9 @@ import pytest
 from posbias.auditing.attention import MAP_CELLS
 
 import posbias as pb
+from posbias.measurement.attention.record import MAP_CELLS
 from posbias.measurement.attention.statistics import AttentionOptions
+from posbias.runs.records import read_record
 from posbias.theory.power_rollout import attention_rollouts
 
 ROLLOUTS = {"rollout", "attention_only", "norm_weighted", "power"}
@@ -29,7 +31,7 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     assert result.returncode == 0, result.stderr
     assert "Attention of tiny-llama, 3 prompts of 24 tokens" in result.stdout
     assert "norm-weighted" in result.stdout
-    record = pb.load_record(run)
+    record = read_record(run)
     statistics, rollouts = library
     expected = {
         "distance/low": statistics.distance.low,
@@ -91,14 +93,14 @@ def test_one_prompt_has_no_intervals_and_is_drawn_all_the_same(posbias, tiny_lla
     )
     assert result.returncode == 0, result.stderr
     assert "[" not in result.stdout.split("mean [95 %]")[1].split("Layer by layer")[0]
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert record.arrays["kernels/mean"].shape == (2, 4, 4)
     assert np.all(np.isinf(record.arrays["distance/high"]))
     assert (tmp_path / "run" / "report.html").is_file()
 
 
 def test_kernels_are_drawn_in_cells_unless_asked_for(library):
-    from posbias.auditing.attention import _map
+    from posbias.measurement.attention.record import _map
 
     statistics = library[0]
     assert statistics.kernels.mean.shape[-1] <= MAP_CELLS
@@ -109,8 +111,7 @@ def test_kernels_are_drawn_in_cells_unless_asked_for(library):
     ("kept", "drawn"), [(1, 1), (128, 128), (129, 65), (200, 100), (251, 126), (256, 128), (300, 128), (257, 86)]
 )
 def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
-    from posbias.auditing.attention import _map
-
+    from posbias.measurement.attention.record import _map
     from posbias.measurement.attention.statistics import MeanKernels
 
     n_positions = 300
@@ -128,11 +129,11 @@ def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
 
 
 def test_a_prime_number_of_kept_cells_is_drawn(posbias, tiny_llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("posbias.auditing.attention.MAP_CELLS", 8)
+    monkeypatch.setattr("posbias.measurement.attention.record.MAP_CELLS", 8)
     flags = ("--length", 24, "--count", 1, "--kernel-cells", 13)
     assert posbias("attention", tiny_llama, *flags, "--out", tmp_path / "drawn").returncode == 0
     assert posbias("attention", tiny_llama, *flags, "--kernels", "--out", tmp_path / "kept").returncode == 0
-    drawn, kept = (pb.load_record(tmp_path / name).arrays for name in ("drawn", "kept"))
+    drawn, kept = (read_record(tmp_path / name).arrays for name in ("drawn", "kept"))
     assert drawn["kernels/mean"].shape == (2, 7, 7)
     assert kept["kernels/mean"].shape == (2, 13, 13)
     assert drawn["kernels/bounds"][-1] == kept["kernels/bounds"][-1] == 24

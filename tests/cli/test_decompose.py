@@ -8,6 +8,7 @@ import posbias as pb
 from posbias.cli import decompose
 from posbias.cli.options import split_literals
 from posbias.decomposition import DEFAULT_INTERVENTIONS, DEFAULT_KINDS, DecompositionOptions, counterfactuals
+from posbias.runs.records import read_record
 
 FLAGS = ["--length", 8, "--count", 2, "--kinds", "probability"]
 
@@ -22,7 +23,7 @@ def test_decompose_saves_what_the_library_finds_and_its_report_can_be_redrawn(po
     result = posbias("decompose", tiny_llama, *FLAGS, "--interventions", chosen, "--out", tmp_path / "run", "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=8, count=2, seed=0)
     options = DecompositionOptions(kinds=("probability",))

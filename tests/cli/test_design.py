@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-import posbias as pb
+from posbias.runs.records import read_record
 
 
 def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):
@@ -13,7 +13,7 @@ def test_a_design_is_saved_drawn_and_read_back(posbias, tmp_path):
     result = posbias("design", "power(exponent=1.0)", *flags)
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert record.verb == "design"
     assert record.scalars["exact"]
     assert [entry["n_positions"] for entry in record.scalars["distances"]] == [16, 32, 64, 128]
@@ -31,7 +31,7 @@ def test_a_target_that_is_missed_is_a_sentence_in_record_page_and_terminal(posbi
     result = posbias("design", target, *flags, "--out", tmp_path / "run")
     assert result.returncode == 1
     assert "required W1 <= 0.01 to the target, got 0.0" in result.stderr
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert record.status == "done"
     assert record.scalars["met"] is False
     assert record.scalars["distances"][1]["after"] > record.scalars["tolerance"] == 0.01
@@ -75,7 +75,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
     result = posbias("design", "flat", *flags)
     assert result.returncode == 0, result.stderr
     assert "Measured at 32 positions on 6 fresh initialisations: W1 to the target 0.0" in result.stdout
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert [found["n_positions"] for found in record.scalars["measured"]] == [32, 48]
     assert all(found["distance"]["value"] < found["before"]["value"] for found in record.scalars["measured"])
     assert record.arrays["measured/48/networks"].shape == (6, 48)

@@ -8,10 +8,11 @@ import pytest
 from posbias.auditing.measuring import directory_names, measure_models
 
 import posbias as pb
-from posbias.auditing import MeasurePlan
 from posbias.errors import UsageError
+from posbias.measurement.several import MeasurePlan, directory_names, measure_models
 from posbias.models import weights
 from posbias.runs.engines import Local
+from posbias.runs.records import read_record
 
 FLAGS = ("--length", "16", "--count", "2", "--kinds", "probability", "--threads", "1")
 
@@ -51,7 +52,7 @@ def test_each_model_has_the_record_it_has_when_measured_alone(posbias, tiny_llam
     assert (out / "report.html").is_file()
     for name, source in zip(names, (tiny_llama, other_llama), strict=True):
         assert posbias("measure", source, *FLAGS, "--out", alone / name).returncode == 0
-        one, among = pb.load_record(alone / name), pb.load_record(out / name)
+        one, among = read_record(alone / name), read_record(out / name)
         assert among.arrays.keys() == one.arrays.keys()
         for key, array in one.arrays.items():
             np.testing.assert_array_equal(among.arrays[key], array)
@@ -60,7 +61,7 @@ def test_each_model_has_the_record_it_has_when_measured_alone(posbias, tiny_llam
         assert among.arguments["model"] == source.name
         assert not (out / name / "parts").exists()
         assert source.name in among.resolved["command"].split()
-    first, second = (pb.load_record(out / name).resolved["model"]["weights_sha256"] for name in names)
+    first, second = (read_record(out / name).resolved["model"]["weights_sha256"] for name in names)
     assert first != second
 
 
@@ -68,13 +69,13 @@ def test_resuming_measures_only_what_is_missing(posbias, tiny_llama, other_llama
     command = ("measure", tiny_llama, other_llama, *FLAGS, "--out", tmp_path)
     assert posbias(*command).returncode == 0
     first, second = names_of(tiny_llama, other_llama)
-    before = pb.load_record(tmp_path / first).run_id
+    before = read_record(tmp_path / first).run_id
     shutil.rmtree(tmp_path / second)
     assert posbias(*command, "--resume").returncode == 0
-    assert pb.load_record(tmp_path / first).run_id == before
-    assert pb.load_record(tmp_path / second).status == "done"
+    assert read_record(tmp_path / first).run_id == before
+    assert read_record(tmp_path / second).status == "done"
     assert posbias(*command, "--resume", "--seed", "1").returncode == 0  # another measurement: done again
-    after = pb.load_record(tmp_path / first)
+    after = read_record(tmp_path / first)
     assert after.run_id != before
     assert after.seeds == {"measure": 1}
 
@@ -101,14 +102,14 @@ def test_a_model_that_fails_costs_its_own_record_only(posbias, tiny_llama, broke
     assert len([line for line in result.stderr.splitlines() if not line.startswith("estimate: ")]) == 1
     names = names_of(tiny_llama, broken_llama, other_llama)
     assert f"1 of 3 models failed, first {names[1]}: " in result.stderr
-    assert [pb.load_record(tmp_path / name).status for name in names] == ["done", "failed", "done"]
-    assert "finite" in pb.load_record(tmp_path / names[1]).error
+    assert [read_record(tmp_path / name).status for name in names] == ["done", "failed", "done"]
+    assert "finite" in read_record(tmp_path / names[1]).error
 
 
 def test_a_model_that_is_not_there_has_a_record_that_says_so(posbias, tiny_llama, tmp_path):
     result = posbias("measure", tiny_llama, tmp_path / "absent", *FLAGS, "--out", tmp_path / "out")
     assert result.returncode == 1
-    record = pb.load_record(tmp_path / "out" / "absent")
+    record = read_record(tmp_path / "out" / "absent")
     assert record.status == "failed"
     assert record.error.startswith("model 'absent' ")
 
@@ -121,14 +122,14 @@ def test_a_finished_model_that_is_gone_costs_nothing_but_itself_when_resumed(
     command = ("measure", tiny_llama, lost, other_llama, *FLAGS, "--out", out)
     names = names_of(tiny_llama, lost, other_llama)
     assert posbias(*command).returncode == 0
-    before = {name: pb.load_record(out / name).run_id for name in names}
+    before = {name: read_record(out / name).run_id for name in names}
     shutil.rmtree(lost)
     shutil.rmtree(out / names[2])
     result = posbias(*command, "--resume")
     assert result.returncode == 1
     assert f"1 of 3 models failed, first {names[1]}: model '" in result.stderr
-    assert [pb.load_record(out / name).status for name in names] == ["done"] * 3  # what was finished stays
-    assert [pb.load_record(out / name).run_id == before[name] for name in names] == [True, True, False]
+    assert [read_record(out / name).status for name in names] == ["done"] * 3  # what was finished stays
+    assert [read_record(out / name).run_id == before[name] for name in names] == [True, True, False]
 
 
 def test_why_a_model_fails_replaces_what_was_not_finished(posbias, tiny_llama, broken_llama, tmp_path):
@@ -136,10 +137,10 @@ def test_why_a_model_fails_replaces_what_was_not_finished(posbias, tiny_llama, b
     shutil.copytree(broken_llama, lost)
     command = ("measure", tiny_llama, lost, *FLAGS, "--out", out)
     assert posbias(*command).returncode == 1
-    assert "finite" in pb.load_record(out / "lost").error
+    assert "finite" in read_record(out / "lost").error
     shutil.rmtree(lost)
     assert posbias(*command, "--resume").returncode == 1
-    assert pb.load_record(out / "lost").error.startswith("model 'lost' ")
+    assert read_record(out / "lost").error.startswith("model 'lost' ")
 
 
 def test_a_run_at_work_in_a_models_directory_is_left_alone(tiny_llama, other_llama, tmp_path):
@@ -180,11 +181,11 @@ def test_resuming_needs_the_directory_to_go_on_in(tiny_llama):
 def test_a_finished_measurement_of_one_model_is_taken_over_too(posbias, tiny_llama, tmp_path):
     command = ("measure", tiny_llama, *FLAGS, "--out", tmp_path / "out")
     assert posbias(*command).returncode == 0
-    before = pb.load_record(tmp_path / "out").run_id
+    before = read_record(tmp_path / "out").run_id
     assert posbias(*command, "--resume").returncode == 0
-    assert pb.load_record(tmp_path / "out").run_id == before
+    assert read_record(tmp_path / "out").run_id == before
     assert posbias(*command, "--overwrite").returncode == 0
-    assert pb.load_record(tmp_path / "out").run_id != before
+    assert read_record(tmp_path / "out").run_id != before
 
 
 def test_no_model_is_measured_where_one_of_them_is_finished(posbias, tiny_llama, other_llama, tmp_path):
@@ -263,6 +264,6 @@ def test_weights_are_read_once_for_the_directory_and_the_record(tiny_llama, tmp_
         monkeypatch.setattr(f"{module}.weights_sha256", lambda network: read.append(1) or true(network))
     options = pb.MeasureOptions(engine=Local(workers=workers, threads=1), directory=tmp_path)
     measurement = pb.measure(model, prompts, kinds="logit", options=options)
-    record = pb.auditing.measurement_record(measurement, {})
+    record = measurement.as_run()
     assert len(read) == 1
     assert record.resolved["model"]["weights_sha256"] == true(model.network)

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-import posbias as pb
 from posbias.cli.options import layers_of
+from posbias.comparison.stored import ProfileRun
 from posbias.errors import UsageError
-from posbias.report import view_of
+from posbias.runs.records import read_record
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def run(tmp_path_factory, tiny_llama):
 
 
 def test_the_record_holds_output_depth_and_precision(run) -> None:
-    record = pb.load_record(run[0])
+    record = read_record(run[0])
     measurement = record.resolved["measurement"]
     assert measurement["output"] == "at(position=-5)"
     assert measurement["passes"]["layers"] == "all"
@@ -44,19 +44,19 @@ def test_the_record_holds_output_depth_and_precision(run) -> None:
 
 
 def test_only_means_are_kept_yet_summaries_have_intervals(run) -> None:
-    record = pb.load_record(run[0])
+    record = read_record(run[0])
     assert not any("per_prompt" in name for name in record.arrays)
-    (subject,) = view_of(record).subjects
+    (subject,) = ProfileRun.from_record(record).subjects
     assert subject.measured["jacobian"].per_prompt is None
     assert np.isfinite(subject.summaries["jacobian"]["first_tenth"].low)
 
 
 def test_the_view_and_the_report_show_them(run) -> None:
     out, printed = run
-    view = view_of(pb.load_record(out))
+    view = ProfileRun.from_record(read_record(out))
     (subject,) = view.subjects
     assert subject.depth is not None
-    assert set(view.scalars["details"]) == {"integrated_gradients", "perturbation"}
+    assert set(view.details) == {"integrated_gradients", "perturbation"}
     for words in ("How does the profile form?", "What does half precision cost?", "completeness gap"):
         assert words in printed
     page = (out / "report.html").read_text()

@@ -11,6 +11,7 @@ from posbias.comparison import Sample, compare_with_prompts
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.prompts.prompts import PromptSource
+from posbias.runs.records import read_record
 from posbias.theory import parse_theory
 from posbias.theory.power_rollout import INGREDIENTS, ingredients
 from theory_calls import power_rollout
@@ -30,7 +31,7 @@ def run(posbias, tmp_path, *flags):
     """The record of a prediction and what was printed."""
     done = posbias("predict", *flags, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    return pb.load_record(tmp_path / "run"), done.stdout
+    return read_record(tmp_path / "run"), done.stdout
 
 
 def assert_profile(record, found):

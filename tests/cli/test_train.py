@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-import posbias as pb
+from posbias.runs.records import read_record
 from posbias.training import load_study, train
 
 STUDY = """
@@ -30,7 +30,7 @@ def test_a_study_leaves_a_record_and_models_that_can_be_measured(posbias, study,
     result = posbias("train", study, "--out", out, "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
-    record = pb.load_record(out)
+    record = read_record(out)
     assert record.verb == "train"
     assert record.scalars == printed["scalars"]
     assert record.scalars["counts"] == {"done": 4}
@@ -101,7 +101,7 @@ def test_a_study_of_which_nothing_came_fails_with_a_record(posbias, tmp_path):
     result = posbias("train", path, "--out", tmp_path / "run")
     assert result.returncode == 1
     assert "none of 4 members ended well; the first diverged: the mean loss over steps 0 ... 4 was" in result.stderr
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     assert record.status == "failed"
     assert record.scalars["counts"] == {"diverged": 4}
     assert [entry["model"] for entry in record.scalars["members"]] == [None] * 4

@@ -26,7 +26,7 @@ def document(result):
 def test_predict_saves_the_profile_of_the_library(posbias, tmp_path):
     flags = ["--depth", 3, "--heads", 2, "--encoding", "alibi(slopes=[0.5, 0.25])", "--mixing", "[0.1, 0.2, 0.3]"]
     printed = document(posbias("predict", *flags, "--length", 20, "--out", tmp_path / "run", "--json"))
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     architecture = pb.Architecture(depth=3, heads=2, encoding="alibi(slopes=[0.5, 0.25])", mixing=[0.1, 0.2, 0.3])
     expected = pb.predict(architecture, n_positions=20).profile.influence
     np.testing.assert_array_equal(record.arrays["profile/influence"], expected)
@@ -54,7 +54,7 @@ def test_predict_takes_several_values_and_names_curves_by_what_differs(posbias, 
     flags = ["--encoding", "none,rope(base=100.0, head_dim=8)", "--mixing", "0.05,[0.1, 0.3]", "--depth", 2]
     done = posbias("predict", *flags, "--length", 12, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    record = pb.load_record(tmp_path / "run")
+    record = read_record(tmp_path / "run")
     names = [
         f"{encoding}, mixing {mixing}"
         for encoding in ("none", "rope(base=100.0, head_dim=8)")
@@ -90,7 +90,7 @@ def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):
                      "--out", measured)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "Where does the influence lie?" in result.stdout
-    record = pb.load_record(measured)
+    record = read_record(measured)
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=24, count=6, seed=0)
     again = pb.measure(model, prompts, kinds=["jacobian(probes=2)", "logit"])
@@ -215,4 +215,4 @@ def test_a_record_names_the_command_alike_however_it_was_started(tmp_path, monke
     monkeypatch.setattr(sys, "argv", ["python -m posbias", "predict", "--length", "8", "--out", "run"])
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module("posbias", run_name="__main__", alter_sys=True)
-    assert pb.load_record(tmp_path / "run").resolved["command"] == "posbias predict --length 8 --out run"
+    assert read_record(tmp_path / "run").resolved["command"] == "posbias predict --length 8 --out run"

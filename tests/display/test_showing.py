@@ -8,12 +8,12 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from posbias.auditing.measuring import measured_subject
 
 import posbias as pb
 from conftest import record_schema
 from posbias.cli.output import record_document
 from posbias.comparison import compare_subject
+from posbias.comparison.stored import store_subjects
 from posbias.decomposition import DecompositionOptions, counterfactuals
 from posbias.display.showing import FILES, Showing
 from posbias.evaluation.curve import position_curve
@@ -21,8 +21,8 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.profiles import Profile
 from posbias.prompts.prompts import PromptSource
 from posbias.report import verdict
-from posbias.report.layout import store_subjects
 from posbias.runs.records import Record, plain, read_record
+from posbias.runs.results import result_of
 from posbias.training import TrainOptions, study_of, train
 
 LENGTH, COUNT = 12, 6
@@ -62,21 +62,20 @@ def results(model, measurement, long_llama, tmp_path_factory):
         "comparison": pb.compare(prediction, measurement),
         "curve": position_curve(scores, positions=(0, 2, 4, 6, 9)),
         "evaluation": evaluated,
-        "evaluated": evaluated.as_run(),
         "design": pb.design("flat", depth=2, n_positions=LENGTH),
         "training": train(study_of(STUDY, name="copies")),
         "decomposition": counterfactuals(
             model, measurement.prompts, interventions="no_residual", options=DecompositionOptions(kinds=("logit",))
         ),
-        "record": measurement.as_run(),
+        "loaded": result_of(measurement.as_run()),
         "audit": audit,
-        "audited": read_record(audit.save(tmp_path_factory.mktemp("run"))),
+        "audited": pb.load_record(audit.save(tmp_path_factory.mktemp("run"))),
     }  # fmt: skip
 
 
 NAMES = ("profile", "prediction", "measurement", "tokens", "attention", "comparison", "curve", "evaluation",
-         "evaluated", "design", "training", "decomposition", "record", "audit", "audited")  # fmt: skip
-RUNS = ("prediction", "measurement", "evaluation", "evaluated", "training", "decomposition", "record", "audit",
+         "design", "training", "decomposition", "loaded", "audit", "audited")  # fmt: skip
+RUNS = ("prediction", "measurement", "evaluation", "training", "decomposition", "loaded", "audit",
         "audited")  # fmt: skip
 each = pytest.mark.parametrize("name", NAMES)
 FIRST_BYTES = {".csv": b"", ".html": b"<!DOCTYPE html>", ".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -239,7 +238,7 @@ def test_the_python_of_a_result_names_what_is_not_usual_and_what_was_in_hand(mod
 
 def test_where_a_directory_stands_a_run_is_written_into_it_whatever_its_name(results, tmp_path):
     (tmp_path / "run.png").mkdir()
-    assert read_record(results["record"].save(tmp_path / "run.png")).run_id == results["record"].run_id
+    assert read_record(results["loaded"].save(tmp_path / "run.png")).run_id == results["loaded"].record.run_id
     with pytest.raises(pb.UsageError, match=r"^cannot save to 'run.png', a directory$"):
         results["profile"].save(tmp_path / "run.png")
 
@@ -262,15 +261,15 @@ def test_an_audit_answers_first_and_shows_the_model_as_trained_before_it_at_init
 
 
 def test_every_verb_that_has_a_verdict_shows_it(results):
-    for name in ("evaluated", "record"):
-        assert results[name].facts() == {"verdict": "\n".join(verdict(results[name]))}
+    facts = results["loaded"].facts()
+    assert facts == {"verdict": "\n".join(verdict(results["loaded"]))}
 
 
 def test_a_failed_run_shows_why_and_has_no_verdict():
-    record = Record("audit", {}, status="failed", error="no memory left")
-    assert "no memory left" in record._repr_html_()
+    run = result_of(Record("audit", {}, status="failed", error="no memory left"))
+    assert "no memory left" in run._repr_html_()
     with pytest.raises(pb.UsageError, match="did not finish"):
-        _ = record.verdict
+        _ = run.verdict
 
 
 def test_places_are_marked_by_whole_numbers(results):
@@ -333,18 +332,18 @@ def test_a_measurement_that_was_saved_is_reported_as_the_whole_record_would_be(m
 
 def test_of_a_record_with_two_states_each_states_first_kind_is_drawn(measurement):
     record = Record("audit", {})
-    subjects = [measured_subject(state, measurement) for state in ("trained", "initialised")]
+    subjects = [measurement.subject(state) for state in ("trained", "initialised")]
     store_subjects(record, [compare_subject(each, generator=np.random.default_rng(0)) for each in subjects])
-    shown = record.shown()
+    shown = result_of(record).shown()
     assert [series.name for series in shown.series if series.drawn] == ["trained jacobian", "initialised jacobian"]
     assert len(shown.series) == 4
 
 
 def test_what_holds_no_curves_says_so_and_still_shows_itself():
-    record = Record("train", {"study": "a.yaml"})
+    run = result_of(Record("predict", {}, status="failed", error="interrupted"))
     with pytest.raises(pb.UsageError, match="holds no curves over positions"):
-        record.plot()
-    assert "train, done" in record._repr_html_()
+        run.plot()
+    assert "predict, failed" in run._repr_html_()
 
 
 def test_unknown_ends_of_intervals_are_left_out(results):

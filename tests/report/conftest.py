@@ -14,8 +14,8 @@ from posbias.comparison import (
     compare_subject,
     contrast_subjects,
 )
+from posbias.comparison.stored import store_subjects
 from posbias.profiles import Profile
-from posbias.report import store_subjects
 from posbias.runs.records import Record
 
 N_POSITIONS = 256

@@ -20,10 +20,10 @@ from posbias.architecture.published_models import bloom_influence, published_mod
 from posbias.cli.explore import presets
 from posbias.comparison import MeasuredKind, Subject, TheoryProfile
 from posbias.comparison.metrics import first_tenth, wasserstein
+from posbias.comparison.stored import store_subjects
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.targets import Recency, UShape
 from posbias.profiles import Profile
-from posbias.report import store_subjects
 from posbias.report.explore import explorer_page
 from posbias.runs.records import Record
 from posbias.theory.rollout import rollout_profile

@@ -19,9 +19,11 @@ from posbias.comparison import (
     TheoryProfile,
     compare,
 )
+from posbias.comparison.stored import ProfileRun
 from posbias.profiles import Profile, uniform_profile
-from posbias.report import Finding, RunView, grouped_findings, verdict, view_of
+from posbias.report import Finding, grouped_findings, verdict
 from posbias.report.findings import verdict_of
+from posbias.runs.records import Record
 from posbias.statistics import Interval
 
 Build = Callable[..., Any]
@@ -38,7 +40,7 @@ NEUTRAL = {
 
 def view(
     *, summary: dict[str, Interval] | None = None, prompts: PromptComparison | None = None, count: int = 16
-) -> RunView:
+) -> ProfileRun:
     """A run whose numbers are given outright; the profiles behind them play no part."""
     flat = uniform_profile(64)
     measured = MeasuredKind(flat, np.tile(flat.influence, (count, 1)))
@@ -50,7 +52,7 @@ def view(
         summaries={"jacobian": NEUTRAL | (summary or {})},
         comparisons=(block,) if prompts else (),
     )
-    return RunView("demo", (subject,))
+    return ProfileRun(Record("audit", {}), "demo", (subject,))
 
 
 def distances(difference: Interval, **changes: object) -> PromptComparison:
@@ -66,20 +68,20 @@ def distances(difference: Interval, **changes: object) -> PromptComparison:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def findings_of(run: RunView) -> list[Finding]:
+def findings_of(run: ProfileRun) -> list[Finding]:
     return [finding for group in grouped_findings(run) for finding in group]
 
 
-def text_of(run: RunView) -> str:
+def text_of(run: ProfileRun) -> str:
     return " ".join(finding.text for finding in findings_of(run))
 
 
-def sentence(run: RunView, word: str) -> Finding:
+def sentence(run: ProfileRun, word: str) -> Finding:
     (found,) = [finding for finding in findings_of(run) if word in finding.text]
     return found
 
 
-def claims(run: RunView) -> list[str]:
+def claims(run: ProfileRun) -> list[str]:
     return [finding.text for finding in findings_of(run) if finding.sort == "claim"]
 
 
@@ -150,7 +152,7 @@ def test_few_prompts_support_nothing_however_clear_the_numbers(count: int) -> No
 
 def test_without_single_prompts_no_claim_is_made() -> None:
     falling = Profile.normalised(np.linspace(2, 1, 64))
-    run = RunView("demo", (Subject("trained", {"jacobian": MeasuredKind(falling)}),))
+    run = ProfileRun(Record("audit", {}), "demo", (Subject("trained", {"jacobian": MeasuredKind(falling)}),))
     assert claims(run) == []
     assert "not recorded" in text_of(run)
 
@@ -172,7 +174,7 @@ def test_what_training_changed_is_claimed_only_when_shown() -> None:
 
 
 def test_the_synthetic_audit_is_told_as_it_was_made(audit_record: Build) -> None:
-    text = text_of(view_of(audit_record()))
+    text = text_of(ProfileRun.from_record(audit_record()))
     assert "a U shape" in text
     assert "The power rollout is closer to the measurement than a flat line" in text
     assert "The attention-only rollout is farther from the measurement than a flat line" in text
@@ -182,7 +184,7 @@ def test_the_synthetic_audit_is_told_as_it_was_made(audit_record: Build) -> None
 def test_the_same_audit_with_three_prompts_claims_nothing_about_the_trained_model(
     audit_record: Build, subjects: Build
 ) -> None:
-    found = findings_of(view_of(audit_record(count=3)))
+    found = findings_of(ProfileRun.from_record(audit_record(count=3)))
     birth = next(number for number, finding in enumerate(found) if "at initialisation (" in finding.text)
     assert all(finding.sort != "claim" for finding in found[:birth])
 
@@ -207,7 +209,7 @@ def test_the_middle_is_lost_only_where_both_intervals_say_so(ends: tuple[Interva
     assert "with 5 independent prompts or seeds no claim is made" in few[0]
 
 
-def leaning(share: float, spread: float) -> RunView:
+def leaning(share: float, spread: float) -> ProfileRun:
     """A run whose last tenth has `share` more than its first, give or take."""
     units = np.full((8, 100), 0.01)
     units[:, 80:90] -= share / 10

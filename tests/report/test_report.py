@@ -15,20 +15,18 @@ import pytest
 
 from browser import BROWSER, looked_at
 from posbias.architecture import Architecture
-from posbias.auditing import comparison_record
 from posbias.cli.predict import MOST_CURVES
 from posbias.comparison import STATISTICS, Mixing, Subject
+from posbias.comparison.of_runs import comparison_record
+from posbias.comparison.stored import ProfileRun, store_subjects
 from posbias.comparison.subject import Distances
 from posbias.display.figures import Figure
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
 from posbias.report import (
     Report,
-    RunView,
     report_of,
     show_report,
-    store_subjects,
-    view_of,
     write_report,
 )
 from posbias.report.findings import percent
@@ -67,8 +65,8 @@ def prediction(n_positions: int = 300, theory: str = "rollout") -> Record:
 def test_an_audit_survives_the_record(tmp_path: Path, audit_record: Build) -> None:
     record = audit_record()
     record.save(tmp_path / "run")
-    again = view_of(read_record(tmp_path / "run"))
-    before = view_of(record)
+    again = ProfileRun.from_record(read_record(tmp_path / "run"))
+    before = ProfileRun.from_record(record)
     assert tables_of(again) == tables_of(before)
     trained = again.subjects[0]
     np.testing.assert_array_equal(
@@ -78,10 +76,10 @@ def test_an_audit_survives_the_record(tmp_path: Path, audit_record: Build) -> No
     assert trained.comparisons[0].prompts == before.subjects[0].comparisons[0].prompts
     assert again.contrasts["jacobian"] == before.contrasts["jacobian"]
     assert again.subjects[1].measured["jacobian"].n_independent == 8
-    assert again.scalars["left_out"] == [
+    assert again.left_out == (
         "Content logits were not measured.",
         "The mean-field theory does not apply to this family.",
-    ]
+    )
 
 
 def test_what_is_stored_is_plain_json(audit_record: Build) -> None:
@@ -89,13 +87,13 @@ def test_what_is_stored_is_plain_json(audit_record: Build) -> None:
     json.dumps(record.scalars, allow_nan=False)
     interval = record.scalars["subjects"]["trained"]["comparisons"][0]["prompts"]["distance"]
     assert interval["low"] is None
-    prompts = view_of(record).subjects[0].comparisons[0].prompts
+    prompts = ProfileRun.from_record(record).subjects[0].comparisons[0].prompts
     assert prompts is not None
     assert prompts.distance.low == -math.inf
     assert prompts.decides == 0
 
 
-def tables_of(view: RunView) -> dict[str, list[dict[str, str]]]:
+def tables_of(view: ProfileRun) -> dict[str, list[dict[str, str]]]:
     """Every table of a run, by title: a row for each line, by column."""
     return {
         table.title: [dict(zip(table.header, row, strict=True)) for row in table.cells]
@@ -104,7 +102,7 @@ def tables_of(view: RunView) -> dict[str, list[dict[str, str]]]:
 
 
 def test_other_distances_that_rank_a_theory_otherwise_are_named(audit_record: Build) -> None:
-    view = view_of(audit_record())
+    view = ProfileRun.from_record(audit_record())
     block = next(block for block in view.subjects[0].comparisons if block.theory == "power_rollout")
     values = {**block.comparison.values, "total_variation": 0.5, "symmetric_kl": math.inf, "log_error": 0.5004}
     flat = {**block.comparison.flat.values, "total_variation": 0.4, "symmetric_kl": 0.3, "log_error": 0.5}
@@ -119,7 +117,7 @@ def test_other_distances_that_rank_a_theory_otherwise_are_named(audit_record: Bu
 
 
 def test_tables_carry_every_number(audit_record: Build) -> None:
-    view = view_of(audit_record())
+    view = ProfileRun.from_record(audit_record())
     tables = tables_of(view)
     (rows,) = (rows for title, rows in tables.items() if title.startswith("How near is each theory?"))
     assert len(rows) == 2 * 3 + 2
@@ -257,7 +255,7 @@ def test_measurements_without_comparisons_are_drawn(tmp_path: Path, subjects: Bu
         "measured/jacobian/influence": trained.measured["jacobian"].profile.influence,
         "mixing/frobenius/value": trained.mixing["frobenius"].value,
     }
-    view = view_of(Record("measure", {"model": "demo"}, arrays=arrays))
+    view = ProfileRun.from_record(Record("measure", {"model": "demo"}, arrays=arrays))
     assert list(view.subjects[0].measured) == ["jacobian"]
     assert write_report([Record("measure", {"model": "demo"}, arrays=arrays)], tmp_path).is_file()
 
@@ -437,7 +435,7 @@ def test_a_browser_shows_the_answer_first_and_cuts_nothing_at_either_width(tmp_p
     frames = [(1400, 900, "light"), (1400, 900, "dark"), (390, 844, "light"), (390, 844, "dark")]
     looks = looked_at([(page, *frame) for frame in frames], LOOK, tmp_path)
     charts = page.read_text().count('class="chart"')
-    profile = view_of(record).subjects[0].measured["jacobian"].profile.influence
+    profile = ProfileRun.from_record(record).subjects[0].measured["jacobian"].profile.influence
     tenths = (STATISTICS[f"{name}_tenth"](profile) for name in ("first", "middle", "last"))
     shares = [percent(float(share)) for share in tenths]
     for (width, height, scheme), look in zip(frames, looks, strict=True):

@@ -219,7 +219,7 @@ def _run(
 
 
 def _finished(record: Record, directory: Path | None, page: Path | None) -> Audit:
-    return replace(Audit.from_record(record), directory=directory, report=page)
+    return Audit(**vars(AuditRun.from_record(record)), directory=directory, report=page)
 
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:

@@ -22,10 +22,11 @@ from posbias.comparison.stored import (
 )
 from posbias.comparison.subject import MeasuredKind, Sample, Subject, TheoryProfile, compare_subject
 from posbias.display.naming import Settings
+from posbias.display.showing import Showing
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.runs.records import Record
-from posbias.runs.results import Result
+from posbias.runs.results import RESULTS, result_of
 
 Entry = TypeVar("Entry", MeasuredKind, TheoryProfile)
 PREFERRED = "trained"
@@ -47,8 +48,8 @@ class Chosen:
 
 
 def comparison_record(
-    predicted: Result | Record,
-    measured: Result | Record,
+    predicted: Showing | Record,
+    measured: Showing | Record,
     chosen: Chosen | None = None,
     *,
     command: str = "",
@@ -61,19 +62,12 @@ def comparison_record(
     run has no predictions its measured kinds are taken, where the second has no measured kinds its predictions.
     """
     chosen = chosen or Chosen()
-    for run in (predicted, measured):
-        if not isinstance(run, AuditRun | MeasurementRun | PredictionRun):
-            raise UsageError(
-                f"a run of {run.as_run().verb} cannot be compared; allowed are runs of predict, measure, audit"
-            )
-    assert isinstance(predicted, ProfileRun)
-    assert isinstance(measured, ProfileRun)
-    one, other = told_apart([predicted, measured])
+    one, other = told_apart([_with_profiles(run) for run in (predicted, measured)])
     first, second = _subjects((one, other), chosen.subject)
     kinds = dict(second.measured) or {name: MeasuredKind(entry.profile) for name, entry in second.theories.items()}
     if chosen.kind is not None:
         kinds = _only(kinds, chosen.kind, run="second")
-    theories = _predictions(first, chosen.theory, shared=_shared_units(predicted, measured, kinds))
+    theories = _predictions(first, chosen.theory, shared=_shared_units(one, other, kinds))
     subject = Subject(name="comparison", measured=kinds, theories=theories)
     compared = compare_subject(subject, generator=np.random.default_rng(seed))
     record = Record(
@@ -82,8 +76,8 @@ def comparison_record(
         resolved={
             "title": f"{state_of(one, first)} beside {state_of(other, second)}",
             "command": command,
-            "predicted_run": predicted.record.run_id,
-            "measured_run": measured.record.run_id,
+            "predicted_run": one.record.run_id,
+            "measured_run": other.record.run_id,
             "subjects": {"predicted": first.name, "measured": second.name},
             "curves": {
                 **{THEORIES + name: _settings(one, first, name) for name in theories},
@@ -93,6 +87,15 @@ def comparison_record(
         seeds={"bootstrap": seed},
     )
     return store_subjects(record, [compared])
+
+
+def _with_profiles(given: Showing | Record) -> ProfileRun:
+    """The run as stored; refused if its verb measures or predicts no profiles of influence."""
+    record: Record = given.as_run()
+    run = result_of(record) if record.verb in RESULTS else None
+    if not isinstance(run, PredictionRun | MeasurementRun | AuditRun):
+        raise UsageError(f"a run of {record.verb} cannot be compared; allowed are runs of predict, measure, audit")
+    return run
 
 
 def _subjects(views: tuple[ProfileRun, ProfileRun], asked: str | None) -> tuple[Subject, Subject]:

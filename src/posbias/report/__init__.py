@@ -15,6 +15,7 @@ from posbias.report import (  # noqa: F401
 )
 from posbias.report.findings import Finding, grouped_findings
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, verdict, write_report
+from posbias.runs.results import load_record
 
 __all__ = [
     "REPORTS",
@@ -22,6 +23,7 @@ __all__ = [
     "Report",
     "conclude",
     "grouped_findings",
+    "load_record",
     "report_of",
     "show_report",
     "verdict",

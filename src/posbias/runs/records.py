@@ -143,6 +143,10 @@ class Record:
         """Itself."""
         return self
 
+    def save(self, directory: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the record into `directory`, as `write_run`, which by default replaces no finished run."""
+        return self.write_run(directory, overwrite=overwrite)
+
     def write_run(self, directory: str | Path, *, overwrite: bool = True) -> Path:
         """Write the record into `directory` atomically, whatever its name, replacing an older one and its report.
 

@@ -16,6 +16,7 @@ from posbias.errors import UsageError
 from posbias.mitigation import MitigateOptions
 from posbias.runs.engines import Local, Ray, ray_cluster
 from posbias.runs.parts import PartStore
+from posbias.runs.records import read_record
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -122,7 +123,7 @@ def test_the_command_on_a_cluster_saves_the_arrays_of_the_local_engine(cluster, 
             [sys.executable, *command, "--out", str(tmp_path / engine)], capture_output=True, text=True, check=False
         )
         assert finished.returncode == 0, finished.stderr
-    here, there = (pb.load_record(tmp_path / engine) for engine in engines)
+    here, there = (read_record(tmp_path / engine) for engine in engines)
     assert there.resolved["measurement"]["engine"]["name"] == "ray"
     assert here.arrays.keys() == there.arrays.keys()
     for name, array in here.arrays.items():
