@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from posbias.auditing.attention import estimate_attention
 
 import posbias as pb
 from posbias.errors import RunError, UsageError

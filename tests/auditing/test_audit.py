@@ -10,7 +10,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from posbias.auditing.comparing import Chosen, comparison_record
 
 import posbias as pb
 from posbias.architecture import Rope

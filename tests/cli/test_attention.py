@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from posbias.auditing.attention import MAP_CELLS
 
 import posbias as pb
 from posbias.measurement.attention.record import MAP_CELLS

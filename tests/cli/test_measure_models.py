@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-from posbias.auditing.measuring import directory_names, measure_models
 
 import posbias as pb
 from posbias.errors import UsageError
