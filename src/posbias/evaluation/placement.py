@@ -198,7 +198,7 @@ def place(
     curve, decided = shrunk.curves[0] @ spread, bool(shrunk.kept[0] > 0)
     slots = order_by_curve(curve[None])[0] if decided else np.arange(len(weights))
     chosen = _Chosen(complete, spread, weights, slots, decided)
-    found = {
+    scalars = {
         "order": list(_arranged(chosen.ranks, slots)),
         "curve": curve.tolist(),
         "kept": float(shrunk.kept[0]),
@@ -219,7 +219,7 @@ def place(
             "count": evaluation.count,
             "responder": {"kind": evaluation.responder.get("kind")},
         }
-    return Placement.from_record(Record("place", {}, resolved, found, seeds={"bootstrap": options.seed}))
+    return Placement.from_record(Record("place", {}, resolved, scalars, seeds={"bootstrap": options.seed}))
 
 
 @dataclass(frozen=True, eq=False)

@@ -201,12 +201,13 @@ def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
     ended = [row["thinking"] for rows in outputs for row in rows if row["finish"] == STOPPED]
     if ended.count(CLOSED) <= ended.count(None):
         return list(pieces)
-    found = []
+    judged = []
     for piece, rows in zip(pieces, outputs, strict=True):
         hidden = np.array([row["thinking"] is None and row["finish"] == CUT_OFF for row in rows])
         within = {"text": "", "thinking": UNFINISHED}
         rows = [
-            {**row, "thoughts": row["text"], **within} if each else row for row, each in zip(rows, hidden, strict=True)
+            {**row, "thoughts": row["text"], **within} if inside else row
+            for row, inside in zip(rows, hidden, strict=True)
         ]
         blank = {"correct": 0.0, "found": 0.0, "starts": 0.0, "cut": 1.0, "first_pick": np.nan, "tie": np.nan}
         tables = {
@@ -214,8 +215,8 @@ def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
             for name, value in blank.items()
             if name in piece
         }
-        found.append({**piece, **tables, TEXTS: as_bytes(rows)})
-    return found
+        judged.append({**piece, **tables, TEXTS: as_bytes(rows)})
+    return judged
 
 
 def answer_samples(
@@ -229,11 +230,11 @@ def answer_samples(
     """Everything about some samples, requested together, with what that took; errors as `request_samples`."""
     before, begin = responder.counts(), time.perf_counter()
     with responder.counting():
-        found = request_samples(samples, task, options, responder)
+        answered = request_samples(samples, task, options, responder)
     seconds = time.perf_counter() - begin
     taken = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
     pieces = []
-    for piece in found:
+    for piece in answered:
         effort = {"counts": taken, "learnt": responder.learnt(), "cost": dict(cost), "seconds": seconds}
         pieces.append({**piece, EFFORT: as_bytes(effort)})
         taken, seconds = {}, 0.0  # what the samples took together is the first one's
