@@ -156,8 +156,8 @@ def scores_of(task, responder, *methods, count=40, **further):
 
 @pytest.fixture(scope="module")
 def many(task, biased):
-    """Scores of 300 samples, [sample, position]: unchanged, cured, half cured."""
-    record = scores_of(task, biased, CURE, HALF, count=300)
+    """Scores of 150 samples, [sample, position]: unchanged, cured, half cured."""
+    record = scores_of(task, biased, CURE, HALF, count=150)
     return [record.arrays[f"scores/logprob/{arm}"] for arm in range(3)]
 
 

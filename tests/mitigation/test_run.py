@@ -380,7 +380,7 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
 
 def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
     fitting = FitOptions(steps=1)
-    given = options(count=6, calibration=6, generate=False, documents=2, fitting=fitting, positions=(0, 2))
+    given = options(count=2, calibration=6, generate=False, documents=1, fitting=fitting, positions=(0, 2))
     given = replace(given, methods="all", short=False)
     responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
     record = trial_record("key_value(pairs=3)", responder, given, directory=tmp_path)

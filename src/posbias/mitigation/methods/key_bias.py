@@ -19,7 +19,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 Table = tuple[tuple[float, ...], ...]
 """Numbers by layer and head."""
 BEFORE = torch.tensor([1.0, 0.0], dtype=torch.float64)
-"""What a bias of the context is for the keys before the question, and for those from it on."""
+"""A bias of the context: 1 for the keys before the question, 0 for those from it on."""
 
 
 @MITIGATIONS.register("key_bias")
@@ -91,7 +91,7 @@ class ContextBias(Mitigation):
     values: Sequence[Sequence[float]]
     """Nats, by layer and head, layer 0 nearest the input; with a strength s, s times as much."""
     scales: Sequence[Sequence[float]] | None = None
-    """As those of `key_bias`, for queries from the question on."""
+    """Factors of each head's logits, like those of `key_bias`, for queries from the question on."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +113,7 @@ class ContextBias(Mitigation):
 def _factors(
     method: Mitigation, scales: Sequence[Sequence[float]] | None, depth: int, heads: int
 ) -> Callable[[int], Float[torch.Tensor, "heads"]] | None:
-    """By layer, at the method's strength."""
+    """Factors by layer, at the method's strength."""
     if scales is None:
         return None
     _check_shape(method.name, scales, depth, heads)

@@ -43,7 +43,7 @@ class PositionalChannel(Mitigation):
     needs_question: ClassVar[bool] = True
 
     channel: int
-    """Of the hidden state, 0 ... width - 1; `fit_channel` finds one."""
+    """Index in the hidden state, 0 ... width - 1; `fit_channel` finds one."""
     factor: float = 0.0
     """The channel is multiplied by; published: 0 or -1."""
     first_layer: int | None = None
@@ -67,11 +67,11 @@ class PositionalChannel(Mitigation):
         return self.from_question
 
     def on_prompt(self, passages: Spans, length: int) -> tuple[Mitigation, Spans]:
-        """With the prompt's last token as the question: what is changed is then a matter of position."""
+        """The prompt's last token counts as the question, so that the change is a matter of position."""
         return (self, passages) if self.from_question else (replace(self, from_question=True), [(0, length - 1)])
 
     def layers(self, depth: int) -> range:
-        """Those that are changed, of so many."""
+        """The layers that are changed, of so many."""
         first = 10 * depth // 32 if self.first_layer is None else self.first_layer
         last = max(26 * depth // 32 - 1, first) if self.last_layer is None else self.last_layer
         if not first <= last < depth:

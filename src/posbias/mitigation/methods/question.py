@@ -23,7 +23,7 @@ from posbias.tasks.language import Example
 NOWHERE = torch.iinfo(torch.int64).max
 """The place of a question that is not there: no token stands behind it."""
 CUT_CHARACTER = "\ufffd"
-"""As what bytes decode that are no character."""
+"""The character that stands for bytes which decode to none."""
 SEARCHED = 16
 """Tokens at the end of a prompt in which a question is looked for first; then in twice as many, and so on."""
 

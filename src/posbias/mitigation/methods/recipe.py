@@ -14,12 +14,12 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import weights_sha256
 
 VERSION = 1
-"""Of the format."""
+"""Version of the format."""
 PRECISIONS = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
 RECIPE_SUFFIX = ".json"
-"""By which a recipe's path is told from a method's spelling."""
+"""The ending that tells a recipe's path from a method's spelling."""
 SNIPPET = """\
 import posbias as pb
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,7 +32,7 @@ print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
 """
 """For users of transformers; `told`: what else the method has to know."""
 QUESTION_TOLD = ", question={question!r}, tokenizer=tokenizer"
-"""Of a method that acts from the question on."""
+"""The addition for a method that acts from the question on."""
 PASSAGES_SNIPPET = """\
 import posbias as pb
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -92,7 +92,7 @@ def samples_of_recipe(path: str | Path) -> set[str]:
 
 
 def _content(path: str | Path) -> dict[str, Any]:
-    """What the file of a recipe holds."""
+    """The content of a recipe's file, checked."""
     recipe = parsed_json(read_whole(path, "recipe"), repr(str(path)))
     wrong = ""
     if not isinstance(recipe, dict):
@@ -109,7 +109,7 @@ def _content(path: str | Path) -> dict[str, Any]:
 
 
 def _identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """What tells a model from others, its weights as they are or rounded."""
+    """Facts that tell a model from others, its weights as they are or rounded."""
     return {
         "source": model.origin.source,
         "model_type": model.model_type,

@@ -42,11 +42,11 @@ from posbias.tasks.language.answers import normalise_answer
 from posbias.tasks.language.base import encode, locate
 
 BETWEEN = "\n\n"
-"""What stands between a prompt and its repetition."""
+"""Text between a prompt and its repetition."""
 CUE = re.compile(r"(?:\A|(?<=[.!?])|\s*\n)[^\S\n]*[^\n.:;!?]{1,40}:\s*\Z")
 """Up to 40 characters and a colon, on the last line or behind its last sentence."""
 CLOSING = " \n\t]})>"
-"""What may close a list of passages before the question begins."""
+"""Characters that may close a list of passages before the question begins."""
 
 
 @MITIGATIONS.register("ordered")
@@ -213,7 +213,7 @@ class RepeatPrompt(PromptMitigation):
 
     @property
     def copies(self) -> int:
-        """As many as it says."""
+        """The number of times that it repeats the prompt."""
         return self.times
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:

@@ -37,7 +37,7 @@ AWARE = 3.0
 BLOCK = 128
 """Queries that attend at once where some keys are far for a part of them."""
 BATCHED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
-"""What a network is given with one row for each prompt."""
+"""Inputs of a network that have one row for each prompt."""
 Frequencies = Float[Tensor, "pair"] | None
 
 
@@ -118,7 +118,7 @@ class MsPoe(Mitigation):
             yield
 
     def _indices(self, call: AttentionCall, ranking_at: int, back: "_Table | None") -> Int[Tensor, "batch head"]:
-        """Which ratio every head gets, by the query at a position, or the last before it."""
+        """The index of every head's ratio, by the query at a position, or the last before it."""
         row = (call.query_positions <= ranking_at).sum(-1).clamp(min=1) - 1
         row = row.expand(len(call.query))
         batch = torch.arange(len(row), device=row.device)
@@ -146,9 +146,9 @@ class ShiftedDistances(Mitigation):
     """
 
     shift: int | None = None
-    """In tokens, >= 1; None: a third of the positions that the model is made for."""
+    """Distance in tokens, >= 1; None: a third of the positions that the model is made for."""
     window: int = 128
-    """In tokens, in [0, shift]."""
+    """Distance in tokens, in [0, shift]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,7 +202,7 @@ class RotaryBases(Mitigation):
     shares_cache: ClassVar[bool] = False
 
     bases: Sequence[float] = (1.0, 1.3, 1.6, 1.9, 2.2, 2.5, 2.8)
-    """As multiples of the model's own base, > 0; the default is that of the source's question answering (10,000 ...
+    """Multiples of the model's own base, > 0; the default is that of the source's question answering (10,000 ...
     28,000 for models of base 10,000)."""
 
     def __post_init__(self) -> None:
@@ -261,7 +261,7 @@ class RotaryBases(Mitigation):
 
 
 def _reshape(cache: Any, change: Callable[[Tensor], Tensor]) -> None:
-    """Whatever a cache holds so far; between calls it has one row for each prompt, by which beams reorder it."""
+    """Change the keys and values of a cache; between calls it has one row for each prompt, which beams reorder."""
     for layer in getattr(cache, "layers", ()):
         if isinstance(layer.keys, Tensor) and layer.keys.ndim == 4:
             layer.keys, layer.values = change(layer.keys), change(layer.values)
@@ -337,7 +337,7 @@ class _Table:
 
 
 def _tables(frequencies: Sequence[Frequencies], rates: Callable[[Tensor], Tensor]) -> list[_Table | None]:
-    """Of every layer; those of equal frequencies share one."""
+    """A table for every layer; layers of equal frequencies share one."""
     known: dict[tuple[float, ...], _Table] = {}
     return [None if own is None else known.setdefault(tuple(own.tolist()), _Table(rates(own))) for own in frequencies]
 

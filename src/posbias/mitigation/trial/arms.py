@@ -85,7 +85,7 @@ class Arm:
 
     @property
     def answering(self) -> Responder:
-        """The responder that answers in it."""
+        """The responder that answers in this arm."""
         return self.plain if self.method is None else answering_under(self.method, self.plain)
 
     @property
