@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from posbias.comparison.stored import ProfileRun
 from posbias.errors import UsageError
+from posbias.report import report_of
 from posbias.runs.records import read_record
 
 
@@ -215,7 +215,7 @@ def test_a_full_disk_fails_in_one_line(posbias, tmp_path):
         refused(result, "No space left on device", code=1)
         assert not list(full.glob("run/.*.tmp"))
         with pytest.raises(UsageError, match="did not finish"):
-            ProfileRun.from_record(read_record(full / "run"))
+            report_of(read_record(full / "run"))
     finally:
         subprocess.run(["umount", str(full)], check=True)
 

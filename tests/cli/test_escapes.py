@@ -15,8 +15,9 @@ from evaluation.serving import chat, stand_in
 from posbias.cli.options import _quoted
 from posbias.errors import RunError, UsageError
 from posbias.report.layout import command_of, shown_record
-from posbias.report.page import report_of, show_report
+from posbias.report.page import report_of, show_report, verdict
 from posbias.runs.records import Record, read_record
+from posbias.runs.results import result_of
 from posbias.training.trainer import losses_table
 
 EVIL = "m\x1b[31m\x9b2J\u202e\u2066\x07\r[/b]"
@@ -53,8 +54,7 @@ def test_a_directory_of_a_model(posbias: Any, tiny_llama: Path, tmp_path: Path) 
     check(posbias("report", out), out / "report.html")
     record = read_record(out)
     assert clean(repr(record))
-    assert clean(record._repr_html_())
-    assert all(map(clean, record.verdict))
+    assert all(map(clean, verdict(record)))
 
 
 def test_a_served_name_and_a_file_of_a_task(posbias: Any, tmp_path: Path) -> None:
@@ -89,9 +89,11 @@ def test_a_record(posbias: Any, tmp_path: Path) -> None:
         assert clean(printed)
         assert r"m\x1b[31m\x9b2J\u202e\u2066\x07\r[/b]" in printed
     assert clean(repr(record))
-    assert clean(record._repr_html_())
+    run = result_of(record)
+    assert clean(repr(run))
+    assert clean(run._repr_html_())
     for ending in ("csv", "html", "svg"):
-        assert clean(record.save(tmp_path / f"a.{ending}").read_text().replace("\r\n", "\n"))
+        assert clean(run.save(tmp_path / f"a.{ending}").read_text().replace("\r\n", "\n"))
 
 
 def test_a_call_that_repeats_a_record_keeps_its_texts() -> None:

@@ -25,7 +25,7 @@ import numpy as np
 from posbias.checks import checked
 from posbias.display.showing import INFLUENCE
 from posbias.display.static import PICTURE_SOFTWARE
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
 from posbias.runs.directories import held
 from posbias.version import __version__
@@ -91,7 +91,7 @@ class Record:
         self.arguments, self.resolved = portable(self.arguments), portable(self.resolved)
 
     def __repr__(self) -> str:
-        return f"Record({self.line})"
+        return printable(f"Record({self.line})")
 
     @property
     def line(self) -> str:
