@@ -11,7 +11,7 @@ from planted import Planted, planted_scores
 from posbias.architecture.absolute import Sinusoidal
 from posbias.architecture.encodings import Rope
 from posbias.cli.place import scores_of
-from posbias.designing.design import design
+from posbias.designing import DesignOptions, design
 from posbias.errors import UsageError
 from posbias.evaluation.placement import MeasuredUse, place
 from posbias.evaluation.responders.client import ServerOptions
@@ -76,7 +76,7 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "key_value: pairs": lambda n: LANGUAGE_TASKS.parse(f"key_value(pairs={n})"),
     "documents: documents": lambda n: LANGUAGE_TASKS.parse(f"documents(documents={n})"),
     "example_order: shots": lambda n: LANGUAGE_TASKS.parse(f"example_order(shots={n})"),
-    "starts": lambda n: design("flat", depth=2, n_positions=16, starts=n),
+    "starts": lambda n: design("flat", options=DesignOptions(depth=2, n_positions=16, starts=n)),
 }
 
 
@@ -122,7 +122,7 @@ def test_a_limit_can_be_raised(monkeypatch: pytest.MonkeyPatch):
 )
 def test_a_design_that_would_fill_memory_or_take_days_is_refused(options: dict[str, int], told: str):
     with pytest.raises(UsageError, match=told):
-        design("u_shape(middle=4.0)", over="gamma_key", **options)
+        design("u_shape(middle=4.0)", over="gamma_key", options=DesignOptions(**options))
 
 
 def test_a_grid_of_more_members_than_can_be_trained_is_refused_when_it_is_meant_too():

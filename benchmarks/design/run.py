@@ -11,6 +11,7 @@ import numpy as np
 
 from posbias import design
 from posbias.architecture import Alibi, Architecture, GammaKey
+from posbias.designing import DesignOptions
 from posbias.theory.gradients import profile_gradient
 from posbias.theory.rollout import rollout_profile
 
@@ -33,13 +34,15 @@ def medians(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 def exact_designs(n_positions: int = 100_000) -> None:
     """Exact solvers at a long context."""
-    given = {"depth": DEPTH, "mixing": MIXING, "n_positions": n_positions}
+    settings = DesignOptions(depth=DEPTH, mixing=MIXING, n_positions=n_positions)
     runs = {f"{target} over {over}": (target, over) for target, over in (
         ("flat", "key_bias"), ("u_shape(middle=4.0)", "key_bias"), ("flat", "gamma_key"))}  # fmt: skip
-    found = medians({name: lambda pair=pair: design(pair[0], over=pair[1], **given) for name, pair in runs.items()})
+    found = medians(
+        {name: lambda pair=pair: design(pair[0], over=pair[1], options=settings) for name, pair in runs.items()}
+    )
     print(ROW.format(f"exact design, N = {n_positions:,}, {DEPTH} layers", "seconds", "W1 left"))
     for name, pair in runs.items():
-        left = design(pair[0], over=pair[1], **given).distances[n_positions][0]
+        left = design(pair[0], over=pair[1], options=settings).distances[n_positions][0]
         assert left < 1e-9
         print(ROW.format(name, f"{found[name]:.3f}", f"{left:.0e}"))
 

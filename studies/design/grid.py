@@ -9,7 +9,8 @@ from itertools import product
 from pathlib import Path
 
 from posbias import design
-from posbias.designing.design import STARTS, TOLERANCE, Design
+from posbias.designing.design import TOLERANCE, Design
+from posbias.designing.options import STARTS, DesignOptions
 from posbias.runs.records import describe_environment
 
 TARGETS = ("flat", "power(exponent=2.0)", "recency(rate=5.0)", "u_shape")
@@ -52,7 +53,11 @@ def main() -> None:
     """All cells, one after the other."""
     rows = []
     for target, depth, mixing, n_positions in product(TARGETS, DEPTHS, MIXINGS, LENGTHS):
-        found = design(target, over="gamma_key", depth=depth, mixing=mixing, n_positions=n_positions, seed=SEED)
+        found = design(
+            target,
+            over="gamma_key",
+            options=DesignOptions(depth=depth, mixing=mixing, n_positions=n_positions, seed=SEED),
+        )
         rows.append(row_of(found, depth, mixing))
         print(rows[-1], flush=True)
     settings = {"over": "gamma_key", "starts": STARTS["rollout"], "seed": SEED, "tolerance": TOLERANCE}

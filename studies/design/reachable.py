@@ -4,7 +4,7 @@
 flat profile, the last position apart.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
@@ -18,6 +18,7 @@ from posbias import design
 from posbias.architecture import Architecture, GammaKey
 from posbias.designing.design import distance_apart
 from posbias.designing.exact import telescoping_alphas
+from posbias.designing.options import DesignOptions
 from posbias.designing.solving import GammaKeys, Problem
 from posbias.designing.targets import Flat
 from posbias.papers.design_claims import shared_alpha
@@ -91,19 +92,19 @@ def shared(axes: Axes) -> None:
 
 def designs() -> dict[str, Architecture]:
     """What is free, and the design for N = 512."""
-    given = {"depth": DEPTH, "mixing": MIXING, "n_positions": N_POSITIONS}
-    slopes = {"over": "alibi", "heads": HEADS, "starts": 3}
+    settings = DesignOptions(depth=DEPTH, mixing=MIXING, n_positions=N_POSITIONS)
+    slopes = replace(settings, heads=HEADS, starts=3)
     alpha, _ = shared_alpha(np.full(DEPTH, MIXING), 16)
     return {
         "none": Architecture(depth=DEPTH, mixing=MIXING),
-        "one key bias": design("flat", over="key_bias", **given).architecture,
+        "one key bias": design("flat", over="key_bias", options=settings).architecture,
         "one shared exponent": Architecture(depth=DEPTH, mixing=MIXING, encoding=GammaKey(alpha)),
-        "exponents by the theorem": design("flat", over="gamma_key", **given).architecture,
-        f"ALiBi, {HEADS} slopes": design("flat", **slopes, **given).architecture,
+        "exponents by the theorem": design("flat", over="gamma_key", options=settings).architecture,
+        f"ALiBi, {HEADS} slopes": design("flat", "alibi", options=slopes).architecture,
         "ALiBi for 128, 512 and 2048": design(
-            "flat", **slopes, **{**given, "n_positions": [128, 512, 2048]}
+            "flat", "alibi", options=replace(slopes, n_positions=[128, 512, 2048])
         ).architecture,
-        "windows, one per layer": design("flat", over="windows", **given).architecture,
+        "windows, one per layer": design("flat", over="windows", options=settings).architecture,
     }
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Float64
 from scipy.optimize import minimize
 
 from posbias.architecture import Architecture, GammaKey, KeyBias
-from posbias.designing.design import design
+from posbias.designing import DesignOptions, design
 from posbias.designing.exact import telescoping_alphas
 from posbias.designing.initialisation import Initialisation
 from posbias.designing.solving import misfit_of
@@ -120,7 +120,7 @@ def encodings(plan: Plan) -> dict[str, dict[str, object]]:
         return [f"gamma_key(alpha={alpha:.4f})" for alpha in alphas]
 
     def designed(target: str) -> list[float]:
-        found = design(target, model=model, theory="mean_field", n_positions=n)
+        found = design(target, model=model, options=DesignOptions(theory="mean_field", n_positions=n))
         return [float(alpha) for alpha in found.parameters["gamma_key"]]
 
     flat = designed("flat")

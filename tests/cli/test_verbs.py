@@ -13,6 +13,7 @@ import posbias as pb
 from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.cli.app import app
 from posbias.cli.options import RESIDUAL, literal, split_literals
+from posbias.designing import DesignOptions
 from posbias.errors import UsageError
 from posbias.runs.records import read_record
 
@@ -81,7 +82,10 @@ def test_the_default_mixing_is_a_residual_network_and_is_said(posbias):
     assert pb.Architecture(depth=3).layer_mixing.tolist() == [RESIDUAL_MIXING] * 3, (
         "one default wherever it is left out"
     )
-    assert pb.design("flat", depth=3, n_positions=12).architecture.layer_mixing.tolist() == [RESIDUAL_MIXING] * 3
+    assert (
+        pb.design("flat", options=DesignOptions(depth=3, n_positions=12)).architecture.layer_mixing.tolist()
+        == [RESIDUAL_MIXING] * 3
+    )
 
 
 def test_measure_then_compare_then_report(posbias, tiny_llama, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 
 import posbias as pb
 from posbias.comparison.subject import Contrast, Sample, compare_with_prompts, contrast, decided, undecided
+from posbias.designing import DesignOptions
 from posbias.statistics import Interval
 
 READING = {"n_positions": 24, "count": 6}
@@ -128,7 +129,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(both):
             (measurement, [1, 2]),
             "compare takes profiles, predictions, measurements and runs; a model is measured",
         ),
-        ((measurement, pb.design("flat", depth=1, n_positions=24)), "compare takes profiles"),
+        ((measurement, pb.design("flat", options=DesignOptions(depth=1, n_positions=24))), "compare takes profiles"),
         ((measurement, measurement, "fisher"), "kind 'fisher' is in neither; known: jacobian, logit"),
         ((measurement, pb.uniform_profile(25)), "24 positions with one of 25"),
         ((measurement, pb.Record("train", {})), "a run of train holds no profile"),

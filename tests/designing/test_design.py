@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.architecture import Architecture, GammaKey
-from posbias.designing import Design, design, distance_apart, resolve_target
+from posbias.designing import Design, DesignOptions, design, distance_apart, resolve_target
 from posbias.designing.design import TOLERANCE
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation
@@ -34,7 +34,9 @@ TARGETS = ["flat", "power(2.5)", "power(-0.5)", "recency(8.0)", "recency(-6.0)",
     ("n_positions", "depth", "mixing"), [(40, 8, 0.3), (512, 24, 0.1), (300, 24, 0.9), (90, 1, 1.0)]
 )
 def test_a_key_bias_meets_any_target_entry_by_entry(target, n_positions, depth, mixing):
-    found = design(target, over="key_bias", depth=depth, heads=2, mixing=mixing, n_positions=n_positions)
+    found = design(
+        target, over="key_bias", options=DesignOptions(depth=depth, heads=2, mixing=mixing, n_positions=n_positions)
+    )
     wanted = resolve_target(target).profile(n_positions, (1 - mixing) ** depth)
     got = rollout_profile(found.architecture, n_positions=n_positions)
     np.testing.assert_allclose(got, wanted, rtol=1e-11)
@@ -53,7 +55,9 @@ def test_the_closed_form_is_the_product_and_mixing_may_differ_by_layer():
 
 @pytest.mark.parametrize("mixing", [[0.1] * 24, np.random.default_rng(2).uniform(size=12).tolist(), [0.3, 1.0, 0.5]])
 def test_telescoping_gamma_keys_make_every_row_flat_at_every_length(mixing):
-    found = design("flat", over="gamma_key", depth=len(mixing), heads=3, mixing=mixing, n_positions=64)
+    found = design(
+        "flat", over="gamma_key", options=DesignOptions(depth=len(mixing), heads=3, mixing=mixing, n_positions=64)
+    )
     residual = float(np.prod(1 - np.array(mixing)))
     for n in (64, 257):
         rows = rollout_rows(found.architecture, range(n), n_positions=n)
@@ -63,7 +67,7 @@ def test_telescoping_gamma_keys_make_every_row_flat_at_every_length(mixing):
 
 @pytest.mark.parametrize("exponent", [-0.7, 0.5, 3.0])
 def test_telescoping_gamma_keys_hold_power_laws_at_lengths_never_asked_for(exponent):
-    found = design(f"power({exponent})", over="gamma_key", depth=16, mixing=0.2, n_positions=100)
+    found = design(f"power({exponent})", over="gamma_key", options=DesignOptions(depth=16, mixing=0.2, n_positions=100))
     profile = predict(found.architecture, n_positions=999, theory="rollout").profile.influence
     wanted = resolve_target(f"power({exponent})").profile(999, 0.8**16)
     np.testing.assert_allclose(profile, wanted, rtol=1e-11)
@@ -97,7 +101,7 @@ def test_gradients_of_the_misfit_equal_differences(over):
 
 
 def test_windows_are_whole_numbers_found_without_gradients():
-    found = design("flat", over="windows", depth=6, mixing=0.3, n_positions=64)
+    found = design("flat", over="windows", options=DesignOptions(depth=6, mixing=0.3, n_positions=64))
     after, before = found.distances[64]
     assert after < 0.3 * before
     assert all(isinstance(width, int) for width in found.parameters["windows"])
@@ -108,7 +112,7 @@ def test_windows_are_whole_numbers_found_without_gradients():
     [("gamma_key", "recency(3.0)"), ("alibi", "flat"), (["mixing", "sinks"], "flat")],
 )
 def test_a_searched_design_is_nearer_to_its_target(over, target):
-    found = design(target, over=over, depth=6, heads=4, mixing=0.2, n_positions=[48, 96])
+    found = design(target, over=over, options=DesignOptions(depth=6, heads=4, mixing=0.2, n_positions=[48, 96]))
     assert not found.exact
     assert set(found.profiles) == {24, 48, 96, 192}
     for n in (48, 96):
@@ -128,7 +132,7 @@ def test_a_searched_design_is_nearer_to_its_target(over, target):
 )
 def test_a_strongly_mixed_stack_comes_near_by_default_and_says_what_it_misses(target, depth, mixing, most):
     """Not the corner of the search where one key holds everything (W1 .81), and never called met."""
-    found = design(target, depth=depth, heads=8, mixing=mixing, n_positions=128)
+    found = design(target, options=DesignOptions(depth=depth, heads=8, mixing=mixing, n_positions=128))
     after, before = found.distances[128]
     assert after < most < before
     assert not found.met
@@ -139,7 +143,7 @@ def test_a_strongly_mixed_stack_comes_near_by_default_and_says_what_it_misses(ta
 
 
 def test_a_target_missed_at_one_of_two_lengths_is_not_met_and_another_mixing_meets_it():
-    found = design("u_shape", depth=8, mixing=0.9, n_positions=[32, 64])
+    found = design("u_shape", options=DesignOptions(depth=8, mixing=0.9, n_positions=[32, 64]))
     assert not found.met
     assert [other.over for other in found.alternatives] == [("gamma_key", "mixing")]
     assert found.alternatives[0].met
@@ -149,7 +153,7 @@ def test_a_target_missed_at_one_of_two_lengths_is_not_met_and_another_mixing_mee
 def test_power_laws_beyond_the_largest_exponent_are_searched_for_and_bounds_are_counted():
     """The layers whose exponent would be above 1e12 attend to themselves: what is left is of order N / 1e12."""
     for depth, mixing in ((32, 0.9), (4, 1.0)):
-        found = design("power(2)", depth=depth, mixing=mixing, n_positions=64)
+        found = design("power(2)", options=DesignOptions(depth=depth, mixing=mixing, n_positions=64))
         assert not found.exact
         assert found.met
         assert found.distances[64][0] < 1e-9
@@ -160,7 +164,7 @@ def test_power_laws_beyond_the_largest_exponent_are_searched_for_and_bounds_are_
 def test_the_last_position_counts_where_the_target_says_what_it_has():
     """Half of a given profile on the last position, which a shape without it would not tell."""
     weights = np.append(np.full(29, 0.5 / 29), 0.5)
-    exact = design(weights, over="key_bias", depth=20, mixing=0.3, n_positions=30)
+    exact = design(weights, over="key_bias", options=DesignOptions(depth=20, mixing=0.3, n_positions=30))
     assert exact.met
     assert exact.distances[30][0] < 1e-14
     flat = uniform_profile(30)
@@ -181,7 +185,9 @@ def test_a_real_initialisation_is_flat_as_measured(tmp_path):
 
     (tmp_path / "config.json").write_text(CONFIG)
     model = load_model(f"config:{tmp_path}")
-    found = design("flat", over="gamma_key", model=model, theory="mean_field", n_positions=64, starts=1)
+    found = design(
+        "flat", over="gamma_key", model=model, options=DesignOptions(theory="mean_field", n_positions=64, starts=1)
+    )
     prompts = load_prompts("synthetic", model, n_positions=64, count=4, seed=0)
 
     def measured(change):
@@ -233,14 +239,14 @@ def test_a_real_initialisation_is_flat_as_measured(tmp_path):
 )
 def test_bad_input_is_named(given, message):
     arguments = {"target": "flat", "depth": 2, "n_positions": 8, **given}
-    target = arguments.pop("target")
+    subject = {name: arguments.pop(name) for name in ("target", "over", "architecture", "model") if name in arguments}
     with pytest.raises(UsageError, match=message):
-        design(target, **arguments)
+        design(**subject, options=DesignOptions(**arguments))
 
 
 def test_gamma_keys_beside_sinks_are_searched_for_and_not_called_exact():
     base = Architecture(depth=3, mixing=0.2, sinks=1.0)
-    found = design("flat", over="gamma_key", architecture=base, n_positions=40)
+    found = design("flat", over="gamma_key", architecture=base, options=DesignOptions(n_positions=40))
     after, was = found.distances[40]
     assert not found.exact
     assert after < was / 5
@@ -249,10 +255,12 @@ def test_gamma_keys_beside_sinks_are_searched_for_and_not_called_exact():
 def test_a_target_from_a_file_and_a_profile(tmp_path):
     weights = np.linspace(1, 2, 20)
     (tmp_path / "target.csv").write_text("position,influence\n" + "\n".join(f"{j},{w}" for j, w in enumerate(weights)))
-    found = design(str(tmp_path / "target.csv"), over="key_bias", depth=30, mixing=0.5, n_positions=20)
+    found = design(
+        str(tmp_path / "target.csv"), over="key_bias", options=DesignOptions(depth=30, mixing=0.5, n_positions=20)
+    )
     assert isinstance(found, Design)
     np.testing.assert_allclose(found.profiles[20].influence, weights / weights.sum(), rtol=1e-10)
-    again = design(found.profiles[20], over="key_bias", depth=30, mixing=0.5, n_positions=10)
+    again = design(found.profiles[20], over="key_bias", options=DesignOptions(depth=30, mixing=0.5, n_positions=10))
     assert again.distances[10][0] < 1e-12
 
 
@@ -279,7 +287,7 @@ def test_a_target_from_a_run(tmp_path):
 def test_models_whose_logits_are_large_or_by_position_are_flat_in_full_mean_field(family, over):
     """Norms of queries and keys, which need sampled heads; ALiBi."""
     model = born_model(family, 0, times_wider=1)
-    found = design("flat", over=over, model=model, theory="mean_field", n_positions=16, starts=1)
+    found = design("flat", over=over, model=model, options=DesignOptions(theory="mean_field", n_positions=16, starts=1))
     after, before = found.distances[16]
     spec = spec_of(found.intervention.description(model, rerun=True))
     again = mean_field(spec, 16, seed=1)  # other heads
@@ -296,7 +304,7 @@ def test_the_corrected_quick_theory_is_the_full_one_and_lengths_beyond_a_model_a
     ratio = born.quick(keyed, 60) * born.correction(keyed, 60) / born.full(keyed, 60)
     assert np.ptp(np.log(ratio[1:-1])) < 0.1  # the correction makes the quick theory the full one
     with pytest.raises(UsageError, match="mean field of this model reaches 64 positions, got 65"):
-        design("flat", model=model, theory="mean_field", n_positions=65)
+        design("flat", model=model, options=DesignOptions(theory="mean_field", n_positions=65))
 
 
 def test_norms_that_are_moved_are_those_of_a_network_built_so():
@@ -319,7 +327,9 @@ def test_norms_that_are_moved_are_those_of_a_network_built_so():
 
 def test_the_norm_placement_nearest_to_the_target_is_chosen():
     model = born_model("llama", 0, times_wider=2)
-    found = design("flat", over="norm_placement", model=model, theory="mean_field", n_positions=16)
+    found = design(
+        "flat", over="norm_placement", model=model, options=DesignOptions(theory="mean_field", n_positions=16)
+    )
     assert set(found.choices) == {"pre", "post", "output", "sandwich"}
     left = {name: distance_apart(at[16], found.targets[16]) for name, at in found.choices.items()}
     (chosen,) = found.parameters["norm_placement"]
@@ -328,7 +338,10 @@ def test_the_norm_placement_nearest_to_the_target_is_chosen():
     with pytest.raises(UsageError, match="stay where they are; build it with norm placement"):
         _ = found.intervention
     both = design(
-        "flat", over=["norm_placement", "gamma_key"], model=model, theory="mean_field", n_positions=16, starts=1
+        "flat",
+        over=["norm_placement", "gamma_key"],
+        model=model,
+        options=DesignOptions(theory="mean_field", n_positions=16, starts=1),
     )
     assert both.distances[16][0] < left[chosen] / 3
     assert set(both.parameters) == {"norm_placement", "gamma_key"}
@@ -336,7 +349,9 @@ def test_the_norm_placement_nearest_to_the_target_is_chosen():
 
 def test_slopes_of_a_model_are_a_key_bias_in_place_of_its_own():
     model = born_model("bloom", 0, times_wider=1)
-    found = design("flat", over="alibi", model=model, theory="mean_field", n_positions=24, starts=1)
+    found = design(
+        "flat", over="alibi", model=model, options=DesignOptions(theory="mean_field", n_positions=24, starts=1)
+    )
     after, before = found.distances[24]
     assert after < before
     again = mean_field(spec_of(found.intervention.description(model, rerun=True)), 24)  # other heads
@@ -344,7 +359,7 @@ def test_slopes_of_a_model_are_a_key_bias_in_place_of_its_own():
 
 
 def test_a_target_is_not_met_by_switching_attention_off():
-    found = design("flat", over="mixing", depth=3, mixing=0.5, n_positions=32)
+    found = design("flat", over="mixing", options=DesignOptions(depth=3, mixing=0.5, n_positions=32))
     assert found.distances[32][0] < 0.01
     assert found.architecture.layer_mixing.max() <= 0.002
     assert not found.met

@@ -15,6 +15,7 @@ from posbias.cli.output import record_document
 from posbias.comparison import compare_subject
 from posbias.comparison.stored import store_subjects
 from posbias.decomposition import DecompositionOptions, counterfactuals
+from posbias.designing import DesignOptions
 from posbias.display.showing import FILES, Showing
 from posbias.evaluation.curve import position_curve
 from posbias.models.hugging_face import HuggingFaceModel
@@ -62,7 +63,7 @@ def results(model, measurement, long_llama, tmp_path_factory):
         "comparison": pb.compare(prediction, measurement),
         "curve": position_curve(scores, positions=(0, 2, 4, 6, 9)),
         "evaluation": evaluated,
-        "design": pb.design("flat", depth=2, n_positions=LENGTH),
+        "design": pb.design("flat", options=DesignOptions(depth=2, n_positions=LENGTH)),
         "training": train(study_of(STUDY, name="copies")),
         "decomposition": counterfactuals(
             model, measurement.prompts, interventions="no_residual", options=DecompositionOptions(kinds=("logit",))
@@ -317,7 +318,9 @@ def test_attention_shows_its_distance_by_layer_and_what_the_first_position_takes
 def test_a_profile_written_as_csv_is_a_target_of_a_design(results, tmp_path):
     profile = pb.predict(pb.Architecture(depth=2, mixing=0.3), LENGTH).profile
     found = pb.design(
-        str(profile.to_csv(tmp_path / "target.csv")), over="key_bias", depth=2, mixing=0.3, n_positions=LENGTH
+        str(profile.to_csv(tmp_path / "target.csv")),
+        over="key_bias",
+        options=DesignOptions(depth=2, mixing=0.3, n_positions=LENGTH),
     )
     np.testing.assert_allclose(found.profiles[LENGTH].influence, profile.influence, rtol=1e-9)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posbias.designing import design, design_record
+from posbias.designing import DesignOptions, design, design_record
 from posbias.display.figures import Figure, HeatMap
 from posbias.evaluation import MeasuredUse, Placement, place
 from posbias.evaluation.curve import Contrast, PositionCurve, Shape
@@ -193,7 +193,9 @@ def test_what_prompts_spell_of_control_tokens_is_said() -> None:
 
 def test_the_target_of_a_design_is_on_top_and_like_no_other_curve() -> None:
     (figure,) = report_of(
-        design_record(design("u_shape(middle=4.0)", over="key_bias", depth=4, n_positions=32), {})
+        design_record(
+            design("u_shape(middle=4.0)", over="key_bias", options=DesignOptions(depth=4, n_positions=32)), {}
+        )
     ).picture
     assert isinstance(figure, Figure)
     assert [curve.name for curve in figure.curves][-2:] == ["target", "flat line"]

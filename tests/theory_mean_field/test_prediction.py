@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias.architecture import Architecture
-from posbias.designing import design
+from posbias.designing import DesignOptions, design
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.loading import load_model
@@ -202,7 +202,7 @@ def test_the_weights_of_a_reference_model_that_were_given_are_refused_too(tmp_pa
         with pytest.raises(UsageError, match=said):
             predict(model, 8, theory="mean_field")
         with pytest.raises(UsageError, match=said):
-            design("flat", model=model, theory="mean_field", n_positions=8)
+            design("flat", model=model, options=DesignOptions(theory="mean_field", n_positions=8))
     drawn, again = load_model(tmp_path / "trained", init_seed=0), ReferenceTransformer(replace(config, seed=0))
     one, other = (predict(model, 8, theory="mean_field").profile.influence for model in (drawn, again))
     np.testing.assert_allclose(one, other, rtol=1e-7)  # loaded weights are float32

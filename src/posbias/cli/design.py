@@ -1,5 +1,6 @@
 """`posbias design`: the architecture, or the key bias of a model, with the position bias that is asked for."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ from posbias.cli.output import running
 from posbias.errors import RunError, UsageError
 
 if TYPE_CHECKING:
-    from posbias.designing import Design
+    from posbias.designing import Design, DesignOptions
 
 EXAMPLE = (
     "Examples: `posbias design flat --depth 24 --heads 8 --mixing 0.1 --length 512` · any target at one length: "
@@ -62,21 +63,21 @@ def design(
 
     The design is exact if there is a closed form, else the result of a search.
     """
+    from posbias.designing import DesignOptions, design_record
     from posbias.designing import design as find
-    from posbias.designing import design_record
 
     lengths = options.whole_numbers("length", length)
     measured_lengths = [max(lengths)] if measured_at is None else options.whole_numbers("measured-at", measured_at)
     free = options.split_literals(over)
     _refuse_unread(context, model, free)
-    search: dict[str, Any] = {"over": free, "n_positions": lengths, "starts": starts, "seed": flags.seed}
+    search = DesignOptions(depth, heads, options.literal(mixing), n_positions=lengths, starts=starts, seed=flags.seed)
     with running(context, flags) as run:
         measured: dict[str, Any] = {}
         if model is None:
-            solution = find(target, depth=depth, heads=heads, mixing=options.literal(mixing), **search)
+            solution = find(target, free, options=search)
         else:
             at = measured_lengths if initialisations else []
-            solution, measured = _of_model(target, model, search, at, count=max(initialisations, 2))
+            solution, measured = _of_model(target, free, model, search, measured_at=at, count=max(initialisations, 2))
         record = design_record(solution, run.arguments, command=run.command, **measured)
         if model is None and "mixing" not in solution.over and not options.given(context, ["mixing"]):
             record.scalars["caveats"] = [options.RESIDUAL_SAID]
@@ -100,7 +101,7 @@ def _refuse_unread(context: typer.Context, model: str | None, free: list[str]) -
 
 
 def _of_model(
-    target: str, source: str, search: dict[str, Any], measured_at: list[int], *, count: int
+    target: str, over: list[str], source: str, search: "DesignOptions", *, measured_at: list[int], count: int
 ) -> tuple["Design", dict[str, Any]]:
     """Design a model at initialisation: the design, the measurements of it, and the model's description."""
     from posbias.designing import design as find
@@ -109,10 +110,10 @@ def _of_model(
     from posbias.models.loading import load_model
     from posbias.prompts.loading import load_prompts
 
-    model, seed = load_model(source), search["seed"]
-    solution, measured = find(target, model=model, theory="mean_field", **search), []
+    model, measured = load_model(source), []
+    solution = find(target, over, model=model, options=replace(search, theory="mean_field"))
     if isinstance(model, HuggingFaceModel) and not solution.choices:
         for n_positions in measured_at:
-            prompts = load_prompts("synthetic", model, n_positions=n_positions, count=count, seed=seed)
-            measured.append(measure_design(solution, model, prompts, seed=seed))
+            prompts = load_prompts("synthetic", model, n_positions=n_positions, count=count, seed=search.seed)
+            measured.append(measure_design(solution, model, prompts, seed=search.seed))
     return solution, {"measured": measured, "model": model.describe()}

@@ -15,11 +15,11 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, KeyEncoding, NoEncoding
 from posbias.architecture.keys import MAX_ALPHA
-from posbias.architecture.mixing import RESIDUAL_MIXING
-from posbias.checks import check_seed, check_size, check_whole, checked
+from posbias.checks import checked
 from posbias.comparison.metrics import wasserstein
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
+from posbias.designing.options import DesignOptions
 from posbias.designing.solving import (
     FREE,
     NEAR_END,
@@ -35,7 +35,7 @@ from posbias.designing.targets import Flat, Power, Target, resolve_target
 from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
-from posbias.limits import CELLS, REPEATS, STEPS
+from posbias.limits import STEPS
 from posbias.profiles import Profile
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
@@ -52,13 +52,9 @@ NORM_PLACEMENT = "norm_placement"
 RESIDUAL_SCALE = "residual_scale"
 OF_MODELS = (*KEYED, AlibiSlopes.name)
 """What mean field searches; a norm placement may be chosen beside."""
-THEORIES = ("rollout", "mean_field")
 TOLERANCE = 0.01
 """Largest W1 at which a target counts as met, the context scaled to [0, 1]: what designs of real initialisations are
 held to, whose average over six networks lies about that far from itself (studies/design)."""
-STARTS = {"rollout": 8, "mean_field": 2}
-"""Searches that are tried by default: for a rollout as many as there are sorts of starts, for networks, which are slow,
-the likeliest."""
 Vector = Float64[np.ndarray, "n_positions"]
 
 
@@ -185,17 +181,11 @@ def distance_apart(profile: Profile, target: Vector) -> float:
 @checked
 def design(
     target: Any = "flat",
-    *,
     over: str | Sequence[str] = "gamma_key",
-    depth: int | None = None,
-    heads: int = 1,
-    mixing: Any = RESIDUAL_MIXING,
+    *,
     architecture: Architecture | None = None,
     model: Any = None,
-    theory: str = "rollout",
-    n_positions: int | Sequence[int] = 512,
-    starts: int | None = None,
-    seed: int = 0,
+    options: DesignOptions | None = None,
 ) -> Design:
     """Find the architecture whose profile is the target.
 
@@ -208,43 +198,31 @@ def design(
             layer), "mixing" (m_l of every layer, which is the scale of its attention branch beside the stream),
             "sinks" (a logit per layer), or a list with one encoding and any of the last three. For a model also
             "norm_placement": pre, post, output or sandwich.
-        depth: Layers L; an architecture or a model has its own.
-        heads: Heads per layer.
-        mixing: Mixing as in `Architecture`; by default that of a residual network.
-        architecture: The architecture to change, in place of depth, heads and mixing.
+        architecture: The architecture to change, in place of depth, heads and mixing among the options.
         model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", "gamma_alibi", "alibi" (both
             in place of the model's own slopes) or "spline", "norm_placement", or one of the first and the last.
-        theory: "rollout" or "mean_field".
-        n_positions: Context length N >= 3, or several, whose misfits are averaged.
-        starts: Searches that are tried, of which the best counts: by default 8, for a model 2.
-        seed: Seed of the random ones among their starts.
+        options: Depth, heads and mixing unless an architecture or a model has them, theory, lengths and search.
 
     Returns:
         The design with its profiles at the lengths asked for, at half the least and at twice the largest. A search may
         miss the target: `met` tells, and `alternatives` has designs that may meet it.
 
     Raises:
-        UsageError: an unknown target, parameter or theory, a target below the residual stream's share on the last
-            position (the message names it), or values that a solver cannot hold.
+        UsageError: an unknown target or parameter, a target below the residual stream's share on the last position
+            (the message names it), or values that a solver cannot hold.
 
     Source: ours (docs/design).
     """
-    names = _checked_names(over, theory)
-    check_seed(seed)
-    starts = STARTS[theory] if starts is None else starts
-    check_size("starts", starts, REPEATS)
-    lengths = _lengths(n_positions)
-    aim = resolve_target(target)
-    if theory == "mean_field":
-        return _by_mean_field(model, aim, names, lengths, starts=starts, seed=seed)
-    base = _base(architecture, model, depth=depth, heads=heads, mixing=mixing)
-    return _by_rollout(base, aim, names, lengths, starts=starts, seed=seed)
+    options = DesignOptions() if options is None else options
+    names = _checked_names(over, options.theory)
+    aim, search = resolve_target(target), {"starts": options.n_starts, "seed": options.seed}
+    if options.theory == "mean_field":
+        return _by_mean_field(model, aim, names, options.lengths, **search)
+    return _by_rollout(_base(architecture, model, options), aim, names, options.lengths, **search)
 
 
 def _checked_names(over: str | Sequence[str], theory: str) -> tuple[str, ...]:
-    """Names of the free parameters, at least one, after a check that the theory has them."""
-    if theory not in THEORIES:
-        raise UsageError(f"theory must be one of {', '.join(THEORIES)}, got {theory!r}")
+    """Names of the free parameters, at least one, all of which the theory has."""
     names = (over,) if isinstance(over, str) else tuple(over)
     if not names:
         raise UsageError(f"nothing is free; over takes {KEY_BIAS} or some of {', '.join(FREE)}")
@@ -293,24 +271,14 @@ def _by_rollout(
     return task.searched(free, values)
 
 
-def _lengths(n_positions: int | Sequence[int]) -> tuple[int, ...]:
-    lengths = [n_positions] if isinstance(n_positions, int | np.integer) else list(n_positions)
-    for length in lengths:
-        check_whole("n_positions", length, least=3, numpy=True)
-        CELLS.check("the profile at twice n_positions", 2 * int(length))
-    if not lengths:
-        raise UsageError("n_positions needs at least one length")
-    return tuple(sorted({int(length) for length in lengths}))
-
-
-def _base(architecture: Architecture | None, model: Any, *, depth: int | None, heads: int, mixing: Any) -> Architecture:
+def _base(architecture: Architecture | None, model: Any, options: DesignOptions) -> Architecture:
     if architecture is not None:
         return architecture
     if model is not None:
-        return Architecture.from_model(model, mixing=mixing)
-    if depth is None:
+        return Architecture.from_model(model, mixing=options.mixing)
+    if options.depth is None:
         raise UsageError("depth is missing: give depth (and heads, mixing), an architecture or a model")
-    return Architecture(depth=depth, heads=heads, mixing=mixing)
+    return Architecture(depth=options.depth, heads=options.heads, mixing=options.mixing)
 
 
 def _check_encodings(base: Architecture, names: tuple[str, ...]) -> None:
