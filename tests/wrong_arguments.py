@@ -41,6 +41,7 @@ RIGHT = {
     "evaluate": (str, Path, Model),
     "load_model": str,
     "measure_models": list,
+    "mitigate": NAMED,
     "compare": (*NAMED, pb.Profile, pb.Record),
 }
 """Right first arguments, which are not tried: what they are right for would go on for long."""
@@ -56,7 +57,7 @@ def wrong_values(model, prompts):
 
 
 def public():
-    found = {name: getattr(pb, name) for name in {*pb.__all__} - NOT_CALLED}
+    found = {name: getattr(pb, name) for name in {*dir(pb)} - NOT_CALLED}
     for package, names in OF_PACKAGES.items():
         found |= {name: getattr(import_module(f"posbias.{package}"), name) for name in names.split()}
     return found

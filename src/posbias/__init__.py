@@ -1,40 +1,63 @@
 """posbias: how a transformer language model weighs the positions of its context.
 
-Predict it from the architecture, measure it on real models, explain it, and set every theory beside a flat line.
-Names are imported when first used, so that `import posbias` is cheap. Start with `audit("demo")`, or with `load_model`,
-`load_prompts` and `measure`.
+Start with `audit("demo")`, or with `load_model`, `load_prompts` and `measure`. Functions take their subject first and
+settings as one `options=`; results show themselves in a notebook, `save` into a directory, and come back by
+`load_record`.
 
-    Architecture: A stack that mixes positions: `depth` layers of `heads` heads, each T_l = (1 - m_l) I + m_l mean_h
-        A_lh.
-    AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
-    EvaluateOptions: What is requested, and where finished samples are kept.
-    LocalResponder: A loaded model.
-    MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done
-        and kept.
-    Profile: Non-negative influence of every input position on the last one; sums to 1.
-    Record: One run: what was asked, what that resolved to, what came out.
-    RunError: The request was fine, but the run could not be finished (NaN gradients, a full disk ...).
-    ServerResponder: A model on a server.
-    UsageError: The request is wrong: an unknown name, a value out of range, a length that does not fit.
-    attention: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and mixing of a model.
-    audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line, a verdict.
-    closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
-        length.
+Ask about a model or an architecture:
+    audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line, a
+        verdict.
+    measure: Measure how much every input position influences the output, and how strongly each layer mixes.
+    attention: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and mixing of a
+        model.
+    predict: The profile that a theory predicts for an architecture or a model.
     compare: Every registered distance of the first profile to the second, beside the flat line's.
-    correlate: Correlate influence with behaviour over several finished evaluations: over positions, lengths and models.
-    design: Find the architecture whose profile is the target.
     evaluate: Put every sample of a task, at every position, to one model, and judge its answers.
-    fit: A method with the parameters that suit a model, from calibration samples alone.
-    intervened: Within the context, the model with one ingredient replaced; measure it like any other.
+    correlate: Correlate influence with behaviour over several finished evaluations: over positions, lengths and
+        models.
+    place: Order passages so that the relevant ones stand where this model uses them.
+    mitigate: Try methods against position bias on one model and task, and judge each.
+    design: Find the architecture whose profile is the target.
+    train: Train all members of a study and save each that ended well as a model directory.
+
+Load, and read finished runs:
     load_model: Load a causal language model, frozen and in evaluation mode.
     load_prompts: Equally long prompts for a model.
     load_record: Read the result of a finished run from its directory.
-    measure: Measure how much every input position influences the output, and how strongly each layer mixes.
-    mitigated: Within the context, a model under a method against position bias; `install` leaves it so.
-    place: Order passages so that the relevant ones stand where this model uses them.
-    predict: The position-bias profile a theory predicts.
-    uniform_profile: The flat baseline: every position weighs 1/N.
+    Record: One run: what was asked, what that resolved to, what came out.
     write_report: Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
+
+What is asked about:
+    Architecture: A stack that mixes positions: `depth` layers of `heads` heads, each T_l = (1 - m_l) I + m_l mean_h
+        A_lh.
+    Profile: Non-negative influence of every input position on the last one; sums to 1.
+    LocalResponder: A loaded model.
+    ServerResponder: A model on a server.
+
+Change a model within a context, or for good:
+    intervened: Within the context, the model with one ingredient replaced; measure it like any other.
+    mitigated: Within the context, a model under a method against position bias; `install` leaves it so.
+    fit: A method with the parameters that suit a model, from calibration samples alone.
+
+Exact values:
+    closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
+        length.
+    uniform_profile: The flat baseline: every position weighs 1/N.
+
+Settings, all keyword arguments:
+    AttentionOptions: Settings of `attention`: thresholds, the matrices that are kept, and their memory.
+    AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
+    CorrelateOptions: Settings of `correlate`.
+    EvaluateOptions: What is requested, and where finished samples are kept.
+    MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done
+        and kept.
+    MitigateOptions: Methods that are tried, the samples that judge them, and the measure that decides.
+    PlaceOptions: Settings of `place`.
+    TrainOptions: Settings of `train`: where members are trained and kept; none changes a number, except the device.
+
+Errors:
+    RunError: The request was fine, but the run could not be finished (NaN gradients, a full disk ...).
+    UsageError: The request is wrong: an unknown name, a value out of range, a length that does not fit.
 """
 
 from importlib import import_module
@@ -48,12 +71,13 @@ if TYPE_CHECKING:
     from posbias.comparison import compare
     from posbias.designing import design
     from posbias.errors import RunError, UsageError
-    from posbias.evaluation import EvaluateOptions, correlate, evaluate, place
+    from posbias.evaluation import CorrelateOptions, EvaluateOptions, PlaceOptions, correlate, evaluate, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.interventions import intervened
+    from posbias.measurement.attention.statistics import AttentionOptions
     from posbias.measurement.attention.streaming import attention
     from posbias.measurement.measurement import MeasureOptions, measure
-    from posbias.mitigation import mitigated
+    from posbias.mitigation import MitigateOptions, mitigate, mitigated
     from posbias.mitigation.fitting.fit import fit
     from posbias.models.loading import load_model
     from posbias.profiles import Profile, uniform_profile
@@ -61,6 +85,47 @@ if TYPE_CHECKING:
     from posbias.report import load_record, write_report
     from posbias.runs.records import Record
     from posbias.theory import closed_form, predict
+    from posbias.training import TrainOptions, train
+
+    __all__ = [
+        "Architecture",
+        "AttentionOptions",
+        "AuditOptions",
+        "CorrelateOptions",
+        "EvaluateOptions",
+        "LocalResponder",
+        "MeasureOptions",
+        "MitigateOptions",
+        "PlaceOptions",
+        "Profile",
+        "Record",
+        "RunError",
+        "ServerResponder",
+        "TrainOptions",
+        "UsageError",
+        "__version__",
+        "attention",
+        "audit",
+        "closed_form",
+        "compare",
+        "correlate",
+        "design",
+        "evaluate",
+        "fit",
+        "intervened",
+        "load_model",
+        "load_prompts",
+        "load_record",
+        "measure",
+        "mitigate",
+        "mitigated",
+        "place",
+        "predict",
+        "train",
+        "uniform_profile",
+        "write_report",
+    ]
+    # At run time `dir` lists these names: with `__all__` there, `help` would print every docstring in full.
 
 _HOMES = {
     name: home
@@ -70,67 +135,50 @@ _HOMES = {
         "comparison": "compare",
         "designing": "design",
         "errors": "RunError UsageError",
-        "evaluation": "EvaluateOptions correlate evaluate place",
+        "evaluation": "CorrelateOptions EvaluateOptions PlaceOptions correlate evaluate place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "interventions": "intervened",
+        "measurement.attention.statistics": "AttentionOptions",
         "measurement.attention.streaming": "attention",
         "measurement.measurement": "MeasureOptions measure",
-        "mitigation": "mitigated",
+        "mitigation": "MitigateOptions mitigate mitigated",
         "mitigation.fitting.fit": "fit",
         "models.loading": "load_model",
         "profiles": "Profile uniform_profile",
         "prompts.loading": "load_prompts",
-        "runs.records": "Record",
         "report": "load_record write_report",
+        "runs.records": "Record",
         "theory": "closed_form predict",
+        "training": "TrainOptions train",
     }.items()
     for name in names.split()
 }
 """Where each public name lives. No package bears the name of a function here, so none can hide one."""
-_WORDED = {"correlate", "evaluate", "load_record", "place"}
+_VERBS = frozenset(
+    [
+        "attention",
+        "audit",
+        "compare",
+        "correlate",
+        "design",
+        "evaluate",
+        "measure",
+        "mitigate",
+        "place",
+        "predict",
+        "train",
+    ]
+)
 """Functions whose results answer in sentences."""
-
-__all__ = [
-    "Architecture",
-    "AuditOptions",
-    "EvaluateOptions",
-    "LocalResponder",
-    "MeasureOptions",
-    "Profile",
-    "Record",
-    "RunError",
-    "ServerResponder",
-    "UsageError",
-    "__version__",
-    "attention",
-    "audit",
-    "closed_form",
-    "compare",
-    "correlate",
-    "design",
-    "evaluate",
-    "fit",
-    "intervened",
-    "load_model",
-    "load_prompts",
-    "load_record",
-    "measure",
-    "mitigated",
-    "place",
-    "predict",
-    "uniform_profile",
-    "write_report",
-]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
-    found = getattr(import_module(f"posbias.{_HOMES[name]}"), name)
-    if name in _WORDED:
-        import_module("posbias.report")  # which words their results; no room below it does
-    return found
+    if name in _VERBS:
+        import_module("posbias.report")  # puts their results into words, which no room below it does
+    return getattr(import_module(f"posbias.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*_HOMES, "__version__"])

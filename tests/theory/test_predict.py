@@ -72,3 +72,8 @@ def test_unknown_theories_list_the_known() -> None:
         predict(UNIFORM, 16, theory="magic")
     with pytest.raises(UsageError, match="n_positions must be a whole number >= 1, got 0"):
         predict(UNIFORM, 0)
+
+
+def test_without_prompts_a_length_is_needed() -> None:
+    with pytest.raises(UsageError, match=r"^predict: without prompts it needs n_positions"):
+        predict(UNIFORM)

@@ -53,15 +53,20 @@ def parse_theory(text: str) -> tuple[str, Theory]:
 
 @checked
 def predict(
-    subject: Any, n_positions: int, *, theory: str | Theory = "rollout", prompts: Prompts | None = None, seed: int = 0
+    subject: Any,
+    n_positions: int | None = None,
+    *,
+    theory: str | Theory = "rollout",
+    prompts: Prompts | None = None,
+    seed: int = 0,
 ) -> Prediction:
-    """The position-bias profile a theory predicts.
+    """The profile that a theory predicts for an architecture or a model.
 
     Args:
         subject: An `Architecture`, or a model that `load_model` returned; theories of models need the latter. The other
             theories take a model's architecture from its configuration, with the mixing it has: known of reference
             models without residual or with a mixed one, otherwise measured on the prompts.
-        n_positions: Context length N in positions, >= 1.
+        n_positions: Context length N in positions, >= 1; None: the length of the prompts.
         theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
             (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models with
             their parameters: `power_rollout(form=isotropic)`, `mean_field(level=first)` ...
@@ -72,8 +77,12 @@ def predict(
         The prediction; its profile sums to 1.
 
     Raises:
-        UsageError: unknown theory or parameter, or a theory that does not apply to the subject.
+        UsageError: unknown theory or parameter, a theory that does not apply to the subject, or no length.
     """
+    if n_positions is None:
+        if prompts is None:
+            raise UsageError("predict: without prompts it needs n_positions, a whole number of at least 1")
+        n_positions = prompts.n_positions
     chosen = theory if isinstance(theory, Theory) else parse_theory(theory)[1]
     check_whole("n_positions", n_positions, least=1, numpy=True)
     check_seed(seed)
