@@ -48,6 +48,7 @@ Settings, all keyword arguments:
     AttentionOptions: Settings of `attention`: thresholds, the matrices that are kept, and their memory.
     AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
     CorrelateOptions: Settings of `correlate`.
+    DesignOptions: Settings of `design`.
     EvaluateOptions: What is requested, and where finished samples are kept.
     MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done
         and kept.
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from posbias.architecture import Architecture
     from posbias.auditing import AuditOptions, audit
     from posbias.comparison import compare
-    from posbias.designing import design
+    from posbias.designing import DesignOptions, design
     from posbias.errors import RunError, UsageError
     from posbias.evaluation import CorrelateOptions, EvaluateOptions, PlaceOptions, correlate, evaluate, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
         "AttentionOptions",
         "AuditOptions",
         "CorrelateOptions",
+        "DesignOptions",
         "EvaluateOptions",
         "LocalResponder",
         "MeasureOptions",
@@ -133,7 +135,7 @@ _HOMES = {
         "architecture": "Architecture",
         "auditing": "AuditOptions audit",
         "comparison": "compare",
-        "designing": "design",
+        "designing": "DesignOptions design",
         "errors": "RunError UsageError",
         "evaluation": "CorrelateOptions EvaluateOptions PlaceOptions correlate evaluate place",
         "evaluation.responders": "LocalResponder ServerResponder",
@@ -154,28 +156,14 @@ _HOMES = {
     for name in names.split()
 }
 """Where each public name lives. No package bears the name of a function here, so none can hide one."""
-_VERBS = frozenset(
-    [
-        "attention",
-        "audit",
-        "compare",
-        "correlate",
-        "design",
-        "evaluate",
-        "measure",
-        "mitigate",
-        "place",
-        "predict",
-        "train",
-    ]
-)
+_VERBS = "attention audit compare correlate design evaluate measure mitigate place predict train"
 """Functions whose results answer in sentences."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
-    if name in _VERBS:
+    if name in _VERBS.split():
         import_module("posbias.report")  # puts their results into words, which no room below it does
     return getattr(import_module(f"posbias.{_HOMES[name]}"), name)
 
