@@ -249,7 +249,7 @@ def test_counts_and_seeds_may_be_numpy_integers(tiny_llama):
 
 
 def test_a_model_at_initialisation_without_initialisations_is_refused(tiny_llama):
-    with pytest.raises(UsageError, match="initialisations must be at least 1 where the model itself is one"):
+    with pytest.raises(UsageError, match="initialisations must be at least 1 if the model itself is one"):
         pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(initialisations=0, init_seed=4))
 
 
@@ -315,7 +315,7 @@ def test_of_an_audit_the_subject_is_compared_that_the_other_run_has_alone(finish
     [
         ({"theory": "rolout"}, "first run holds no profile 'rolout'; it holds: jacobian, probability, attention_only"),
         ({"kind": "rollout"}, "second run holds no profile 'rollout'; it holds: jacobian, probability$"),
-        ({"subject": "born"}, "subject 'born': allowed is one of trained, initialised"),
+        ({"subject": "born"}, "subject 'born': choose one of trained, initialised"),
     ],
 )
 def test_what_a_run_does_not_hold_is_listed(finished, chosen, complaint):
@@ -325,7 +325,7 @@ def test_what_a_run_does_not_hold_is_listed(finished, chosen, complaint):
 
 def test_a_subject_is_chosen_only_where_there_are_several(tiny_llama):
     record = measured_record(tiny_llama, count=2, seed=5)
-    with pytest.raises(UsageError, match="subject 'trained': allowed is one where a run holds several"):
+    with pytest.raises(UsageError, match="subject 'trained': neither run holds several subjects"):
         comparison_record(record, record, Chosen(subject="trained"))
 
 

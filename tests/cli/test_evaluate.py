@@ -254,7 +254,7 @@ def test_what_is_odd_about_a_file_is_said_where_its_examples_are_written(posbias
     result = posbias("evaluate", "--task", task, "--count", 1, "--lm-eval", tmp_path / "task")
     assert result.returncode == 0, result.stderr
     assert [told[:32] for told in result.stderr.splitlines()] == ["notice: In 1 of 1 samples (numbe"] * 2
-    assert "whether they are read as ordinary text where the model runs is not known" in result.stderr
+    assert "it is not known whether whatever runs the model reads them as ordinary text" in result.stderr
 
 
 def test_examples_are_written_for_lm_eval(posbias, tmp_path):

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 import posbias as pb
@@ -347,6 +348,28 @@ def test_what_holds_no_curves_says_so_and_still_shows_itself():
     with pytest.raises(pb.UsageError, match="holds no curves over positions"):
         run.plot()
     assert "predict, failed" in run._repr_html_()
+
+
+def test_results_on_the_same_axes_share_one_flat_line():
+    axes = Figure().subplots()
+    for influence in ([0.2, 0.3, 0.5], [0.6, 0.3, 0.1]):
+        assert Profile(np.array(influence)).plot(axes) is axes
+    labels = [line.get_label() for line in axes.get_lines()]
+    assert len(labels) == 3
+    assert labels.count("flat line") == 1
+    assert [text.get_text() for text in axes.get_legend().get_texts()].count("flat line") == 1
+
+
+def test_a_new_picture_has_the_size_asked_for_in_inches():
+    profile = pb.uniform_profile(3)
+    for size, inches in ((None, (6.4, 2.8)), ((3.0, 2.0), (3.0, 2.0))):
+        figure = profile.plot(size=size).figure
+        assert tuple(figure.get_size_inches()) == inches
+        pyplot.close(figure)
+    with pytest.raises(pb.UsageError, match="size is for new axes"):
+        profile.plot(Figure().subplots(), size=(3.0, 2.0))
+    with pytest.raises(pb.UsageError, match=r"both > 0, got \(3.0, 0.0\)"):
+        profile.plot(size=(3.0, 0.0))
 
 
 def test_unknown_ends_of_intervals_are_left_out(results):

@@ -174,7 +174,8 @@ def test_what_is_odd_about_samples_is_said_of_servers_and_of_several_runs_too() 
         "In 9 of 12 samples (number 0, 1, 2, 3, 4, 5, 6, 7 ...) the right passage stands in the "
     )
     assert (
-        "('</s>', '<s>' 2 times): whether they are read as ordinary text where the model runs is not known." in spelled
+        "('</s>', '<s>' 2 times): it is not known whether whatever runs the model reads them as ordinary text."
+        in spelled
     )
     run = {"title": "a model: own", "count": 12, "notices": noticed()}
     scalars = {"groups": [], "pooled": [], "alone": [], "notices": [run]}

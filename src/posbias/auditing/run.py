@@ -52,11 +52,11 @@ class AuditOptions(Loading):
     """
 
     source: str | PromptSource = "default"
-    """Where prompts come from, as `load_prompts` takes it; unused where prompts are given."""
+    """Source of prompts, as `load_prompts` takes it; unused if prompts are passed in."""
     kinds: Sequence[str] = ("jacobian", "probability")
     """Influence kinds, as literal spellings ("jacobian(probes=8)")."""
     seed: int = 0
-    """Of prompts, probes and bootstrap; initialisation k is drawn with seed + k."""
+    """Seed of prompts, probes and bootstrap; initialisation k is drawn with seed + k."""
     initialisations: int | None = None
     """Each measured on a prompt of its own; None: as many as prompts, at most MOST_INITIALISATIONS."""
     resume: bool = False
@@ -66,7 +66,7 @@ class AuditOptions(Loading):
     passes: PassOptions = field(default_factory=PassOptions)
     engine: Engine = field(default_factory=Local)
     command: str = ""
-    """The shell line that repeats the audit, for its record, where there is one."""
+    """The shell line that repeats the audit, for its record, if there is one."""
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, least=0, below=2**62, numpy=True)
@@ -238,7 +238,7 @@ def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, 
             f"initialisations must be at most the {prompts.count} prompts, one prompt for each; got {count}"
         )
     if not count and initialised:
-        raise UsageError("initialisations must be at least 1 where the model itself is one (init_seed, config:); got 0")
+        raise UsageError("initialisations must be at least 1 if the model itself is one (init_seed, config:); got 0")
     if count:
         states[INITIALISED] = [Unit(index % prompts.count, init_seed=first_seed + index) for index in range(count)]
     return states

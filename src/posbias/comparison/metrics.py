@@ -1,7 +1,7 @@
-"""What one profile says in a few numbers, and distances between two: small functions of float64 distributions.
+"""One profile in a few numbers, and distances between two: small functions of float64 distributions.
 
 All act on the last axis and broadcast over the ones before it, so that thousands of bootstrap draws cost one call.
-Position j is the cell [j/N, (j+1)/N) of the context, so a tenth of it cuts through cells where N is not a multiple of
+Position j is the cell [j/N, (j+1)/N) of the context, so a tenth of it cuts through cells if N is not a multiple of
 10, and a flat profile has exactly 0.1 in each. Recency is reported twice, with and without the last position, whose
 spike is another matter (docs/theory, section 2). What is undefined is NaN, what is infinite is infinite; both become
 None in a record (`finite`). To add one, register it here (docs/theory, section 6).
@@ -86,7 +86,7 @@ def interior_recency(profiles: Distributions) -> Values:
 
 @STATISTICS.register("first_over_middle")
 def first_over_middle(profiles: Distributions) -> Values:
-    """First tenth minus middle tenth: positive where the beginning outweighs the middle. Flat: 0."""
+    """First tenth minus middle tenth: positive if the beginning outweighs the middle. Flat: 0."""
     return np.asarray(first_tenth(profiles) - middle_tenth(profiles))
 
 
@@ -94,7 +94,7 @@ def first_over_middle(profiles: Distributions) -> Values:
 def last_over_middle(profiles: Distributions) -> Values:
     """Last tenth, its last position left out and scaled to a full tenth, minus middle tenth. Flat: 0.
 
-    Without the last position, so that a spike there does not pass for a rise towards the end; NaN where N < 20.
+    Without the last position, so that a spike there does not pass for a rise towards the end; NaN if N < 20.
     """
     n_positions = profiles.shape[-1]
     if n_positions < 20:
@@ -114,7 +114,7 @@ def mean_position(profiles: Distributions) -> Values:
 def minimum_position(profiles: Distributions) -> Values:
     """Position of the smallest influence between the first and the last position, both left out.
 
-    Several equal minima (a dead zone) count as their middle one, the earlier of two. NaN where there is no minimum:
+    Several equal minima (a dead zone) count as their middle one, the earlier of two. NaN if there is no minimum:
     a constant interior, or fewer than 3 positions.
     """
     interior = profiles[..., 1:-1]
@@ -141,7 +141,7 @@ def wasserstein(predicted: Distributions, measured: Distributions) -> Values:
 
 @METRICS.register("spearman")
 def spearman(predicted: Distributions, measured: Distributions) -> Values:
-    """Rank correlation over positions, ties at their mean rank; NaN where either profile is constant.
+    """Rank correlation over positions, ties at their mean rank; NaN if either profile is constant.
 
     Nearly automatic for two monotone profiles: never read it alone.
     """
@@ -183,13 +183,13 @@ def log_error(predicted: Distributions, measured: Distributions) -> Values:
 def minimum_shift(predicted: Distributions, measured: Distributions) -> Values:
     """Positions from the measured interior minimum to the predicted one; negative: predicted too early.
 
-    NaN where either profile has no interior minimum (see `minimum_position`), as the flat line.
+    NaN if either profile has no interior minimum (see `minimum_position`), as the flat line.
     """
     return np.asarray(minimum_position(predicted) - minimum_position(measured))
 
 
 def finite(value: float) -> float | None:
-    """`value` for a record: None where it is infinite or undefined, since JSON knows neither."""
+    """`value` for a record: None if it is infinite or undefined, since JSON knows neither."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""What runs, measurements and predictions are called in legends and tables, by what differs between them.
+"""Names of runs, measurements and predictions in legends and tables, by what differs between them.
 
 A curve that stands alone goes by its theory or kind; several of one run, or of runs side by side, by their settings.
 Predictions and measurements are named apart, and neither is ever called the other.
@@ -20,24 +20,22 @@ def state_of(view: ProfileRun, subject: Subject) -> str:
 
 
 def is_measured(view: ProfileRun, kind: str) -> bool:
-    """Whether what others are compared to was measured; a comparison may set predictions beside a prediction."""
+    """True if the curve that others are compared to was measured; a comparison of predictions has none that was."""
     settings = view.curves.get(MEASURED + kind)
     return kind not in THEORY_NAMES if settings is None else "theory" not in settings
 
 
 def theory_name(view: ProfileRun, name: str) -> str:
-    """What a theory's curve is called in a report of its run."""
-    return _names(view).get(THEORIES + name) or _alone(view, name)
-
-
-def _alone(view: ProfileRun, name: str) -> str:
-    """A theory, or a kind that is compared like one, in words; of several predictions one that was chosen as it is."""
-    known = name in THEORY_NAMES or name in KINDS or THEORIES + name not in view.curves
-    return label({**THEORY_NAMES, **KINDS}, name) if known else name
+    """The name of a theory's curve in a report of its run."""
+    if among_several := _names(view).get(THEORIES + name):
+        return among_several
+    words = {**THEORY_NAMES, **KINDS}  # a kind may be compared like a theory
+    chosen_by_name = name not in words and THEORIES + name in view.curves
+    return name if chosen_by_name else label(words, name)
 
 
 def kind_name(view: ProfileRun, kind: str) -> str:
-    """What the curve that others are compared to is called in a report of its run."""
+    """The name, in a report of its run, of the curve that others are compared to."""
     return _names(view).get(MEASURED + kind) or label(KINDS if is_measured(view, kind) else THEORY_NAMES, kind)
 
 
@@ -47,8 +45,8 @@ def predicted_curves(view: ProfileRun) -> dict[str, Settings]:
 
 
 def names_beside(settings: Sequence[Settings]) -> list[str]:
-    """The curves' names where all of them are drawn together."""
-    return curve_names([_worded(each) for each in settings])
+    """The names of curves that are all drawn together."""
+    return curve_names([_worded(curve) for curve in settings])
 
 
 def told_apart(views: Sequence[ProfileRun]) -> list[ProfileRun]:
@@ -74,14 +72,14 @@ def settings_table(view: ProfileRun) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def _names(view: ProfileRun) -> dict[str, str]:
-    """Of the predictions, and of the measurements, where there are several of their sort."""
+    """Names of the predictions if there are several, and of the measurements if there are several."""
     predicted = predicted_curves(view)
     measured = {name: settings for name, settings in view.curves.items() if name not in predicted}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for curves in (predicted, measured):
         if len(curves) > 1:
-            found |= zip(curves, names_beside(list(curves.values())), strict=True)
-    return found
+            names |= zip(curves, names_beside(list(curves.values())), strict=True)
+    return names
 
 
 def _worded(settings: Settings) -> Settings:
@@ -91,6 +89,6 @@ def _worded(settings: Settings) -> Settings:
 
 
 def _shared(curves: Sequence[Settings]) -> Settings:
-    """What all curves of a run have in common, apart from the kind."""
-    told = differing(curves)
-    return {name: value for each in curves for name, value in each.items() if name not in (*told, "kind")}
+    """Settings that all curves of a run have in common, apart from the kind."""
+    apart = differing(curves)
+    return {name: value for settings in curves for name, value in settings.items() if name not in (*apart, "kind")}

@@ -1,11 +1,11 @@
 """Runs that hold profiles of influence: how their subjects go into a `Record`, and the typed result that comes back.
 
-Arrays (float64; SUBJECT is "trained", "initialised" ...; `low`, `high`, `per_prompt`, `scales` only where they
+Arrays (float64; SUBJECT is "trained", "initialised" ...; `low`, `high`, `per_prompt`, `scales` only if they
 exist):
 
     SUBJECT/measured/KIND/{influence,low,high}     [n_positions]
     SUBJECT/measured/KIND/per_prompt               [n_units n_positions]
-    SUBJECT/measured/KIND/scales                   [n_units] how much each unit counts, where not all the same
+    SUBJECT/measured/KIND/scales                   [n_units] how much each unit counts, if not all the same
     SUBJECT/theories/NAME/{influence,low,high}     [n_positions]             SUBJECT/theories/NAME/per_prompt
     SUBJECT/mixing/DEFINITION/{value,low,high}     [n_layers]
     SUBJECT/depth/jacobian/layers                  [n_layers] int64          SUBJECT/depth/jacobian/{influence,low,high}
@@ -67,7 +67,7 @@ class IngredientCost:
 
 @dataclass(frozen=True, eq=False)
 class IngredientCosts:
-    """What leaving out each ingredient of a theory costs, beside one measured kind."""
+    """The cost of leaving out each ingredient of a theory, beside one measured kind."""
 
     count: int
     """Prompts."""
@@ -82,22 +82,22 @@ class ProfileRun(Result):
 
     record: Record
     label: str
-    """What the run is about: the model, or the architecture; beside other runs, told apart from them."""
+    """Name of the model or the architecture; beside other runs, one that tells it apart from them."""
     subjects: tuple[Subject, ...]
     contrasts: Mapping[str, Contrast] = field(default_factory=dict)
     """Per kind, the first subject (trained) against the second (at initialisation)."""
     curves: Mapping[str, Settings] = field(default_factory=dict)
-    """By group and name ("theories/rollout"), what each profile was computed or measured for; empty for audits."""
+    """Settings behind each profile, by group and name ("theories/rollout"); empty for audits."""
     left_out: tuple[str, ...] = ()
-    """What was not measured or does not apply, one sentence each."""
+    """Measurements and theories that are missing or do not apply, one sentence each."""
     precision: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
-    """By kind and loss, one number for each prompt that was checked against float32."""
+    """Losses by kind and name, one number for each prompt that was checked against float32."""
     details: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
-    """By kind and name, what else was found on every prompt."""
+    """Further numbers by kind and name, one for each prompt."""
     found: Mapping[str, Interval] = field(default_factory=dict)
-    """What a theory finds beside its profile."""
+    """Numbers that a theory gives beside its profile."""
     ingredients: Mapping[str, IngredientCosts] = field(default_factory=dict)
-    """By measured kind, if a theory was predicted without each of its ingredients."""
+    """Costs by measured kind, if a theory was predicted without each of its ingredients."""
 
     @classmethod
     def from_record(cls, record: Record) -> "ProfileRun":
@@ -155,12 +155,12 @@ class MeasurementRun(ProfileRun):
 
     @property
     def profiles(self) -> dict[str, Profile]:
-        """By kind, the average over prompts with its interval."""
+        """Average over prompts with its interval, by kind."""
         return {kind: measured.profile for kind, measured in self.subject.measured.items()}
 
     @property
     def per_prompt(self) -> dict[str, np.ndarray]:
-        """By kind, raw norms of every prompt; empty if only means were kept."""
+        """Raw norms of every prompt, by kind; empty if only means were kept."""
         entries = self.subject.measured.items()
         return {kind: entry.per_prompt for kind, entry in entries if entry.per_prompt is not None}
 
@@ -205,7 +205,7 @@ def store_subjects(
 
 
 def profile_stems(record: Record) -> list[str]:
-    """What the names of its profiles' arrays begin with, such as `trained/measured/jacobian`.
+    """Beginnings of the names of a record's profiles, such as `trained/measured/jacobian`.
 
     Those as trained come before those at initialisation, and the measured ones before the theories.
     """
@@ -220,17 +220,17 @@ def shown_profiles(record: Record) -> Shown:
     sizes = {stem: record.arrays[f"{stem}/{INFLUENCE}"].size for stem in stems}
     stems = [stem for stem in stems if sizes[stem] == max(sizes.values())]
     measured = [stem for stem in stems if MEASURED_PART in stem.split("/")]
-    drawn = {stem.rpartition(MEASURED_PART)[0]: stem for stem in reversed(measured)}.values() or stems
+    pictured = {stem.rpartition(MEASURED_PART)[0]: stem for stem in reversed(measured)}.values() or stems
     series = []
     for stem in stems:
         name = " ".join(part for part in stem.split("/") if part not in (MEASURED_PART, "theories")).replace("_", " ")
         low, high = (record.arrays.get(f"{stem}/{end}") for end in ("low", "high"))
-        series.append(Series(name, record.arrays[f"{stem}/{INFLUENCE}"], low, high, stem in drawn))
+        series.append(Series(name, record.arrays[f"{stem}/{INFLUENCE}"], low, high, stem in pictured))
     return Shown(record.line, tuple(series))
 
 
 def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
-    """What each profile of a run was computed or measured for, by group and name."""
+    """Settings that each profile of a run was computed or measured for, by group and name."""
     resolved = record.resolved
     if isinstance(resolved.get("curves"), Mapping):
         return {str(name): dict(settings) for name, settings in resolved["curves"].items()}
@@ -239,13 +239,13 @@ def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
     model, prompts, architecture = ({**(resolved.get(name) or {})} for name in ("model", "prompts", "architecture"))
     of_model = {"model": model.get("source"), "init_seed": model.get("init_seed"), "dtype": model.get("dtype")}
     of_prompts = {"prompts": prompts.get("source"), "windows": prompts.get("windows"), "seed": prompts.get("seed")}
-    known = {name: value for name, value in {**of_model, **of_prompts}.items() if value is not None}
-    told = {**(known or architecture), "positions": subject.n_positions}
+    sources = {name: value for name, value in {**of_model, **of_prompts}.items() if value is not None}
+    common = {**(sources or architecture), "positions": subject.n_positions}
     if model:
-        told["state"] = "trained" if model.get("init_seed") is None else "initialised"
+        common["state"] = "trained" if model.get("init_seed") is None else "initialised"
     parameters = resolved.get("parameters") or {}
-    theories = {THEORIES + name: {"theory": name, **parameters, **told} for name in subject.theories}
-    return theories | {MEASURED + kind: {"kind": kind, **told} for kind in subject.measured}
+    theories = {THEORIES + name: {"theory": name, **parameters, **common} for name in subject.theories}
+    return theories | {MEASURED + kind: {"kind": kind, **common} for kind in subject.measured}
 
 
 def _store_subject(record: Record, subject: Subject) -> None:
@@ -283,7 +283,7 @@ def _stored(value: Any) -> Any:
     if isinstance(value, Interval):
         return value.as_record()
     if isinstance(value, Mapping):
-        return {name: _stored(each) for name, each in value.items()}
+        return {name: _stored(entry) for name, entry in value.items()}
     if isinstance(value, PromptComparison | Contrast):
         return {**_stored(vars(value)), "decides": value.decides}
     if isinstance(value, SplitHalf):
@@ -295,7 +295,7 @@ def _read(stored: Any) -> Any:
     """The inverse: intervals, mappings of them, and numbers."""
     if not isinstance(stored, Mapping):
         return stored
-    return Interval.of_record(stored) if "value" in stored else {name: _read(each) for name, each in stored.items()}
+    return Interval.of_record(stored) if "value" in stored else {name: _read(entry) for name, entry in stored.items()}
 
 
 def _ingredient_costs(stored: Mapping[str, Any]) -> IngredientCosts:
@@ -322,7 +322,7 @@ def _comparison(stored: Mapping[str, Any]) -> KindComparison:
 
 def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
     def entries(group: str, sort: type[Entry]) -> dict[str, Entry]:
-        return {each: _entry(record, f"{name}/{group}/{each}", sort) for each in scalars[group]}
+        return {key: _entry(record, f"{name}/{group}/{key}", sort) for key in scalars[group]}
 
     depth = f"{name}/depth/{DEPTH_KIND}"
     return Subject(
@@ -357,7 +357,7 @@ def _bare_subject(record: Record) -> Subject:
 
 
 def _entry(record: Record, stem: str, sort: type[Entry]) -> Entry:
-    """A dataclass of the arrays below a stem, where those of its profile lie too; the first one is needed."""
+    """A dataclass of the arrays below a stem, among them those of its profile; the first one is needed."""
     names = [field.name for field in fields(sort)]
     if "profile" not in names and f"{stem}/{names[0]}" not in record.arrays:
         raise UsageError(f"the {record.verb} run {record.run_id} has no array {stem}/{names[0]}")

@@ -1,12 +1,12 @@
-"""What is compared in one report: a *subject* (a model as trained, or re-initialised) with everything known about it.
+"""A *subject* (a model as trained, or re-initialised) with everything known about it, which a report compares.
 
 A subject holds measured kinds, theories, mixing per layer, and for every (kind, theory) pair a comparison: every
 registered distance, and the same for the flat line, without which a distance says little. Intervals are over prompts
 (or seeds), never over positions. `report/layout.py` reads all of it back from a record.
 
-Each unit is normalised, then averaged, by its scale where it has one. Smooth functions of the average have intervals
+Each unit is normalised, then averaged, by its scale if it has one. Smooth functions of the average have intervals
 from the jackknife; a median and the place of a minimum jump, and are resampled (`posbias.statistics`). A distance
-cannot be negative and noise only adds to it: claims rest on the paired difference to the flat line, where that works
+cannot be negative and noise only adds to it: claims rest on the paired difference to the flat line when that works
 against the theory, never for it.
 """
 
@@ -54,7 +54,7 @@ class Sample:
     units: Units
     """One profile per unit; rows sum to 1. These are resampled."""
     scales: Float64[np.ndarray, "n_units"] | None = None
-    """How much each unit counts in an average, > 0: its raw total, where raw influences are averaged and normalised
+    """How much each unit counts in an average, > 0: its raw total, if raw influences are averaged and normalised
     once, a ratio that is formed anew on every draw. None: all count the same."""
 
     @classmethod
@@ -128,7 +128,7 @@ class PromptComparison(BesideFlat):
 
     noise: SplitHalf
     per_prompt: Interval
-    """Median over units of the W1 to the single unit (of the unit's own prediction, where there is one)."""
+    """Median over units of the W1 to the single unit (of the unit's own prediction, if there is one)."""
     per_prompt_flat: Interval
 
 
@@ -205,47 +205,53 @@ def contrast(first: Sample, second: Sample, *, generator: np.random.Generator, d
     gaps = _gaps_between(first, second)
     n_units = min(len(first.units), len(second.units))
     draws = draws if n_units > 1 else 0
-    own, others = (_statistics_of(sample, generator=generator, draws=draws) for sample in (first, second))
+    first_statistics, second_statistics = (
+        _statistics_of(sample, generator=generator, draws=draws) for sample in (first, second)
+    )
     statistics = {}
-    for name, values in own.items():
-        other = others[name]
+    for name, first_values in first_statistics.items():
+        second_values = second_statistics[name]
         if name in RESAMPLED:
-            statistics[name] = percentile_interval(values[0] - other[0], values[1:] - other[1:], n_units)
+            statistics[name] = percentile_interval(
+                first_values[0] - second_values[0], first_values[1:] - second_values[1:], n_units
+            )
         else:
-            statistics[name] = jackknife(values - other[0], values[0] - other).interval(least=-1.0, most=1.0)
+            statistics[name] = jackknife(first_values - second_values[0], first_values[0] - second_values).interval(
+                least=-1.0, most=1.0
+            )
     return Contrast(*gaps, n_units, statistics)
 
 
 def decided(difference: Interval, n_units: int) -> int:
-    """The sign of a difference whose interval excludes 0, where there are units enough for a claim; else 0."""
+    """The sign of a difference whose interval excludes 0, given enough units for a claim; otherwise 0."""
     if n_units < UNITS_FOR_CLAIM or not difference.excludes(0.0):
         return 0
     return -1 if difference.value < 0 else 1
 
 
 def undecided(difference: Interval, n_units: int) -> str:
-    """Why a difference is not decided: its interval, or, where that excludes 0, the number of units."""
+    """Why a difference is not decided: its interval or, if that excludes 0, the number of units."""
     if n_units < UNITS_FOR_CLAIM and difference.excludes(0.0):
         return f"{n_units} prompts or seeds are too few to decide, which takes {UNITS_FOR_CLAIM}"
     return "the data do not decide"
 
 
-def _gaps(averages: Averages, others: Averages) -> Float64[np.ndarray, "two rows"]:
+def _gaps(averages: Averages, profiles: Averages) -> Float64[np.ndarray, "two rows"]:
     """W1 to the averages: of the other profiles, and of the flat line."""
     flat = uniform_profile(averages.shape[1]).influence[None]
-    distances = wasserstein(others, averages)
+    distances = wasserstein(profiles, averages)
     return np.stack([distances, np.broadcast_to(wasserstein(flat, averages), distances.shape)])
 
 
 def _gaps_between(first: Sample, second: Sample) -> tuple[Interval, Interval, Interval]:
-    """As `_gap_intervals`, of two independent samples and the flat line."""
-    n_positions, others = first.units.shape[1], second.units.shape[1]
-    if n_positions != others:
-        raise UsageError(f"cannot contrast profiles of {n_positions} and {others} positions")
+    """`_gap_intervals` of two independent samples and the flat line."""
+    n_positions, n_second = first.units.shape[1], second.units.shape[1]
+    if n_positions != n_second:
+        raise UsageError(f"cannot contrast profiles of {n_positions} and {n_second} positions")
     weights = [blocks(leave_one_out(len(sample.units)), n_positions) for sample in (first, second)]
-    own = [_gaps(first.averages(rows), second.average[None]) for rows in weights[0]]
-    other = [_gaps(first.average[None], second.averages(rows)) for rows in weights[1]]
-    return _gap_intervals(np.concatenate(own, axis=1), np.concatenate(other, axis=1))
+    without_first = [_gaps(first.averages(rows), second.average[None]) for rows in weights[0]]
+    without_second = [_gaps(first.average[None], second.averages(rows)) for rows in weights[1]]
+    return _gap_intervals(np.concatenate(without_first, axis=1), np.concatenate(without_second, axis=1))
 
 
 def _gap_intervals(*samples: Float64[np.ndarray, "two _"]) -> tuple[Interval, Interval, Interval]:
@@ -272,18 +278,18 @@ def _medians(
 
 
 def _statistics_of(sample: Sample, *, generator: np.random.Generator, draws: int) -> dict[str, Values]:
-    """Every statistic of the average, then of averages without a unit, or of resampled units where it jumps."""
+    """Every statistic of the average, then of averages without a unit, or of resampled units if it jumps."""
     n_units, n_positions = sample.units.shape
-    left_out, drawn = leave_one_out(n_units), draw_weights(n_units, generator=generator, draws=draws)
-    rows = {True: np.concatenate([left_out[:1], drawn]), False: left_out}
-    found: dict[str, list[Values]] = {name: [] for name in STATISTICS}
+    left_out, resampled = leave_one_out(n_units), draw_weights(n_units, generator=generator, draws=draws)
+    rows = {True: np.concatenate([left_out[:1], resampled]), False: left_out}
+    collected: dict[str, list[Values]] = {name: [] for name in STATISTICS}
     for jumps, weights in rows.items():
         for part in blocks(weights, n_positions):
             averages = sample.averages(part)
             for name in STATISTICS:
                 if (name in RESAMPLED) == jumps:
-                    found[name].append(STATISTICS[name](averages))
-    return {name: np.concatenate(values) for name, values in found.items()}
+                    collected[name].append(STATISTICS[name](averages))
+    return {name: np.concatenate(values) for name, values in collected.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +297,7 @@ class Distances:
     """Every registered metric of one pair of profiles; each is also an attribute (`distances.wasserstein`)."""
 
     values: Mapping[str, float]
-    """Metric name to value; NaN where undefined, infinite where a profile has zeros that the other has not."""
+    """Metric name to value; NaN if undefined, infinite if a profile has zeros that the other has not."""
 
     def __getattr__(self, name: str) -> float:
         values: Mapping[str, float] = self.__dict__.get("values", {})
@@ -300,7 +306,7 @@ class Distances:
         return values[name]
 
     def as_record(self) -> dict[str, float | None]:
-        """Plain numbers for a record; None where undefined or infinite."""
+        """Plain numbers for a record; None if undefined or infinite."""
         return {name: finite(value) for name, value in self.values.items()}
 
 
@@ -309,35 +315,35 @@ class Comparison(Showing, Distances):
     """The distances of a prediction to a measurement, or of one measurement to another."""
 
     flat: Distances
-    """Those of the flat line to the same."""
+    """Distances of the flat line to the same measurement."""
     profiles: Mapping[str, Profile] = field(default_factory=dict)
-    """The two, by name; none where it was read from a record."""
+    """The two, by name; none if it was read from a record."""
     intervals: BesideFlat | None = None
-    """W1 with intervals over prompts, where `second` has prompts; a `Contrast`, with the difference of every statistic,
-    where both have."""
+    """W1 with intervals over prompts, if `second` has prompts; a `Contrast`, with the difference of every statistic, if
+    both have."""
     kinds: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By the same names: the kind or theory that was compared, then the others that were there to choose from."""
+    """The kind or theory that was compared, by the same names, then the others that were there to choose from."""
 
     def shown(self) -> Shown:
         """Both profiles; W1 beside the flat line's, and the differences of the shares of influence."""
-        one, other = self.profiles or ("the first", "the second")
+        first, second = self.profiles or ("the first", "the second")
         series = tuple(profile.series(name) for name, profile in self.profiles.items())
-        found = self.intervals
-        own, flat = (f"{each.wasserstein:.3f}" for each in (self, self.flat))
+        intervals = self.intervals
+        distance, flat = (f"{metrics.wasserstein:.3f}" for metrics in (self, self.flat))
         facts = {}
-        if found is not None:
-            own, flat = str(found.distance), str(found.flat)
+        if intervals is not None:
+            distance, flat = str(intervals.distance), str(intervals.flat)
             words = {-1: "closer than the flat line", 1: "farther than the flat line"}
-            told = words.get(found.decides) or undecided(found.difference, found.n_units)
-            facts["W1 less the flat line's"] = f"{found.difference}: {told}"
-        if isinstance(found, Contrast):
+            verdict = words.get(intervals.decides) or undecided(intervals.difference, intervals.n_units)
+            facts["W1 less the flat line's"] = f"{intervals.difference}: {verdict}"
+        if isinstance(intervals, Contrast):
             for name in ("first_tenth", "middle_tenth", "last_tenth"):
-                facts[f"{name.replace('_', ' ')}, {one} less {other}"] = str(found.statistics[name])
-        facts = {f"W1 of {one} to {other}": own, f"W1 of the flat line to {other}": flat, **facts}
-        for name, (_, *others) in self.kinds.items():
-            if others:
-                facts[f"beside {name}, not compared"] = ", ".join(others)
-        title = f"{one} beside {other}: W1 {own}, of the flat line {flat}"
+                facts[f"{name.replace('_', ' ')}, {first} less {second}"] = str(intervals.statistics[name])
+        facts = {f"W1 of {first} to {second}": distance, f"W1 of the flat line to {second}": flat, **facts}
+        for name, (_, *beside) in self.kinds.items():
+            if beside:
+                facts[f"beside {name}, not compared"] = ", ".join(beside)
+        title = f"{first} beside {second}: W1 {distance}, of the flat line {flat}"
         return Shown(title, series, facts=facts)
 
 
@@ -348,11 +354,11 @@ def distances(predicted: Profile, measured: Profile) -> Comparison:
             f"cannot compare a profile of {predicted.n_positions} positions with one of {measured.n_positions};"
             " both need the same length"
         )
-    own, flat = (
+    values, flat = (
         {name: float(METRICS[name](profile.influence, measured.influence)) for name in METRICS}
         for profile in (predicted, uniform_profile(measured.n_positions))
     )
-    return Comparison(own, Distances(flat))
+    return Comparison(values, Distances(flat))
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,11 +366,11 @@ class MeasuredKind:
     """One kind of measured influence ("jacobian", "probability" ...)."""
 
     profile: Profile
-    """Average over units, with its pointwise interval where there is one."""
+    """Average over units, with its pointwise interval if there is one."""
     per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
     """Influence per unit, raw or normalised; without it nothing gets an interval and no claim is made."""
     scales: Float64[np.ndarray, "n_units"] | None = None
-    """How much each unit counts in `profile`: its raw total, where raw influences were averaged; None: all the same."""
+    """How much each unit counts in `profile`: its raw total, if raw influences were averaged; None: all the same."""
 
     @property
     def sample(self) -> Sample | None:
@@ -373,17 +379,17 @@ class MeasuredKind:
 
     @property
     def n_independent(self) -> int:
-        """Independently drawn units; 0 where no units are known."""
+        """Independently drawn units; 0 if no units are known."""
         return 0 if self.per_prompt is None else len(self.per_prompt)
 
 
 @dataclass(frozen=True, eq=False)
 class TheoryProfile:
-    """What one theory says about the subject."""
+    """A theory's prediction for the subject."""
 
     profile: Profile
     per_prompt: Float64[np.ndarray, "n_units n_positions"] | None = None
-    """One prediction per unit of the measurement, in the same order, where the theory reads the prompt; its normalised
+    """One prediction per unit of the measurement, in the same order, if the theory reads the prompt; its normalised
     average should be `profile`, as `of_prompts` makes it."""
     sample: Sample | None = None
     """Units of its own that `profile` averages, drawn independently of the measurement's: they are resampled too."""
@@ -400,7 +406,7 @@ class Mixing:
     """Mixing coefficient per layer, by one definition ("frobenius" over the sequence, or "token_mean")."""
 
     value: Float64[np.ndarray, "n_layers"]
-    """In [0, 1]; layer 0 is nearest the input."""
+    """Coefficients in [0, 1]; layer 0 is nearest the input."""
     low: Float64[np.ndarray, "n_layers"] | None = None
     high: Float64[np.ndarray, "n_layers"] | None = None
 
@@ -424,7 +430,7 @@ class KindComparison:
     theory: str
     comparison: Comparison
     prompts: PromptComparison | None
-    """Intervals and noise; None where the measurement has no single units."""
+    """Intervals and noise; None if the measurement has no single units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -475,9 +481,9 @@ def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subj
 def contrast_subjects(first: Subject, second: Subject, *, generator: np.random.Generator) -> dict[str, Contrast]:
     """Per measured kind that both subjects share: the first (trained) against the second (at initialisation)."""
     return {
-        kind: contrast(sample, other, generator=generator)
+        kind: contrast(first_sample, second_sample, generator=generator)
         for kind in first.measured
         if kind in second.measured
-        and (sample := first.measured[kind].sample) is not None
-        and (other := second.measured[kind].sample) is not None
+        and (first_sample := first.measured[kind].sample) is not None
+        and (second_sample := second.measured[kind].sample) is not None
     }

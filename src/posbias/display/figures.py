@@ -1,6 +1,6 @@
-"""What each figure shows, apart from how it is drawn: curves with their bands, matrices, strokes, ranges and titles.
+"""Figures, apart from how they are drawn: curves with their bands, matrices, strokes, ranges and titles.
 
-drawing/interactive.py puts them on a page, drawing/static.py into a PNG; a figure described once follows in both.
+`interactive.py` puts them on a page, `static.py` into a PNG; a figure described once follows in both.
 Measurements are black, the flat line grey; each theory keeps its colour (Okabe and Ito, safe for the colour-blind) and
 its dash, for print, in every figure of every report.
 """
@@ -35,7 +35,7 @@ LONG_CONTEXT = 2048
 """Positions from which a profile is shown by the logarithm of the distance from the end: what lies at the end would
 otherwise be a line at the edge of the picture."""
 LOG_DECADES = 4.0
-"""Decades a logarithmic axis shows below its largest value where no measurement sets the range; one more where the last
+"""Decades a logarithmic axis shows below its largest value if no measurement sets the range; one more if the last
 position of a long context rises that far above the rest."""
 TITLE_CHARACTERS = 104
 """A title line that fits the width of a picture."""
@@ -82,9 +82,9 @@ def ramp(count: int) -> list[Stroke]:
 
 def theory_strokes(names: Sequence[str]) -> dict[str, Stroke]:
     """A stroke for every theory; those without one of their own get what is left, in order."""
-    others = list(dict.fromkeys(name for name in names if name not in _THEORIES))
+    unlisted = list(dict.fromkeys(name for name in names if name not in _THEORIES))
     return {
-        name: _THEORIES[name] if name in _THEORIES else _OTHERS[others.index(name) % len(_OTHERS)] for name in names
+        name: _THEORIES[name] if name in _THEORIES else _OTHERS[unlisted.index(name) % len(_OTHERS)] for name in names
     }
 
 
@@ -95,15 +95,15 @@ def run_strokes(names: Sequence[str]) -> dict[str, Stroke]:
 
 @runtime_checkable
 class Influence(Protocol):
-    """What is drawn of a `Profile`, which stands above this room."""
+    """The part of a `Profile` that is drawn; the class itself stands above this room."""
 
     @property
     def influence(self) -> Float64[np.ndarray, "n_positions"]:
-        """Of every position; sums to 1."""
+        """Share of every position; sums to 1."""
 
     @property
     def low(self) -> Float64[np.ndarray, "n_positions"] | None:
-        """Lower ends of pointwise intervals, where there are any."""
+        """Lower ends of pointwise intervals, if there are any."""
 
     @property
     def high(self) -> Float64[np.ndarray, "n_positions"] | None:
@@ -123,15 +123,15 @@ class Curve:
     emphasis: bool = False
     """Drawn thicker: the measurement among theories."""
     from_end: Float64[np.ndarray, "n_points"] | None = None
-    """Of a profile over N positions: N - j of every point, from N to 1."""
+    """Distance of every point from the end, for a profile over N positions: N - j, from N to 1."""
 
     def __post_init__(self) -> None:
         if self.low is None or self.high is None:
             return
-        known = np.isfinite(self.low) & np.isfinite(self.high)
+        finite = np.isfinite(self.low) & np.isfinite(self.high)
         for name, end in (("low", self.low), ("high", self.high)):
-            # Where nothing is known the band is as narrow as the line, so that nothing is seen of it.
-            object.__setattr__(self, name, np.where(known, end, self.y) if known.any() else None)
+            # An unknown end lies on the line: a band without width cannot be seen.
+            object.__setattr__(self, name, np.where(finite, end, self.y) if finite.any() else None)
 
     def numbers(self, most: int) -> int:
         """Values that travel of at most so many points."""
@@ -141,11 +141,11 @@ class Curve:
         """At most so many of the points, densest at both ends."""
         if self.y.size <= most:
             return self
-        shown = drawn_positions(self.y.size, most)
+        points = drawn_positions(self.y.size, most)
         low, high, from_end = (
-            None if values is None else values[shown] for values in (self.low, self.high, self.from_end)
+            None if values is None else values[points] for values in (self.low, self.high, self.from_end)
         )
-        return replace(self, x=self.x[shown], y=self.y[shown], low=low, high=high, from_end=from_end)
+        return replace(self, x=self.x[points], y=self.y[points], low=low, high=high, from_end=from_end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,13 +155,13 @@ class Figure:
     slug: str
     """Short name for files and anchors: lower case, digits, hyphens."""
     title: str
-    """What is seen, as a sentence."""
+    """A sentence that says what is seen."""
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
     markers: bool = False
     lines: bool = True
-    """Whether the points of a curve are joined."""
+    """True joins the points of a curve."""
     log_range: tuple[float, float] | None = None
     """Range of the logarithmic axis, in data units; None for a figure that has only a linear one."""
     linear_range: tuple[float, float] | None = None
@@ -175,11 +175,11 @@ class Figure:
     stretches: tuple[tuple[float, float, str], ...] = ()
     """Ranges of x that are shaded, each under a few words; of a profile by distance from the end, too."""
     stretches_are: str = ""
-    """What is shaded, in words, which stand beside the name of the axis of x."""
+    """Words for the shaded ranges, which stand beside the name of the axis of x."""
 
     @property
     def cut_note(self) -> str:
-        """What the linear axis does not show, in words; empty where it shows all."""
+        """Words for the part that the linear axis cuts off; empty if it shows all."""
         top = max(float(curve.y.max()) for curve in self.curves)
         if self.linear_range is None or top <= self.linear_range[1]:
             return ""
@@ -187,7 +187,7 @@ class Figure:
 
     @property
     def axis_names(self) -> tuple[str, str]:
-        """What stands below the axis of x, and below that of the distance from the end."""
+        """Labels of the axis of x, and of that of the distance from the end."""
         shaded = f"; shaded: {self.stretches_are}" if self.stretches_are else ""
         return f"{self.x_label}{shaded}", f"{FROM_END}{shaded}"
 
@@ -197,7 +197,7 @@ class Figure:
         return max((float(curve.from_end.max()) for curve in self.curves if curve.from_end is not None), default=1.0)
 
     def row_offset(self, number: int) -> float:
-        """Where a curve's points lie within their row, from -0.35 to 0.35."""
+        """Vertical offset of a curve's points within their row, from -0.35 to 0.35."""
         return 0.0 if len(self.curves) == 1 else 0.7 * (number / (len(self.curves) - 1) - 0.5)
 
 
@@ -206,9 +206,9 @@ class Panel:
     """One matrix of a heat map; row 0 is drawn on top."""
 
     name: str
-    """Empty where there is only one."""
+    """Empty if there is only one."""
     values: Float[np.ndarray, "rows columns"]
-    """Not a number where there is nothing to draw."""
+    """Values of the cells; one that is not a number is not drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +246,7 @@ class HeatMap:
         return "RdBu_r" if self.scale == "diverging" else "viridis"
 
     def shown(self, panel: Panel) -> Float[np.ndarray, "rows columns"]:
-        """What is coloured: the values, or their decimal logarithms."""
+        """Numbers that are coloured: the values, or their decimal logarithms."""
         values = panel.values.astype(np.float64)
         return np.log10(np.maximum(values, self.floor)) if self.scale == "logarithmic" else values
 
@@ -276,7 +276,7 @@ def title_lines(text: str) -> list[str]:
 
 
 def log_steps(log_range: tuple[float, float]) -> tuple[int, ...]:
-    """Which multiples of powers of ten a logarithmic axis names: 1, 2 and 5 over a few decades, 1 over many."""
+    """Multiples of powers of ten that a logarithmic axis names: 1, 2 and 5 over a few decades, 1 over many."""
     return (1, 2, 5) if log_range[1] / log_range[0] < 300 else (1,)
 
 
@@ -303,28 +303,28 @@ def points_that_fit(figures: Iterable[Figure | HeatMap]) -> int:
 def interval_curves(
     name: str, places: Sequence[int], stored: Sequence[Mapping[str, Any]], stroke: Stroke, *, unit: float = 1.0
 ) -> tuple[Curve, ...]:
-    """Recorded intervals over places, in multiples of `unit`, where they have a value; no curve where none has one."""
-    kept = [index for index, entry in enumerate(stored) if entry["value"] is not None]
+    """Recorded intervals over places, in multiples of `unit`, at places that have a value; no curve if none has one."""
+    indices = [index for index, entry in enumerate(stored) if entry["value"] is not None]
     value, low, high = (
-        np.array([stored[index][end] for index in kept], dtype=np.float64) / unit for end in ("value", "low", "high")
+        np.array([stored[index][end] for index in indices], dtype=np.float64) / unit for end in ("value", "low", "high")
     )
-    x = np.array([places[index] for index in kept], dtype=np.float64)
-    return (Curve(name, x, value, stroke, low, high, emphasis=True),) if kept else ()
+    x = np.array([places[index] for index in indices], dtype=np.float64)
+    return (Curve(name, x, value, stroke, low, high, emphasis=True),) if indices else ()
 
 
 def profile_curve(
     name: str, profile: Influence, stroke: Stroke, *, relative: bool = False, emphasis: bool = False
 ) -> Curve:
-    """Influence in multiples of the flat line, thinned where the profile is longer than a figure can show.
+    """Influence in multiples of the flat line, thinned if the profile is longer than a figure can show.
 
     `relative`: over positions as fractions of the context.
     """
     n_positions = profile.influence.size
-    shown = drawn_positions(n_positions)
-    x = shown / max(n_positions - 1, 1) if relative else shown.astype(np.float64)
-    low, high = (None if end is None else end[shown] * n_positions for end in (profile.low, profile.high))
-    from_end = (n_positions - shown).astype(np.float64)
-    return Curve(name, x, profile.influence[shown] * n_positions, stroke, low, high, emphasis, from_end)
+    positions = drawn_positions(n_positions)
+    x = positions / max(n_positions - 1, 1) if relative else positions.astype(np.float64)
+    low, high = (None if end is None else end[positions] * n_positions for end in (profile.low, profile.high))
+    from_end = (n_positions - positions).astype(np.float64)
+    return Curve(name, x, profile.influence[positions] * n_positions, stroke, low, high, emphasis, from_end)
 
 
 def profile_figure(
@@ -337,7 +337,7 @@ def profile_figure(
 ) -> Figure:
     """Curves of `profile_curve` beside the flat line, on two axes whose range `measured` (by default all) set.
 
-    Where one is a long context's they are shown by distance from the end, too.
+    If one of them belongs to a long context, they are shown by distance from the end, too.
     """
     main = measured or curves
     farthest = max(1.0 if curve.from_end is None else float(curve.from_end[0]) for curve in curves)
@@ -366,15 +366,17 @@ def profiles_figure(
     measured: Mapping[str, Influence] | None = None,
 ) -> Figure:
     """Theories' profiles by their names in the legend, and measurements in black, which set the range of the axes."""
-    own = [profile_curve(name, profile, MEASURED, emphasis=True) for name, profile in (measured or {}).items()]
-    others = [profile_curve(name, profile, stroke) for name, (profile, stroke) in theories.items()]
-    return profile_figure(slug, title, [*own, *others], measured=own)
+    measured_curves = [
+        profile_curve(name, profile, MEASURED, emphasis=True) for name, profile in (measured or {}).items()
+    ]
+    theory_curves = [profile_curve(name, profile, stroke) for name, (profile, stroke) in theories.items()]
+    return profile_figure(slug, title, [*measured_curves, *theory_curves], measured=measured_curves)
 
 
 def _log_range(main: Iterable[Curve], *, everything: Iterable[Curve], decades: float) -> tuple[float, float]:
     """A range that shows the main curves whole and does not follow theories down to 1e-30."""
     values = np.concatenate([curve.y[curve.y > 0] for curve in main])
-    others = np.concatenate([curve.y for curve in everything])
-    top = 1.6 * max(float(values.max()), min(float(others.max()), 30 * float(values.max())), 1.0)
+    all_values = np.concatenate([curve.y for curve in everything])
+    top = 1.6 * max(float(values.max()), min(float(all_values.max()), 30 * float(values.max())), 1.0)
     bottom = max(float(values.min()) / 2, top * 10**-decades)
     return min(bottom, 0.5), top

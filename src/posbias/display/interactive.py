@@ -72,23 +72,23 @@ def _lines(figure: Figure, most: int) -> dict[str, Any]:
 def _curve(curve: Curve, offset: float, places: list[dict[str, Any]]) -> dict[str, Any]:
     """A curve without what its number of points tells: that x counts them, or that they are as far from the end.
 
-    Else these are added to `places`, where curves at the same ones share them, and the curve holds their index.
+    Otherwise these are added to `places`, which curves at the same ones share, and the curve holds their index.
     """
     count = np.arange(curve.y.size)
-    found: dict[str, Any] = {"name": curve.name, "colour": curve.stroke.colour, "dash": curve.stroke.dash}
-    found |= {"bold": curve.emphasis, "offset": offset, "y": _rounded(curve.y)}
-    own = {}
+    entry: dict[str, Any] = {"name": curve.name, "colour": curve.stroke.colour, "dash": curve.stroke.dash}
+    entry |= {"bold": curve.emphasis, "offset": offset, "y": _rounded(curve.y)}
+    place = {}
     if not np.array_equal(curve.x, count):
-        own["x"] = _rounded(curve.x, digits=7)
+        place["x"] = _rounded(curve.x, digits=7)
     if curve.from_end is not None and not np.array_equal(curve.from_end, count.size - count):
-        own["end"] = _rounded(curve.from_end, digits=7)
-    if own:
-        if own not in places:
-            places.append(own)
-        found["place"] = places.index(own)
+        place["end"] = _rounded(curve.from_end, digits=7)
+    if place:
+        if place not in places:
+            places.append(place)
+        entry["place"] = places.index(place)
     if curve.low is not None and curve.high is not None:
-        found |= {"low": _rounded(curve.low), "high": _rounded(curve.high)}
-    return found
+        entry |= {"low": _rounded(curve.low), "high": _rounded(curve.high)}
+    return entry
 
 
 def _heat_map(figure: HeatMap) -> dict[str, Any]:
@@ -111,6 +111,6 @@ def _panel(figure: HeatMap, panel: Panel) -> dict[str, Any]:
 
 
 def _rounded(values: Num[np.ndarray, "n_points"], *, digits: int = DIGITS) -> list[float | int | None]:
-    """Few digits, which keep the page small; a gap where there is no number."""
-    found = (float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist())
-    return [int(value) if value is not None and value == int(value) else value for value in found]
+    """Values in few digits, which keep the page small; a gap for what is no number."""
+    rounded = (float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist())
+    return [int(value) if value is not None and value == int(value) else value for value in rounded]

@@ -35,9 +35,9 @@ def setting_text(value: Any) -> str:
 
 def differing(settings: Sequence[Settings]) -> list[str]:
     """The names of the settings in which some of the curves that have them differ, in their first order."""
-    names = dict.fromkeys(name for each in settings for name in each)
-    found = {name: {setting_text(each[name]) for each in settings if name in each} for name in names}
-    return [name for name in names if len(found[name]) > 1]
+    names = dict.fromkeys(name for curve in settings for name in curve)
+    texts = {name: {setting_text(curve[name]) for curve in settings if name in curve} for name in names}
+    return [name for name in names if len(texts[name]) > 1]
 
 
 def curve_names(settings: Sequence[Settings]) -> list[str]:
@@ -50,14 +50,14 @@ def curve_names(settings: Sequence[Settings]) -> list[str]:
     Returns:
         As many names, each once.
     """
-    told = differing(settings)
-    names = [", ".join(_said(name, each[name]) for name in told if name in each) for each in settings]
-    names = [name or _first(each) for name, each in zip(names, settings, strict=True)]
+    differing_names = differing(settings)
+    names = [", ".join(_said(name, curve[name]) for name in differing_names if name in curve) for curve in settings]
+    names = [name or _first(curve) for name, curve in zip(names, settings, strict=True)]
     return numbered(names)
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """The same, with a number after each that occurs more than once: "alibi (1)", "alibi (2)"."""
+    """Number every name that occurs more than once: "alibi (1)", "alibi (2)"."""
     return [
         f"{name} ({names[: place + 1].count(name)})" if names.count(name) > 1 else name
         for place, name in enumerate(names)

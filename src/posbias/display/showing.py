@@ -29,60 +29,60 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 Values = Float64[np.ndarray, "n_places"]
-INFLUENCE = "influence"
+INFLUENCE, FLAT_LINE = "influence", "flat line"
 PICTURES = (".png", ".svg", ".pdf")
 FILES = (".csv", ".html", *PICTURES)
 ENDING = re.compile(r"\.[a-z][a-z0-9]{0,6}")
 """What is meant as the ending of a file, unlike the end of "llama-3.1" or "qwen2-0.5b"."""
 PAGE = '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n{body}\n</html>\n'
-"""Of a result saved as .html, which a browser would else read in whatever encoding its system has."""
+"""The page of a result saved as .html, which a browser would otherwise read in whatever encoding its system has."""
 INCHES = (6.4, 2.8)
 DOTS_PER_INCH = 100
 LEFT = 'style="text-align:left;vertical-align:top"'
 """Notebooks set cells to the right, where sentences are hard to read."""
 DECADES = 5
-"""That a logarithmic axis shows below the largest value."""
+"""Decades that a logarithmic axis shows below the largest value."""
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One named curve with its pointwise interval, where it has one; an end that is not finite says nothing."""
+    """One named curve with its pointwise interval, if it has one; an end that is not finite says nothing."""
 
     name: str
     values: Values
     low: Values | None = None
     high: Values | None = None
     drawn: bool = True
-    """Whether it is in the picture; it is in tables in any case."""
+    """False keeps the curve out of the picture; it is in tables in any case."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable(self.name))  # it may come from a file
 
     @property
     def ends(self) -> tuple[Values, Values]:
-        """Both ends of the interval, NaN where one of them is unknown."""
+        """Both ends of the interval, NaN at places where one of them is unknown."""
         nothing = np.full_like(self.values, np.nan)
         low, high = nothing if self.low is None else self.low, nothing if self.high is None else self.high
-        known = np.isfinite(low) & np.isfinite(high)
-        return np.where(known, low, np.nan), np.where(known, high, np.nan)
+        finite = np.isfinite(low) & np.isfinite(high)
+        return np.where(finite, low, np.nan), np.where(finite, high, np.nan)
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """What a result shows: a line, numbers, and curves over the same places."""
+    """The content that a result shows: a line, numbers, and curves over the same places."""
 
     title: str
     """One line, without the name of the class."""
     series: tuple[Series, ...] = ()
     quantity: str = INFLUENCE
-    """What the curves are of; influence is drawn in multiples of the flat line, 1 / N."""
+    """The quantity on the vertical axis; influence is drawn in multiples of the flat line, 1 / N."""
     axis: str = "position"
     places: np.ndarray | None = None
-    """Of every point; None: 0 ... N - 1."""
+    """Place of every point; None: 0 ... N - 1."""
     unit: str = ""
-    """Of the curves, where they have one."""
+    """Unit of the curves' values; "" if they have none."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What stands first, by name: answers, and numbers with their intervals."""
+    """First rows, by name: answers, and numbers with their intervals."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", printable(self.title))
@@ -94,12 +94,12 @@ class Shown:
 
     @property
     def scale(self) -> float:
-        """By what values are multiplied where they are drawn or written out."""
+        """Factor by which values are multiplied when they are drawn or written out."""
         return float(len(self.x)) if self.quantity == INFLUENCE else 1.0
 
     @property
     def label(self) -> str:
-        """The quantity with what its values are in where they are drawn or written out."""
+        """The quantity with its unit, as it is drawn or written out."""
         unit = "flat line = 1" if self.quantity == INFLUENCE else self.unit
         return f"{self.quantity} ({unit})" if unit else self.quantity
 
@@ -119,14 +119,14 @@ class Presented(ABC):
         return f"{type(self).__name__}({self.shown().title})"
 
     def _repr_html_(self) -> str:
-        shown, facts = self.shown(), self.facts()
-        parts = [f"<p><b>{escape(type(self).__name__)}</b>: {escape(shown.title)}</p>"]
+        view, facts = self.shown(), self.facts()
+        parts = [f"<p><b>{escape(type(self).__name__)}</b>: {escape(view.title)}</p>"]
         if facts:
             parts.append(_rows([[name, text] for name, text in facts.items()]))
-        if shown.series:
-            picture = base64.b64encode(_picture(shown, "png")).decode()
-            parts.append(_table(shown))
-            parts.append(f'<img alt="{escape(shown.title)}" src="data:image/png;base64,{picture}">')
+        if view.series:
+            picture = base64.b64encode(_picture(view, "png")).decode()
+            parts.append(_table(view))
+            parts.append(f'<img alt="{escape(view.title)}" src="data:image/png;base64,{picture}">')
         return f"<div>{''.join(parts)}</div>"
 
 
@@ -141,43 +141,50 @@ class Showing(Presented):
         """The record that `save` writes into a directory; None for a result that is no run."""
         return None
 
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
+    def plot(self, ax: "Axes | None" = None, *, size: tuple[float, float] | None = None) -> "Axes":
         """Draw the curves with their intervals; influence in multiples of the flat line, which stands beside it.
+
+        Axes on which several results are drawn hold the flat line once.
 
         Args:
             ax: Axes of matplotlib to draw on; None: new ones of pyplot.
+            size: Width and height of new axes' figure in inches, > 0; None: 6.4 by 2.8.
 
         Returns:
             The axes, to change at will.
 
         Raises:
-            UsageError: the result holds no curves.
+            UsageError: the result holds no curves, or `size` is not positive or comes with axes, whose figure has one.
         """
-        shown = self._with_curves()
+        view = self._with_curves()
+        if ax is not None and size is not None:
+            raise UsageError("size is for new axes; the figure of the axes passed in has its own size")
+        if size is not None and not all(0 < length < np.inf for length in size):
+            raise UsageError(f"size must be a width and a height in inches, both > 0, got {size}")
         if ax is None:
             from matplotlib import pyplot
 
-            _, ax = pyplot.subplots(figsize=INCHES, layout="constrained")
-        _draw(ax, shown)
+            _, ax = pyplot.subplots(figsize=size or INCHES, layout="constrained")
+        _draw(ax, view)
         return ax
 
     def to_pandas(self) -> "DataFrame":
         """A row for every point: `position` and `influence` (or what else is shown), `low` and `high`.
 
-        Where there are several curves a column `curve` names them. Ends of intervals are NaN where they are not known.
+        If there are several curves, a column `curve` names them. Ends of intervals that are not known are NaN.
         """
         columns: DataFrame = _extra("pandas").DataFrame(_columns(self._with_curves()))
         return columns
 
     def to_xarray(self) -> "Dataset":
         """The variables `influence` (or what else is shown), `low` and `high` over `curve` and `position`."""
-        shown = self._with_curves()
-        low, high = zip(*(each.ends for each in shown.series), strict=True)
-        arrays = {shown.quantity: [each.values for each in shown.series], "low": low, "high": high}
-        variables = {name: (("curve", shown.axis), np.stack(rows)) for name, rows in arrays.items()}
-        names = [each.name for each in shown.series]
-        found: Dataset = _extra("xarray").Dataset(variables, {"curve": names, shown.axis: shown.x})
-        return found
+        view = self._with_curves()
+        low, high = zip(*(series.ends for series in view.series), strict=True)
+        arrays = {view.quantity: [series.values for series in view.series], "low": low, "high": high}
+        variables = {name: (("curve", view.axis), np.stack(rows)) for name, rows in arrays.items()}
+        names = [series.name for series in view.series]
+        dataset: Dataset = _extra("xarray").Dataset(variables, {"curve": names, view.axis: view.x})
+        return dataset
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the table of `to_pandas` as CSV; what is not known is empty. `design` takes one profile as a target."""
@@ -192,7 +199,7 @@ class Showing(Presented):
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write to a file by its ending: .csv, a picture (.png, .svg, .pdf), or .html as a notebook shows it.
 
-        Without an ending, or where a directory stands, a run (a prediction, a measurement, an evaluation, a
+        Without an ending, or if the path is a directory, a run (a prediction, a measurement, an evaluation, a
         decomposition, an audit, a record) becomes a directory, which `read_record` and the command line read; it is
         written atomically. `overwrite`: another finished run there, with its report, is replaced.
 
@@ -222,63 +229,68 @@ class Showing(Presented):
         return _written(path, page.encode())
 
     def _with_curves(self) -> Shown:
-        shown = self.shown()
-        if not shown.series:
-            raise UsageError(f"{type(self).__name__}({shown.title}) holds no curves over positions")
-        return shown
+        view = self.shown()
+        if not view.series:
+            raise UsageError(f"{type(self).__name__}({view.title}) holds no curves over positions")
+        return view
 
 
-def _draw(ax: "Axes", shown: Shown) -> None:
+def _draw(ax: "Axes", view: Shown) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for each in shown.series:
-        if each.drawn:
-            low, high = each.ends
-            marker = {"marker": "o"} if shown.places is not None else {}
-            (line,) = ax.plot(shown.x, each.values * shown.scale, label=_literal(each.name), **marker)  # type: ignore[arg-type]
+    # Another result may have drawn it; a prediction that is called so has a point for every position.
+    flat_line_is_there = any(line.get_label() == FLAT_LINE and len(line.get_xdata()) == 2 for line in ax.get_lines())
+    for series in view.series:
+        if series.drawn:
+            low, high = series.ends
+            marker = {"marker": "o"} if view.places is not None else {}
+            (line,) = ax.plot(view.x, series.values * view.scale, label=_literal(series.name), **marker)  # type: ignore[arg-type]
             if np.isfinite(low).any():
-                ends = low * shown.scale, high * shown.scale
-                ax.fill_between(shown.x, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
-    flat = shown.quantity == INFLUENCE
+                ends = low * view.scale, high * view.scale
+                ax.fill_between(view.x, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
+    flat = view.quantity == INFLUENCE
     if flat:
-        ax.axhline(1, color="0.5", linestyle=":", label="flat line")
-        values = np.concatenate([each.values for each in shown.series if each.drawn]) * shown.scale
+        if not flat_line_is_there:
+            ax.axhline(1, color="0.5", linestyle=":", label=FLAT_LINE)
+        values = np.concatenate([series.values for series in view.series if series.drawn]) * view.scale
         if values.min() > 0:  # the range is the curves': the lower ends of intervals may be zero
             ax.set(yscale="log", ylim=(max(values.min() / 2, values.max() / 10**DECADES), 2 * max(values.max(), 1.0)))
-    ax.set(xlabel=shown.axis, ylabel=shown.label)
+    ax.set(xlabel=view.axis, ylabel=view.label)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # places are counted
-    if flat or len(shown.series) > 1:
+    if flat or len(view.series) > 1:
         ax.legend(frameon=False)
 
 
-def _picture(shown: Shown, sort: str) -> bytes:
+def _picture(view: Shown, sort: str) -> bytes:
     from matplotlib.figure import Figure
 
     canvas = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    _draw(canvas.subplots(), shown)
+    _draw(canvas.subplots(), view)
     buffer = io.BytesIO()
     canvas.savefig(buffer, format=sort)
     return buffer.getvalue()
 
 
-def _columns(shown: Shown) -> dict[str, Any]:
+def _columns(view: Shown) -> dict[str, Any]:
     """One row per curve and point, by column."""
-    low, high = (np.concatenate(ends) for ends in zip(*(each.ends for each in shown.series), strict=True))
+    low, high = (np.concatenate(ends) for ends in zip(*(series.ends for series in view.series), strict=True))
     points = {
-        shown.axis: np.tile(shown.x, len(shown.series)),
-        shown.quantity: np.concatenate([each.values for each in shown.series]),
+        view.axis: np.tile(view.x, len(view.series)),
+        view.quantity: np.concatenate([series.values for series in view.series]),
         "low": low,
         "high": high,
     }
-    names = np.repeat([each.name for each in shown.series], len(shown.x))
-    return points if len(shown.series) == 1 else {"curve": names, **points}
+    names = np.repeat([series.name for series in view.series], len(view.x))
+    return points if len(view.series) == 1 else {"curve": names, **points}
 
 
-def _table(shown: Shown) -> str:
+def _table(view: Shown) -> str:
     """Every curve at the first, the middle and the last place."""
-    places = sorted({0, len(shown.x) // 2, len(shown.x) - 1})
-    head = [shown.label, *(f"{shown.axis} {shown.x[place]}" for place in places)]
-    return _rows([[each.name, *(_text(each, place, shown.scale) for place in places)] for each in shown.series], head)
+    places = sorted({0, len(view.x) // 2, len(view.x) - 1})
+    head = [view.label, *(f"{view.axis} {view.x[place]}" for place in places)]
+    return _rows(
+        [[series.name, *(_text(series, place, view.scale) for place in places)] for series in view.series], head
+    )
 
 
 def _text(series: Series, place: int, scale: float) -> str:
@@ -288,12 +300,12 @@ def _text(series: Series, place: int, scale: float) -> str:
 
 def _rows(rows: list[list[str]], head: list[str] | None = None) -> str:
     lines = [("td", row) for row in rows] if head is None else [("th", head), *(("td", row) for row in rows)]
-    made = ["".join(f"<{tag} {LEFT}>{_escaped(cell)}</{tag}>" for cell in row) for tag, row in lines]
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in made)}</table>"
+    cells = ["".join(f"<{tag} {LEFT}>{_escaped(cell)}</{tag}>" for cell in row) for tag, row in lines]
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def _escaped(text: str) -> str:
-    """As HTML, line breaks kept."""
+    """The text as HTML, line breaks kept."""
     return "<br>".join(escape(printable(line)) for line in text.split("\n"))
 
 

@@ -1,4 +1,4 @@
-"""The same figures as PNG, drawn by matplotlib without a display, for papers and terminals without a browser."""
+"""Figures as PNG, drawn by matplotlib without a display, for papers and terminals without a browser."""
 
 import io
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ DASHES: dict[str, Any] = {
     "longdashdot": (0, (9, 2, 1, 2)),
 }
 ROW_MARKERS = {"solid": "o", "dash": "s", "dot": "o", "dashdot": "D", "longdash": "^", "longdashdot": "v"}
-"""Where points lie in rows, a dash becomes a marker; that of a dot is hollow."""
+"""Markers of points that lie in rows, by the dash of their stroke; that of a dot is hollow."""
 INCHES = (11.0, 4.9)
 INCHES_PER_ROW = 0.27
 DOTS_PER_INCH = 150
@@ -134,14 +134,14 @@ def _draw_stretches(panel: "Axes", figure: Figure, *, by_distance: bool) -> None
     to_share = panel.transData + panel.transAxes.inverted()
     spans: list[tuple[float, float, str]] = []
     for ends, (_, _, words) in zip(stretches, figure.stretches, strict=True):
-        left, right = (float(to_share.transform((end, 1.0))[0]) for end in ends)
-        spans.append((left, right, words))
-    taken: list[tuple[float, float]] = []
-    for left, right, words in sorted(spans, key=lambda span: span[0] - span[1]):
+        start, stop = (float(to_share.transform((end, 1.0))[0]) for end in ends)
+        spans.append((start, stop, words))
+    labelled: list[tuple[float, float]] = []
+    for start, stop, words in sorted(spans, key=lambda span: span[0] - span[1]):
         half = LETTER_SHARE * (len(words) + 0.5) / 2
-        middle = min(max((left + right) / 2, half), 1 - half)
-        if all(abs(middle - other) >= half + beside for other, beside in taken):
-            taken.append((middle, half))
+        middle = min(max((start + stop) / 2, half), 1 - half)
+        if all(abs(middle - centre) >= half + beside for centre, beside in labelled):
+            labelled.append((middle, half))
             panel.text(middle, 0.985, words, transform=panel.transAxes, ha="center", va="top", fontsize=8.5)
 
 

@@ -68,7 +68,7 @@ STATISTICS = {
 GLOSSARY = {
     "Influence": "How strongly the model's output at the last position reacts to a small change at each position of the"
     " context. All positions together make 100 %: this is the profile that is drawn.",
-    "Flat line": "The profile in which every position weighs the same, 1/N. A theory is worth something only where it"
+    "Flat line": "The profile in which every position weighs the same, 1/N. A theory is worth something only if it"
     " is closer to the measurement than this.",
     "First, middle, last tenth": "The share of the influence that falls on the first 10 % of the context, on the 10 %"
     " around its centre, and on the last 10 %. A flat line has 10 % in each.",
@@ -83,7 +83,7 @@ GLOSSARY = {
     "To single texts": "The median W1 from the theory to the profile of one text, instead of to the average of all.",
     "Interval": "In brackets, the 95 % interval over texts, which are the prompts, or over initialisation seeds: where"
     " the number would lie with other ones. Each interval stands alone; of twenty comparisons about one misses by"
-    " chance. None is printed where nothing is known, as with a single text.",
+    " chance. None is printed if nothing is known, as with a single text.",
     "Against a flat line": "Closer, farther or undecided: whether the interval of the theory's W1 less the flat line's,"
     " on the same texts, lies below zero, above zero, or around it. Named are other distances that rank the two the"
     " other way round. With fewer than 6 independent texts or seeds nothing is decided.",
@@ -99,7 +99,7 @@ GLOSSARY = {
     "Log error": "Median over positions of the absolute difference of the logarithms: 0.1 means that half of the"
     " positions are within 10 %, small influences counted like large ones.",
     "Total variation": "The share of influence that sits at other positions in one profile than in the other.",
-    "Symmetric KL": "Mean of the two Kullback-Leibler divergences, in nats; a dash where one profile has a zero that"
+    "Symmetric KL": "Mean of the two Kullback-Leibler divergences, in nats; a dash if one profile has a zero that"
     " the other has not.",
     "Attention-only rollout": "The published theory without residual connections: the product of all layers' attention"
     " matrices, as the architecture has them (Wu et al. 2025).",
@@ -141,5 +141,5 @@ ATTENTION_GLOSSARY = {
 
 
 def label(names: dict[str, str], name: str) -> str:
-    """The report's word for a name; the name itself with spaces where there is none."""
+    """The report's word for a name; the name itself with spaces if there is none."""
     return names.get(name, name.replace("_", " "))

@@ -20,7 +20,7 @@ from posbias.report.influence import (
     influence_figure,
     series_name,
 )
-from posbias.report.layout import notice_sentences, title_of
+from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval
@@ -38,7 +38,7 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
     """What was pooled, the pooled correlations, and each group's own."""
     drawn, shown = figures(result), tables(result)
     return Report(
-        title_of(result.record),
+        result.record.title,
         kicker="posbias · what weighs, and what is used, over several measurements",
         verdict=[verdict_of(result)],
         picture=drawn[:1],

@@ -26,7 +26,7 @@ from posbias.report.influence import (
     correlation_table,
     influence_figure,
 )
-from posbias.report.layout import caveats_of, notice_sentences, title_of
+from posbias.report.layout import caveats_of, notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval
@@ -72,7 +72,7 @@ def evaluation_report(evaluation: Evaluation) -> Report:
     figures, tables = _figures(evaluation), tables_of(evaluation)
     influence_caveat = [CORRELATION_CAVEAT] if evaluation.influence else []
     return Report(
-        title_of(record),
+        record.title,
         kicker="posbias · behaviour by position",
         notices=notices_of(evaluation),
         verdict=verdict_of(evaluation),

@@ -18,19 +18,19 @@ from posbias.runs.records import FORMAT_VERSION, Record
 from posbias.version import __version__
 
 MOST_POSITIONS = 1_000_000
-"""Of a profile that is dropped on the page: as many as its own context may have."""
+"""Positions of a profile that is dropped on the page: as many as its own context may have."""
 MOST_BYTES = 1 << 29
-"""Of a file that is dropped on the page, which a browser reads whole."""
+"""Size of a file that is dropped on the page, which a browser reads whole."""
 DIGITS = 7
-"""Of a measured influence on the page: more than any picture shows, or any interval has."""
+"""Significant digits of a measured influence on the page: more than any picture shows, or any interval has."""
 
 
 def explorer_page(presets: Mapping[str, Mapping[str, Any]], runs: Sequence[Record] = ()) -> str:
     """The page as text.
 
     Args:
-        presets: By name: `settings` of the page, `mixing` by layer, a `note`, and a `measured` curve of `curve_of`; all
-            but the settings may be missing.
+        presets: Entries by name: `settings` of the page, `mixing` by layer, a `note`, and a `measured` curve of
+            `curve_of`; all but the settings may be missing.
         runs: Finished runs, whose measured profiles are drawn beside the theory.
 
     Raises:
@@ -48,8 +48,8 @@ def explorer_page(presets: Mapping[str, Mapping[str, Any]], runs: Sequence[Recor
         "most_positions": MOST_POSITIONS,
         "most_bytes": MOST_BYTES,
     }
-    given = {"presets": presets, "measured": [curve for run in runs for curve in _measured(run)], "rules": rules}
-    data = json.dumps(given, allow_nan=False).replace("<", "\\u003c")  # nothing in it ends the script that holds it
+    content = {"presets": presets, "measured": [curve for run in runs for curve in _measured(run)], "rules": rules}
+    data = json.dumps(content, allow_nan=False).replace("<", "\\u003c")  # nothing in it ends the script that holds it
     return Template(page).substitute(given=data, script=script, version=__version__)
 
 

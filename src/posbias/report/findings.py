@@ -1,4 +1,4 @@
-"""Plain sentences from the numbers of a run that holds profiles; a claim only where its interval supports it.
+"""Plain sentences from the numbers of a run that holds profiles; a claim only if its interval supports it.
 
 First the verdict, one to three sentences that answer what the run was made for; then every finding, each of three
 sorts: a claim (the interval excludes the reference and there are enough independent units), an explicit "not decided",
@@ -37,8 +37,8 @@ class Finding:
 def verdict_of(view: ProfileRun) -> tuple[str, ...]:
     """Does the model lose the middle; which end does it favour, by how much; what can be done, and what explains it?
 
-    Where there is no theory the last is left out; where nothing was measured it is said what was predicted, and how
-    near that is to what it was compared to.
+    Without a theory the last is left out; if nothing was measured, the verdict says what was predicted, and how near
+    that is to what it was compared to.
     """
     subject = view.subjects[0]
     kind = next(iter(subject.measured), None)
@@ -60,8 +60,8 @@ def named_verdict(view: ProfileRun) -> str:
         return f"Predicted, {title}: {_predicted(view)}."
     if subject.name in SUBJECTS:
         return _middle(subject, kind, _summary(subject, kind), about=title)
-    said = _compared(view, subject)[0].replace(": The ", ", the ").replace(": ", ", ")
-    return f"{title}: {said[0].lower()}{said[1:]}"
+    sentence = _compared(view, subject)[0].replace(": The ", ", the ").replace(": ", ", ")
+    return f"{title}: {sentence[0].lower()}{sentence[1:]}"
 
 
 def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
@@ -71,7 +71,9 @@ def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
 def _predicted(view: ProfileRun) -> str:
     """Shares of the tenths; of several predictions which has least and which most of each."""
     profiles = {
-        theory_name(view, name): theory.profile for each in view.subjects for name, theory in each.theories.items()
+        theory_name(view, name): theory.profile
+        for subject in view.subjects
+        for name, theory in subject.theories.items()
     }
     if len(profiles) == 1:
         return f"{shares_sentence(next(iter(profiles.values())), 'influence')}; an even share would be 10 % each"
@@ -85,7 +87,7 @@ def _predicted(view: ProfileRun) -> str:
 
 
 def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, about: str = "it") -> str:
-    """Whether the middle has less than either end."""
+    """The answer to whether the middle has less than either end."""
     n_units = subject.measured[kind].n_independent
     ends = summary["first_over_middle"], summary["last_over_middle"]
     share, tokens = _percent(summary["middle_tenth"]), subject.n_positions
@@ -96,22 +98,22 @@ def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, abo
     signs = [_sign(end) for end in ends]
     if signs != [1, 1]:
         lead = f"No, by influence the middle is not where {about} has least" if -1 in signs else undecided
-        said = _ends(*ends).text
-        said = said[0].lower() + said[1:]
+        detail = _ends(*ends).text
+        detail = detail[0].lower() + detail[1:]
     else:
         lead = f"Yes, by influence {about} loses the middle"
         more = [end.text(_digits(end.value), scale=PERCENT, unit=" percentage points") for end in ends]
         last = f"the last, without its last position and scaled to a whole tenth, {more[1]}"
-        said = f"the first tenth has {more[0]} more, {last}: a U shape"
+        detail = f"the first tenth has {more[0]} more, {last}: a U shape"
         beginning = summary["first_tenth"]
         if beginning.low <= FLAT_TENTH <= beginning.high:
-            said += ", but its beginning is not shown to exceed an even share"
-        said += "."
-    return f"{lead}: {numbers}; {said}"
+            detail += ", but its beginning is not shown to exceed an even share"
+        detail += "."
+    return f"{lead}: {numbers}; {detail}"
 
 
 def _favoured(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> tuple[str, str]:
-    """The end that has more, "" where that is not decided, and the sentence that says so, without its full stop."""
+    """The end that has more, "" if that is not decided, and the sentence that says so, without its full stop."""
     n_units = subject.measured[kind].n_independent
     whole, within = _gaps(subject, kind)
     sign = decided(whole, n_units)
@@ -122,11 +124,13 @@ def _favoured(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> t
         numbers = f"its last tenth has {shares['end']}, its first tenth {shares['beginning']}"
         few = f"; {_too_few(n_units).text.removesuffix('.')}" if n_units < UNITS_FOR_CLAIM else ""
         return "", f"Which end of the context it favours is not decided: {numbers}, a difference of {gap}{few}"
-    end, other = ("end", "beginning") if sign > 0 else ("beginning", "end")
+    end, opposite = ("end", "beginning") if sign > 0 else ("beginning", "end")
     tenth = {"end": "last", "beginning": "first"}
-    numbers = f"the {tenth[end]} tenth has {shares[end]} of the influence, the {tenth[other]} tenth {shares[other]}"
+    numbers = (
+        f"the {tenth[end]} tenth has {shares[end]} of the influence, the {tenth[opposite]} tenth {shares[opposite]}"
+    )
     text = f"It favours the {end} of the context, by {gap}: {numbers}"
-    alone = {0: "whether that holds is not decided", -sign: f"the {other} has more"}.get(_sign(within))
+    alone = {0: "whether that holds is not decided", -sign: f"the {opposite} has more"}.get(_sign(within))
     return end, f"{text}{f'; without the very last position {alone}' if alone else ''}"
 
 
@@ -137,13 +141,15 @@ def _gaps(subject: Subject, kind: str) -> tuple[Interval, Interval]:
     averages = measured.profile.influence[None] if sample is None else sample.averages(leave_one_out(len(sample.units)))
     first, middle, last = (STATISTICS[name](averages) for name in ("first_tenth", "middle_tenth", "last_tenth"))
     inside = STATISTICS["last_over_middle"](averages) + middle
-    whole, within = (jackknife(each - first).interval(least=-1.0, most=1.0) for each in (last, inside))
+    whole, within = (jackknife(tenth - first).interval(least=-1.0, most=1.0) for tenth in (last, inside))
     return whole, within
 
 
 def _before_training(view: ProfileRun, kind: str, end: str) -> str:
-    """Which end random weights favour, where that is decided."""
-    start = next((each for each in view.subjects[1:] if kind in each.measured and each.name in SUBJECTS), None)
+    """The end that random weights favour, if that is decided."""
+    start = next(
+        (subject for subject in view.subjects[1:] if kind in subject.measured and subject.name in SUBJECTS), None
+    )
     if start is None:
         return ""
     gap, _ = _gaps(start, kind)
@@ -158,7 +164,7 @@ def _before_training(view: ProfileRun, kind: str, end: str) -> str:
 
 
 def _advice(view: ProfileRun, subject: Subject, kind: str, end: str) -> str:
-    """What can be done, and which theory explains the profile."""
+    """Advice on what can be done, and the theory that explains the profile."""
     command = MITIGATE.format(model=shlex.quote(view.label))
     text = (
         f"What can be done: influence is not accuracy, so first test its answers: `{command}` asks for one of 8 listed "
@@ -170,15 +176,17 @@ def _advice(view: ProfileRun, subject: Subject, kind: str, end: str) -> str:
     nearest = _nearest(subject, kind)
     if nearest is None:
         return f"{text} No theory is shown to be nearer to the profile than a flat line is."
-    block, found = nearest
-    given = ", given the model's own attention and derivatives on these texts," if block.theory == POWER_ROLLOUT else ""
-    distances = f"distance W1 {found.distance}, a flat line's {found.flat.value:.3f}"
-    text += f" Of the theories, the {theory_name(view, block.theory)}{given} is nearest to the profile ({distances})"
+    block, comparison = nearest
+    inputs = (
+        ", given the model's own attention and derivatives on these texts," if block.theory == POWER_ROLLOUT else ""
+    )
+    distances = f"distance W1 {comparison.distance}, a flat line's {comparison.flat.value:.3f}"
+    text += f" Of the theories, the {theory_name(view, block.theory)}{inputs} is nearest to the profile ({distances})"
     for start in view.subjects[1:]:
         before = _nearest(start, kind)
         if start.name in SUBJECTS and before is not None:
-            name, found = theory_name(view, before[0].theory), before[1]
-            distances = f"W1 {found.distance}, a flat line's {found.flat.value:.3f}"
+            name, comparison = theory_name(view, before[0].theory), before[1]
+            distances = f"W1 {comparison.distance}, a flat line's {comparison.flat.value:.3f}"
             text += f"; before training it is the {name} ({distances})"
     return f"{text}."
 
@@ -190,16 +198,16 @@ def _nearest(subject: Subject, kind: str) -> tuple[KindComparison, PromptCompari
         for block in subject.comparisons
         if block.kind == kind and block.prompts is not None and block.prompts.decides < 0
     ]
-    return min(closer, key=lambda each: each[1].distance.value, default=None)
+    return min(closer, key=lambda pair: pair[1].distance.value, default=None)
 
 
 def nearest_theory(subject: Subject, kind: str) -> str | None:
     """The name of the theory that explains a measurement best; without one the nearest of all."""
-    found = _nearest(subject, kind)
+    nearest = _nearest(subject, kind)
     blocks = [block for block in subject.comparisons if block.kind == kind]
-    if found is None and not blocks:
+    if nearest is None and not blocks:
         return None
-    return found[0].theory if found else min(blocks, key=lambda block: block.comparison.wasserstein).theory
+    return nearest[0].theory if nearest else min(blocks, key=lambda block: block.comparison.wasserstein).theory
 
 
 def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
@@ -211,9 +219,9 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
     if best.prompts is not None:
         first = _theory(theory_name(view, best.theory), best).text
     else:
-        own, flat = best.comparison.wasserstein, best.comparison.flat.wasserstein
+        distance, flat = best.comparison.wasserstein, best.comparison.flat.wasserstein
         name = theory_name(view, best.theory)
-        numbers = f"{kind_name(view, best.kind)} is {own:.3f}, that of a flat line {flat:.3f}"
+        numbers = f"{kind_name(view, best.kind)} is {distance:.3f}, that of a flat line {flat:.3f}"
         first = f"{name[0].upper()}{name[1:]}: the distance (W1) to {numbers}; without single prompts no claim is made."
     if len(blocks) == 1:
         return (first,)
@@ -223,8 +231,8 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
         (decides.count(1), "farther"),
         (decides.count(0), "undecided"),
     ]
-    told = ", ".join(f"{count} {words}" for count, words in counts if count)
-    return (f"Nearest of {len(blocks)} comparisons: {first}", f"Of all of them: {told}.")
+    counted = ", ".join(f"{count} {words}" for count, words in counts if count)
+    return (f"Nearest of {len(blocks)} comparisons: {first}", f"Of all of them: {counted}.")
 
 
 def _percent(share: Interval) -> str:
@@ -232,7 +240,7 @@ def _percent(share: Interval) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of the influence, with a decimal where it is small."""
+    """A share of the influence, with a decimal if it is small."""
     return f"{PERCENT * share:{_digits(share)}} %"
 
 
@@ -245,12 +253,12 @@ def point_statistics(profile: Profile) -> dict[str, Interval]:
     return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
 
 
-def shares_sentence(profile: Profile, what: str) -> str:
+def shares_sentence(profile: Profile, quantity: str) -> str:
     """Shares of the tenths."""
     first, middle, last = (
         percent(float(STATISTICS[f"{name}_tenth"](profile.influence))) for name in ("first", "middle", "last")
     )
-    return f"{first} of the {what} on the first tenth, {middle} on the middle, {last} on the last"
+    return f"{first} of the {quantity} on the first tenth, {middle} on the middle, {last} on the last"
 
 
 def grouped_findings(view: ProfileRun) -> list[list[Finding]]:
@@ -273,7 +281,7 @@ def grouped_findings(view: ProfileRun) -> list[list[Finding]]:
 
 
 def _of_measurement(view: ProfileRun, subject: Subject, kind: str, *, first: bool) -> Iterator[Finding]:
-    """What is said of one measured kind; its shape of a subject's first one only."""
+    """Findings about one measured kind; about its shape only if it is the subject's `first`."""
     if not is_measured(view, kind):
         text = "this is a prediction, to which others are compared; nothing was measured, so no claim is made."
         yield Finding(text, "undecided")
@@ -316,7 +324,7 @@ def _shape(subject: Subject, kind: str) -> Iterator[Finding]:
 
 
 def _ends(first: Interval, last: Interval) -> Finding:
-    """Whether each end outweighs the middle; the last position itself is left out of the count."""
+    """The answer to whether each end outweighs the middle; the last position itself is left out of the count."""
     signs = [_sign(first), _sign(last)]
     if signs == [1, 1]:
         return Finding("Both ends have more than the middle, even without the very last position: a U shape.", "claim")

@@ -1,4 +1,4 @@
-"""What reports say of any run: its conditions, caveats and odd samples, as text that steers no terminal or page."""
+"""Conditions, caveats and odd samples in any run's report, as text that steers no terminal or page."""
 
 import copy
 import re
@@ -26,10 +26,10 @@ def shown_record(record: Record) -> Record:
 
     Everything that is drawn or printed of a record is made of this copy.
     """
-    shown = copy.copy(record)
+    copied = copy.copy(record)
     for name, value in vars(record).items():
-        setattr(shown, name, _printable(value))
-    return shown
+        setattr(copied, name, _printable(value))
+    return copied
 
 
 class _Escaped(str):
@@ -51,18 +51,13 @@ def _printable(value: Any) -> Any:
     return [_printable(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def title_of(record: Record) -> str:
-    """What the run is about."""
-    return record.title
-
-
 def real_name(title: str) -> str:
     """A title in which the demo model goes by the name that its makers gave it."""
     return re.sub(r"(?<![\w/-])demo(?![\w/-])", DEMO_NAME, title)
 
 
 def command_of(record: Record) -> str:
-    """The command that repeats the run: the shell line where it was recorded, otherwise the same call in Python."""
+    """The command that repeats the run: the shell line if it was recorded, otherwise the same call in Python."""
     if record.resolved.get("command"):
         return str(record.resolved["command"])
     arguments = ", ".join(f"{name}={value!r}" for name, value in record.arguments.items() if value is not None)
@@ -70,8 +65,7 @@ def command_of(record: Record) -> str:
 
 
 def caveats_of(record: Record) -> tuple[str, ...]:
-    """What a reader must know: of the model, such as an encoding that is not the published one, of the theories, and
-    of the prompts that were read."""
+    """Warnings about the model (an encoding that is not the published one), the theories and the prompts."""
     responder = record.resolved.get("responder") or {}
     model = record.resolved.get("model") or responder.get("model")
     of_model = model.get("caveats", ()) if isinstance(model, Mapping) else ()
@@ -79,31 +73,31 @@ def caveats_of(record: Record) -> tuple[str, ...]:
 
 
 def sample_notices(record: Record) -> list[str]:
-    """What is odd about the samples of an evaluation, or of a run that rests on one."""
+    """Oddities of the samples of an evaluation, or of a run that rests on one."""
     here = (record.resolved.get("responder") or {}).get("kind") == "local"
     return notice_sentences(record.scalars.get("notices") or {}, count=record.resolved.get("count"), here=here)
 
 
 def notice_sentences(notices: Mapping[str, Any], *, count: int | None, here: bool, of: str = "") -> list[str]:
-    """What is odd about samples of a file, one sentence each; the layout is that of `evaluation.samples.notices_of`.
+    """Oddities of samples of a file, one sentence each; the layout is that of `evaluation.samples.notices_of`.
 
     Args:
         notices: By name, the numbers of samples.
-        count: Of all samples; None: not known.
-        here: Whether the model ran in this process, where control tokens in texts are ordinary text.
-        of: The run, where a record is made of several.
+        count: Number of all samples; None: not known.
+        here: True if the model ran in this process, which reads control tokens in texts as ordinary text.
+        of: The run, if a record is made of several.
     """
-    found = []
+    sentences = []
     for name, entry in notices.items():
         samples = entry["samples"]
         numbers = ", ".join(map(str, samples[:LONGEST_LIST])) + (" ..." if len(samples) > LONGEST_LIST else "")
         tokens = f" ({_quoted(entry['tokens'])})" if "tokens" in entry else ""
         after = NOTICED[name]
         if name == "control_tokens" and not here:
-            after = "whether they are read as ordinary text where the model runs is not known"
+            after = "it is not known whether whatever runs the model reads them as ordinary text"
         total = "" if count is None else f" of {count}"
-        found.append(f"{of}In {len(samples)}{total} samples (number {numbers}) {NOTICES[name]}{tokens}: {after}.")
-    return found
+        sentences.append(f"{of}In {len(samples)}{total} samples (number {numbers}) {NOTICES[name]}{tokens}: {after}.")
+    return sentences
 
 
 def _spelled_by_prompts(record: Record) -> list[str]:
@@ -114,8 +108,8 @@ def _spelled_by_prompts(record: Record) -> list[str]:
 
 
 def _quoted(tokens: Mapping[str, int]) -> str:
-    shown = [f"{token!r} {times} times" if times > 1 else repr(token) for token, times in tokens.items()]
-    return ", ".join(shown[:LONGEST_LIST]) + (" ..." if len(shown) > LONGEST_LIST else "")
+    texts = [f"{token!r} {times} times" if times > 1 else repr(token) for token, times in tokens.items()]
+    return ", ".join(texts[:LONGEST_LIST]) + (" ..." if len(texts) > LONGEST_LIST else "")
 
 
 def conditions_of(record: Record) -> dict[str, str]:
@@ -141,8 +135,8 @@ def _written_out(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif isinstance(value, list | tuple):
             if not value:
                 continue
-            shown = [f"{entry:.4g}" if isinstance(entry, float) else str(entry) for entry in value[:LONGEST_LIST]]
-            flat[label] = ", ".join(shown)
+            texts = [f"{entry:.4g}" if isinstance(entry, float) else str(entry) for entry in value[:LONGEST_LIST]]
+            flat[label] = ", ".join(texts)
             if len(value) > LONGEST_LIST:
                 flat[label] += f", ... ({len(value)} values)"
         elif value is not None and value != "":

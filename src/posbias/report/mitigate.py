@@ -20,7 +20,7 @@ from posbias.mitigation.trial.arms import UNCHANGED
 from posbias.mitigation.trial.influence import OVER_POSITIONS
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.result import InfluenceOutcome, MitigationTrial, Tie
-from posbias.report.layout import caveats_of, sample_notices, title_of
+from posbias.report.layout import caveats_of, sample_notices
 from posbias.report.mitigate_wording import (
     TEXT_REASONS,
     left_out_text,
@@ -65,7 +65,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
     record, judgement = trial.record, trial.judgement
     n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
     return Report(
-        title_of(record),
+        record.title,
         kicker="posbias · methods against position bias, judged",
         notices=sample_notices(record),
         verdict=[*recommendation(judgement), *required_lines(trial), *_influence_lines(trial)],

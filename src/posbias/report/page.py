@@ -1,4 +1,4 @@
-"""What a run's report consists of, and how it becomes one offline HTML page, PNGs of its figures, or text.
+"""The parts of a run's report, and how it becomes one offline HTML page, PNGs of its figures, or text.
 
 Every verb has a function from its record to a `Report`, registered here; nothing but the record is read. A page answers
 first: the verdict, one picture, the tables that matter most; everything else is folded below. The template escapes all
@@ -40,7 +40,7 @@ class Section:
 
     title: str
     anchor: str = "figure"
-    """What the ids of its charts begin with."""
+    """Beginning of the ids of its charts."""
     badge: str = ""
     mark: str = ""
     """Colour of the badge: `holds`, `correction` or `fails`."""
@@ -48,35 +48,35 @@ class Section:
     texts: Sequence[str] = ()
     """Paragraphs, the statement first."""
     statements: Sequence[str | Sequence[Finding]] = ()
-    """What the intervals support; sentences that belong together are one entry."""
+    """Findings that the intervals support; sentences that belong together are one entry."""
     caveats: Sequence[str] = ()
-    """What to know before anything is believed."""
+    """Warnings to read before anything is believed."""
     figures: Sequence[Figure | HeatMap] = ()
     pictures: bool = True
-    """Whether every figure is a PNG of its own too."""
+    """True makes a PNG of every figure, too."""
     note: str = ""
     """How to read figures and tables."""
     tables: Sequence[Table] = ()
     left_out: Sequence[str] = ()
-    """What was not possible or not done, and why."""
+    """Things that were not possible or not done, and why."""
     record: Record | None = None
     """The run that is repeated by its command, under its conditions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Report(Section):
-    """What is said and drawn of one run, or of several."""
+    """All text, tables and figures about one run, or several."""
 
     kicker: str = ""
-    """What sort of page this is, above its title."""
+    """The sort of page, named above its title."""
     notices: Sequence[str] = ()
-    """What must be read before any number: it stands first, on the page and on a terminal."""
+    """Notes to be read before any number: they stand first, on the page and on a terminal."""
     basis: str = ""
-    """What the verdict rests on: how much of which data."""
+    """Data that the verdict rests on, and how much of it."""
     verdict: Sequence[str] = ()
     """One to three sentences that answer what the run was made for, in words that need no glossary."""
     picture: Sequence[Figure | HeatMap] = ()
-    """What is seen first: one figure, or two side by side. Further ones are `figures`."""
+    """Figures that are seen first: one, or two side by side. Further ones are `figures`."""
     summary: Sequence[Table] = ()
     """The few tables that matter most. Further ones are `tables`."""
     folded: Mapping[str, Sequence[Table]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Report(Section):
 
 
 REPORTS: Registry[Callable[..., Report]] = Registry("report")
-"""By verb; one function may serve several, and take several runs of these."""
+"""Functions by verb; one may serve several verbs, and take several runs."""
 
 
 def report_of(*runs: Result | Record) -> Report:
@@ -102,8 +102,8 @@ def report_of(*runs: Result | Record) -> Report:
     if not first.scalars:
         check_finished(first)
     try:
-        shown = map(shown_record, records)
-        return make(*(result_of(record) if record.verb in RESULTS else record for record in shown))
+        readable = map(shown_record, records)
+        return make(*(result_of(record) if record.verb in RESULTS else record for record in readable))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(f"the record of run {first.run_id} is damaged: {type(error).__name__} {error}") from None
 
@@ -119,8 +119,10 @@ def check_finished(record: Record) -> None:
 
 
 def verdict(run: Result | Record) -> tuple[str, ...]:
-    """What a finished run answers, in one to three sentences; of an audit: does the model lose the middle, which end
-    does it favour and by how much, what can be done and which theory explains it. No claim without its interval.
+    """The answer of a finished run, in one to three sentences; no claim without its interval.
+
+    For an audit: does the model lose the middle, which end does it favour and by how much, what can be done, and which
+    theory explains it?
 
     Raises:
         UsageError: the run failed, or its record is damaged.
@@ -137,7 +139,7 @@ def write_report(runs: Sequence[Result | Record], out: Path, *, png: bool = Fals
 
     Args:
         runs: Finished runs; several that hold profiles are shown side by side and then one by one.
-        out: Made where missing.
+        out: Made if missing.
         png: Whether every figure is drawn as a PNG, too, about .3 s each.
 
     Returns:
@@ -198,7 +200,7 @@ def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
 
 
 def _named(report: Report) -> Iterator[str]:
-    """Where a reader meets the name of a model first."""
+    """Texts in which a reader meets the name of a model first."""
     yield from (report.title, *report.verdict, *(figure.title for figure in report.picture))
     yield from (text for table in report.summary for row in (table.cells or [[]]) for text in (table.title, *row[:1]))
 
@@ -208,7 +210,9 @@ def show_report(report: Report, console: "Console") -> None:
     print_notes(report.notices, console, mark="Notice: ")
     folded = [table for tables in report.folded.values() for table in tables if table.cells]
     print_tables([*report.summary, *report.tables, *folded], console)
-    texts = [text if isinstance(text, str) else " ".join(each.text for each in text) for text in report.statements]
+    texts = [
+        text if isinstance(text, str) else " ".join(finding.text for finding in text) for text in report.statements
+    ]
     print_notes([text for text in [*texts, *report.caveats] if text not in report.verdict], console)
     print_notes(report.left_out, console, mark="Left out: ")
     print_notes(report.verdict, console, mark="")

@@ -6,7 +6,7 @@ import numpy as np
 
 from posbias.display.figures import MEASURED, Curve, Figure
 from posbias.evaluation.placement import Placement
-from posbias.report.layout import notice_sentences, title_of
+from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING
@@ -40,7 +40,7 @@ def placement_report(placement: Placement) -> Report:
         cells.append([ORDERS[gain.over], _order(gain.order), *worth])
     title = f"Gain in {PLACED_BY[placement.measure]}, per unit of relevance"
     return Report(
-        title_of(placement.record),
+        placement.record.title,
         kicker="posbias · where relevant passages should stand",
         verdict=statements,
         notices=notice_sentences(placement.notices, count=placement.count, here=placement.local),

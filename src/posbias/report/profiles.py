@@ -72,7 +72,7 @@ NOTE = (
 @REPORTS.register("compare")
 @REPORTS.register("audit")
 def profiles_report(*runs: ProfileRun) -> Report:
-    """What the profiles of a run show; of several runs, what they show side by side, and then each by itself."""
+    """The report of one run with profiles, or of several, side by side and then each by itself."""
     for run in runs:
         check_finished(run.record)
     if len(runs) == 1:
@@ -128,14 +128,14 @@ def _report_of_one(view: ProfileRun) -> Report:
         summary=overview[:MOST_TABLES],
         tables=overview[MOST_TABLES:],
         left_out=view.left_out,
-        sections=[each for each in sections if each.statements or each.tables],
+        sections=[section for section in sections if section.statements or section.tables],
         record=view.record,
         glossary=GLOSSARY,
     )
 
 
 def _basis(view: ProfileRun) -> str:
-    """How many prompts of which texts and lengths a verdict rests on; "" if nothing was measured."""
+    """Number, texts and lengths of the prompts that a verdict rests on; "" if nothing was measured."""
     prompts = view.record.prompts
     if prompts is None or view.record.model is None or not view.subject.measured:
         return ""
@@ -153,28 +153,28 @@ def _basis(view: ProfileRun) -> str:
 def picture_of(view: ProfileRun) -> list[Figure]:
     """The first measured kind as trained and at initialisation, each with the theory that explains it best.
 
-    Empty where a run has not both.
+    Empty if a run does not have both.
     """
     kind = next(iter(view.subjects[0].measured), None)
     if kind is None or len(view.subjects) < 2 or any(kind not in subject.measured for subject in view.subjects):
         return []
     panels = []
     for subject in view.subjects:
-        own = profile_curve("measured", subject.measured[kind].profile, MEASURED, emphasis=True)
+        measurement = profile_curve("measured", subject.measured[kind].profile, MEASURED, emphasis=True)
         name = nearest_theory(subject, kind)
         theories = [] if name is None else [(name, subject.theories[name].profile, theory_strokes([name])[name])]
         curves = [profile_curve(theory_name(view, name), profile, stroke) for name, profile, stroke in theories]
         title = f"{_capital(label(SUBJECTS, subject.name))}: how much each position of the context weighs"
-        panel = profile_figure(f"{subject.name}-{kind}-best", title, [own, *curves], measured=[own])
+        panel = profile_figure(f"{subject.name}-{kind}-best", title, [measurement, *curves], measured=[measurement])
         panels.append(replace(panel, stretches=_tenths(subject, kind), stretches_are=TENTHS))
     ranges = [panel.log_range for panel in panels if panel.log_range is not None]
-    both = min(low for low, _ in ranges), max(high for _, high in ranges)
+    log_range = min(low for low, _ in ranges), max(high for _, high in ranges)
     tops = [panel.linear_range[1] for panel in panels if panel.linear_range is not None]
-    return [replace(panel, log_range=both, linear_range=(0.0, max(tops))) for panel in panels]
+    return [replace(panel, log_range=log_range, linear_range=(0.0, max(tops))) for panel in panels]
 
 
 def _tenths(subject: Subject, kind: str) -> tuple[tuple[float, float, str], ...]:
-    """Where the first, the middle and the last tenth lie, and their shares; a position is a cell around its number."""
+    """Ranges of the first, the middle and the last tenth, and their shares; a position is a cell around its number."""
     profile, n_positions = subject.measured[kind].profile, subject.n_positions
     starts = {"first_tenth": 0.0, "middle_tenth": 0.45, "last_tenth": 0.9}
     return tuple(
@@ -208,27 +208,27 @@ Entry = tuple[str, Profile, Stroke]
 
 def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
     """One figure for each measured kind, of all runs that have it beside the predictions of runs without measurement;
-    one of the predictions alone where nothing was measured."""
-    drawn: list[tuple[str, str, list[Entry]]] = []
+    one of the predictions alone if nothing was measured."""
+    pictures: list[tuple[str, str, list[Entry]]] = []
     kinds = dict.fromkeys(kind for view in views for subject in view.subjects for kind in subject.measured)
     for kind in kinds:
-        found = [
+        curves = [
             (state_of(view, subject), subject.measured[kind].profile, _run_stroke(number, state))
             for number, view in enumerate(views)
             for state, subject in enumerate(view.subjects)
             if kind in subject.measured
         ]
         measured = all(is_measured(view, kind) for view in views)
-        predicted = _predictions(views, [stroke for *_, stroke in found])
-        if measured and predicted and len(found) == 1:
-            found = [(f"measured: {name}", profile, MEASURED) for name, profile, _ in found]
-        what = f"{len(found) + len(predicted)} curves side by side"
+        predicted = _predictions(views, [stroke for *_, stroke in curves])
+        if measured and predicted and len(curves) == 1:
+            curves = [(f"measured: {name}", profile, MEASURED) for name, profile, _ in curves]
+        contents = f"{len(curves) + len(predicted)} curves side by side"
         if measured:
-            what = "measured beside predicted" if predicted else f"{len(found)} measurements side by side"
+            contents = "measured beside predicted" if predicted else f"{len(curves)} measurements side by side"
         name = label(KINDS if measured else NAMED, kind)
-        drawn.append((f"runs-{kind}", f"{_capital(name)} influence, {what}", [*found, *predicted]))
+        pictures.append((f"runs-{kind}", f"{_capital(name)} influence, {contents}", [*curves, *predicted]))
     predicted = [] if kinds else _predictions(views, [])
-    drawn.append(("runs-predicted", f"{len(predicted)} predictions, side by side", predicted))
+    pictures.append(("runs-predicted", f"{len(predicted)} predictions, side by side", predicted))
     return [
         profile_figure(
             slug,
@@ -239,13 +239,13 @@ def side_by_side(views: Sequence[ProfileRun]) -> list[Figure]:
             ],
             x_label="position as a fraction of the context",
         )
-        for slug, title, entries in drawn
+        for slug, title, entries in pictures
         if len(entries) > 1
     ]
 
 
-def _predictions(views: Sequence[ProfileRun], taken: Sequence[Stroke]) -> list[Entry]:
-    """What runs without measurement predict, in strokes that no measurement has."""
+def _predictions(views: Sequence[ProfileRun], used: Sequence[Stroke]) -> list[Entry]:
+    """Predictions of runs without measurement, in strokes that no measurement has."""
     predictions = [
         (view.curves.get(THEORIES + name, {"theory": name, "model": view.label}), theory.profile)
         for view in views
@@ -254,7 +254,7 @@ def _predictions(views: Sequence[ProfileRun], taken: Sequence[Stroke]) -> list[E
         for name, theory in subject.theories.items()
     ]
     names = names_beside([settings for settings, _ in predictions])
-    free = [stroke for stroke in RUNS if stroke not in taken]
+    free = [stroke for stroke in RUNS if stroke not in used]
     return [
         (name, profile, free[number % len(free)])
         for number, (name, (_, profile)) in enumerate(zip(names, predictions, strict=True))
@@ -271,7 +271,7 @@ def _run_stroke(run: int, state: int) -> Stroke:
 
 
 def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
-    """The theories beside each measured kind; alone where nothing was measured."""
+    """The theories beside each measured kind; alone if nothing was measured."""
     theories = {name: theory.profile for name, theory in subject.theories.items()}
     strokes = theory_strokes(list(theories)) if set(theories) <= set(NAMED) else run_strokes(list(theories))
     curves = [profile_curve(theory_name(view, name), profile, strokes[name]) for name, profile in theories.items()]
@@ -279,15 +279,15 @@ def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
     for kind, measured in subject.measured.items():
         name = kind_name(view, kind)
         if is_measured(view, kind):
-            legend, seen = f"measured ({name})", f"{title}: {shares_sentence(measured.profile, f'{name} influence')}"
+            legend, heading = f"measured ({name})", f"{title}: {shares_sentence(measured.profile, f'{name} influence')}"
         else:
-            legend, seen = f"compared to: {name}", f"{name}: {shares_sentence(measured.profile, PREDICTED)}"
-        own = profile_curve(legend, measured.profile, MEASURED, emphasis=True)
-        yield profile_figure(f"{subject.name}-{kind}", seen, [own, *curves], measured=[own])
+            legend, heading = f"compared to: {name}", f"{name}: {shares_sentence(measured.profile, PREDICTED)}"
+        measurement = profile_curve(legend, measured.profile, MEASURED, emphasis=True)
+        yield profile_figure(f"{subject.name}-{kind}", heading, [measurement, *curves], measured=[measurement])
     if not subject.measured and theories:
-        (first, *others) = theories.values()
-        seen = f"{title}: {'how much each position weighs' if others else shares_sentence(first, PREDICTED)}"
-        yield profile_figure(f"{subject.name}-predicted", seen, curves)
+        (first, *further) = theories.values()
+        heading = f"{title}: {'how much each position weighs' if further else shares_sentence(first, PREDICTED)}"
+        yield profile_figure(f"{subject.name}-predicted", heading, curves)
 
 
 def _depth_figure(view: ProfileRun, subject: Subject, depth: Depth) -> Figure:

@@ -1,6 +1,6 @@
-"""The numbers of a report as tables: for the terminal (rich, or plain columns where nobody is watching) and for HTML.
+"""The numbers of a report as tables: for the terminal (rich, or plain columns if nobody is watching) and for HTML.
 
-What runs hold is read from their views; tables of other records are made where their reports are.
+Runs with profiles are read here; tables of other records are made beside their reports.
 """
 
 import math
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 VERDICTS = {-1: "closer", 0: "undecided", 1: "farther"}
 ROWS_TO_SHARE = 3
-"""Rows of a table whose columns are said once where all rows agree."""
+"""Rows of a table whose columns are said once if all rows agree."""
 AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE = (
     "against a flat line",
     "a flat line's distance",
     "between halves of the texts",
     "to single texts",
 )
-"""What a distance stands beside; the glossary explains each by this name."""
+"""Columns beside a distance; the glossary explains each by this name."""
 OTHER_DISTANCES = ("total_variation", "symmetric_kl", "log_error")
-"""That may rank a theory and a flat line otherwise than W1 does."""
+"""Distances that may rank a theory and a flat line otherwise than W1 does."""
 BOOTSTRAP_SEED = 0
-"""Of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
+"""Seed of the intervals of a prediction's shares, which are drawn here from the record's prompts."""
 SHOWN_LAYERS = 7
 """Layers of a table or figure of depth: first, last, and evenly between."""
 TENTHS = ("first_tenth", "middle_tenth", "last_tenth")
@@ -60,7 +60,7 @@ class Table:
     header: Sequence[str]
     cells: Sequence[Sequence[str]]
     prose: bool = False
-    """Whether cells are sentences, which may be broken into lines."""
+    """True if cells are sentences, which may be broken into lines."""
 
 
 def condensed(table: Table) -> tuple[Table, str]:
@@ -69,10 +69,10 @@ def condensed(table: Table) -> tuple[Table, str]:
     shared = [len(table.cells) >= ROWS_TO_SHARE and bool(name) and len(set(cells)) == 1 for name, *cells in columns]
     if not any(shared) or all(shared):
         return table, ""
-    kept = [place for place, each in enumerate(shared) if not each]
-    cells = [[row[place] for place in kept] for row in table.cells]
-    words = [f"{name} = {cells[0]}" for (name, *cells), each in zip(columns, shared, strict=True) if each]
-    return replace(table, header=[table.header[place] for place in kept], cells=cells), "; ".join(words)
+    varying = [place for place, agrees in enumerate(shared) if not agrees]
+    cells = [[row[place] for place in varying] for row in table.cells]
+    words = [f"{name} = {cells[0]}" for (name, *cells), agrees in zip(columns, shared, strict=True) if agrees]
+    return replace(table, header=[table.header[place] for place in varying], cells=cells), "; ".join(words)
 
 
 def print_tables(tables: Iterable[Table], console: "Console") -> None:
@@ -103,24 +103,24 @@ def print_notes(notes: Iterable[str], console: "Console", *, mark: str = "- ") -
 
 
 def number_text(value: float | None, digits: int = 3) -> str:
-    """A number with fixed decimals, a dash where there is none."""
+    """A number with fixed decimals, a dash if there is none."""
     if value is None or not math.isfinite(value):
         return MISSING
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def interval_text(stored: Mapping[str, Any] | None, spec: str = ".3f", *, scale: float = 1.0, unit: str = "") -> str:
-    """A recorded number with its interval, as `Interval.text`; a dash where there is none."""
+    """A recorded number with its interval, as `Interval.text`; a dash if there is none."""
     return MISSING if stored is None else Interval.of_record(stored).text(spec, scale=scale, unit=unit)
 
 
 def shown_rows(count: int) -> list[int]:
-    """Which of `count` layers are shown: first, last, and evenly between."""
+    """Rows of the layers that are shown of `count`: first, last, and evenly between."""
     return sorted({int(row) for row in np.linspace(0, count - 1, min(count, SHOWN_LAYERS)).round()})
 
 
 def overview_tables(views: Sequence[ProfileRun]) -> list[Table]:
-    """What a run is read for first: theories, shares, depth, precision, and what else was found."""
+    """The tables that a run is read for first: theories, shares, depth, precision, and further numbers."""
     tables = [
         _theory_table(views, first=True),
         _share_table("Where does the influence lie?", views, (*TENTHS, "last_token", "minimum_position")),
@@ -159,18 +159,20 @@ def _comparisons(views: Sequence[ProfileRun]) -> list[tuple[list[str], Subject, 
     return [
         ([state, kind_name(view, block.kind), theory_name(view, block.theory)], subject, block)
         for view, state, subject in _states(views)
-        for block in sorted(subject.comparisons, key=lambda each: (kinds(subject, each), each.comparison.wasserstein))
+        for block in sorted(
+            subject.comparisons, key=lambda block: (kinds(subject, block), block.comparison.wasserstein)
+        )
     ]
 
 
 def _reference(views: Sequence[ProfileRun]) -> str:
-    """The column of what theories are compared to: "measured" only where all of it is."""
+    """The column of what theories are compared to: "measured" only if all of it is."""
     kinds = [(view, kind) for view in views for subject in view.subjects for kind in subject.measured]
     return "measured" if all(is_measured(view, kind) for view, kind in kinds) else "compared to"
 
 
 def _settings_table(view: ProfileRun) -> Table:
-    """What each of several predictions was computed for."""
+    """Settings that each of several predictions was computed for."""
     rows = list(settings_table(view))
     columns = list(dict.fromkeys(name for _, settings in rows for name in settings))
     cells = [[name, *(settings.get(column, MISSING) for column in columns)] for name, settings in rows]
@@ -178,7 +180,7 @@ def _settings_table(view: ProfileRun) -> Table:
 
 
 def _theory_table(views: Sequence[ProfileRun], *, first: bool = False) -> Table:
-    """Beside every measured kind, or beside the first of each model alone."""
+    """Distances of theories to every measured kind, or to the `first` one of each model alone."""
     header = ["model", _reference(views), "theory", "distance W1 [95 %]", OF_FLAT, OF_HALVES, OF_ONE, AGAINST_FLAT]
     cells = []
     for names, subject, block in _comparisons(views):
@@ -197,21 +199,21 @@ def _against_flat(block: KindComparison, decides: int) -> str:
     pairs = {name: (block.comparison.values[name], block.comparison.flat.values[name]) for name in OTHER_DISTANCES}
     reverse = [
         label(METRIC_NAMES, name)
-        for name, (own, flat) in pairs.items()
-        if math.isfinite(own) and math.isfinite(flat) and decides * (round(own, 3) - round(flat, 3)) < 0
+        for name, (distance, flat) in pairs.items()
+        if math.isfinite(distance) and math.isfinite(flat) and decides * (round(distance, 3) - round(flat, 3)) < 0
     ]
     opposite = f" by W1, {VERDICTS[-decides]} by {', '.join(reverse)}" if reverse else ""
     return f"{VERDICTS[decides]}{opposite}"
 
 
 def _share_table(title: str, views: Sequence[ProfileRun], names: Sequence[str]) -> Table:
-    """A row for each profile, measured or predicted, a column for each statistic, with its interval where estimated."""
+    """A row for each profile, measured or predicted, a column for each statistic, with its interval if estimated."""
     look: dict[str, dict[str, Any]] = {"minimum_position": {"spec": ".0f"}, "mean_position": {}}
     percent = {"spec": ".1f", "scale": 100, "unit": " %"}
     cells = []
 
-    def add(state: str, profile: str, found: Mapping[str, Interval]) -> None:
-        cells.append([state, profile, *(found[name].text(**look.get(name, percent)) for name in names)])
+    def add(state: str, profile: str, statistics: Mapping[str, Interval]) -> None:
+        cells.append([state, profile, *(statistics[name].text(**look.get(name, percent)) for name in names)])
 
     for view, state, subject in _states(views):
         for kind, measured in subject.measured.items():
@@ -236,7 +238,7 @@ def _depth_table(views: Sequence[ProfileRun]) -> Table:
         for row in shown_rows(len(subject.depth.layers)):
             profile = subject.depth.influence[row]
             shares = [f"{100 * float(STATISTICS[share](profile)):.1f} %" for share in (*TENTHS, *ENDS)]
-            distances = [f"{float(METRICS['wasserstein'](profile, other)):.3f}" for other in (flat, last)]
+            distances = [f"{float(METRICS['wasserstein'](profile, reference)):.3f}" for reference in (flat, last)]
             cells.append([state, str(int(subject.depth.layers[row])), *shares, *distances])
     shares = [label(STATISTIC_NAMES, name) for name in (*TENTHS, *ENDS)]
     return Table(
@@ -261,25 +263,28 @@ def _precision_table(views: Sequence[ProfileRun]) -> Table:
 
 
 def _range_text(values: Sequence[float | None], style: str) -> str:
-    """One number, or the smallest and largest of several; a dash where none is finite."""
-    known = sorted(value for value in values if value is not None)
-    return " to ".join(dict.fromkeys(format(value, style) for value in (*known[:1], *known[-1:]))) or MISSING
+    """One number, or the smallest and largest of several; a dash if none is finite."""
+    finite = sorted(value for value in values if value is not None)
+    return " to ".join(dict.fromkeys(format(value, style) for value in (*finite[:1], *finite[-1:]))) or MISSING
 
 
 def _detail_table(views: Sequence[ProfileRun]) -> Table:
-    """What kinds with passes of their own found on the prompts, the mean and the range over prompts."""
-    found = [
+    """Numbers of kinds with passes of their own: the mean and the range over prompts."""
+    rows = [
         ([view.label, label(KINDS, kind), name.replace("_", " ")], np.asarray(values, dtype=np.float64))
         for view in views
         for kind, of_kind in view.details.items()
         for name, values in of_kind.items()
     ]
-    cells = [[*about, *(f"{each:.4g}" for each in (its.mean(), its.min(), its.max()))] for about, its in found]
+    cells = [
+        [*about, *(f"{number:.4g}" for number in (numbers.mean(), numbers.min(), numbers.max()))]
+        for about, numbers in rows
+    ]
     return Table("What else was found?", ["model", "measured", "found", "mean", "smallest", "largest"], cells)
 
 
 def _found_table(views: Sequence[ProfileRun]) -> Table:
-    """What theories found beside their profiles, with intervals where they have them."""
+    """Numbers that theories give beside their profiles, with intervals if they have them."""
     cells = [
         [view.label, name.replace("_", " "), interval.text()] for view in views for name, interval in view.found.items()
     ]
@@ -292,28 +297,28 @@ def ingredient_table(costs: Mapping[str, IngredientCosts]) -> Table:
     cells = []
     for kind, of_kind in costs.items():
         for left_out, row in of_kind.left_out.items():
-            what, cost, verdict = "nothing", MISSING, MISSING
+            ingredient, cost, verdict = "nothing", MISSING, MISSING
             if row.cost is not None:
-                what, cost = left_out.replace("_", " "), row.cost.text("+.3f")
+                ingredient, cost = left_out.replace("_", " "), row.cost.text("+.3f")
                 # Closer or farther without it, if the interval says so.
                 decides = (row.cost.low > 0) - (row.cost.high < 0) if of_kind.count >= UNITS_FOR_CLAIM else 0
                 verdict = VERDICTS[decides]
-            cells.append([label(KINDS, kind), what, row.distance.text(), cost, verdict])
+            cells.append([label(KINDS, kind), ingredient, row.distance.text(), cost, verdict])
         cells.append([label(KINDS, kind), "(flat line)", of_kind.flat.text(), MISSING, MISSING])
     return Table("What does leaving out each ingredient cost?", header, cells)
 
 
 def _metric_table(view: ProfileRun) -> Table:
     blocks = _comparisons([view])
-    known = list(METRIC_NAMES)
+    order = list(METRIC_NAMES)
     metrics = list(blocks[0][2].comparison.values) if blocks else []
-    metrics.sort(key=lambda name: known.index(name) if name in known else len(known))
+    metrics.sort(key=lambda name: order.index(name) if name in order else len(order))
     digits = {"minimum_shift": 0}
     cells = []
     for names, _, block in blocks:
         pairs = [(name, block.comparison.values[name], block.comparison.flat.values[name]) for name in metrics]
-        shown = [[number_text(each, digits.get(name, 3)) for each in pair] for name, *pair in pairs]
-        cells.append([*names, *(f"{own} ({flat})" for own, flat in shown)])
+        texts = [[number_text(value, digits.get(name, 3)) for value in pair] for name, *pair in pairs]
+        cells.append([*names, *(f"{distance} ({flat})" for distance, flat in texts)])
     header = ["model", _reference([view]), "theory", *(label(METRIC_NAMES, name) for name in metrics)]
     return Table("Every distance, the flat line's in parentheses", header, cells)
 
@@ -323,11 +328,18 @@ def _interval_table(view: ProfileRun) -> Table:
     header += [OF_ONE, "a flat line's to single texts", "texts or seeds"]
     cells = []
     for names, _, block in _comparisons([view]):
-        found = block.prompts
-        if found is not None:
-            halves = Interval(found.noise.mean, found.noise.low, found.noise.high)
-            numbers = (found.distance, found.flat, found.difference, halves, found.per_prompt, found.per_prompt_flat)
-            cells.append([*names, *map(str, numbers), str(found.n_units)])
+        prompts = block.prompts
+        if prompts is not None:
+            halves = Interval(prompts.noise.mean, prompts.noise.low, prompts.noise.high)
+            numbers = (
+                prompts.distance,
+                prompts.flat,
+                prompts.difference,
+                halves,
+                prompts.per_prompt,
+                prompts.per_prompt_flat,
+            )
+            cells.append([*names, *map(str, numbers), str(prompts.n_units)])
     return Table("Intervals and noise of W1", header, cells)
 
 
@@ -336,7 +348,7 @@ def _mixing_table(view: ProfileRun) -> Table:
     for _, state, subject in _states([view]):
         for definition, mixing in subject.mixing.items():
             value = mixing.value
-            numbers = [number_text(float(each)) for each in (value.min(), value.mean(), value.max())]
+            numbers = [number_text(float(number)) for number in (value.min(), value.mean(), value.max())]
             names = [state, label(MIXINGS, definition), str(value.size)]
             cells.append([*names, *numbers, str(value.argmax())])
     header = ["model", "definition", "layers", "smallest", "mean", "largest", "largest in layer"]

@@ -1,1 +1,1 @@
-"""What a run leaves behind and how its work is done: records, finished parts, locked directories, engines."""
+"""Storage and work of runs: records, finished parts, locked directories, engines."""

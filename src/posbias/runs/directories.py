@@ -15,17 +15,17 @@ from posbias.files import TEMPORARY, write_atomically
 
 LOCK_FILE = ".lock"
 WRITTEN_BELOW = ("", "parts", "answers/*", "models/*")
-"""Where a run writes, below its directory; what lies deeper is a run of its own."""
+"""Places below its directory that a run writes to; what lies deeper is a run of its own."""
 
 
 @contextmanager
 def held(directory: str | Path) -> Iterator[Path]:
-    """Hold a directory against other runs: made where missing, proven writable, free of what killed runs left.
+    """Hold a directory against other runs: made if missing, proven writable, free of what killed runs left.
 
     A request that turns out wrong (UsageError) leaves no directory behind that was made for it.
     """
     directory = Path(directory)
-    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    created = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         with _refusing(directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -40,12 +40,12 @@ def held(directory: str | Path) -> Iterator[Path]:
             try:
                 yield directory
             except UsageError:
-                if made and os.listdir(directory) == [LOCK_FILE]:  # while it is ours
+                if created and os.listdir(directory) == [LOCK_FILE]:  # while it is ours
                     (directory / LOCK_FILE).unlink()
                 raise
     except UsageError:
         with suppress(OSError):
-            for path in made:  # innermost first, as far as they are empty
+            for path in created:  # innermost first, as far as they are empty
                 path.rmdir()
         raise
 
@@ -70,7 +70,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _refusing(directory: Path) -> Iterator[None]:
-    """What the system refuses, as a wrong request."""
+    """Report a refusal of the system as a wrong request."""
     try:
         yield
     except OSError as error:

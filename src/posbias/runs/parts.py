@@ -54,7 +54,7 @@ class PartStore:
         return self.keep(name, compute()) if finished is None else finished
 
     def find(self, name: str) -> dict[str, np.ndarray] | None:
-        """The finished piece of that name under the same settings; None where there is none, or a damaged one."""
+        """The finished piece of that name under the same settings; None if there is none, or only a damaged one."""
         if self._directory is None:
             return None
         finished = self._read(self._directory / f"{name}.safetensors")
@@ -127,14 +127,14 @@ def clear_unfinished(directory: str | Path) -> None:
 def finished_run(
     directory: str | Path | None, settings: Callable[[], Mapping[str, Any]], *, resume: bool
 ) -> Record | None:
-    """The record of a finished run that a directory holds, where `resume` asks for it and it has the same settings.
+    """The record of a finished run that a directory holds, if `resume` asks for it and the settings are the same.
 
-    The settings are everything the record depends on, asked for only where a finished record is there; the record keeps
+    The settings are everything the record depends on, asked for only if there is a finished record, which keeps
     their fingerprint as `resolved["fingerprint"]`.
     """
     record = finished_record(directory) if resume and directory is not None else None
-    kept = None if record is None else record.resolved.get("fingerprint")
-    if kept is not None and kept == fingerprint(settings()):
+    stored = None if record is None else record.resolved.get("fingerprint")
+    if stored is not None and stored == fingerprint(settings()):
         return record
     if record is not None:
         announce(
@@ -144,7 +144,7 @@ def finished_run(
 
 
 def made_by(packages: Sequence[str] = ("posbias",)) -> dict[str, Any]:
-    """What computed a piece, as far as its numbers may depend on it: goes into the settings of every store.
+    """The code that computes a piece, as far as its numbers may depend on it, for the settings of every store.
 
     The code is told by a hash of the source files of these packages, by dotted name, not by a commit: one that touches
     none of them does not throw hours of work away, and a change that is not committed is not overlooked.
@@ -172,7 +172,7 @@ def below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[str, np.ndarray]:
 
 
 def _fingerprint_of(path: Path) -> str | None:
-    """The fingerprint a piece carries; None where a file is not ours, or damaged."""
+    """The fingerprint a piece carries; None if a file is not ours, or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

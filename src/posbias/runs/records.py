@@ -1,4 +1,4 @@
-"""What a run leaves behind: a directory with `record.json` and `arrays.safetensors`, saved and loaded here.
+"""`Record`, which a run leaves behind: a directory with `record.json` and `arrays.safetensors`, saved and loaded here.
 
 The arrays file is the point of commitment: it carries the whole record in its header and is renamed into place
 first; `record.json` is the readable copy, renamed second. A run killed between the two is completed by the next
@@ -44,7 +44,7 @@ ABSOLUTE_PATH = re.compile(
 QUOTED_PATH = re.compile(
     r"(?P<before>['\"`])(?:~|[A-Za-z]:)?[\\/](?:(?!(?P=before)).)*[\\/](?P<last>[^'\"`\\/]+)(?P=before)"
 )
-"""The same in quotation marks, between which spaces belong to it."""
+"""A file name in quotation marks, between which spaces belong to it."""
 
 PROFILES = "profiles"
 """The key of the JSON document under which numbers of arrays are repeated, for readers without the arrays."""
@@ -58,7 +58,7 @@ WORK = {
     "finished arms": ("arms/*/record.json",),
     "finished studies": ("studies/*/record.json",),
 }
-"""What a run keeps below its directory, beside its record, that took work."""
+"""Files below a run's directory, beside its record, that took work."""
 LONGEST_PROFILE = 1 << 16
 """Positions of the longest measured profile whose numbers the JSON document repeats."""
 NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
@@ -74,7 +74,7 @@ class Record:
     arguments: dict[str, Any]
     """Arguments as the user passed them, plain JSON; of a path from the root only the last part."""
     resolved: dict[str, Any] = field(default_factory=dict)
-    """The same with every default and derived value filled in, and paths cut alike."""
+    """Arguments with every default and derived value filled in, paths cut alike."""
     scalars: dict[str, Any] = field(default_factory=dict)
     """Results that are numbers, texts or small tables (nested dictionaries and lists of plain values)."""
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -95,25 +95,25 @@ class Record:
 
     @property
     def line(self) -> str:
-        """What it is, in one line."""
+        """The run in one line."""
         about = f" of {self.resolved['title']}" if self.resolved.get("title") else ""
         return f"{self.verb}{about}, {self.status}, {len(self.arrays)} arrays, run_id={self.run_id!r}"
 
     @property
     def model(self) -> Mapping[str, Any] | None:
-        """What the model says of itself; None if there is none, or if there are several."""
+        """The model's description of itself; None if there is none, or if there are several."""
         model = self.resolved.get("model")
         return model if isinstance(model, Mapping) else None
 
     @property
     def prompts(self) -> Mapping[str, Any] | None:
-        """What was read, as it says of itself; None if nothing was."""
+        """The prompts' description of themselves; None if none were read."""
         prompts = self.resolved.get("prompts")
         return prompts if isinstance(prompts, Mapping) else None
 
     @property
     def title(self) -> str:
-        """What the run is about, in a few words: its title, or the model, or the theory, or the verb."""
+        """The subject of the run in a few words: its title, or the model, or the theory, or the verb."""
         titles = (
             self.resolved.get("title"),
             (self.model or {}).get("source"),
@@ -140,7 +140,7 @@ class Record:
         self.arguments, self.resolved["command"] = portable(dict(arguments)), portable(command)
 
     def as_run(self) -> "Record":
-        """Itself."""
+        """The record itself."""
         return self
 
     def save(self, directory: str | Path, *, overwrite: bool = False) -> Path:
@@ -164,7 +164,7 @@ class Record:
                 "replaces it, or choose another directory"
             )
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
-        text = NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
+        text = NUMBERS.sub(lambda match: " ".join(match[0].split()), text)
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -216,11 +216,11 @@ def read_record(directory: str | Path) -> Record:
 
 def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     """Hash of a record's document and of its arrays with their names, types and shapes."""
-    found = hashlib.sha256(text.encode(errors="surrogatepass"))
+    digest = hashlib.sha256(text.encode(errors="surrogatepass"))
     for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data if array.size else b"")
-    return found.hexdigest()
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data if array.size else b"")
+    return digest.hexdigest()
 
 
 def _no_number(text: str) -> None:
@@ -228,7 +228,7 @@ def _no_number(text: str) -> None:
 
 
 def _check_types(record: Record) -> None:
-    """Refuse a document whose fields are of another sort."""
+    """Refuse a document whose fields have wrong types."""
     sorts: dict[str, type] = dict.fromkeys(("verb", "created", "run_id"), str)
     sorts |= dict.fromkeys(("arguments", "resolved", "scalars", "seeds", "environment"), dict)
     for name, sort in sorts.items():
@@ -239,7 +239,7 @@ def _check_types(record: Record) -> None:
 
 
 def finished_record(directory: str | Path) -> Record | None:
-    """The record of a finished run that a directory holds; None where it holds none that can be read."""
+    """The record of a finished run that a directory holds; None if it holds none that can be read."""
     try:
         record = read_record(directory)
     except UsageError:
@@ -255,7 +255,7 @@ def remove_record(directory: Path) -> None:
 
 
 def _complete(path: Path, text: str) -> None:
-    """Bring the directory up to the arrays file, where a run was killed before its readable copy was written."""
+    """Bring the directory up to the arrays file, if a run was killed before its readable copy was written."""
     written = text.encode()
     with suppress(OSError):  # a directory that can only be read is read as it is
         if not path.exists() or path.read_bytes() != written:  # whatever else lies there, even if it is no text
@@ -319,8 +319,8 @@ def run_directory(
         except UsageError:
             raise
         except Exception as error:
-            kept = resume and finished_record(held_directory) is not None
-            if not kept and _stamp(held_directory / ARRAYS_FILE) == before:
+            still_finished = resume and finished_record(held_directory) is not None
+            if not still_finished and _stamp(held_directory / ARRAYS_FILE) == before:
                 with suppress(RunError):
                     failed_record(verb, arguments, error).write_run(held_directory)
             raise
@@ -329,14 +329,14 @@ def run_directory(
 def check_unfinished(directory: Path, *, resumable: bool = True) -> None:
     """Refuse a directory that holds a finished run, or finished work of one that did not end, with its counts."""
     record = finished_record(directory)
-    found = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
-    for what, places in WORK.items():
+    contents = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
+    for sort, places in WORK.items():
         count = sum(1 for place in places for _ in directory.glob(place))
-        found += [f"{count} {what}"] if count else []
-    if found:
-        taken = "--resume takes over what is the same, " if resumable else ""
+        contents += [f"{count} {sort}"] if count else []
+    if contents:
+        resume = "--resume takes over what is the same, " if resumable else ""
         raise UsageError(
-            f"{str(directory)!r} holds {', '.join(found)}; {taken}--overwrite replaces it, or choose another --out"
+            f"{str(directory)!r} holds {', '.join(contents)}; {resume}--overwrite replaces it, or choose another --out"
         )
 
 
@@ -347,7 +347,7 @@ def remove_pieces(directory: Path) -> None:
 
 
 def failed_record(verb: str, arguments: Mapping[str, Any], error: Exception) -> Record:
-    """What a run that failed leaves behind: why, in one line that names no directory."""
+    """The record of a run that failed: why, in one line that names no directory."""
     reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
     return Record(verb=verb, arguments=dict(arguments), status="failed", error=reason)
 
@@ -375,7 +375,7 @@ def portable(value: Any) -> Any:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is written anew; None where there is none."""
+    """Inode and time, which change when a file is written anew; None if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -400,17 +400,17 @@ def describe_environment() -> dict[str, Any]:
 
 
 def commit_of(checkout: Path) -> str | None:
-    """The commit that a git checkout is at, read from its files; None where there is none."""
+    """The commit that a git checkout is at, read from its files; None if there is none."""
     try:
-        own = checkout / ".git"
-        if own.is_file():  # of a worktree or submodule: it names the directory
-            own = checkout / own.read_text().strip().removeprefix("gitdir: ")
-        head = (own / "HEAD").read_text().strip()
+        folder = checkout / ".git"
+        if folder.is_file():  # of a worktree or submodule: it names the directory
+            folder = checkout / folder.read_text().strip().removeprefix("gitdir: ")
+        head = (folder / "HEAD").read_text().strip()
         if not head.startswith("ref: "):
             return head
         reference = head.removeprefix("ref: ")
-        pointer = own / "commondir"  # of a worktree: where the branches of all of them are
-        shared = own / pointer.read_text().strip() if pointer.is_file() else own
+        pointer = folder / "commondir"  # of a worktree: where the branches of all of them are
+        shared = folder / pointer.read_text().strip() if pointer.is_file() else folder
         if (shared / reference).is_file():
             return (shared / reference).read_text().strip()
         packed = (line.split(" ") for line in (shared / "packed-refs").read_text().splitlines())

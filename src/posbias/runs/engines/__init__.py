@@ -1,4 +1,4 @@
-"""Where the work of a run is done: in this process, in worker processes, or on a Ray cluster; equal bits from each."""
+"""Engines that do a run's work: in this process, in worker processes, or on a Ray cluster; equal bits from each."""
 
 from posbias.runs.engines.engine import ENGINES, Arrays, Engine, Outcome, Workload, collect
 from posbias.runs.engines.local import Local

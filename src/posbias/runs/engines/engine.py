@@ -25,17 +25,17 @@ from posbias.registry import Registry
 from posbias.runs.parts import PartStore
 
 LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What tells the libraries below NumPy and PyTorch their number of threads, read when they start."""
+"""Variables that tell the libraries below NumPy and PyTorch their number of threads, read when they start."""
 
 KEY_NAME = re.compile(r"(\w+_)?(API_?)?(KEY|TOKEN|SECRET)(_\w+)?", re.IGNORECASE)
-"""What variables are called that hold keys."""
+"""Names of variables that hold keys."""
 OF_THE_HUB = ("HF_", "HUGGING_FACE_", "HUGGINGFACE_")
-"""How those begin that a worker needs, to load what its run has loaded."""
+"""Beginnings of the keys' names that a worker needs to load what its run has loaded."""
 
 
 @contextmanager
 def pinned(threads: int) -> Iterator[None]:
-    """Compute with that many threads while the context lasts; nothing where PyTorch is not in use."""
+    """Compute with that many threads while the context lasts; nothing happens if PyTorch is not in use."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield
@@ -49,8 +49,8 @@ def pinned(threads: int) -> Iterator[None]:
 
 
 def library_environment() -> dict[str, str]:
-    """The same numbers of library threads for a worker, wherever it runs, as this process has."""
-    # The others follow OpenMP's variable where their own is not set.
+    """Variables that give a worker, wherever it runs, as many library threads as this process has."""
+    # The others follow OpenMP's variable if their own is not set.
     usual = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     return {name: os.environ.get(name) or usual for name in LIBRARIES}
 
@@ -68,7 +68,7 @@ ENGINES: Registry["Engine"] = Registry("engine")
 Arrays = dict[str, np.ndarray]
 
 MOST_AT_ONCE = 1025
-"""Threads and processes are fewer: OpenMP ends the process where it cannot have as many as asked."""
+"""Threads and processes are fewer: OpenMP ends the process if it cannot have as many as it asks for."""
 STARTS_LOST = 3
 """Workers that may die before they are prepared, one after another; then no more are started."""
 
@@ -83,7 +83,7 @@ class Workload(Protocol):
         ...
 
     def prepare(self) -> Any:
-        """What all units need (the loaded model), made once per worker."""
+        """Make what all units need (the loaded model), once per worker."""
         ...
 
     def compute(self, prepared: Any, unit: int) -> Arrays:
@@ -93,11 +93,11 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one unit."""
+    """The result of one unit, or why there is none."""
 
     unit: int
     arrays: Arrays | None
-    """The result; None where every attempt lost its worker."""
+    """The result; None if every attempt lost its worker."""
     failure: str = ""
     """Why there is no result, one line."""
 
@@ -108,8 +108,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     threads: int | None = None
-    """Threads for each unit, >= 1; None: as many as PyTorch would use where the run is started. Equal threads, equal
-    bits: with w workers on c cores, c / w is fastest."""
+    """Threads for each unit, >= 1; None: as many as PyTorch would use in the process that starts the run. Equal
+    threads, equal bits: with w workers on c cores, c / w is fastest."""
     retries: int = 2
     """How often a unit is tried again after its worker died, >= 0."""
 
@@ -122,7 +122,7 @@ class Engine(ABC):
     def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[Outcome]:
         """Every unit's outcome, as they come.
 
-        `prepared` is what `workload.prepare` would make, where the caller has it; only this process can use it.
+        `prepared` is what `workload.prepare` would make, if the caller has it; only this process can use it.
 
         Raises:
             UsageError, RunError: as raised by a unit; the others are given up then.
@@ -131,7 +131,7 @@ class Engine(ABC):
 
     @property
     def pinned_threads(self) -> int:
-        """The threads of every unit; where nobody sets them, what PyTorch uses in this process."""
+        """The threads of every unit: as set, otherwise as many as PyTorch uses in this process."""
         if self.threads is not None:
             return self.threads
         import torch
@@ -140,12 +140,12 @@ class Engine(ABC):
 
     @property
     def processes_here(self) -> int:
-        """How many processes measure on this machine at a time."""
+        """Number of processes that measure on this machine at a time."""
         return 1
 
     @property
     def in_process(self) -> bool:
-        """Whether units are done here, with what is prepared here: then no other process has to know the model."""
+        """True if units are done here, with what is prepared here: then no other process has to know the model."""
         return False
 
     def describe(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Queue(deque[int]):
 
 @dataclass
 class Starts:
-    """How many workers to have: fewer than asked for once several have died while preparing, as for want of memory."""
+    """Number of workers to have: fewer than requested once several have died while preparing, as for want of memory."""
 
     workers: int
     _lost: int = 0
@@ -190,16 +190,16 @@ class Starts:
         if self._lost < STARTS_LOST:
             self._lost = 0
 
-    def failed(self, reason: str, *, left: int) -> None:
-        """A worker died while preparing; so many are left."""
+    def failed(self, reason: str, *, remaining: int) -> None:
+        """A worker died while preparing; so many remain."""
         self._lost, self._reason = self._lost + 1, reason
-        if self._lost == STARTS_LOST and left:
-            announce(f"{self._lost} workers died while preparing ({reason}): going on with {left}")
+        if self._lost == STARTS_LOST and remaining:
+            announce(f"{self._lost} workers died while preparing ({reason}): going on with {remaining}")
 
-    def make_room(self, left: int) -> None:
-        """A worker died over a unit; where no more were started, one may be in its place, with what it held."""
+    def make_room(self, remaining: int) -> None:
+        """A worker died over a unit; if no more were to be started, one may take its place and its memory."""
         if self._lost >= STARTS_LOST:
-            self.workers, self._lost = left + 1, 0
+            self.workers, self._lost = remaining + 1, 0
 
 
 def collect(
@@ -209,20 +209,20 @@ def collect(
 
     A unit whose workers died every time fails the run when all others are done and kept.
     """
-    done = {unit: arrays for unit, name in enumerate(names) if (arrays := store.find(name)) is not None}
+    results = {unit: arrays for unit, name in enumerate(names) if (arrays := store.find(name)) is not None}
     store.report(len(names))
-    missing = [unit for unit in range(len(names)) if unit not in done]
+    missing = [unit for unit in range(len(names)) if unit not in results]
     failures: dict[int, str] = {}
     outcomes = engine.run(workload, missing, prepared=prepared)
     for outcome in track(outcomes, workload.description, total=len(missing)):
         if outcome.arrays is None:
             failures[outcome.unit] = outcome.failure
         else:
-            done[outcome.unit] = store.keep(names[outcome.unit], outcome.arrays)
+            results[outcome.unit] = store.keep(names[outcome.unit], outcome.arrays)
     if failures:
         first = min(failures)
         raise RunError(
             f"{len(failures)} of {len(names)} units failed, first {names[first]}: {failures[first]}; the others are "
-            "kept where the run has a directory, and --resume tries these again"
+            "kept if the run has a directory, and --resume tries these again"
         )
-    return [done[unit] for unit in range(len(names))]
+    return [results[unit] for unit in range(len(names))]

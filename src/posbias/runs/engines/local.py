@@ -2,8 +2,8 @@
 
 Workers are fresh interpreters, so nothing is inherited that could change a result or an unguarded script's course.
 A worker that is killed (by a user, or by the system for memory) is replaced, and its unit tried again. It ends when its
-pipe closes, and at once where its run was killed: a unit may take hours, and keep checkpoints where the resumed run
-keeps its own.
+pipe closes, and at once if its run was killed: a unit may take hours, and the resumed run keeps its checkpoints in the
+same place.
 """
 
 import os
@@ -112,7 +112,7 @@ class Local(Engine):
     """This machine: one worker is this process itself, more are processes of their own."""
 
     workers: int = 1
-    """How many units are done at a time, >= 1; each worker of several holds its own copy of the model."""
+    """Units done at a time, >= 1; each worker of several holds its own copy of the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,7 +137,7 @@ class Local(Engine):
 
     @property
     def in_process(self) -> bool:
-        """With a single worker."""
+        """True with a single worker."""
         return self.workers == 1
 
     def describe(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class _Crew:
             for worker in self._workers:
                 _end(worker)
             for worker in self._leaving:
-                _end(worker, gone=True)
+                _end(worker, leaving=True)
 
     def _busy(self) -> int:
         return sum(worker.unit is not None for worker in self._workers)
@@ -204,11 +204,11 @@ class _Crew:
     def _lose(self, worker: _Worker) -> Outcome | None:
         """A worker has died: over a unit, which is tried again, or while preparing."""
         self._workers.remove(worker)
-        reason = _end(worker, gone=True)
+        reason = _end(worker, leaving=True)
         if worker.unit is not None:
             self._starts.make_room(len(self._workers))
             return self._queue.lose(worker.unit, reason)
-        self._starts.failed(reason, left=len(self._workers))
+        self._starts.failed(reason, remaining=len(self._workers))
         return None
 
 
@@ -232,11 +232,11 @@ def _start(packed: bytes, threads: int) -> _Worker:
     return worker
 
 
-def _end(worker: _Worker, *, gone: bool = False) -> str:
-    """Make sure the process is gone, with a moment's grace where it goes by itself; how it ended, for a message."""
+def _end(worker: _Worker, *, leaving: bool = False) -> str:
+    """Make sure the process is gone, with a moment's grace if it is leaving by itself; how it ended, for a message."""
     worker.pipe.close()
     try:
-        ended = worker.process.wait(timeout=GRACE_SECONDS if gone else 0)
+        ended = worker.process.wait(timeout=GRACE_SECONDS if leaving else 0)
     except subprocess.TimeoutExpired:
         worker.process.kill()
         ended = worker.process.wait()

@@ -43,7 +43,7 @@ class Ray(Engine):
     """A Ray cluster: the one at `address`, or one started on this machine for the run."""
 
     workers: int | None = None
-    """How many units are done at a time, >= 1; None: as many as the cluster has room for."""
+    """Units done at a time, >= 1; None: as many as the cluster has room for."""
     address: str | None = None
     """"host:port", "ray://host:port" or "auto"; None: $RAY_ADDRESS, else a cluster on this machine."""
     gpus: float = 0
@@ -76,7 +76,7 @@ class Ray(Engine):
 
 
 class _Served:
-    """What runs in an actor."""
+    """The content of an actor."""
 
     def __init__(self, packed: bytes, threads: int) -> None:
         self._packed, self._threads = packed, threads
@@ -161,12 +161,12 @@ class _Actors:
         if unit is not None:
             self._starts.make_room(len(self._calls))
             return self._queue.lose(unit, reason)
-        self._starts.failed(reason, left=len(self._calls))
+        self._starts.failed(reason, remaining=len(self._calls))
         return None
 
 
 def _places(ray: Any, engine: Ray) -> tuple[int, float]:
-    """How many workers to use and the processors each reserves: the threads, where every node has that many."""
+    """Workers to use, and processors that each reserves: its threads, if every node has that many."""
     offers = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     if not offers:
         raise UsageError("the ray cluster has no node with a processor; start one with `ray start`")
