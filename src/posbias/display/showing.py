@@ -239,7 +239,9 @@ def _draw(ax: "Axes", view: Shown) -> None:
     from matplotlib.ticker import MaxNLocator
 
     # Another result may have drawn it; a prediction that is called so has a point for every position.
-    flat_line_is_there = any(line.get_label() == FLAT_LINE and len(line.get_xdata()) == 2 for line in ax.get_lines())
+    flat_line_is_there = any(
+        line.get_label() == FLAT_LINE and np.size(line.get_xdata()) == 2 for line in ax.get_lines()
+    )
     for series in view.series:
         if series.drawn:
             low, high = series.ends

@@ -107,18 +107,18 @@ def test_when_the_last_worker_dies_over_a_unit_another_may_take_its_place(tmp_pa
 def test_starts_are_counted_until_a_worker_is_prepared():
     starts = Starts(4)
     for _ in range(2):
-        starts.failed("gone", left=2)
+        starts.failed("gone", remaining=2)
     starts.succeeded()
     for _ in range(2):
-        starts.failed("gone", left=2)
+        starts.failed("gone", remaining=2)
     assert starts.wanted(2) == 4
-    starts.failed("gone", left=2)
+    starts.failed("gone", remaining=2)
     starts.succeeded()  # one that was still preparing
     assert starts.wanted(2) == 2
     starts.make_room(1)  # a worker died over a unit: one more may be started, in its place
     assert starts.wanted(1) == 2
     for _ in range(3):
-        starts.failed("gone", left=1)
+        starts.failed("gone", remaining=1)
     assert starts.wanted(1) == 1
     with pytest.raises(RunError, match=r"3 workers died while preparing \(gone\); is there memory"):
         starts.wanted(0)
