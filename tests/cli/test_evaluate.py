@@ -190,7 +190,7 @@ def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llam
     result = posbias("evaluate", long_llama, "--task", file, "--count", 2)
     assert result.returncode == 2
     assert "pairs.jsonl, line 2" in result.stderr
-    assert "not both and not none" in posbias("evaluate", *FLAGS).stderr
+    assert "give one of MODEL and --server URL, not both" in posbias("evaluate", *FLAGS).stderr
 
 
 def test_flags_that_would_do_nothing_are_one_line(posbias, long_llama, tmp_path):

@@ -74,23 +74,23 @@ def test_f_is_that_of_a_two_way_layout_and_the_kept_share_follows_from_it():
     shrunk = shrink_to_flat(scores, np.ones((1, 30)))
     rest = scores - scores.mean(axis=1, keepdims=True) - scores.mean(axis=0) + scores.mean()
     ratio = 30 * np.square(scores.mean(axis=0) - scores.mean()).sum() / 4 / (np.square(rest).sum() / (29 * 4))
-    assert shrunk.kept[0] == pytest.approx(1 - 1 / ratio)
-    expected = scores.mean() + shrunk.kept[0] * (scores.mean(axis=0) - scores.mean())
+    assert shrunk.shares[0] == pytest.approx(1 - 1 / ratio)
+    expected = scores.mean() + shrunk.shares[0] * (scores.mean(axis=0) - scores.mean())
     np.testing.assert_allclose(shrunk.curves[0], expected)
 
 
 def test_flat_curves_are_called_flat_in_about_95_of_100_cases():
     flat = np.full(6, 0.5)
-    kept = [shrink_to_flat(drawn(flat, 20, seed), np.ones((1, 20))).kept[0] for seed in range(400)]
+    kept = [shrink_to_flat(drawn(flat, 20, seed), np.ones((1, 20))).shares[0] for seed in range(400)]
     assert 0.02 < np.mean(np.array(kept) > 0) < 0.09
 
 
 def test_samples_that_all_agree_need_no_shrinking_and_constant_scores_are_flat():
     agreed = np.tile([1.0, 0.0, 1.0], (7, 1))
-    assert shrink_to_flat(agreed, np.ones((1, 7))).kept[0] == 1
+    assert shrink_to_flat(agreed, np.ones((1, 7))).shares[0] == 1
     for value in (0.0, 1.0, 0.1):
         shrunk = shrink_to_flat(np.full((7, 3), value), np.ones((1, 7)))
-        assert shrunk.kept[0] == 0
+        assert shrunk.shares[0] == 0
         np.testing.assert_allclose(shrunk.curves[0], value)
 
 

@@ -49,7 +49,7 @@ def test_the_same_samples_do_not_count_twice():
         correlate([saved(), saved()])
     # Lines of a file are the same whatever the seed.
     lines = "key_value(pairs=5, file='pairs.jsonl')"
-    with pytest.raises(UsageError, match="whatever the seed, so give one of these runs"):
+    with pytest.raises(UsageError, match="whatever the seed, so give only one of these runs"):
         correlate([saved(task=lines), saved(task=lines, seed=1)])
 
 

@@ -1,4 +1,4 @@
-"""`posbias evaluate`: how well a model answers, by where the answer stands in its context."""
+"""`posbias evaluate`: how well a model answers, by the position of the answer in its context."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ EXAMPLE = (
     "an interruption the same command with `--resume` · tasks: `posbias list tasks`"
 )
 ANSWERS = "answers"
-"""Where a server's answers are kept, below the run directory."""
+"""Folder of a server's answers, below the run directory."""
 OWN_OPTIONS = {"cache", "reuse", "template_options"}
 """Options of a server that other flags set."""
 OF_A_RUN = ("template_options", "thinking_tokens", "answer_pattern", "generate", "score", "resume", "out", "json")
@@ -61,12 +61,12 @@ class TaskFlags:
         from posbias.evaluation import EvaluateOptions
         from posbias.tasks.language import LANGUAGE_TASKS
 
-        asked = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
-        found = EvaluateOptions(**asked, seed=seed, resume=resume, max_memory=options.bytes_of(max_memory))
-        found.positions_of(LANGUAGE_TASKS.parse(self.task))
-        return found
+        flags = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
+        settings = EvaluateOptions(**flags, seed=seed, resume=resume, max_memory=options.bytes_of(max_memory))
+        settings.positions_of(LANGUAGE_TASKS.parse(self.task))
+        return settings
 
-    def told(self, task: "LanguageTask", *, served: bool) -> dict[str, Any]:
+    def for_template(self, task: "LanguageTask", *, served: bool) -> dict[str, Any]:
         """Parse the options of the chat template; a chat server renders every request as a conversation."""
         return options.parse_template_options(
             self.template_options, rendered=task.chat or served, by="chat=True in the task"
@@ -121,12 +121,12 @@ class ServerFlags:
             raise UsageError("--server needs --served-model, the name the server knows the model by")
         spelled = self.server_options
         _, positional, named = parse_literal_call(f"server({spelled})", "server options")
-        known = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
-        if positional or set(named) - known:
-            allowed = ", ".join(f"{name}=..." for name in sorted(known))
+        names = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
+        if positional or set(named) - names:
+            allowed = ", ".join(f"{name}=..." for name in sorted(names))
             raise UsageError(f"--server-options {spelled!r}: allowed: {allowed}")
-        kept = None if directory is None else directory / ANSWERS
-        settings = ServerOptions(**named, cache=kept, reuse=reuse, template_options=template_options)
+        cache = None if directory is None else directory / ANSWERS
+        settings = ServerOptions(**named, cache=cache, reuse=reuse, template_options=template_options)
         counting = None if tokenizer is None else load_tokenizer(tokenizer)
         return ServerResponder(url, self.served_model, settings, tokenizer=counting)
 
@@ -170,7 +170,7 @@ def evaluate(
     options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
     settings = evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory)
-    told = evaluated.told(task, served=server is not None)
+    template_options = evaluated.for_template(task, served=server is not None)
     if lm_eval or inspect_ai:
         _export(task, settings, model=model or tokenizer, lm_eval=lm_eval, inspect_ai=inspect_ai)
         return
@@ -178,9 +178,13 @@ def evaluate(
     def responder(directory: Path | None) -> "Responder":
         if server is not None:
             return served.responder(
-                server, tokenizer=tokenizer, directory=directory, reuse=resume, template_options=told
+                server,
+                tokenizer=tokenizer,
+                directory=directory,
+                reuse=resume,
+                template_options=template_options,
             )
-        return local.responder(str(model), template_options=told)
+        return local.responder(str(model), template_options=template_options)
 
     _evaluate(context, task, settings, responder, flags)
 
@@ -190,7 +194,7 @@ def check_answerer(
 ) -> None:
     """Refuse flags that would do nothing."""
     if not exported and (model is None) == (server is None):
-        raise UsageError("give either a MODEL or --server URL, not both and not none")
+        raise UsageError("give one of MODEL and --server URL, not both")
     if model is not None and tokenizer is not None:
         goes_with = "an export without a MODEL" if exported else "--server"
         raise UsageError(f"--tokenizer {tokenizer!r} goes with {goes_with}; a MODEL brings its own")
@@ -245,10 +249,8 @@ def _export(
     examples = list(
         task.examples(tokenizer, count=settings.count, positions=settings.positions_of(task), seed=settings.seed)
     )
-    noticed = notices_of(
-        [Sample(name, (example,)) for name, example in {each.sample: each for each in examples}.items()]
-    )
-    for sentence in notice_sentences(noticed, count=settings.count, here=False):
+    samples = {example.sample: Sample(example.sample, (example,)) for example in examples}
+    for sentence in notice_sentences(notices_of(list(samples.values())), count=settings.count, here=False):
         typer.echo(f"notice: {sentence}", err=True)
     if lm_eval is not None:
         with held(lm_eval):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` "
-    "· in a pipeline, exit code 1 where it is not met: `--require 'worst>=0.6'` · a server takes methods around the "
+    "· in a pipeline, exit code 1 if it is not met: `--require 'worst>=0.6'` · a server takes methods around the "
     "model: `--server URL --served-model NAME` · after an interruption the same command with `--resume`"
 )
 
@@ -75,7 +75,7 @@ def mitigate(
         typer.Argument(help="Hub id, directory, file.gguf or 'demo'; not with --server.", show_default=False),
     ] = None,
     *,
-    tried: MethodFlags,
+    chosen: MethodFlags,
     evaluated: TaskFlags = TaskFlags(count=40),  # noqa: B008 (frozen)
     local: LocalFlags,
     server: Annotated[
@@ -100,16 +100,20 @@ def mitigate(
 
     check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
     options.check_resume(resume, flags.out)
-    settings = replace(_settings(tried, evaluated, local, flags, resume=resume), engine=engine.made())
-    told = evaluated.told(LANGUAGE_TASKS.parse(evaluated.task), served=server is not None)
+    settings = replace(_settings(chosen, evaluated, local, flags, resume=resume), engine=engine.made())
+    template_options = evaluated.for_template(LANGUAGE_TASKS.parse(evaluated.task), served=server is not None)
     check_files(settings.entries, settings.fitting.begin)  # before a model is loaded
     with running(context, flags, resume=resume) as run:
         if server is not None:
             responder = served.responder(
-                server, tokenizer=tokenizer, directory=run.directory, reuse=resume, template_options=told
+                server,
+                tokenizer=tokenizer,
+                directory=run.directory,
+                reuse=resume,
+                template_options=template_options,
             )
         else:
-            responder = local.responder(str(model), template_options=told)
+            responder = local.responder(str(model), template_options=template_options)
         before = None if run.directory is None else finished_record(run.directory)
         with pinned(settings.engine.pinned_threads):
             trial = run_trial(responder, evaluated.task, options=settings, directory=run.directory)
@@ -131,24 +135,24 @@ def _check_required(trial: "MitigationTrial") -> None:
 
 
 def _settings(
-    tried: MethodFlags, evaluated: TaskFlags, local: LocalFlags, flags: options.RunFlags, *, resume: bool
+    chosen: MethodFlags, evaluated: TaskFlags, local: LocalFlags, flags: options.RunFlags, *, resume: bool
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
     from posbias.mitigation.fitting.base import FIT_OPTIONS
     from posbias.mitigation.judging.verdicts import Requirement
     from posbias.mitigation.trial.options import ALL, DEFAULT, MitigateOptions
 
-    methods = options.split_literals(tried.methods)
+    methods = options.split_literals(chosen.methods)
     return MitigateOptions(
         methods=methods[0] if methods in ([ALL], [DEFAULT]) else methods,
-        calibration=tried.calibration,
-        fitting=FIT_OPTIONS.parse(f"options({tried.fit})"),
+        calibration=chosen.calibration,
+        fitting=FIT_OPTIONS.parse(f"options({chosen.fit})"),
         evaluation=evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory),
-        by=tried.by,
-        documents=tried.documents,
-        text=tried.text,
-        tolerance=tried.tolerance,
-        short=tried.short,
-        influence=tried.influence,
-        require=None if tried.require is None else Requirement.parse(tried.require),
+        by=chosen.by,
+        documents=chosen.documents,
+        text=chosen.text,
+        tolerance=chosen.tolerance,
+        short=chosen.short,
+        influence=chosen.influence,
+        require=None if chosen.require is None else Requirement.parse(chosen.require),
     )

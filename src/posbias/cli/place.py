@@ -29,7 +29,7 @@ def place(
     ] = None,
     flags: options.RunFlags,
 ) -> None:
-    """Order passages for one model. Where the relevant ones should stand, and what that is worth on held-out data."""
+    """Order passages for one model. Says where the relevant ones should stand, and its worth on held-out data."""
     from posbias.evaluation import PlaceOptions, load_evaluation
     from posbias.evaluation import place as order_passages
 
@@ -45,22 +45,22 @@ def scores_of(text: str) -> list[float]:
     """Relevances from a file or a list: numbers, or JSON objects with a `score`, one per line."""
     if not file_exists(text):
         return [_number(part, f"--scores, value {number}") for number, part in enumerate(text.split(","), start=1)]
-    found = []
-    for where, line in read_lines(text):
-        score: object = decoded(line, where)
+    relevance = []
+    for source, line in read_lines(text):
+        score: object = decoded(line, source)
         if line.lstrip().startswith(b"{"):
-            score = json_object(line, where).get("score")
+            score = json_object(line, source).get("score")
             if isinstance(score, bool) or not isinstance(score, int | float):
-                raise UsageError(f"{where}: needs a number 'score', got {score!r}")
-        found.append(_number(score, where))
-        ITEMS.check(f"{text!r}: what one file holds", len(found))
-    return found
+                raise UsageError(f"{source}: needs a number 'score', got {score!r}")
+        relevance.append(_number(score, source))
+        ITEMS.check(f"{text!r}: what one file holds", len(relevance))
+    return relevance
 
 
-def _number(given: object, where: str) -> float:
+def _number(value: object, source: str) -> float:
     try:
-        return float(given)  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{where}: {str(given).strip()!r} is not a number (allowed: such as 0.4, or a file of them)"
+            f"{source}: {str(value).strip()!r} is not a number (allowed: such as 0.4, or a file of them)"
         ) from None

@@ -22,11 +22,11 @@ from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.statistics import Interval, StoredInterval, StoredNumber, draw_weights, holm, percentile_interval
 
 PERMUTATIONS = 5000
-"""Random permutations of positions where there are too many to go through all."""
+"""Random permutations of positions when there are too many to go through all."""
 EXACT_POSITIONS = 7
 """Positions up to which all permutations are gone through (5040)."""
 LEVEL = 0.05
-"""Of a permutation p-value, and of a corrected one."""
+"""Largest p-value, of permutations or corrected, that establishes a correlation."""
 ZERO_VARIANCE = 1e-12
 """Share of a rank variance that counts as none left, far above rounding and far below one rank."""
 
@@ -53,11 +53,11 @@ class Pair:
     """Two quantities of one model at one length, on the same samples and positions."""
 
     first: Rows
-    """For instance the share of influence of the item at each position; NaN where not measured."""
+    """For instance the share of influence of the item at each position; NaN if not measured."""
     second: Rows
     """For instance whether the answer was right."""
     positions: tuple[int, ...]
-    """Of the columns, ascending."""
+    """Positions of the columns, ascending."""
     n_items: int
     samples: Names = ()
     """Name of each row's sample, which other pairs may share; empty: samples of no other pair."""
@@ -82,14 +82,14 @@ class Pair:
     def complete(self) -> "Pair":
         """The samples that have both quantities at every position; there may be none."""
         there = ~(np.isnan(self.first).any(axis=1) | np.isnan(self.second).any(axis=1))
-        names = tuple(name for name, kept in zip(self.samples, there, strict=False) if kept)
+        names = tuple(name for name, complete in zip(self.samples, there, strict=False) if complete)
         return Pair(self.first[there], self.second[there], self.positions, self.n_items, names)
 
-    def fixed(self, held: Names) -> Fixed:
-        """What is held fixed, per position."""
+    def fixed(self, controls: Names) -> Fixed:
+        """Values of the controls at each position."""
         positions = np.array(self.positions, dtype=np.float64)
-        known = {"position": positions, "ends": np.minimum(positions, self.n_items - 1 - positions)}
-        return np.array([known[name] for name in held]).reshape(-1, len(positions))
+        values = {"position": positions, "ends": np.minimum(positions, self.n_items - 1 - positions)}
+        return np.array([values[name] for name in controls]).reshape(-1, len(positions))
 
     def __len__(self) -> int:
         return len(self.first)
@@ -102,11 +102,11 @@ class RankCorrelation:
     controlled: str
     """Key of `CONTROLS`: what was held fixed."""
     value: StoredInterval
-    """In -1 ... 1; NaN if a curve is constant, or too few positions are left. Interval over samples."""
+    """Value in -1 ... 1, with its interval over samples; NaN if a curve is constant or too few positions are left."""
     p: StoredNumber
     """Share of permutations of the positions that correlate at least as strongly, either sign; NaN as the value."""
     established: bool
-    """Whether the interval leaves out 0, with samples enough for a claim, and permutations agree at 5 %."""
+    """True if the interval leaves out 0, with samples enough for a claim, and permutations agree at 5 %."""
     adjusted_p: float | None = None
     """`p` corrected for the number of correlations, if there were several (`correct_for_number`)."""
 
@@ -138,14 +138,14 @@ class Correlations:
     """One for each of `CONTROLS`."""
     within: StoredInterval
     """Correlation over examples of what positions and samples leave: does an example whose item weighs more than
-    position and sample let expect also do better? NaN where nothing varies."""
+    position and sample suggest also do better? NaN if nothing varies."""
     n_positions: int
     n_samples: int
     n_groups: int
     """Models and lengths pooled; ranks are formed within each."""
 
     def of(self, controlled: str) -> RankCorrelation:
-        """The correlation with that held fixed."""
+        """The correlation with one of `CONTROLS` held fixed."""
         return next(entry for entry in self.correlations if entry.controlled == controlled)
 
     def as_record(self) -> dict[str, Any]:
@@ -182,11 +182,11 @@ class InfluenceSeries:
     means: tuple[StoredInterval, ...] = ()
     """Mean share of influence at each position."""
     correlations: Mapping[str, Correlations] = field(default_factory=dict)
-    """By measure of behaviour."""
+    """Correlations with each measure of behaviour."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By measure, the groups of runs that are pooled."""
+    """Groups of runs that are pooled, by measure."""
     group: str = ""
-    """Title of the one group of runs that it is of."""
+    """Title of its group of runs, if it belongs to only one."""
 
     @property
     def name(self) -> SeriesName:
@@ -195,7 +195,7 @@ class InfluenceSeries:
 
     @property
     def measured(self) -> bool:
-        """Whether it is a measurement, rather than a theory's prediction."""
+        """True for a measurement, False for a theory's prediction."""
         return self.source == "measured"
 
 
@@ -209,7 +209,7 @@ def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlati
     with a gap are left out.
 
     Raises:
-        UsageError: nothing given, or no sample that has both quantities at every position.
+        UsageError: no pairs, or no sample that has both quantities at every position.
     """
     groups = [pair.complete for pair in ([pairs] if isinstance(pairs, Pair) else pairs)]
     if not groups:
@@ -231,15 +231,15 @@ def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlati
 def correct_for_number(entries: Sequence[Mapping[str, Any]]) -> None:
     """Correct the p-values of stored correlations for their number (Holm, for each control by itself), in place.
 
-    One then counts as established only where the corrected p-value is at most 0.05, too. The `correlations` {measure:
-    Correlations.as_record} of all entries are one family.
+    A correlation then counts as established only if the corrected p-value is at most 0.05, too. The `correlations`
+    {measure: Correlations.as_record} of all entries are one family.
     """
     for controlled in CONTROLS:
         family = [
             correlation
             for entry in entries
-            for found in entry["correlations"].values()
-            for correlation in found["correlations"]
+            for correlations in entry["correlations"].values()
+            for correlation in correlations["correlations"]
             if correlation["controlled"] == controlled and correlation["p"] is not None
         ]
         adjusted = holm(np.array([correlation["p"] for correlation in family]))
@@ -255,25 +255,26 @@ def drawn_together(samples: Sequence[Names | int], *, generator: np.random.Gener
     both; runs on different samples are independent.
 
     Args:
-        samples: Names of the samples of each pair, or how many where none is shared.
+        samples: Names of the samples of each pair, or their number if none is shared.
 
     Returns:
         For every pair the plain mean in the first row, then the draws; a draw that takes none of a pair's samples has
-        NaN there. No draws at all where a pair has a single sample and shares none.
+        NaN there. No draws at all if a pair has a single sample and shares none.
     """
     named: list[Sequence[object]] = [
-        [(number, row) for row in range(own)] if isinstance(own, int) else own for number, own in enumerate(samples)
+        [(number, row) for row in range(names)] if isinstance(names, int) else names
+        for number, names in enumerate(samples)
     ]
     weights: dict[int, Weights] = {}
     for members in _connected(named):
         together = list(dict.fromkeys(name for member in members for name in named[member]))
         columns = {name: column for column, name in enumerate(together)}
-        drawn = draw_weights(len(together), generator=generator)
+        draws = draw_weights(len(together), generator=generator)
         for member in members:
-            own = drawn[:, [columns[name] for name in named[member]]]
-            totals = own.sum(axis=1, keepdims=True)
-            shares = np.divide(own, totals, out=np.full_like(own, np.nan), where=totals > 0)
-            weights[member] = np.concatenate([np.full((1, own.shape[1]), 1 / own.shape[1]), shares])
+            counts = draws[:, [columns[name] for name in named[member]]]
+            totals = counts.sum(axis=1, keepdims=True)
+            shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
+            weights[member] = np.concatenate([np.full((1, counts.shape[1]), 1 / counts.shape[1]), shares])
     fewest = min(len(rows) for rows in weights.values())
     return [weights[number][:fewest] for number in range(len(named))]
 
@@ -283,7 +284,7 @@ def _connected(named: Sequence[Sequence[object]]) -> list[list[int]]:
     from scipy.sparse.csgraph import connected_components
 
     sets = list(map(set, named))
-    shared = np.array([[not own.isdisjoint(other) for other in sets] for own in sets])
+    shared = np.array([[not first.isdisjoint(second) for second in sets] for first in sets])
     count, parts = connected_components(shared)
     return sorted((np.flatnonzero(parts == part).tolist() for part in range(count)), key=max)
 
@@ -293,20 +294,20 @@ def _correlation(
 ) -> RankCorrelation:
     fixed = [group.fixed(CONTROLS[name]) for group in groups]
     parts = list(zip(weights, groups, fixed, strict=True))
-    left = [_cleared(rows @ group.first, held) for rows, group, held in parts]
-    right = [_cleared(rows @ group.second, held) for rows, group, held in parts]
-    freedom = sum(len(group.positions) - 1 - len(held) for _, group, held in parts)
-    found = _pooled(left, right, freedom)
+    first = [_cleared(rows @ group.first, controls) for rows, group, controls in parts]
+    second = [_cleared(rows @ group.second, controls) for rows, group, controls in parts]
+    freedom = sum(len(group.positions) - 1 - len(controls) for _, group, controls in parts)
+    draws = _pooled(first, second, freedom)
     p_value = float("nan")
-    if not np.isnan(found[0]):
-        moved = _permuted([rows[:1] for rows in right], generator)
+    if not np.isnan(draws[0]):
+        moved = _permuted([rows[:1] for rows in second], generator)
         # Cleared again, or what is held fixed would come back with the new order and make chance look weak.
-        shuffled = [_freed(rows, held) for rows, held in zip(moved, fixed, strict=True)]
-        by_chance = _pooled([np.repeat(rows[:1], len(shuffled[0]), axis=0) for rows in left], shuffled, freedom)
+        shuffled = [_freed(rows, controls) for rows, controls in zip(moved, fixed, strict=True)]
+        by_chance = _pooled([np.repeat(rows[:1], len(shuffled[0]), axis=0) for rows in first], shuffled, freedom)
         # An order that leaves nothing to correlate counts as one that does as well.
-        p_value = float(np.mean(~(np.abs(by_chance) < abs(found[0]) - ZERO_VARIANCE)))
+        p_value = float(np.mean(~(np.abs(by_chance) < abs(draws[0]) - ZERO_VARIANCE)))
     n_samples = min(map(len, groups))
-    value = _interval(found, n_samples)
+    value = _interval(draws, n_samples)
     established = n_samples >= SAMPLES_FOR_CLAIM and value.excludes(0.0) and p_value <= LEVEL
     return RankCorrelation(name, value, p_value, established)
 
@@ -327,17 +328,17 @@ def _freed(rows: Ranks, fixed: Fixed) -> Ranks:
     return np.asarray(rows - rows @ (design @ np.linalg.pinv(design)))
 
 
-def _pooled(left: Sequence[Rows], right: Sequence[Rows], freedom: int) -> Draws:
-    """Correlation of all columns of all groups together; NaN where a side has no variance or no freedom is left."""
-    first, second = np.concatenate(left, axis=1), np.concatenate(right, axis=1)
-    found = _ratio((first * second).sum(axis=1), np.square(first).sum(axis=1), np.square(second).sum(axis=1))
-    return found if freedom >= 2 else np.full_like(found, np.nan)
+def _pooled(first_groups: Sequence[Rows], second_groups: Sequence[Rows], freedom: int) -> Draws:
+    """Correlation of all columns of all groups together; NaN if a side has no variance or no freedom is left."""
+    first, second = np.concatenate(first_groups, axis=1), np.concatenate(second_groups, axis=1)
+    draws = _ratio((first * second).sum(axis=1), np.square(first).sum(axis=1), np.square(second).sum(axis=1))
+    return draws if freedom >= 2 else np.full_like(draws, np.nan)
 
 
-def _ratio(product: Draws, square: Draws, other: Draws) -> Draws:
-    """A correlation from sums of products and of squares; NaN where a side has no variance."""
-    defined = (square > ZERO_VARIANCE) & (other > ZERO_VARIANCE)
-    scale = np.sqrt(np.where(defined, square * other, 1.0))
+def _ratio(product: Draws, first_square: Draws, second_square: Draws) -> Draws:
+    """A correlation from sums of products and of squares; NaN if a side has no variance."""
+    defined = (first_square > ZERO_VARIANCE) & (second_square > ZERO_VARIANCE)
+    scale = np.sqrt(np.where(defined, first_square * second_square, 1.0))
     return np.where(defined, np.clip(product / scale, -1, 1), np.nan)
 
 
@@ -346,32 +347,33 @@ def _permuted(rows: Sequence[Rows], generator: np.random.Generator) -> list[Rows
     if len(rows) == 1 and rows[0].shape[1] <= EXACT_POSITIONS:
         return [rows[0][0][np.array(list(permutations(range(rows[0].shape[1]))))]]
     moved = [generator.permuted(np.repeat(row, PERMUTATIONS, axis=0), axis=1) for row in rows]
-    return [np.concatenate([row, others]) for row, others in zip(rows, moved, strict=True)]
+    return [np.concatenate([row, orders]) for row, orders in zip(rows, moved, strict=True)]
 
 
 def _within(groups: Sequence[Pair], weights: Sequence[Weights]) -> Draws:
     """Correlation over examples after samples' and positions' means are taken out, groups pooled."""
-    product, square, other = (np.zeros(len(weights[0])) for _ in range(3))
+    product, first_square, second_square = (np.zeros(len(weights[0])) for _ in range(3))
     for group, rows in zip(groups, weights, strict=True):
-        left, right = _standardised(group.first), _standardised(group.second)
-        centre, other_centre = rows @ left, rows @ right
-        product = product + (rows @ (left * right) - centre * other_centre).sum(axis=1)
-        square = square + (rows @ np.square(left) - np.square(centre)).sum(axis=1)
-        other = other + (rows @ np.square(right) - np.square(other_centre)).sum(axis=1)
-    return _ratio(product, square, other)
+        first, second = _standardised(group.first), _standardised(group.second)
+        first_centre, second_centre = rows @ first, rows @ second
+        product = product + (rows @ (first * second) - first_centre * second_centre).sum(axis=1)
+        first_square = first_square + (rows @ np.square(first) - np.square(first_centre)).sum(axis=1)
+        second_square = second_square + (rows @ np.square(second) - np.square(second_centre)).sum(axis=1)
+    return _ratio(product, first_square, second_square)
 
 
 def _standardised(table: Rows) -> Rows:
-    """A table less its rows' means, of standard deviation 1: each group counts alike, whatever its units; 0 where only
+    """A table less its rows' means, of standard deviation 1: each group counts alike, whatever its units; 0 if only
     rounding is left.
     """
-    left: np.ndarray = table - table.mean(axis=1, keepdims=True)
-    spread = float(left.std())
-    return np.zeros_like(left) if spread <= ZERO_VARIANCE * max(1.0, float(np.abs(table).max())) else left / spread
+    centred: np.ndarray = table - table.mean(axis=1, keepdims=True)
+    spread = float(centred.std())
+    rounding = ZERO_VARIANCE * max(1.0, float(np.abs(table).max()))
+    return np.zeros_like(centred) if spread <= rounding else centred / spread
 
 
-def _interval(found: Draws, n_samples: int) -> Interval:
-    """The first value with the interval of the others; infinite where the smallest group has a single sample."""
-    if len(found) < 2 or n_samples < 2:
-        return Interval(float(found[0]), -math.inf, math.inf)
-    return percentile_interval(float(found[0]), found[1:], n_samples)
+def _interval(draws: Draws, n_samples: int) -> Interval:
+    """The first value with the interval of the others; infinite if the smallest group has a single sample."""
+    if len(draws) < 2 or n_samples < 2:
+        return Interval(float(draws[0]), -math.inf, math.inf)
+    return percentile_interval(float(draws[0]), draws[1:], n_samples)

@@ -1,4 +1,4 @@
-"""What requests will take of a local model, from short runs of the same work; refused before they begin where they
+"""Expected cost of requests to a local model, from short runs of the same work; refused before they begin if they
 cannot fit.
 
 One prompt after another runs through the live cache and is kept until a batch is full, which then goes on together:
@@ -36,11 +36,11 @@ class PromptWork:
 
     model: Model
     answer: int
-    """Tokens of the longest answer that is scored; 0 where none is."""
+    """Tokens of the longest answer that is scored; 0 if none is."""
     generated: int
-    """Tokens that are generated at most; 0 where none are."""
+    """Tokens that are generated at most; 0 if none are."""
     share: float
-    """Of the prompts' tokens that is run, shared beginnings once."""
+    """Share of the prompts' tokens that is run, as shared beginnings run once, 0 ... 1."""
 
     @property
     def probe(self) -> Int64[np.ndarray, "_"]:
@@ -49,40 +49,41 @@ class PromptWork:
 
     @cached_property
     def cached(self) -> bool:
-        """Whether the model's cache can be trusted; without, every prompt runs whole for every token of its answer."""
+        """True if the model's cache can be trusted; else every prompt runs whole for every token of its answer."""
         return trusted_runner(self.model, self.probe).cached
 
     def estimate(self, longest: int, options: LocalOptions) -> CostEstimate | None:
-        """Of the longest prompt (tokens) with its answer; seconds are the mean over prompts. None: short runs fail."""
+        """Cost of the longest prompt (tokens) and its answer; seconds: mean over prompts. None: short runs fail."""
         # The work itself adds the scored answer to a prompt; what is generated beyond its length counts as prompt.
         try:
             cached = self.cached  # tried before anything is measured
-            found = calibrate(self.model, longest + max(0, self.generated - self.answer), self.run, usual=self.run_one)
-            if found is None:
+            length = longest + max(0, self.generated - self.answer)
+            estimate = calibrate(self.model, length, self.run, usual=self.run_one)
+            if estimate is None:
                 return None
-            found = replace(found, pass_seconds=found.seconds)
+            estimate = replace(estimate, pass_seconds=estimate.seconds)
             if self.generated and not cached:
-                return replace(found, seconds=(1 + self.generated) * found.seconds)
-            found = replace(found, seconds=self.share * found.seconds)
-            return self._with_batch(found, options) if self.generated else found
+                return replace(estimate, seconds=(1 + self.generated) * estimate.seconds)
+            estimate = replace(estimate, seconds=self.share * estimate.seconds)
+            return self._with_batch(estimate, options) if self.generated else estimate
         except RunError:
             return None
 
     def _with_batch(self, estimate: CostEstimate, options: LocalOptions) -> CostEstimate:
-        """With the prompts that are kept and decoded together, as `LocalResponder` reckons their number."""
+        """Estimate with the prompts that are kept and decoded together, as `LocalResponder` reckons their number."""
         runner, probe = Runner(self.model, cached=True), self.probe
-        logits, kept = runner.run(probe, rows=1)[0], runner.keep(PROBE)
-        per_position = size_of(kept) / PROBE
+        logits, cache = runner.run(probe, rows=1)[0], runner.keep(PROBE)
+        per_position = size_of(cache) / PROBE
         room = max(1, min(options.batch, int(options.cache_bytes / (2 * per_position * estimate.n_positions))))
-        started = Started(0, Request(prompt="-", max_tokens=2), probe, logits, kept)
+        started = Started(0, Request(prompt="-", max_tokens=2), probe, logits, cache)
         begin = time.perf_counter()
         decode(runner, [started] * room, Ending(self.model.tokenizer, ()))
         step = (time.perf_counter() - begin) / room
-        constant, slope, *others = (*estimate.coefficients, 0.0)
+        constant, slope, *higher = (*estimate.coefficients, 0.0)
         # Each further prompt lies there twice, as kept and joined to one batch; one was kept in the short runs.
         return replace(
             estimate,
-            coefficients=(constant, slope + max(2 * (room - 1) - 1, 0) * per_position, *others),
+            coefficients=(constant, slope + max(2 * (room - 1) - 1, 0) * per_position, *higher),
             seconds=estimate.seconds + self.generated * step,
         )
 
@@ -122,7 +123,7 @@ def preflight_answers(
 
     Returns:
         The estimate as plain values for a record, `seconds_per_pass` of a prompt run once by itself; empty for a
-        server, with nothing to request, or where short runs fail, which the run itself will report.
+        server, with nothing to request, or if short runs fail, which the run itself will report.
     """
     if not isinstance(responder, LocalResponder):
         return {}

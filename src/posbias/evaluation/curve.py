@@ -57,7 +57,7 @@ class Contrast:
     """A weighted sum of scores over positions, whose weights sum to 0, tested over samples."""
 
     value: StoredInterval
-    """Mean over samples, in units of the score; it leaves out 0 exactly where `p` is below 1 - its confidence."""
+    """Mean over samples, in units of the score; it leaves out 0 exactly if `p` is below 1 - its confidence."""
     p: float
     """Two-sided p-value; of n samples that all agree 2^(1-n), what so many could show at most."""
 
@@ -74,15 +74,15 @@ class Difference:
     """Index of its column."""
     interval: StoredInterval
     """Mean score minus that of the best position, <= 0, with an interval that holds jointly over all pairs of positions
-    (Bonferroni): Tango's where scores are 0 and 1."""
+    (Bonferroni): Tango's if scores are 0 and 1."""
     cross_fitted: float
-    """The same against the position that is best on the other samples: free of the luck by which a best one is chosen,
+    """Difference to the position that is best on the other samples: free of the luck by which a best one is chosen,
     not of that by which this one is not it (among equal positions under a third of the bias is left)."""
     p: StoredNumber
-    """Two-sided p-value of this pair alone: McNemar's exact test where scores are 0 and 1."""
+    """Two-sided p-value of this pair alone: McNemar's exact test if scores are 0 and 1."""
     adjusted_p: StoredNumber
-    """The same times the number of pairs, so that choosing the best is paid for; below 1 - confidence exactly where
-    `interval` leaves out 0."""
+    """`p` times the number of pairs, so that choosing the best is paid for; below 1 - confidence exactly if `interval`
+    leaves out 0."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,15 @@ def complete_samples(
 
 
 def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
-    """Whether every score that is there is 0 or 1."""
+    """True if every score that is there is 0 or 1."""
     return bool(np.isin(scores[~np.isnan(scores)], (0.0, 1.0)).all())
 
 
 def position_means(scores: Scores) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
-    Wilson's interval where all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) where
-    nothing was scored.
+    Wilson's interval if all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) if nothing
+    was scored.
     """
     complete_samples(scores)
     columns = [column[~np.isnan(column)] for column in scores.T]
@@ -163,7 +163,7 @@ def paired_difference(
 ) -> Contrast:
     """Mean of `first` less mean of `second` on the same samples (>= 2, no NaN), with an interval that covers 1 - alpha.
 
-    Tango's interval and McNemar's exact test where scores are 0 and 1, `contrast_of` otherwise.
+    Tango's interval and McNemar's exact test if scores are 0 and 1, `contrast_of` otherwise.
     """
     pair = np.column_stack([first, second])
     if is_binary(pair):
@@ -177,12 +177,12 @@ def contrast_of(scores: Scores, weights: Weights, alpha: float = 1 - CONFIDENCE)
     Scores of 0 and 1: the error is at least that of one sample which differs at one position, since never having seen
     a difference does not exclude one. At least 2 samples, no NaN; the weights sum to 0; the interval covers 1 - alpha.
     """
-    found = _mean_contrast(scores, weights)
+    mean = _mean_contrast(scores, weights)
     values = scores @ weights
     agree = np.ptp(values) <= AGREEMENT * np.abs(values).max()
-    p = max(float(found.p()), 2.0 ** (1 - len(scores)) if agree else 0.0)
+    p = max(float(mean.p()), 2.0 ** (1 - len(scores)) if agree else 0.0)
     least, most = _limits(scores, weights)
-    interval = found.interval(1 - alpha, least=least, most=most)
+    interval = mean.interval(1 - alpha, least=least, most=most)
     return Contrast(interval if p < alpha else interval.including(0.0), p)
 
 
@@ -194,20 +194,13 @@ def spread_of(scores: Scores, weights: Weights) -> float:
 def detectable_difference(scores: Scores) -> float:
     """Smallest true difference between two positions found with 80 % power after Bonferroni's correction over pairs.
 
-    Rests on the most variable pair of at least 2 positions, and on the samples that have a score at each; where scores
+    Rests on the most variable pair of at least 2 positions, and on the samples that have a score at each; if scores
     are 0 and 1, at least one sample is taken to differ between them.
     """
     complete = complete_samples(scores)
-    pairs = list(itertools.combinations(range(complete.shape[1]), 2))
-    spread = max(spread_of(complete, _pair_weights(complete.shape[1], *pair)) for pair in pairs)
+    pairs = [first - second for first, second in itertools.combinations(np.eye(complete.shape[1]), 2)]
+    spread = max(spread_of(complete, weights) for weights in pairs)
     return detectable(spread, len(complete), alpha=(1 - CONFIDENCE) / len(pairs))
-
-
-def _pair_weights(n_positions: int, first: int, second: int) -> Weights:
-    """First position minus second."""
-    weights = np.zeros(n_positions)
-    weights[first], weights[second] = 1.0, -1.0
-    return weights
 
 
 def _mean_contrast(scores: Scores, weights: Weights) -> Estimate:
@@ -216,15 +209,15 @@ def _mean_contrast(scores: Scores, weights: Weights) -> Estimate:
     mean = float(values.mean())
     if abs(mean) <= np.finfo(np.float64).eps * len(weights) * scale:
         mean = 0.0
-    found = estimate(np.array(mean), values, scale=scale)
+    measured = estimate(np.array(mean), values, scale=scale)
     least = np.abs(weights).max() / count if is_binary(scores) else 0.0
-    if found.error >= least:
-        return found
-    return replace(found, error=np.array(least), skewness=np.zeros(()), freedom=np.array(count - 1.0))
+    if measured.error >= least:
+        return measured
+    return replace(measured, error=np.array(least), skewness=np.zeros(()), freedom=np.array(count - 1.0))
 
 
 def _limits(scores: Float64[np.ndarray, "..."], weights: Weights) -> tuple[float, float]:
-    """Between which values a weighted sum of such scores must lie; finite where they are shares."""
+    """The limits within which a weighted sum of such scores must lie; finite if the scores are shares."""
     shares = bool(np.nanmin(scores, initial=0.0) >= 0 and np.nanmax(scores, initial=0.0) <= 1)
     return (float(weights[weights < 0].sum()), float(weights[weights > 0].sum())) if shares else (-np.inf, np.inf)
 
@@ -243,7 +236,7 @@ def _cross_fitted(scores: Scores, generator: np.random.Generator) -> Float64[np.
 
 @dataclass(frozen=True)
 class Shape:
-    """What the samples establish about the form of the curve."""
+    """The form of the curve, so far as the samples establish it."""
 
     label: str
     """One of `SHAPES`."""
@@ -252,7 +245,7 @@ class Shape:
     p_u: float
     """p-value against every curve that is not a U: the larger of the two one-sided ones; 1 with 2 positions."""
     p_inverted_u: float
-    """The same for an inverted U."""
+    """p-value against every curve that is not an inverted U; 1 with 2 positions."""
     linear: Contrast
     """Trend: fitted change of the score from the first position to the last."""
     quadratic: Contrast | None
@@ -269,7 +262,7 @@ class MiddleLoss:
     """How much is lost in the middle."""
 
     value: StoredInterval
-    """Mean of the two ends minus mean of the middle; its interval leaves out 0 exactly where `p` is below 1 - the
+    """Mean of the two ends minus mean of the middle; its interval leaves out 0 exactly if `p` is below 1 - the
     confidence."""
     p: float
     """Two-sided p-value of no loss, as of any `Contrast`."""
@@ -285,7 +278,7 @@ class PositionCurve(Showing):
     """Scores by position of the moved item."""
 
     positions: tuple[int, ...]
-    """Of the item, ascending."""
+    """Positions of the item, ascending."""
     means: tuple[StoredInterval, ...]
     """Mean score at each position, pointwise interval."""
     counts: tuple[int, ...]
@@ -294,7 +287,7 @@ class PositionCurve(Showing):
     n_complete: int
     """Samples scored at every position; comparisons rest on these."""
     seed: int
-    """Of the folds."""
+    """Seed of the folds."""
     comparison: Comparison | None = None
     """Every position against the best; None below 2 positions or 6 complete samples."""
     shape: Shape | None = None
@@ -304,7 +297,7 @@ class PositionCurve(Showing):
     detectable: float | None = None
     """Smallest true difference between two positions that is found with 80 % power after correction over all pairs."""
     gold_tokens: tuple[float, ...] | None = None
-    """Mean token index of the item at each position, where the tokenizer is known."""
+    """Mean token index of the item at each position, if the tokenizer is known."""
     quantity: str = "score"
     """Name of the scores, in words."""
     wording: ClassVar[Callable[["PositionCurve"], Sequence[str]] | None] = None

@@ -1,6 +1,6 @@
 """How generated answers ended: by themselves, or at the most tokens that they might have, in their first line or later.
 
-An answer that was cut off in its first line and is not right might have become so: where such answers are many, or more
+An answer that was cut off in its first line and is not right might have become so: if such answers are many, or more
 under a method than without it, answers tell nothing of the method.
 """
 
@@ -34,23 +34,23 @@ class Endings:
     others: int
     """Ended in a way of the server's own, such as its content filter."""
     contains: StoredNumber
-    """Share of the answers that is right by the task's rule; NaN where there is none."""
+    """Share of the answers that is right by the task's rule; NaN if there is none."""
     starts: StoredNumber
-    """Share of those of which it is known that begins with the right one; NaN where the task has another form."""
+    """Share of the judged answers that begin with the right one; NaN if the task has another form of answer."""
 
     @property
     def share(self) -> float:
-        """Of open answers among all."""
+        """Share of open answers among all, 0 ... 1."""
         return self.open / self.answers if self.answers else 0.0
 
     def as_record(self) -> dict[str, Any]:
-        """Plain values for a record; None where a share is not known."""
-        found = asdict(self)
-        return found | {name: None if np.isnan(found[name]) else found[name] for name in ("contains", "starts")}
+        """Plain values for a record; None if a share is not known."""
+        counts = asdict(self)
+        return counts | {name: None if np.isnan(counts[name]) else counts[name] for name in ("contains", "starts")}
 
 
 def endings_of(tables: Mapping[str, Scores], outputs: Iterable[Mapping[str, Any]]) -> Endings:
-    """From `Evaluation.tables` and `Evaluation.outputs`."""
+    """Count the endings of `Evaluation.outputs`, with `Evaluation.tables` of the same answers."""
     finishes = [row["finish"] for row in outputs if row["text"] is not None]
     at_most = finishes.count(CUT_OFF)
     cut = int(np.nansum(tables["cut"]))
@@ -67,13 +67,13 @@ def endings_of(tables: Mapping[str, Scores], outputs: Iterable[Mapping[str, Any]
 
 
 def open_answers(tables: Mapping[str, Scores]) -> Scores:
-    """1 where an answer was cut off in its first line and is not right, else 0; NaN where nothing was generated."""
+    """1 if an answer was cut off in its first line and is not right, else 0; NaN if nothing was generated."""
     return np.asarray(tables["cut"] * (tables["correct"] < 1))
 
 
 def _mean(table: Scores) -> float:
-    known = table[~np.isnan(table)]
-    return float(known.mean()) if known.size else float("nan")
+    values = table[~np.isnan(table)]
+    return float(values.mean()) if values.size else float("nan")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Undecided:
     p: float | None
     """p-value of the difference, if that is the reason; None: there are too many, more than MOST_CUT."""
     alone: bool = False
-    """Whether the answers without a method are too many by themselves."""
+    """True if the open answers without a method are too many by themselves."""
 
 
 def why_undecided(before: Mapping[str, Scores], after: Mapping[str, Scores]) -> Undecided | None:

@@ -1,4 +1,4 @@
-"""What a model did with one task: the result of `evaluate`, as it is stored and as it is read back.
+"""The result of `evaluate`: the answers of a model to one task, as they are stored and as they are read back.
 
 The record has the verb "evaluate". Arrays: `positions` [n_positions] int64; `scores/NAME` [n_samples n_positions], NaN
 if there is none, NAME as in `Evaluation.tables`; with influence on the same prompts `influence/SOURCE[/KIND]/WHAT`
@@ -144,8 +144,8 @@ class Evaluation(Result):
         """The curve of the first measure (accuracy, if answers were generated); `curves` has the others."""
         if not self.curves:
             return Shown(f"{self.task}: nothing was scored")
-        shown = next(iter(self.curves.values())).shown()
-        return replace(shown, title=f"{self.task}; {shown.title}", facts=self.facts())
+        curve = next(iter(self.curves.values())).shown()
+        return replace(curve, title=f"{self.task}; {curve.title}", facts=self.facts())
 
     def facts(self) -> Mapping[str, str]:
         """Oddities of the samples in a few words, and the verdict."""
@@ -173,7 +173,7 @@ class Evaluation(Result):
 
     @property
     def local(self) -> bool:
-        """Whether the model ran in this process."""
+        """True if the model ran in this process."""
         return self.responder.get("kind") == "local"
 
     @property

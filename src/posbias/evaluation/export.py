@@ -128,7 +128,10 @@ def export_lm_eval(
         RunError: the files cannot be written.
     """
     stem, data = _exported(task, examples, max_tokens)
-    metrics = ["accuracy", *(f"accuracy_at_{position}" for position in sorted({_position(each) for each in examples}))]
+    metrics = [
+        "accuracy",
+        *(f"accuracy_at_{position}" for position in sorted({_position(example) for example in examples})),
+    ]
     listed = "".join(f"  - metric: {metric}\n    aggregation: mean\n    higher_is_better: true\n" for metric in metrics)
     module, stop = Path(SCORING_FILE).stem, json.dumps(list(task.stop))
     generated = _GENERATED.format(module=module, stop=stop, max_tokens=max_tokens or task.max_tokens, metrics=listed)
@@ -160,7 +163,7 @@ def export_inspect_ai(
 
 
 def _exported(task: LanguageTask, examples: Sequence[Example], max_tokens: int | None) -> tuple[str, str]:
-    """What a task is called elsewhere, and its examples, one JSON object per line."""
+    """The name of a task in another harness, and its examples, one JSON object per line."""
     if task.scoring == "verdict":
         raise UsageError(f"{task.name} is judged by verdicts, which other harnesses do not read; allowed: other tasks")
     if not examples:
@@ -202,5 +205,5 @@ def _row(example: Example) -> dict[str, object]:
 
 
 def _position(example: Example) -> int:
-    """Where the answer stands; -1 where no item holds it."""
+    """Position of the answer; -1 if no item holds it."""
     return -1 if example.gold_position is None else example.gold_position

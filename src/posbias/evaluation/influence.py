@@ -2,7 +2,7 @@
 
 The model answers a task at several positions (`evaluate`); then, on each of those prompts, influence and theories,
 profiles over tokens that sum to 1, are summed over the tokens of the item that holds the answer and of every other
-item. Kinds that score tokens score the first token of the right answer, where it is decided which item is used; the
+item. Kinds that score tokens score the first token of the right answer, at which it is decided which item is used; the
 others look at the last position's output.
 
 Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
@@ -59,7 +59,7 @@ class Weighing:
     plan: "BehaviourPlan"
     evaluation: Evaluation
     directory: Path | None
-    """Where measured prompts are kept, beside the answers, which were already taken over or begun anew."""
+    """Folder in which measured prompts are kept, beside the answers, which were already taken over or begun anew."""
 
     @cached_property
     def store(self) -> PartStore:
@@ -92,9 +92,9 @@ class Weighing:
                 about = {GOLD: np.diag(matrix), PLACE: elsewhere(matrix)}
                 if source in ARCHITECTURE_THEORIES:  # these do not know what stands where
                     del about[GOLD]
-                for what, values in about.items():
+                for item, values in about.items():
                     blank = np.full((len(samples), len(positions)), np.nan)
-                    tables.setdefault(SeriesName(source, kind or None, what), blank)[row] = values
+                    tables.setdefault(SeriesName(source, kind or None, item), blank)[row] = values
         return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(left_out)
 
     def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -148,16 +148,16 @@ def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:
 @checked
 @dataclass(frozen=True)
 class BehaviourPlan:
-    """What is asked and measured."""
+    """The task that is put to a model, and the influence that is measured on its prompts."""
 
     task: str | LanguageTask
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=16))
     """Contents, positions, seed; influence is measured on the same prompts. Its directory is set by the run."""
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
     prompt_theories: bool = True
-    """Whether theories that read every prompt are computed too; each takes as long as a few backward passes."""
+    """Compute theories that read every prompt, too; each takes as long as a few backward passes."""
     cost: Mapping[str, Any] | None = None
-    """What `preflight_behaviour` expects of the influence; None: it is still to be asked."""
+    """Cost of the influence, as `preflight_behaviour` expects it; None: it has not been asked yet."""
 
     @property
     def asked(self) -> LanguageTask:
@@ -171,14 +171,14 @@ class BehaviourPlan:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """What the influence depends on, beside model and prompts, in plain values."""
+        """Settings of the influence in plain values: all that it depends on, beside model and prompts."""
         return {"kinds": [str(kind) for kind in self.resolved], "prompt_theories": self.prompt_theories}
 
 
 def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
     """The plan with the expected cost of the influence on every prompt that fits into the context, before any work.
 
-    The cost is empty where no prompt fits, or where short runs fail, which the run will report.
+    The cost is empty if no prompt fits, or if short runs fail, which the run will report.
 
     Raises:
         UsageError: it does not fit into memory, a wrong task, or a tokenizer without offsets.
@@ -206,7 +206,7 @@ def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, di
         model: The model that answered, with a tokenizer that knows character offsets.
         plan: What was asked, and what is measured.
         evaluation: Its answers; the record gets what is measured.
-        directory: Where measured prompts are kept until the record is saved.
+        directory: Folder in which measured prompts are kept until the record is saved.
     """
     series, left_out = Weighing(model, plan, evaluation, directory).series()
     evaluation.record.resolved["kinds"] = plan.measured["kinds"]

@@ -1,7 +1,7 @@
 """`place`: the order of retrieved passages that a model with a measured curve is expected to use best.
 
 A passage of relevance s in slot j is used with s c_j, c the curve; the sum is largest when passages and slots are
-sorted alike (rearrangement inequality). The curve is shrunk towards flat by what the samples leave undecided; where
+sorted alike (rearrangement inequality). The curve is shrunk towards flat by what the samples leave undecided; if
 they do not show that positions differ at all, best-first is kept. What an order is worth is judged on samples that it
 was not made from.
 
@@ -58,12 +58,12 @@ second, last but one ..., with the least relevant passages in the middle."""
 @checked
 @dataclass(frozen=True, eq=False)
 class MeasuredUse:
-    """What a run measured of one model: how often an item is used, by where it stands."""
+    """How often one model uses an item at each position, as a run measured it."""
 
     scores: Scores
-    """score[sample, position]: 1 right, 0 wrong, or a probability; NaN where skipped."""
+    """score[sample, position]: 1 right, 0 wrong, or a probability; NaN if skipped."""
     positions: tuple[int, ...]
-    """Of each column among the items, ascending."""
+    """Position of each column among the items, ascending."""
     n_items: int
     """Items in each context, >= 1."""
     measure: str = "accuracy"
@@ -87,12 +87,12 @@ class Gain:
     gain: StoredInterval
     """Gain of the chosen order; exactly 0, without an interval, if both orders are the same."""
     held_out: bool
-    """Whether the order was made from the curve, and is judged by halves: made on one half of the samples, judged on
+    """True if the order was made from the curve, and is judged by halves: made on one half of the samples, judged on
     the other, averaged over halvings. An order that rests on no curve is judged on all samples."""
     order: tuple[int, ...]
     """The usual order itself: indices of the passages, first slot to last."""
     raises: bool
-    """Whether samples that had no part in the choice show that the chosen order is better."""
+    """True if samples that had no part in the choice show that the chosen order is better."""
 
 
 @checked
@@ -132,12 +132,12 @@ class Placement(Result):
     n_samples: int = 0
     """Complete samples behind the curve."""
     interpolated: bool = False
-    """Whether the slots differ from the positions that were measured."""
+    """True if the slots differ from the positions that were measured."""
     measure: str = "accuracy"
     count: int | None = None
-    """Samples of the run that it rests on, if it is known."""
+    """Samples of the run that it rests on, if that is known."""
     local: bool = False
-    """Whether that run's model ran in the same process."""
+    """True if that run's model ran in the same process."""
     notices: Mapping[str, Any] = field(default_factory=dict)
     """Oddities of that run's samples, as `Evaluation.notices`."""
 
@@ -153,7 +153,7 @@ class Placement(Result):
 
     @property
     def decided(self) -> bool:
-        """Whether the samples show that positions differ, so that the order rests on the curve."""
+        """True if the samples show that positions differ, so that the order rests on the curve."""
         return self.kept > 0
 
     def shown(self) -> Shown:
@@ -195,13 +195,13 @@ def place(
     complete = complete_samples(use.scores, "placing")
     spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
     shrunk = shrink_to_flat(complete, np.ones((1, len(complete))))
-    curve, decided = shrunk.curves[0] @ spread, bool(shrunk.kept[0] > 0)
+    curve, decided = shrunk.curves[0] @ spread, bool(shrunk.shares[0] > 0)
     slots = order_by_curve(curve[None])[0] if decided else np.arange(len(weights))
     chosen = _Chosen(complete, spread, weights, slots, decided)
     scalars = {
         "order": list(_arranged(chosen.ranks, slots)),
         "curve": curve.tolist(),
-        "kept": float(shrunk.kept[0]),
+        "kept": float(shrunk.shares[0]),
         "p_flat": float(shrunk.p_flat[0]),
         "p_shape": shape_of(complete, positions=np.array(use.positions, dtype=np.float64)).p_flat,
         "gains": [chosen.gain(name, seed=options.seed) for name in REFERENCES],
@@ -272,22 +272,22 @@ def measured_use(run: Evaluation | str | Path, *, by: str | None = None) -> Meas
     if evaluation.record.status != "done":
         raise UsageError("placing needs a finished run of posbias evaluate, got one that failed")
     tables = evaluation.tables
-    known = {
+    scores = {
         "accuracy": tables["correct"],
         "logprob": np.exp(tables["logprob"]),
         "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
     }
     withheld = GENERATED if evaluation.reading is not None and evaluation.reading.withheld else ()
-    there = [name for name in PLACEABLE if name not in withheld and not np.isnan(known[name]).all()]
+    there = [name for name in PLACEABLE if name not in withheld and not np.isnan(scores[name]).all()]
     if by is None and there:
         by = there[0]
     if by not in there:
         raise UsageError(f"the run has no {by!r}; it has: {', '.join(there) or 'nothing to place by'}")
-    return MeasuredUse(known[by], evaluation.positions, evaluation.n_items, by)
+    return MeasuredUse(scores[by], evaluation.positions, evaluation.n_items, by)
 
 
 def _arranged(ranks: Slots, slots: Slots) -> tuple[int, ...]:
-    """Passages from the first slot to the last, where the r-th most relevant one stands in `slots[r]`."""
+    """Passages from the first slot to the last, if the r-th most relevant one stands in `slots[r]`."""
     order = np.empty(len(ranks), dtype=np.int64)
     order[slots] = ranks
     return tuple(int(index) for index in order)
@@ -323,12 +323,12 @@ def order_by_curve(curves: Float64[np.ndarray, "draws n_slots"]) -> Int64[np.nda
 def slot_weights(positions: Sequence[int], *, n_items: int, n_slots: int) -> Float64[np.ndarray, "n_positions n_slots"]:
     """Matrix that carries a curve over measured positions to slots, linearly between relative positions j / (n - 1).
 
-    Slots before the first or after the last measured position take its value. Columns sum to 1; the identity where all
+    Slots before the first or after the last measured position take its value. Columns sum to 1; the identity if all
     positions of as many items were measured. One slot alone stands at relative position 0.
     """
     measured = np.array(positions, dtype=np.float64) / max(n_items - 1, 1)
-    wanted = np.arange(n_slots) / max(n_slots - 1, 1)
-    return np.stack([np.interp(wanted, measured, row) for row in np.eye(len(measured))])
+    slots = np.arange(n_slots) / max(n_slots - 1, 1)
+    return np.stack([np.interp(slots, measured, row) for row in np.eye(len(measured))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,8 +336,8 @@ class Shrunk:
     """Curves of many resamples, each shrunk by its own noise."""
 
     curves: Float64[np.ndarray, "draws n_positions"]
-    kept: Float64[np.ndarray, "draws"]
-    """Share of the differences kept, 0 where they do not stand out."""
+    shares: Float64[np.ndarray, "draws"]
+    """Share of the differences that is kept, 0 if they do not stand out."""
     p_flat: Float64[np.ndarray, "draws"]
 
 
@@ -369,9 +369,9 @@ def shrink_to_flat(scores: Scores, weights: Float64[np.ndarray, "draws n_samples
     ratio = np.divide(between, noise, out=np.where(between > rounding, np.inf, 0.0), where=noise > 0)
     p_flat = np.where(np.isinf(ratio), 0.0, fdtrc(n_positions - 1, degrees, np.where(np.isinf(ratio), 0.0, ratio)))
     p_flat = np.where(sizes < 2, 1.0, p_flat)
-    kept = np.where(p_flat <= FLAT_LEVEL, 1 - 1 / np.maximum(ratio, 1.0), 0.0)
+    shares = np.where(p_flat <= FLAT_LEVEL, 1 - 1 / np.maximum(ratio, 1.0), 0.0)
     level = means.mean(axis=1, keepdims=True)
-    return Shrunk(level + kept[:, None] * deviations, kept, p_flat)
+    return Shrunk(level + shares[:, None] * deviations, shares, p_flat)
 
 
 def held_out_gain(
@@ -394,22 +394,22 @@ def held_out_gain(
     n_samples = len(scores)
     generator = np.random.default_rng(seed)
 
-    def gains(made: Counts, judged: Counts) -> Float64[np.ndarray, "_"]:
-        """Gain on the samples of the second counts of the order made from the first; NaN where none is left."""
-        shrunk = shrink_to_flat(scores, made)
+    def gains(choosing: Counts, judging: Counts) -> Float64[np.ndarray, "_"]:
+        """Gain of the order made from the first counts on the samples of the second; NaN if none is left."""
+        shrunk = shrink_to_flat(scores, choosing)
         best_first = np.arange(spread.shape[1])[None]
-        slots = np.where(shrunk.kept[:, None] > 0, order_by_curve(shrunk.curves @ spread), best_first)
-        sizes = judged.sum(axis=1, keepdims=True)
-        means = np.divide(judged @ scores, sizes, out=np.full((len(sizes), scores.shape[1]), np.nan), where=sizes > 0)
+        slots = np.where(shrunk.shares[:, None] > 0, order_by_curve(shrunk.curves @ spread), best_first)
+        sizes = judging.sum(axis=1, keepdims=True)
+        means = np.divide(judging @ scores, sizes, out=np.full((len(sizes), scores.shape[1]), np.nan), where=sizes > 0)
         curves = means @ spread
-        own = np.take_along_axis(curves, slots, axis=1) @ relevance
-        return np.asarray((own - curves[:, against] @ relevance) / relevance.sum())
+        chosen = np.take_along_axis(curves, slots, axis=1) @ relevance
+        return np.asarray((chosen - curves[:, against] @ relevance) / relevance.sum())
 
     def both_ways(first: Counts, counts: Counts) -> Float64[np.ndarray, "_"]:
-        one, other = counts * first, counts * (1 - first)
-        return np.asarray(np.mean([gains(one, other), gains(other, one)], axis=0))
+        parts = counts * first, counts * (1 - first)
+        return np.asarray(np.mean([gains(*parts), gains(*parts[::-1])], axis=0))
 
     point = both_ways(halves(n_samples, generator=generator, draws=HALVINGS), np.ones((1, n_samples)))
     counts = resample_counts(n_samples, generator=generator, draws=DRAWS)
-    drawn = both_ways(halves(n_samples, generator=generator, draws=DRAWS), counts)
-    return percentile_interval(float(np.nanmean(point)), drawn, n_samples)
+    draws = both_ways(halves(n_samples, generator=generator, draws=DRAWS), counts)
+    return percentile_interval(float(np.nanmean(point)), draws, n_samples)

@@ -1,4 +1,4 @@
-"""`correlate`: what weighs and what is used at every position, over several runs, models, lengths and tasks.
+"""`correlate`: influence and behaviour at every position, over several runs, models, lengths and tasks.
 
 Each run is an evaluation with influence on the same prompts (`posbias audit --behaviour`). Ranks are formed within each
 group (one model, one task at one length, the same positions); runs of one group with other seeds are more samples of
@@ -37,7 +37,7 @@ from posbias.tasks.language import LANGUAGE_TASKS
 
 Key = TypeVar("Key")
 MODEL = ("source", "weights_sha256", "config_sha256", "dtype", "intervention")
-"""What of a model's description tells it from another."""
+"""Parts of a model's description that tell it from another."""
 
 
 @checked
@@ -58,27 +58,27 @@ class Group:
 
     title: str
     """Model and task."""
-    same: tuple[str, ...]
-    """What runs of one group have in common: weights, configuration, task, positions and how responses were made."""
+    identity: tuple[str, ...]
+    """Facts that runs of one group share: weights, configuration, task, positions and how responses were made."""
     run_ids: tuple[str, ...]
     positions: tuple[int, ...]
     n_items: int
     samples: tuple[str, ...]
     """Names; samples that other models were given, too, have the same names there."""
     tables: Mapping[str, Scores]
-    """As `Evaluation.tables`."""
+    """Tables of scores, as `Evaluation.tables`."""
     series: Mapping[SeriesName, Scores]
     """Shares of influence, [n_samples n_positions]."""
     from_lines: bool = False
-    """Whether the samples are the first lines of a file, whatever the seed."""
+    """True if the samples are the first lines of a file, whatever the seed."""
 
     @property
     def measures(self) -> dict[str, Scores]:
-        """What influence is correlated with, in units in which more is better."""
+        """Measures that influence is correlated with, in units in which more is better."""
         return measures_of(self.tables)
 
     def pair(self, name: SeriesName, measure: str) -> Pair | None:
-        """One series beside one measure; None where no sample has both."""
+        """One series beside one measure; None if no sample has both."""
         if name not in self.series or measure not in self.measures:
             return None
         pair = Pair(self.series[name], self.measures[measure], self.positions, self.n_items, self.samples)
@@ -97,12 +97,12 @@ class MeasuredGroup:
     prompt_tokens: float | None
     """Mean length of a prompt, if it is known."""
     curves: Mapping[str, Mapping[str, tuple[StoredInterval, ...]]]
-    """By measure, the `means` at each position."""
+    """The `means` at each position, by measure."""
     series: tuple[InfluenceSeries, ...]
 
     @property
     def means(self) -> dict[str, tuple[Interval, ...]]:
-        """By measure, its mean at each position."""
+        """Mean of each measure at each position."""
         return {measure: curve["means"] for measure, curve in self.curves.items()}
 
 
@@ -125,7 +125,7 @@ class InfluenceCorrelation(Result):
     pooled: tuple[InfluenceSeries, ...] = ()
     """Every series of influence over all groups that have it."""
     alone: tuple[InfluenceSeries, ...] = ()
-    """The same for every group by itself; empty if there is only one."""
+    """Every series of influence in every group by itself; empty if there is only one group."""
     notices: tuple[RunNotices, ...] = ()
 
     @classmethod
@@ -137,7 +137,7 @@ class InfluenceCorrelation(Result):
         return from_stored(cls, {**record.scalars, **needed, "record": record})
 
     def shown(self) -> Shown:
-        """What was correlated; the ranks are drawn in the report."""
+        """Counts of the correlated series and runs; the ranks are drawn in the report."""
         runs = sum(len(group.runs) for group in self.groups)
         return Shown(f"{len(self.pooled)} series of influence over {runs} runs", facts=self.facts())
 
@@ -204,7 +204,7 @@ def read_run(run: Evaluation) -> Group:
     stem = " ".join([run.task, *data, *([] if from_lines else [str(run.record.seeds["samples"])])])
     return Group(
         title=run.title,
-        same=tuple(map(str, identity)),
+        identity=tuple(map(str, identity)),
         run_ids=(run.record.run_id,),
         positions=run.positions,
         n_items=run.n_items,
@@ -221,7 +221,7 @@ def group_runs(runs: Sequence[Group]) -> list[Group]:
         raise UsageError("no run to correlate; give at least 1")
     groups: dict[tuple[str, ...], Group] = {}
     for run in runs:
-        groups[run.same] = _joined(groups[run.same], run) if run.same in groups else run
+        groups[run.identity] = _joined(groups[run.identity], run) if run.identity in groups else run
     titles = [group.title for group in groups.values()]
     return [
         replace(group, title=f"{group.title} ({titles[:number].count(group.title) + 1})")
@@ -240,7 +240,7 @@ def pool(groups: Sequence[Group], *, seed: int = 0) -> tuple[list[dict[str, Any]
     for name in dict.fromkeys(name for group in groups for name in group.series):
         titles: dict[str, list[str]] = {}
         together: dict[str, Any] = {}
-        each: dict[str, dict[str, Any]] = {}
+        apart: dict[str, dict[str, Any]] = {}
         for measure in dict.fromkeys(measure for group in groups for measure in group.measures):
             pairs = {group.title: pair for group in groups if (pair := group.pair(name, measure)) is not None}
             if not pairs:
@@ -248,10 +248,13 @@ def pool(groups: Sequence[Group], *, seed: int = 0) -> tuple[list[dict[str, Any]
             titles[measure] = list(pairs)
             together[measure] = correlate_pairs(list(pairs.values()), seed=seed).as_record()
             for title, pair in pairs.items() if len(groups) > 1 else ():
-                each.setdefault(title, {})[measure] = correlate_pairs(pair, seed=seed).as_record()
+                apart.setdefault(title, {})[measure] = correlate_pairs(pair, seed=seed).as_record()
         if together:
             pooled.append({**name._asdict(), "groups": titles, "correlations": together})
-            alone += [{**name._asdict(), "group": title, "correlations": own} for title, own in each.items()]
+            alone += [
+                {**name._asdict(), "group": title, "correlations": correlations}
+                for title, correlations in apart.items()
+            ]
     return pooled, alone
 
 
@@ -259,13 +262,14 @@ def _joined(first: Group, second: Group) -> Group:
     """Both runs' samples under one; only the series that both have."""
     twice = sorted(set(first.samples) & set(second.samples))
     if twice:
-        other = (
-            "the lines of a file are the same whatever the seed, so give one of these runs, that of more samples"
+        remedy = (
+            "the lines of a file are the same whatever the seed, so give only one of these runs, the one with more "
+            "samples"
             if first.from_lines
             else "runs of one model and task need different seeds"
         )
         raise UsageError(
-            f"runs {first.run_ids[-1]} and {second.run_ids[0]} ({first.title}) both have sample {twice[0]!r}; {other}"
+            f"runs {first.run_ids[-1]} and {second.run_ids[0]} ({first.title}) both have sample {twice[0]!r}; {remedy}"
         )
     return replace(
         first,

@@ -1,4 +1,4 @@
-"""`evaluate`: how well a model answers, by where the answer stands in its context.
+"""`evaluate`: how well a model answers, by the position of the answer in its context.
 
 Every sample is requested once per position. Scores go into score[sample, position] and from there into curves with
 paired statistics; finished samples are kept, so that a killed run or one whose server went away goes on from there.
@@ -59,7 +59,7 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
         subject: What `as_responder` takes: a hub id, a directory, "demo", a loaded model, or a responder such as
             `ServerResponder`. With its own tokenizer, lengths and places in tokens are exact.
         task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
-        options: Count, positions, seed, and where an interrupted run continues.
+        options: Count, positions, seed, and the directory in which an interrupted run continues.
 
     Raises:
         UsageError: an unknown model or task, a wrong line of a file (its number is named), an impossible position, a
@@ -86,10 +86,10 @@ def evaluate_responder(
     """Put samples to a responder that is there already, as `evaluate` does.
 
     Args:
-        responder, task, options: As of `evaluate`.
-        cost: Expected cost, as of `preflight_answers`; None: it is estimated here.
+        responder, task, options: As for `evaluate`.
+        cost: Expected cost from `preflight_answers`; None: it is estimated here.
         answered: Results of `answer_samples` for samples that were answered elsewhere, by `Sample.piece`.
-        beside: What else the record will depend on, as of `finished_evaluation`.
+        beside: What else the record will depend on, as for `finished_evaluation`.
     """
     samples = list(samples_of(task, responder.tokenizer, options))
     described = responder.describe()
@@ -135,7 +135,7 @@ def evaluate_responder(
 
 
 def _resolved(task: LanguageTask, options: EvaluateOptions, described: Mapping[str, Any]) -> dict[str, Any]:
-    """What was requested of whom, for a record."""
+    """The request and the responder in plain values, for a record."""
     model = described.get("model")
     source = model.get("source") if isinstance(model, Mapping) else model
     return {
@@ -169,7 +169,7 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
         for name, table in measures_of(tables).items()
         if name not in withheld
     }
-    put = np.array([row["skipped"] is None for row in outputs])
+    requested = np.array([row["skipped"] is None for row in outputs])
     scored: dict[str, Any] = {
         "skipped": {
             str(position): int(lost)
@@ -184,7 +184,7 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
         "empty": sum(row["text"] is not None and not row["text"].strip() for row in outputs),
         "examples": len(outputs),
         "reading": reading.as_record(),
-        "unscored": int((np.isnan(tables["logprob"].ravel()) & put).sum()) if options.score else 0,
+        "unscored": int((np.isnan(tables["logprob"].ravel()) & requested).sum()) if options.score else 0,
     }
     if "first_pick" in tables and len(positions) > 1 and options.generate:
         scored["verdicts"] = judge_verdicts(tables["correct"], tables["first_pick"], tables["tie"]).as_record()
@@ -232,25 +232,25 @@ def answer_samples(
     with responder.counting():
         answered = request_samples(samples, task, options, responder)
     seconds = time.perf_counter() - begin
-    taken = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
+    counts = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
     pieces = []
     for piece in answered:
-        effort = {"counts": taken, "learnt": responder.learnt(), "cost": dict(cost), "seconds": seconds}
+        effort = {"counts": counts, "learnt": responder.learnt(), "cost": dict(cost), "seconds": seconds}
         pieces.append({**piece, EFFORT: as_bytes(effort)})
-        taken, seconds = {}, 0.0  # what the samples took together is the first one's
+        counts, seconds = {}, 0.0  # what the samples took together is stored with the first one
     return pieces
 
 
 def _total(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """What counts of several chunks add up to."""
+    """Sum of the counts of several chunks, by name."""
     total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
+    for chunk in counts:
+        total.update(chunk)
     return dict(total)
 
 
 def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described: Mapping[str, Any]) -> None:
-    """Some example must have been answered; where nothing is generated, a score must have come back."""
+    """Refuse results without a single answer and, if nothing is generated, without a single score."""
     rows = [row for piece in pieces for row in read_json(piece, TEXTS)]
     if all(row["skipped"] is not None for row in rows):
         why = "are too long for the model" if not refused_in(rows) else "were refused or are too long"
@@ -262,7 +262,7 @@ def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described:
 
 
 def _fingerprint(settings: Mapping[str, Any], samples: Sequence[Sample], options: EvaluateOptions) -> str:
-    """Of everything an evaluation depends on; its intervals depend on the seed, too."""
+    """Fingerprint of everything an evaluation depends on; its intervals depend on the seed, too."""
     return fingerprint({**settings, "samples": [sample.piece for sample in samples], "seed": options.seed})
 
 
@@ -287,13 +287,13 @@ def finished_evaluation(
 ) -> Evaluation | None:
     """Just this evaluation, without a single request, if `options` resume a directory that holds it finished.
 
-    Arguments as of `evaluate_responder`; `beside`: what else the record depends on.
+    Arguments as for `evaluate_responder`; `beside`: what else the record depends on.
     """
 
     def settings() -> dict[str, Any]:
         samples = list(samples_of(task, responder.tokenizer, options))
-        own = _fingerprint(_settings(task, options, responder.describe()), samples, options)
-        return {"evaluation": own, **(beside or {})}
+        name = _fingerprint(_settings(task, options, responder.describe()), samples, options)
+        return {"evaluation": name, **(beside or {})}
 
     record = finished_run(options.directory, settings, resume=options.resume)
     return None if record is None else Evaluation.from_record(record)

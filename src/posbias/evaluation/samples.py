@@ -1,4 +1,4 @@
-"""What is requested: samples of a task at chosen positions; and what came of each, as arrays to keep.
+"""Samples of a task at chosen positions, as they are requested; and the results of each, as arrays to keep.
 
 A sample (the same items, the same question) is requested once per position. It is the unit that is stored, resumed
 from and resampled. What does not fit into the model's context is NaN with its reason; nothing is truncated.
@@ -26,7 +26,7 @@ from posbias.tasks.language.verdicts import check_own
 TEXTS = "texts"
 """Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
 REFUSED_SHARE = 0.1
-"""Of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
+"""Share of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
 REFUSED_LEAST = 3
 LINE_END = "\n"
 SPREAD_POSITIONS = 9
@@ -38,25 +38,25 @@ Pieces = dict[str, np.ndarray]
 @checked
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What is requested, and where finished samples are kept."""
+    """Settings of `evaluate`: the samples that are requested, and the directory that keeps finished ones."""
 
     count: int = 50
     """Samples, each requested at every position, >= 1."""
     skip: int = 0
     """Samples of the task that are passed over before them, >= 0."""
     positions: str | Sequence[int] = "spread"
-    """Where the moved item is put: a list such as (0, 4, 9) or its spelling "0,4,9"; "all"; "spread(5)": at most 5
-    positions, evenly spread, both ends among them; "spread": at most SPREAD_POSITIONS."""
+    """Positions at which the moved item is put: a list such as (0, 4, 9) or its spelling "0,4,9"; "all"; "spread(5)":
+    at most 5 positions, evenly spread, both ends among them; "spread": at most SPREAD_POSITIONS."""
     seed: int = 0
-    """Of samples and folds, >= 0."""
+    """Seed of samples and folds, >= 0."""
     generate: bool = True
-    """Whether answers are generated and judged by the task's published rule."""
+    """Generate answers and judge them by the task's published rule."""
     score: bool = True
-    """Whether the right answer is scored by teacher forcing, which also ranks models too weak to generate it."""
+    """Score the right answer by teacher forcing, which also ranks models too weak to generate it."""
     max_tokens: int | None = None
-    """Generated at most, >= 1; None: the task's own."""
+    """Tokens generated at most, >= 1; None: the task's own."""
     thinking_tokens: int = 0
-    """Beside them for thoughts before the answer, >= 0: of a model that thinks, or its answer is never reached."""
+    """Tokens beside them for thoughts before the answer, >= 0: a thinking model may not reach its answer without."""
     answer_pattern: str | None = None
     """A regular expression with one group that holds the answer in what is generated, all else being thoughts; None:
     thoughts are told by the marks that models put around them."""
@@ -65,9 +65,9 @@ class EvaluateOptions:
     directory: Path | None = None
     """Run directory in which finished samples are kept until the record is saved; None keeps nothing."""
     resume: bool = False
-    """Whether to continue from the samples that are there."""
+    """Continue from the samples that are there."""
     overwrite: bool = False
-    """Whether finished work in the directory is replaced; it is refused otherwise."""
+    """Replace finished work in the directory; it is refused otherwise."""
     max_memory: int | None = None
     """Bytes that the weights of a local model and its passes may take, >= 1; None: what is free."""
 
@@ -83,7 +83,7 @@ class EvaluateOptions:
         if self.max_memory is not None:
             check_whole("evaluate: max_memory", self.max_memory, least=1)
         if not (self.generate or self.score):
-            raise UsageError("nothing to do: neither answers are generated nor the right one scored; allow one of both")
+            raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
 
     def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
         """Positions of the moved item, ascending; all of them must be the task's."""
@@ -108,7 +108,7 @@ class EvaluateOptions:
         return task.positions(chosen)
 
     def tokens_of(self, task: LanguageTask) -> int:
-        """Tokens that are generated at most, thoughts included; 0 where none are."""
+        """Tokens that are generated at most, thoughts included; 0 if none are."""
         return (self.max_tokens or task.max_tokens) + self.thinking_tokens if self.generate else 0
 
 
@@ -129,27 +129,27 @@ class Sample:
 def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
     """The samples of a task, each with its examples at all positions, lazily."""
     positions = options.positions_of(task)
-    drawn = task.examples(tokenizer, count=options.skip + options.count, positions=positions, seed=options.seed)
-    drawn = itertools.islice(drawn, options.skip * len(positions), None)
-    for name, group in itertools.groupby(drawn, key=lambda example: example.sample):
-        examples = tuple(group)
-        if len(examples) != len(positions):
-            raise UsageError(f"{task}: sample {name} has {len(examples)} examples for {len(positions)} positions")
-        yield Sample(name, examples)
+    examples = task.examples(tokenizer, count=options.skip + options.count, positions=positions, seed=options.seed)
+    examples = itertools.islice(examples, options.skip * len(positions), None)
+    for name, group in itertools.groupby(examples, key=lambda example: example.sample):
+        sample = Sample(name, tuple(group))
+        if (count := len(sample.examples)) != len(positions):
+            raise UsageError(f"{task}: sample {name} has {count} examples for {len(positions)} positions")
+        yield sample
 
 
 def notices_of(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What is odd about samples, by `NOTICES`: the numbers of those (from 0); of control tokens, which they spell."""
-    found: dict[str, Any] = {}
+    """Oddities of samples by `NOTICES`: numbers (from 0) of the samples with them, and control tokens they spell."""
+    notices: dict[str, Any] = {}
     for sample in samples:
         example = sample.examples[0]
         names = [*example.notices, *(["control_tokens"] if example.control_tokens else [])]
         for name in names:
-            found.setdefault(name, {"samples": []})["samples"].append(int(sample.name.rpartition("-")[2]))
+            notices.setdefault(name, {"samples": []})["samples"].append(int(sample.name.rpartition("-")[2]))
         for token in example.control_tokens:
-            tokens = found["control_tokens"].setdefault("tokens", {})
+            tokens = notices["control_tokens"].setdefault("tokens", {})
             tokens[token] = tokens.get(token, 0) + 1
-    return found
+    return notices
 
 
 def requests_of(samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions) -> list[Request]:
@@ -204,23 +204,23 @@ def read_json(piece: Pieces, name: str) -> Any:
 
 
 def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, float | None], dict[str, Any]]:
-    """The numbers of one example by table, None where there is none; and its output."""
+    """The numbers of one example by table, None if there is none; and its output."""
     response, score = reply.response, reply.score
     skipped = None if response is None else response.skipped
     text = None if response is None or skipped is not None else response.text
-    said, cut = text, False
+    answer, cut = text, False
     if text is not None and response is not None:  # a line that has ended, ended by itself, whatever came after it
         cut = response.finish == CUT_OFF and LINE_END not in text.lstrip()
     if text is not None and task.lead_in and response is not None and response.continues:
-        said = f"{task.lead_in} {text.lstrip().partition(LINE_END)[0]}"
+        answer = f"{task.lead_in} {text.lstrip().partition(LINE_END)[0]}"
     values, tokens = [example.answers[0], *example.companions], example.n_tokens
     numbers = {
-        "correct": None if said is None else task.right(said, example.answers),
+        "correct": None if answer is None else task.right(answer, example.answers),
         "starts": None
         if text is None or task.scoring == "verdict"
         else starts_with(text, example.answers, goes_on=cut),
         "cut": None if text is None else cut,
-        # Only where a prompt asks for several.
+        # Only if a prompt asks for several.
         "found": None if text is None or not example.companions else share_found(text, values),
         "logprob": None if score is None else score.logprob,
         "answer_tokens": None if score is None else score.n_tokens,
@@ -229,7 +229,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "gold_token": example.gold_token,
         "prompt_tokens": response.prompt_tokens if tokens is None and response is not None else tokens,
         "too_long": response is not None and skipped is not None and response.finish != REFUSED,
-        **task.noted(said),
+        **task.noted(answer),
     }
     return numbers, {
         "sample": example.sample,
@@ -245,7 +245,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
 
 
 def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those of some outputs that a server refused, as `Evaluation.refused`."""
+    """The outputs that a server refused, as `Evaluation.refused`."""
     return [
         {"sample": row["sample"], "position": row["position"], "reason": row["skipped"]}
         for row in outputs
@@ -254,7 +254,7 @@ def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_refused(refused: Sequence[Mapping[str, Any]], examples: int) -> None:
-    """Refuse to go on with a server that refuses many prompts; few concern themselves alone.
+    """Refuse to go on with a server that refuses many prompts; a few are left out.
 
     Raises:
         RunError: more than `REFUSED_SHARE` of all examples are refused, and at least `REFUSED_LEAST`.

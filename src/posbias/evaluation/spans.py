@@ -1,4 +1,4 @@
-"""Where the items of a prompt stand in its tokens, for influence that is summed over items.
+"""Places of the items of a prompt in its tokens, for influence that is summed over items.
 
 The items other than the answer's keep their order, so where they stand in one prompt is known from the answer's own
 tokens in the others: with the answer behind it, position p begins where the answer begins when it stands at p; with the
@@ -24,28 +24,28 @@ class SampleSpans:
     """The prompts of one sample, with the answer at each of the chosen positions and at their neighbours."""
 
     examples: dict[int, Example]
-    """By position of the answer."""
+    """Prompts by position of the answer."""
     positions: tuple[int, ...]
-    """Those that were chosen, ascending."""
+    """The chosen positions, ascending."""
 
     def spans(self, gold: int) -> list[tuple[int, int]]:
         """Begin and end in tokens of every chosen position, in the prompt with the answer at `gold`."""
-        found = []
+        spans = []
         for position in self.positions:
-            begin, end = self._own(position)
+            begin, end = self._gold_span(position)
             if position < gold:
-                end = self._own(position + 1)[0]
+                end = self._gold_span(position + 1)[0]
             elif position > gold:
-                begin = self._own(position - 1)[1]
-            found.append((begin, end))
-        return found
+                begin = self._gold_span(position - 1)[1]
+            spans.append((begin, end))
+        return spans
 
-    def _own(self, position: int) -> tuple[int, int]:
-        """Begin and end of the answer's item where it stands at a position."""
+    def _gold_span(self, position: int) -> tuple[int, int]:
+        """Begin and end of the answer's item when it stands at a position."""
         example = self.examples[position]
         if example.gold_token is None or example.gold_end is None:
             raise UsageError(
-                "the places of items in tokens are not known: it takes a tokenizer with character offsets and a task "
+                "the places of items in tokens are not known: they need a tokenizer with character offsets and a task "
                 "with a moved item"
             )
         return example.gold_token, example.gold_end
@@ -55,11 +55,11 @@ def spans_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> It
     """Every sample of a task, located."""
     positions = options.positions_of(task)
     around = {position + step for position in positions for step in (-1, 0, 1)}
-    wanted = sorted(position for position in around if 0 <= position < task.n_items)
-    for sample in samples_of(task, tokenizer, replace(options, positions=wanted)):
+    placed = sorted(position for position in around if 0 <= position < task.n_items)
+    for sample in samples_of(task, tokenizer, replace(options, positions=placed)):
         if any(example.gold_position is None for example in sample.examples):
             raise UsageError(f"{task}: no item holds the answer, so there is no influence of one to measure")
-        yield SampleSpans(dict(zip(wanted, sample.examples, strict=True)), positions)
+        yield SampleSpans(dict(zip(placed, sample.examples, strict=True)), positions)
 
 
 def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, "_"], int]:

@@ -21,7 +21,7 @@ MOST_UNREAD = 0.1
 
 @dataclass(frozen=True)
 class Reading:
-    """How many of the generated answers could be read."""
+    """Counts of the generated answers that could be read, and of those that could not."""
 
     answers: int
     unread: int
@@ -33,7 +33,7 @@ class Reading:
 
     @property
     def withheld(self) -> bool:
-        """Whether so many could not be read that the others, which need not be like them, decide nothing."""
+        """True if so many could not be read that the others, which need not be like them, decide nothing."""
         return self.unread > MOST_UNREAD * self.answers
 
     def as_record(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Reading:
 
 
 def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]]) -> Reading:
-    """How many answers could be read, from `Evaluation.tables` and `Evaluation.outputs`."""
+    """Count the answers that could be read, from `Evaluation.tables` and `Evaluation.outputs`."""
     unfinished = unread = sum(row["thinking"] == UNFINISHED for row in outputs)
     answered = ~np.isnan(tables["correct"])
     if "tie" in tables:
@@ -53,7 +53,7 @@ def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What a judge made of some pairs; each interval is over pairs."""
+    """Rates of a judge's verdicts on pairs; each interval is over pairs."""
 
     accuracy: StoredInterval
     """Share of right verdicts, over both orders; a tie is wrong, as is what cannot be read."""
@@ -84,28 +84,27 @@ def judge_verdicts(correct: Scores, first_pick: Scores, tie: Scores) -> Verdicts
     """Rates of verdicts in both orders.
 
     Args:
-        correct: 1 where the verdict on a pair is right with the better response in slot 0 (column 0), 1 (column 1);
-            NaN where the prompt was skipped.
-        first_pick: 1 where it names the first response, 0 the second, NaN else.
-        tie: 1 where it is a tie, 0 where it names a response, NaN else.
+        correct: 1 if the verdict on a pair is right with the better response in slot 0 (column 0), 1 (column 1);
+            NaN if the prompt was skipped.
+        first_pick: 1 if it names the first response, 0 the second, NaN else.
+        tie: 1 if it is a tie, 0 if it names a response, NaN else.
     """
-    asked = ~np.isnan(correct).any(axis=1)
-    both = ~np.isnan(first_pick).any(axis=1)
-    picked = first_pick[both]
+    judged = correct[~np.isnan(correct).any(axis=1)]
+    picked = first_pick[~np.isnan(first_pick).any(axis=1)]
     return Verdicts(
-        accuracy=_mean(correct[asked].mean(axis=1)),
+        accuracy=_mean(judged.mean(axis=1)),
         flip_rate=wilson((picked[:, 0] == picked[:, 1]).astype(np.float64)),
         first_pick=_mean(picked.mean(axis=1)),
         tie_rate=_mean(tie[~np.isnan(tie).any(axis=1)].mean(axis=1)),
         n_pairs=len(correct),
-        n_both=int(both.sum()),
+        n_both=len(picked),
         ties=int(np.nansum(tie)),
         unread=int((np.isnan(tie) & ~np.isnan(correct)).sum()),
     )
 
 
 def _mean(shares: np.ndarray) -> Interval:
-    """Of the shares of pairs, each 0, 1/2 or 1."""
+    """Mean of the shares of pairs, each 0, 1/2 or 1."""
     if is_binary(shares):
         return wilson(shares)
     return mean_of(shares).interval(least=0.0, most=1.0)

@@ -35,14 +35,14 @@ NOTE = (
 
 @REPORTS.register("correlate")
 def correlation_report(result: InfluenceCorrelation) -> Report:
-    """What was pooled, the pooled correlations, and each group's own."""
-    drawn, shown = figures(result), tables(result)
+    """The pooled groups, their pooled correlations, and the correlations of each group alone."""
+    pictures, details = figures(result), tables(result)
     return Report(
         result.record.title,
         kicker="posbias · what weighs, and what is used, over several measurements",
         verdict=[verdict_of(result)],
-        picture=drawn[:1],
-        summary=shown[:2],
+        picture=pictures[:1],
+        summary=details[:2],
         statements=statements(result),
         notices=[
             sentence
@@ -50,9 +50,9 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
             for sentence in notice_sentences(run.notices, count=run.count, here=True, of=f"{run.title}: ")
         ],
         caveats=[CORRELATION_CAVEAT],
-        figures=drawn[1:],
+        figures=pictures[1:],
         note=NOTE,
-        tables=shown[2:],
+        tables=details[2:],
         left_out=reasons(result),
         record=result.record,
     )
@@ -78,53 +78,54 @@ def tables(result: InfluenceCorrelation) -> list[Table]:
         for measure in correlated_measures(result.pooled)
     ]
     for group in result.groups:
-        own = [series for series in result.alone if series.group == group.title]
+        alone = [series for series in result.alone if series.group == group.title]
         tables += [
-            correlation_table(f"{group.title} alone: influence and {label(MEASURES, measure)}", own, measure)
-            for measure in correlated_measures(own)
+            correlation_table(f"{group.title} alone: influence and {label(MEASURES, measure)}", alone, measure)
+            for measure in correlated_measures(alone)
         ]
     return tables
 
 
 def statements(result: InfluenceCorrelation) -> list[str]:
-    """What the intervals and permutations support, sentence by sentence."""
+    """Sentences that the intervals and permutations support."""
     sentences = []
     for measure in correlated_measures(result.pooled):
         for series in result.pooled:
             groups = len(series.groups.get(measure, ()))
-            where = "" if len(result.groups) == 1 else f" of {groups} measurements"
-            sentences += correlation_statements([series], measure, where=where)
+            pooled = "" if len(result.groups) == 1 else f" of {groups} measurements"
+            sentences += correlation_statements([series], measure, pooled=pooled)
     return sentences or ["No series of influence has samples in common with a measure of behaviour."]
 
 
 def verdict_of(result: InfluenceCorrelation) -> str:
-    """Whether more influence goes with better answers, of the first measured series and its first measure."""
+    """A sentence on whether more influence goes with better answers: the first measured series, its first measure."""
     for series in filter(lambda series: series.measured, result.pooled):
         for measure, correlations in series.correlations.items():
-            plain, held = correlations.of("nothing"), correlations.of("position_and_ends")
+            plain, partial = correlations.of("nothing"), correlations.of("position_and_ends")
             if np.isnan(plain.value.value):
                 continue
-            deciding = held if held.established else plain
+            deciding = partial if partial.established else plain
             about = f"{series_name(series)} and {label(MEASURES, measure)}"
             over = f"{correlations.n_positions} positions"
             numbers = f"rank correlation of {about} {deciding.value} over {over}"
             if not deciding.established:
                 return f"Not established: whether positions with more influence are answered better ({numbers})."
             lead, better = ("Yes", "better") if deciding.value.value > 0 else ("No, the reverse", "worse")
-            rest = ", beyond what position and ends explain" if held.established else "; position alone may explain it"
-            return f"{lead}: positions with more influence are answered {better}{rest} ({numbers})."
+            beyond = ", beyond what position and ends explain"
+            limit = beyond if partial.established else "; position alone may explain it"
+            return f"{lead}: positions with more influence are answered {better}{limit} ({numbers})."
     return "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
 
 
 def reasons(result: InfluenceCorrelation) -> list[str]:
-    """Which groups a pooled correlation goes without, and which leave it without an interval."""
+    """Groups that a pooled correlation does without, and groups that leave it without an interval."""
     reasons = []
     for series in result.pooled:
         for measure, there in series.groups.items():
             about = f"{series_name(series)} and {label(MEASURES, measure)}"
             missing = [group.title for group in result.groups if group.title not in there]
             if missing:
-                reasons.append(f"{about}: without {', '.join(missing)}, which has not both")
+                reasons.append(f"{about}: without {', '.join(missing)} (one of the two is missing)")
             # From a single sample nothing can be resampled.
             single = [
                 alone.group
@@ -135,7 +136,7 @@ def reasons(result: InfluenceCorrelation) -> list[str]:
             ]
             if single:
                 reasons.append(
-                    f"{about}: no interval, for {', '.join(single)} has a single sample; leave it out, or give more"
+                    f"{about}: no interval, since {', '.join(single)} has a single sample; leave it out, or give more"
                 )
     return reasons
 
@@ -160,11 +161,14 @@ def _correlation_figure(pooled: Sequence[InfluenceSeries], alone: Sequence[Influ
     for series in pooled:
         if measure in series.correlations:
             rows.append((f"{series_name(series)}, pooled", series.correlations[measure]))
-            own = [other for other in alone if other.name == series.name and measure in other.correlations]
-            rows += [(other.group, other.correlations[measure]) for other in own]
+            rows += [
+                (entry.group, entry.correlations[measure])
+                for entry in alone
+                if entry.name == series.name and measure in entry.correlations
+            ]
     curves: list[Curve] = []
     for number, (name, stroke) in enumerate(zip(CONTROLLED.values(), RUNS, strict=False)):
-        stored = [found.correlations[number].value.as_record() for _, found in rows]
+        stored = [row.correlations[number].value.as_record() for _, row in rows]
         curves += interval_curves(name, range(1, len(rows) + 1), stored, stroke)
     return Figure(
         "correlations",
@@ -185,8 +189,8 @@ def _rank_figure(groups: Sequence[MeasuredGroup], series: InfluenceSeries, slug:
     curves = []
     for group, stroke in zip(groups, RUNS, strict=False):
         if group.title in series.groups[measure]:
-            own = next(other for other in group.series if other.name == series.name)
-            curves.append(Curve(group.title, _ranks(own.means), _ranks(group.means[measure]), stroke))
+            influence = next(entry for entry in group.series if entry.name == series.name)
+            curves.append(Curve(group.title, _ranks(influence.means), _ranks(group.means[measure]), stroke))
     name = label(MEASURES, measure)
     title = f"{series_name(series)} and {name}: ranks of the positions within each measurement"
     return [

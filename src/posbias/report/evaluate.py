@@ -89,7 +89,7 @@ def evaluation_report(evaluation: Evaluation) -> Report:
 
 
 def notices_of(evaluation: Evaluation) -> list[str]:
-    """What must be known of the answers before any number is read."""
+    """Notices about the answers that a reader needs before any number."""
     notices = []
     responder = evaluation.responder
     if responder.get("key_in_clear"):
@@ -98,14 +98,14 @@ def notices_of(evaluation: Evaluation) -> list[str]:
     notices += [*_refused(evaluation), *_thoughts(evaluation)]
     if evaluation.moved_blanks:
         notices.append(
-            f"{evaluation.moved_blanks} of {evaluation.examples} prompts ended in blanks. They end before them now, "
-            "and the right answer begins with them, as its tokens do."
+            f"{evaluation.moved_blanks} of {evaluation.examples} prompts ended in blanks. They now end before them, "
+            "and the right answer begins with the blanks, as its tokens do."
         )
     return [*notices, *notice_sentences(evaluation.notices, count=evaluation.count, here=evaluation.local)]
 
 
 def _thoughts(evaluation: Evaluation) -> list[str]:
-    """How many answers never came out of the model's thoughts, and what is scored without thoughts."""
+    """Notices about answers that never came out of the model's thoughts, and about scores without thoughts."""
     reading, notices = evaluation.reading, []
     if reading is not None and reading.unfinished:
         most = f"--max-tokens {evaluation.max_tokens}, --thinking-tokens {evaluation.thinking_tokens}"
@@ -118,13 +118,13 @@ def _thoughts(evaluation: Evaluation) -> list[str]:
         scored = "logprob" in evaluation.curves
         notices.append(
             f"{reading.thought} of {reading.answers} answers came with thoughts, which were taken out."
-            + scored * " The right answer was scored without any before it, so not as the model would give it."
+            + scored * " The right answer was scored without thoughts before it, not as the model would give it."
         )
     return notices
 
 
 def _refused(evaluation: Evaluation) -> list[str]:
-    """What is missing from every curve because a server refused it: how much, where, and the first in its words."""
+    """Notice of the prompts that a server refused, which no curve has: number, positions, and the first reason."""
     refused = evaluation.refused
     if not refused:
         return []
@@ -142,16 +142,16 @@ def _refused(evaluation: Evaluation) -> list[str]:
 
 
 def verdict_of(evaluation: Evaluation) -> list[str]:
-    """Whether answers depend on where the item stands, in the first two measures; and what can be done, or what was
-    found of influence on the same prompts."""
+    """Sentences on whether the item's position matters, by the first two measures; and remedies, or the influence on
+    the same prompts."""
     curves = evaluation.curves
     if not curves or evaluation.verdicts:
         return statements_of(evaluation)[:2]
     if withheld := _withheld(evaluation):
         return [*withheld, *(_shape_sentence(label(MEASURES, name), curve) for name, curve in curves.items())][:3]
     sentences = [_shape_sentence(label(MEASURES, name), curve) for name, curve in list(curves.items())[:2]]
-    (lead, *_), *others = (sentence.partition(": ") for sentence in sentences)
-    sentences[1:] = [f"{'The same' if lead == other else other}: {rest}" for other, _, rest in others]
+    (lead, *_), *further = (sentence.partition(": ") for sentence in sentences)
+    sentences[1:] = [f"{'The same' if claim == lead else claim}: {numbers}" for claim, _, numbers in further]
     series = _series(evaluation)
     correlated = [text for measure in correlated_measures(series) for text in correlation_statements(series, measure)]
     if correlated:
@@ -180,27 +180,27 @@ def _tries(evaluation: Evaluation) -> str:
 
 def _shape_sentence(measure: str, curve: PositionCurve) -> str:
     """The established shape of a curve in plain words, and its ends: the best and the worst position."""
-    known = [
+    means = [
         (mean, place) for mean, place in zip(curve.means, curve.positions, strict=True) if not np.isnan(mean.value)
     ]
-    if curve.shape is None or not known:
+    if curve.shape is None or not means:
         return f"By {measure} nothing is decided: {curve_findings(curve)[0]}."
-    values = [mean.value for mean, _ in known]
-    numbers = f"{measure} is highest {_at(known, max(values))} and lowest {_at(known, min(values))}"
+    values = [mean.value for mean, _ in means]
+    numbers = f"{measure} is highest {_at(means, max(values))} and lowest {_at(means, min(values))}"
     if max(values) == min(values):
-        numbers = f"{measure} is the same at every position, {known[0][0].text('.2f')}"
+        numbers = f"{measure} is the same at every position, {means[0][0].text('.2f')}"
     return f"{SHAPES[curve.shape.label]}: {numbers} (p for a trend or bend {curve.shape.p_flat:.2g})."
 
 
-def _at(known: Sequence[tuple[Interval, int]], value: float) -> str:
+def _at(means: Sequence[tuple[Interval, int]], value: float) -> str:
     """The positions that have a mean, all of them if several share it."""
-    alike = [(mean, place) for mean, place in known if mean.value == value]
+    alike = [(mean, place) for mean, place in means if mean.value == value]
     places = " and ".join(f"{place}{'' if place else ' (the first)'}" for _, place in alike)
     return f"at position{'s' if len(alike) > 1 else ''} {places} with {alike[0][0].text('.2f')}"
 
 
 def curve_findings(curve: PositionCurve) -> list[str]:
-    """What a curve establishes, and what it does not, one line each, every number with its interval or p-value."""
+    """A line for each thing that a curve establishes, or does not, every number with its interval or p-value."""
     if curve.shape is None:
         findings = [
             f"{curve.n_complete} samples scored at every one of {len(curve.positions)} positions: too few for a claim, "
@@ -229,10 +229,10 @@ PositionCurve.wording = curve_findings
 
 
 def judge_findings(verdicts: Verdicts) -> list[str]:
-    """What the intervals of a judge's verdicts support."""
+    """Findings that the intervals of a judge's verdicts support."""
     first = verdicts.first_pick
     if not first.known:
-        return ["in no pair both orders have a response named, so nothing can be said of the slot"]
+        return ["no pair has a response named in both orders, so nothing can be said about the slot"]
     leaning = "no preference for a slot is established"
     if first.excludes(UNBIASED):
         leaning = f"the {'first' if first.value > UNBIASED else 'second'} slot is preferred"
@@ -257,7 +257,7 @@ def tables_of(evaluation: Evaluation) -> list[Table]:
 
 
 def statements_of(evaluation: Evaluation) -> list[str]:
-    """What the intervals support, sentence by sentence."""
+    """Sentences that the intervals support."""
     statements = withheld = _withheld(evaluation)
     if evaluation.verdicts and not withheld:
         statements = [f"Verdicts: {finding}." for finding in judge_findings(evaluation.verdicts)]
@@ -297,7 +297,7 @@ def _counted_as_wrong(evaluation: Evaluation) -> list[str]:
 
 
 def _reasons(evaluation: Evaluation) -> list[str]:
-    """What was left out, and why."""
+    """Reasons why something was left out."""
     responder = evaluation.responder
     reasons = [
         f"{count} examples with the answer at position {place} are longer than the model's context and were skipped"
@@ -312,7 +312,7 @@ def _reasons(evaluation: Evaluation) -> list[str]:
         )
     if apart := responder.get("answers_apart"):
         reasons.append(
-            f"{apart} right answers were scored as tokens of their own, though behind their prompts they form others"
+            f"{apart} right answers were scored as separate tokens, although joined to their prompts they form others"
         )
     return [*reasons, *(evaluation.influence.left_out if evaluation.influence else ())]
 
@@ -324,7 +324,7 @@ def _withheld(evaluation: Evaluation) -> list[str]:
         return []
     if evaluation.verdicts and reading.unread > reading.unfinished:
         why = "hold no verdict that can be read"
-        remedy = "pairwise(pattern='...') reads a form of its own, --max-tokens allows longer answers"
+        remedy = "pairwise(pattern='...') reads another form, --max-tokens allows longer answers"
     else:
         why = "never came out of the model's thoughts"
         remedy = "--thinking-tokens allows more thoughts"
@@ -353,7 +353,7 @@ def _score_table(evaluation: Evaluation) -> Table:
 
 
 def _verdict_tables(evaluation: Evaluation) -> list[Table]:
-    """Rates of a judge that was asked in both orders."""
+    """The rates of a judge's verdicts in both orders; no table if too few could be read."""
     verdicts = evaluation.verdicts
     if not verdicts or _withheld(evaluation):
         return []
@@ -382,7 +382,7 @@ def _difference_table(name: str, curve: PositionCurve) -> Table:
 
 
 def _figures(evaluation: Evaluation) -> list[Figure]:
-    """With influence measured on the same prompts, everything on one scale; then one figure per measure."""
+    """One figure per measure; before them, if influence was measured on the same prompts, everything on one scale."""
     figures = [_score_figure(evaluation, name, curve) for name, curve in evaluation.curves.items()]
     if series := _series(evaluation):
         means = {name: curve.means for name, curve in evaluation.curves.items()}

@@ -7,13 +7,13 @@ import numpy as np
 
 from posbias.display.figures import GREEN, MEASURED, SKY, YELLOW, Curve, Figure, Stroke, interval_curves, theory_strokes
 from posbias.display.wording import KINDS, THEORIES, label
-from posbias.evaluation.correlation import Correlations, InfluenceSeries, RankCorrelation
+from posbias.evaluation.correlation import InfluenceSeries, RankCorrelation
 from posbias.evaluation.evaluation import MEASURES
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval
 
 CORRELATION_CAVEAT = (
-    "A rank correlation over positions is nearly automatic where both curves fall or bend alike; the partial ones hold "
+    "A rank correlation over positions is nearly automatic if both curves fall or bend alike; the partial ones hold "
     "position, distance to the nearer end, or both fixed. Their intervals resample samples at the chosen positions; "
     "p counts permutations of the positions, corrected (Holm) for the number of series and measures."
 )
@@ -21,7 +21,7 @@ WHAT = {
     "gold": "answer's item",
     "place": "place, another item",
 }
-"""What a series of influence is about."""
+"""Item that a series of influence is about."""
 CONTROLLED = {
     "nothing": "plain",
     "position": "position held fixed",
@@ -54,31 +54,36 @@ def correlation_table(title: str, series: Sequence[InfluenceSeries], measure: st
         if measure in entry.correlations:
             correlations = entry.correlations[measure]
             texts = [
-                MISSING if np.isnan(found.value.value) else f"{found.value} p {found.p_value:.2g}"
-                for found in correlations.correlations
+                MISSING if np.isnan(correlation.value.value) else f"{correlation.value} p {correlation.p_value:.2g}"
+                for correlation in correlations.correlations
             ]
             cells.append([series_name(entry), *texts, correlations.within.text()])
     return Table(title, ["influence", *CONTROLLED.values(), "within positions and samples"], cells)
 
 
-def correlation_statements(series: Sequence[InfluenceSeries], measure: str, *, where: str = "") -> list[str]:
-    """A sentence for every measured series, and for every theory of which anything is established."""
+def correlation_statements(series: Sequence[InfluenceSeries], measure: str, *, pooled: str = "") -> list[str]:
+    """A sentence for every measured series, and for every theory with an established correlation.
+
+    `pooled` names what the positions belong to, such as " of 3 measurements".
+    """
     statements = []
     for entry in series:
-        found: Correlations | None = entry.correlations.get(measure)
-        if found is None or not (entry.measured or any(one.established for one in found.correlations)):
+        if measure not in entry.correlations:
             continue
-        plain, held = found.of("nothing"), found.of("position_and_ends")
+        controlled = entry.correlations[measure]
+        if not (entry.measured or any(correlation.established for correlation in controlled.correlations)):
+            continue
+        plain, partial = controlled.of("nothing"), controlled.of("position_and_ends")
         about = f"{series_name(entry)} and {label(MEASURES, measure)}"
         if np.isnan(plain.value.value):
             statements.append(f"{about}: one of the curves is constant, so there is no correlation.")
             continue
-        rest = "and nothing is left of a curve once position and ends are held fixed"
-        if not np.isnan(held.value.value):
-            rest = f"with position and ends held fixed {held.value} ({_established(held)})"
+        fixed = "and nothing is left of a curve once position and ends are held fixed"
+        if not np.isnan(partial.value.value):
+            fixed = f"with position and ends held fixed {partial.value} ({_established(partial)})"
         statements.append(
-            f"{about} over {found.n_positions} positions{where}: rank correlation {plain.value} "
-            f"({_established(plain)}), {rest}."
+            f"{about} over {controlled.n_positions} positions{pooled}: rank correlation {plain.value} "
+            f"({_established(plain)}), {fixed}."
         )
     return statements
 
@@ -100,7 +105,7 @@ class Weighed:
 
 def influence_figure(slug: str, title: str, weighed: Weighed) -> Figure:
     """Accuracy, influence and theories of one model, each as a multiple of its mean over positions."""
-    drawn = [
+    lines = [
         (label(MEASURES, name), weighed.means[name], stroke)
         for name, stroke in ON_ONE_SCALE.items()
         if name in weighed.means
@@ -113,9 +118,9 @@ def influence_figure(slug: str, title: str, weighed: Weighed) -> Figure:
         stroke = INFLUENCES[kinds.index(series.kind) % len(INFLUENCES)] if measured else theories[series.source]
         if series.what == "place" and (series.source, series.kind) in of_answers:
             stroke = Stroke(stroke.colour, "dot")  # beside the answer's item of the same source
-        drawn.append((series_name(series), series.means, stroke))
+        lines.append((series_name(series), series.means, stroke))
     curves: list[Curve] = []
-    for name, means, stroke in drawn:
+    for name, means, stroke in lines:
         values = [mean.value for mean in means if not np.isnan(mean.value)]
         if values and np.mean(values) > 0:
             stored = [mean.as_record() for mean in means]

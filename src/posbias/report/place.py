@@ -19,11 +19,15 @@ PLACED_BY = {"accuracy": "accuracy", "logprob": "probability", "reciprocal_rank"
 @REPORTS.register("place")
 def placement_report(placement: Placement) -> Report:
     """The order, what it is worth against the usual ones, why, and what the data do not decide."""
-    samples, tests = placement.n_samples, _tests(placement)
+    samples = placement.n_samples
+    tests = (
+        f"p {placement.p_flat:.2g}, an F-test of all differences between them; evaluate says {placement.p_shape:.2g}, "
+        "since it looks for a trend and a bend alone"
+    )
     why = f"{samples} samples do not show that the places differ ({tests}), so best first is kept."
     if placement.decided:
-        kept = f"{100 * placement.kept:.0f} % of the measured differences are kept, the rest is noise."
-        why = f"over {samples} samples the places differ ({tests}); {kept}"
+        signal = f"{100 * placement.kept:.0f} % of the measured differences are kept, the rest is noise."
+        why = f"over {samples} samples the places differ ({tests}); {signal}"
     statements = [
         f"Best order of the passages, first to last (0 is the first given): {_order(placement.order)}.",
         _worth(placement),
@@ -50,24 +54,18 @@ def placement_report(placement: Placement) -> Report:
     )
 
 
-def _tests(placement: Placement) -> str:
-    """The p-value that decides, and why that of `evaluate` on the same samples is another."""
-    deciding = f"p {placement.p_flat:.2g}, an F-test of all differences between them"
-    return f"{deciding}; evaluate says {placement.p_shape:.2g}, since it looks for a trend and a bend alone"
-
-
 def _worth(placement: Placement) -> str:
-    """Over which of the usual orders the chosen one is shown to gain, and by how much."""
+    """The usual orders over which the chosen one is shown to gain, and by how much."""
     measure = PLACED_BY[placement.measure]
-    others = [gain for gain in placement.gains if gain.order != placement.order]
-    shown = [f"{gain.gain.text('+.2f')} over {ORDERS[gain.over]}" for gain in others if gain.raises]
-    rest = [f"{ORDERS[gain.over]} ({gain.gain.text('+.2f')})" for gain in others if not gain.raises]
-    if not others:
+    gains = [gain for gain in placement.gains if gain.order != placement.order]
+    raised = [f"{gain.gain.text('+.2f')} over {ORDERS[gain.over]}" for gain in gains if gain.raises]
+    undecided = [f"{ORDERS[gain.over]} ({gain.gain.text('+.2f')})" for gain in gains if not gain.raises]
+    if not gains:
         return "This is the usual order, best first."
-    if not shown:
-        return f"No gain in {measure} is shown over {' and '.join(rest)}."
-    left = f"; not shown against {' and '.join(rest)}" if rest else ""
-    return f"It raises the {measure}, on samples that had no part in the choice: {' and '.join(shown)}{left}."
+    if not raised:
+        return f"No gain in {measure} is shown over {' and '.join(undecided)}."
+    limit = f"; not shown against {' and '.join(undecided)}" if undecided else ""
+    return f"It raises the {measure}, on samples that had no part in the choice: {' and '.join(raised)}{limit}."
 
 
 def _placement_figure(placement: Placement) -> Figure:
