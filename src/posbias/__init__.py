@@ -49,7 +49,7 @@ Settings, all keyword arguments:
     AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
     CorrelateOptions: Settings of `correlate`.
     DesignOptions: Settings of `design`.
-    EvaluateOptions: What is requested, and where finished samples are kept.
+    EvaluateOptions: Settings of `evaluate`: the samples that are requested, and the folder of finished ones.
     MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done
         and kept.
     MitigateOptions: Methods that are tried, the samples that judge them, and the measure that decides.

@@ -108,7 +108,7 @@ def test_what_is_not_such_a_run_is_refused(tmp_path):
 def test_a_single_sample_beside_others_gives_no_interval_and_no_claim():
     result = correlate([saved(count=1), saved(model="other")])
     (entry,) = result.pooled
-    assert all("no interval, for demo: example_order(shots=5) has a single" in text for text in reasons(result))
+    assert all("no interval, since demo: example_order(shots=5) has a single" in text for text in reasons(result))
     assert len(reasons(result)) == len(entry.correlations)
     assert not reasons(correlate([saved(), saved(model="other")]))
     for found in entry.correlations.values():

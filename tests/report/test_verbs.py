@@ -10,6 +10,7 @@ import pytest
 
 from posbias.designing import DesignOptions, design, design_record
 from posbias.display.figures import Figure, HeatMap
+from posbias.display.wording import GLOSSARY
 from posbias.evaluation import MeasuredUse, Placement, place
 from posbias.evaluation.curve import Contrast, PositionCurve, Shape
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity

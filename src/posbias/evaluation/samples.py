@@ -38,7 +38,7 @@ Pieces = dict[str, np.ndarray]
 @checked
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Settings of `evaluate`: the samples that are requested, and the directory that keeps finished ones."""
+    """Settings of `evaluate`: the samples that are requested, and the folder of finished ones."""
 
     count: int = 50
     """Samples, each requested at every position, >= 1."""
