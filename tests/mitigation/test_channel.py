@@ -130,7 +130,7 @@ def test_a_small_strength_changes_little_and_nothing_stays(model):
     ("name", "method", "message"),
     [
         ("llama", METHOD.replace("5", "32"), "channel must lie in 0 ... 31, got 32"),
-        ("llama", METHOD.replace("last_layer=2", "last_layer=3"), "layers must lie in 0 ... 2"),
+        ("llama", METHOD.replace("last_layer=2", "last_layer=3"), "first and last layer must lie in 0 ... 2"),
         ("llama", QUESTION, "needs the passages"),
         ("phi3", METHOD, "phi3 makes queries, keys and values in one map"),
         ("olmo2", METHOD, "olmo2 normalises queries and keys over all heads"),

@@ -58,6 +58,14 @@ def test_the_answers_become_more_probable_on_calibration_prompts(fitted):
     assert fitted.how["numbers"] == 2 * 4 * 3
 
 
+def test_a_fitted_method_shows_itself(fitted):
+    assert repr(fitted) == f"Fitted({fitted.method!r}, fitted to 4 samples)"
+    assert len(repr(fitted)) < 300
+    page = fitted._repr_html_()
+    assert ">answer loss</td>" in page
+    assert fitted.how["samples"][0] not in page
+
+
 def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
     options = FitOptions(steps=3, knots=(0, 1, 90), seed=4)
     first, again = (fit("key_bias", model, calibration, text=text, options=options) for _ in range(2))
@@ -122,7 +130,7 @@ def test_calibration_samples_choose_the_strength(model, calibration):
     assert len(set(scores.values())) == 2
     for wrong, message in (
         ({"strengths": (1.5,)}, r"fit: strength must lie in \[0, 1\], got 1.5"),
-        ({"strengths": (1, 1.0)}, r"fit: each of strengths once, got \[1, 1.0\]"),
+        ({"strengths": (1, 1.0)}, r"fit: give each of the strengths once, got \[1, 1.0\]"),
     ):
         with pytest.raises(UsageError, match=message):
             FitOptions(**wrong)
@@ -215,6 +223,7 @@ def test_a_grid_is_searched_by_the_probability_of_the_answers(model, calibration
     scores = found.how["candidates"]
     assert str(found.method) == max(scores, key=scores.get)
     assert len(scores) == 8
+    assert f"{found.method}: {max(scores.values()):.4g}" in found._repr_html_()
 
 
 @pytest.mark.parametrize("strengths", [(), (0.5, 1.0)])

@@ -226,9 +226,9 @@ def test_at_floor_and_ceiling_log_probabilities_decide():
 
 def test_what_cannot_be_compared_is_refused():
     before = np.zeros((8, 3))
-    with pytest.raises(UsageError, match="at least 1 method and each once, got none"):
+    with pytest.raises(UsageError, match="at least 1 method, and each only once, got none"):
         judge(before, [], positions=PLACES)
-    with pytest.raises(UsageError, match="each once, got a, a"):
+    with pytest.raises(UsageError, match="each only once, got a, a"):
         judge(before, [ArmScores("a", before)] * 2, positions=PLACES)
     with pytest.raises(UsageError, match=r"a: .* the same samples"):
         judge(before, [ArmScores("a", before[:4])], positions=PLACES)

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 
 import numpy as np
 import pytest
@@ -396,6 +397,15 @@ def test_spellings_come_back():
         assert str(resolve_method(name, None, strength=0.5)) == str(
             MITIGATIONS.parse(str(resolve_method(name, None, strength=0.5)))
         )
+
+
+@pytest.mark.parametrize("name", list(MITIGATIONS))
+def test_a_method_shows_itself_in_one_short_line_and_a_table(name):
+    spelling = "ordered(order=[2, 0, 1])" if name == "ordered" else spelled(name)
+    method = resolve_method(spelling, None, strength=0.5)
+    assert re.fullmatch(rf"{type(method).__name__}\(.*strength=0.5.*\)", repr(method))
+    assert len(repr(method)) < 300
+    assert f">{name}</td>" in method._repr_html_()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

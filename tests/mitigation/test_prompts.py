@@ -233,7 +233,7 @@ def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str, cur
         ("self_consistency(draws=1)", "self_consistency: draws must be a whole number >= 2, got 1"),
         ("self_consistency(seed=-1)", "seed must be a whole number >= 0"),
         ("attention_sorting(rounds=0)", "rounds must be a whole number >= 1"),
-        ("ordered(run='')", "run must be the directory of an evaluation"),
+        ("ordered(run='')", "give either run, the directory of an evaluation, or order"),
         ("repeat_prompt(strength=2.0)", "strength must lie in"),
     ],
 )

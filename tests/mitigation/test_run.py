@@ -19,7 +19,7 @@ from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD, Levels, Requirement
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.methods.key_bias import ContextBias
-from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET, write_recipe
+from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET, write_recipe
 from posbias.mitigation.trial import fits, ordinary_text
 from posbias.mitigation.trial import options as options_module
 from posbias.mitigation.trial import run as running
@@ -318,7 +318,7 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     [("initial_token(gamma=50.0)", SNIPPET), ("context_bias", PASSAGES_SNIPPET), ("context_bias", SNIPPET)],
 )
 def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, snippet):
-    told = QUESTION_TOLD.format(question="Which") if "context" in spelled else ""
+    addition = QUESTION_ADDITION.format(question="Which") if "context" in spelled else ""
     model, recipe = load_model(str(long_llama)), tmp_path / "recipe.json"
     method = ContextBias([[-40.0] * 4] * 2) if "context" in spelled else MITIGATIONS.parse(spelled)
     logits = []
@@ -332,7 +332,7 @@ def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_pat
         passages, question = ["one two three\n", "four five six\n"], "Which one? "
         given = {"NAME": str(long_llama), "PASSAGES": passages, "PROMPT": "".join(passages) + question}
         with register_module_forward_hook(keep):
-            exec(snippet.format(recipe=str(recipe), told=told), given)
+            exec(snippet.format(recipe=str(recipe), addition=addition), given)
     assert not logits[0].equal(logits[len(logits) // 2]), "the first of each strength"
     assert len(snippet.splitlines()) <= 10
 
@@ -347,7 +347,7 @@ def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):
     before, after = (record.arrays[f"scores/accuracy/{arm}"].mean(axis=0) for arm in (0, 1))
     assert after[0] > before[0]
     assert "key_value(pairs=2)" in record.scalars["judgement"]["verdicts"][0]["effects"], "of two passages, too"
-    with pytest.raises(UsageError, match="run must be the directory"):
+    with pytest.raises(UsageError, match="give either run, the directory"):
         trial_record(TASK, responder, options("ordered", calibration=0, count=6))
     with pytest.raises(UsageError, match="takes 6 calibration samples; got 4"):
         trial_record(TASK, responder, options("ordered", calibration=4, count=6))

@@ -15,7 +15,7 @@ from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
 from posbias.mitigation.judging.endpoints import JUDGED, MEAN, SPREAD, WORST, Change, change_text
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
-from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_TOLD, SNIPPET
+from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
 from posbias.mitigation.trial.arms import UNCHANGED
 from posbias.mitigation.trial.influence import OVER_POSITIONS
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
@@ -48,7 +48,7 @@ NOTE = (
     "that there is no effect."
 )
 FORM = (
-    "The log-probability of right answers also rises where answers merely take the form that is scored; "
+    "The log-probability of right answers also rises if answers merely take the form that is scored; "
     "generated answers (--by accuracy) tell the two apart."
 )
 ENDPOINTS = {
@@ -61,7 +61,7 @@ ENDPOINTS = {
 
 @REPORTS.register("mitigate")
 def mitigation_report(trial: MitigationTrial) -> Report:
-    """Which method to apply, if any, and why."""
+    """The method to apply, if any, and why."""
     record, judgement = trial.record, trial.judgement
     n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
     return Report(
@@ -91,7 +91,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
 
 
 def required_lines(trial: MitigationTrial) -> list[str]:
-    """Whether the requirement is met; nothing if none was made."""
+    """A sentence that says if the requirement is met; nothing if none was made."""
     check = trial.requirement
     if check is None:
         return []
@@ -128,14 +128,14 @@ def _moved(influence: InfluenceOutcome, recommended: str | None) -> list[str]:
 
 
 def _tied(trial: MitigationTrial, influence: InfluenceOutcome) -> list[str]:
-    """Whether scores follow influence, in the measure that decided if it was tied."""
+    """A sentence that says if scores follow influence, in the measure that decided if it was tied."""
     ties = [tie for tie in influence.ties if tie.what == OVER_POSITIONS]
     if not ties:
         return []
     tie = next((tie for tie in ties if tie.measure == trial.judgement.measure), ties[0])
     follows = "is not established to follow influence"
     if tie.established:
-        follows = "follows influence" if tie.value.value > 0 else "falls where influence rises"
+        follows = "follows influence" if tie.value.value > 0 else "falls as influence rises"
     return [
         f"When methods move influence to or from the answer's item, {label(MEASURES, tie.measure)} {follows}.",
         f"Rank correlation of both changes over positions, within methods: {_tie_text(tie)}, {tie.n_samples} samples.",
@@ -218,10 +218,10 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
     by_passages = arm.needs_passages or method.needs_passages is True
     by_question = by_passages and trial.question is not None and method.needs_question
     snippet = PASSAGES_SNIPPET if by_passages and not by_question else SNIPPET
-    told = QUESTION_TOLD.format(question=trial.question) if by_question else ""
+    addition = QUESTION_ADDITION.format(question=trial.question) if by_question else ""
     fitted = arm.fitted is not None
     recipe = f"{arm.directory}/recipe.json" if fitted else arm.recipe or arm.name
-    lines = [[line] for line in snippet.format(recipe=recipe, told=told).splitlines()]
+    lines = [[line] for line in snippet.format(recipe=recipe, addition=addition).splitlines()]
     title = f"{arm.name} on a model of transformers{', from the directory of this run' if fitted else ''}"
     return {"Use it with transformers": [Table(title, ["Python"], lines)]}
 
@@ -328,18 +328,18 @@ def _figures(trial: MitigationTrial) -> list[Figure]:
     ranked = sorted(
         judgement.verdicts, key=lambda verdict: (verdict.name != judgement.recommended, -_worst(verdict.means))
     )
-    drawn = ranked[:MOST_DRAWN]
-    strokes, positions = run_strokes([verdict.name for verdict in drawn]), list(judgement.positions)
+    first = ranked[:MOST_DRAWN]
+    strokes, positions = run_strokes([verdict.name for verdict in first]), list(judgement.positions)
     lines: list[Curve] = list(interval_curves("unchanged", positions, _stored(judgement.before), MEASURED))
-    for verdict in drawn:
+    for verdict in first:
         lines += interval_curves(verdict.name, positions, _stored(verdict.means), strokes[verdict.name])
-    rest = len(ranked) - len(drawn)
-    shown = f" ({rest} methods with lower worst positions are not drawn)" if rest else ""
+    n_left = len(ranked) - len(first)
+    omitted = f" ({n_left} methods with lower worst positions are not drawn)" if n_left else ""
     measure = label(MEASURES, judgement.measure)
     return [
         Figure(
             "before-and-after",
-            f"{trial.task}: {measure} by position, without and with each method{shown}",
+            f"{trial.task}: {measure} by position, without and with each method{omitted}",
             f"position of the answer among {trial.n_items} (0 is the first)",
             measure,
             tuple(lines),

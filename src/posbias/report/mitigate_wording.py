@@ -70,21 +70,21 @@ def recommendation(judgement: Judgement) -> list[str]:
     gaining = [verdict for verdict in verdicts if verdict.verdict in GAINS and verdict.after is not None]
     harmful = [verdict.name for verdict in verdicts if verdict.verdict == HARM]
     withheld = [verdict.name for verdict in verdicts if verdict.verdict == WITHHELD]
-    rest = [f"Do not apply {_names(harmful)}: harm is established."] if harmful else []
-    rest += [f"No verdict by answers is given for {_names(withheld)}."] if withheld else []
+    warned = [f"Do not apply {_names(harmful)}: harm is established."] if harmful else []
+    warned += [f"No verdict by answers is given for {_names(withheld)}."] if withheld else []
     best = next((verdict for verdict in gaining if verdict.name == judgement.recommended), None)
     if best is not None:
-        others = [verdict.name for verdict in gaining if verdict is not best]
-        also = f"{_names(others)} {'gain' if len(others) > 1 else 'gains'}, too; which one is best is not tested."
-        return [*_gain_lines(best, measure), *([also] if others else []), *rest]
+        gainers = [verdict.name for verdict in gaining if verdict is not best]
+        also = f"{_names(gainers)} {'gain' if len(gainers) > 1 else 'gains'}, too; which one is best is not tested."
+        return [*_gain_lines(best, measure), *([also] if gainers else []), *warned]
     if len(harmful) == len(verdicts):
-        return ["Leave the model as it is.", *rest]
+        return ["Leave the model as it is.", *warned]
     first = verdicts[0]
     if len(withheld) == len(verdicts) and first.withheld is not None:
         return [f"No verdict by answers for any method ({first.name}).", f"{_capital(undecided_text(first.withheld))}."]
     enough = f" by what matters ({judgement.smallest:g})" if any(v.verdict == SMALL for v in verdicts) else ""
     lead = f"Leave the model as it is: no method is established to raise {measure}{enough}."
-    return [lead, *_undetected_lines(verdicts), *rest]
+    return [lead, *_undetected_lines(verdicts), *warned]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -112,8 +112,8 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
             "Apply it where answers may stand anywhere."
         )
     besides = [name for name in best.effects if name in best.harms]
-    where = f"neither here nor for {' and '.join(besides)}" if besides else "but harm elsewhere was not measured"
-    lines.append(f"No {'other ' if price else ''}{harm} is established, {where}.")
+    scope = f"neither here nor for {' and '.join(besides)}" if besides else "but harm elsewhere was not measured"
+    lines.append(f"No {'other ' if price else ''}{harm} is established, {scope}.")
     return [*lines, f"{_capital(dependence_text(best))}."] if best.dependence else lines
 
 
@@ -222,7 +222,7 @@ def warnings(choice: MeasureChoice, arms: Sequence[ArmResult]) -> list[str]:
     if choice.level is not None:
         side = "ceiling" if choice.level > CEILING else "floor"
         hint = instead if choice.measure != "accuracy" else "score the answers, or take an easier or harder task"
-        lead = f"accuracy is near its {side}: {choice.level:.3f} on average without a method, where little can be told"
+        lead = f"accuracy is near its {side}: {choice.level:.3f} on average without a method, where little shows"
         lines.append(f"{lead}; {hint}")
     lines += [
         f"{arm.name}: {arm.reading.unread} of {arm.reading.answers} generated answers could not be read, so none counts"
@@ -282,8 +282,8 @@ def _undecided_sentence(verdict: Verdict, names: Sequence[str], judgement: Judge
     """Changes that are not established, the rises that would have been, and how many samples would decide."""
     changes = {name: verdict.changes[name] for name in names}
     sizes = "; ".join(f"{name} {change_text(change.value, '+')}" for name, change in changes.items())
-    other = "other " if len(names) < len(JUDGED) else ""
-    text = f"No {other}change of {measure_words(judgement.measure)} is established: {sizes}."
+    further = "other " if len(names) < len(JUDGED) else ""
+    text = f"No {further}change of {measure_words(judgement.measure)} is established: {sizes}."
     rises = {name: change.detectable for name, change in changes.items() if change.detectable is not None}
     finite = [f"of the {name} by {rise:.3f}" for name, rise in rises.items() if np.isfinite(rise)]
     never = [f"of the {name}" for name in rises if not np.isfinite(rises[name])]

@@ -16,13 +16,14 @@ from jaxtyping import Int64
 
 from posbias.architecture import LogSpline
 from posbias.checks import check_choice, check_number, check_seed, check_size
+from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation import MeasuredUse
 from posbias.evaluation.responders import Request, Responder
 from posbias.interventions.base import check_model
 from posbias.limits import UPDATES
 from posbias.mitigation.fitting.calibration import LEAST_SAMPLES, best_of, check_samples
-from posbias.mitigation.methods.base import MITIGATIONS, Method, check_strength
+from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, check_strength
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
 from posbias.runs.parts import PartStore
@@ -56,17 +57,16 @@ class FitOptions:
     shared: str = "none"
     """One of `SHARING`."""
     from_question: bool = False
-    """Whether the bias acts from the question on only."""
+    """The bias acts from the question on only."""
     scales: bool = True
-    """Whether every head's logits have a scale, too, for the queries from the question on; unused if all queries have
-    the bias."""
+    """Scale every head's logits, too, for the queries from the question on; unused if all queries have the bias."""
     seed: int = 0
     """Seed of the order of prompts and windows."""
     begin: str = ""
     """Path of a recipe of the same form, whose numbers the fit starts from; empty: from no change."""
     checkpointing: bool = False
-    """Whether layers are computed again in the backward pass, for less memory and more time; not from the question on,
-    where few tokens have one."""
+    """Compute layers again in the backward pass, for less memory and more time; not from the question on, where few
+    tokens have one."""
     strengths: Sequence[float] = ()
     """Strengths of whatever is fitted, each in [0, 1], from which the calibration samples choose; empty: 1."""
 
@@ -86,7 +86,7 @@ class FitOptions:
         for strength in self.strengths:
             check_strength("fit", strength)
         if len(set(self.strengths)) < len(self.strengths):
-            raise UsageError(f"fit: each of strengths once, got {list(self.strengths)}")
+            raise UsageError(f"fit: give each of the strengths once, got {list(self.strengths)}")
         if self.knots:
             LogSpline(values=[0.0] * len(self.knots), knots=self.knots)
 
@@ -96,7 +96,7 @@ class Calibration:
     """The material of a fit: samples with their answers, ordinary text, and who can be asked."""
 
     model: HuggingFaceModel | None
-    """None: the model is behind a server."""
+    """The model to fit to; None: it is behind a server."""
     examples: Sequence[Example]
     text: Windows = ()
     """Windows of ordinary text in token ids."""
@@ -122,8 +122,8 @@ class Checkpoint:
     """Name of the piece, which no other fit of the run has."""
 
 
-@dataclass(frozen=True)
-class Fitted:
+@dataclass(frozen=True, repr=False)
+class Fitted(Presented):
     """A fitted method and how it came about."""
 
     method: Method
@@ -131,15 +131,30 @@ class Fitted:
     """Plain values for a recipe or record: options, calibration samples, and what the fit saw of them; `samples` are
     `contents` of these, by which a run refuses to judge the recipe on them."""
 
+    def shown(self) -> Shown:
+        """The method and the number of samples in one line; how it came about in a table, scores one below another."""
+        rows = {
+            name.replace("_", " "): "\n".join(f"{candidate}: {score:.4g}" for candidate, score in value.items())
+            if isinstance(value, dict)
+            else BRIEF.repr(value)
+            for name, value in self.how.items()
+            if name != "samples"  # hashes
+        }
+        samples = self.how.get("calibration_samples")
+        return Shown(
+            f"{self.method!r}" + (f", fitted to {samples} samples" if samples else ""),
+            facts={**self.method.facts(), **rows},
+        )
+
 
 class Fit(ABC):
     """One way of finding a method's parameters."""
 
     method: type[Method]
     needs_model: ClassVar[bool] = True
-    """Whether the model itself must be at hand, not only a server in front of it."""
+    """The model itself must be at hand, not only a server in front of it."""
     required: ClassVar[bool] = True
-    """Whether the method has no parameters unless it is fitted."""
+    """The method has no parameters unless it is fitted."""
 
     @abstractmethod
     def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
@@ -150,7 +165,7 @@ class Fit(ABC):
         """The approximate number of passes of a calibration prompt: a backward pass is two, a window a prompt."""
 
     def reads_text(self, options: FitOptions) -> bool:
-        """Whether windows of ordinary text are read."""
+        """True if windows of ordinary text are read."""
         return False
 
     def check(self, n_samples: int, request: Request, responder: Responder) -> None:

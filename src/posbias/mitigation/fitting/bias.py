@@ -176,10 +176,10 @@ def fit_estimate(
     estimate = calibrate(model, sizes[longest], step, squares=forward if options.checkpointing else None)
     if estimate is None:
         return None
-    constant, *others = estimate.coefficients
+    constant, *higher = estimate.coefficients
     if options.penalty > 0 and len(text):
         window = max(text, key=len)
         on_text = peak_tensor_bytes(lambda: step_on_text(model, window, values, options.penalty), model.device)
         on_answer = sum(value * sizes[longest] ** power for power, value in enumerate(estimate.coefficients))
         constant += max(0.0, on_text - on_answer)
-    return replace(estimate, coefficients=(constant, *others), shorter=SHORTER)
+    return replace(estimate, coefficients=(constant, *higher), shorter=SHORTER)

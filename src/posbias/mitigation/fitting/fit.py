@@ -57,7 +57,7 @@ def fit(
     """
     how = fit_of(method)
     if how is None or not how.needs_model:
-        names = [name for name in MITIGATIONS if (known := fit_of(name)) is not None and known.needs_model]
+        names = [name for name in MITIGATIONS if (candidate := fit_of(name)) is not None and candidate.needs_model]
         raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(names)}")
     material = Calibration(check_model(model), calibration, text)
     return run_fit(how, material, options=options or FitOptions(), checkpoint=checkpoint)
@@ -66,8 +66,8 @@ def fit(
 def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None = None) -> Fitted:
     """The method of a fit, at the strength that the calibration samples choose, with the samples that it has seen."""
     fitted = how.fit(calibration, options=options, checkpoint=checkpoint)
-    seen = contents(calibration.examples) | (samples_of_recipe(options.begin) if options.begin else set())
-    fitted = replace(fitted, how={**fitted.how, "samples": sorted(seen)})
+    used = contents(calibration.examples) | (samples_of_recipe(options.begin) if options.begin else set())
+    fitted = replace(fitted, how={**fitted.how, "samples": sorted(used)})
     if not options.strengths or not isinstance(fitted.method, Mitigation):
         return fitted
     candidates = [replace(fitted.method, strength=strength) for strength in options.strengths]

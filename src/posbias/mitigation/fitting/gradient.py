@@ -177,7 +177,7 @@ class Answers:
         if index in self._prefixes:
             return self._prefixes[index]
         prefix = Prefix(self._model, embeddings)
-        if sum(kept.n_bytes for kept in self._prefixes.values()) + prefix.n_bytes <= KEPT_BYTES:
+        if sum(earlier.n_bytes for earlier in self._prefixes.values()) + prefix.n_bytes <= KEPT_BYTES:
             self._prefixes[index] = prefix
         return prefix
 

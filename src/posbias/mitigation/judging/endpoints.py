@@ -7,7 +7,7 @@ The worst position is chosen by the same scores that judge it, and a method may 
 is therefore bounded by the same minimum and maximum over the ends of the intervals of all P x P paired differences,
 each at 1 - .05 / P: whichever positions are truly worst, one of them is corrected for and the other needs no
 correction. In simulation such an interval misses in at most 5 % of runs whatever the curves; with the choice made on
-other samples (ten folds) it would miss in up to 30 % where positions are nearly alike, with a bootstrap that repeats
+other samples (ten folds) it would miss in up to 30 % if positions are nearly alike, with a bootstrap that repeats
 the choice in up to 52 % (docs/mitigate.md). Spread and formerly best position are bounded alike.
 
 Few samples of a skewed change mostly lack the rare large ones that balance the others, and look like a sure change. So
@@ -82,40 +82,40 @@ UNCHANGED = Change(Interval(0.0, 0.0, 0.0), 1.0)
 def change_text(value: Interval, sign: str = "", *, least: int = 3, unit: str = "") -> str:
     """A change with its ends, such as `+0.120 [0.040, 0.200]`, in as many decimals as tell it from no change.
 
-    No end reads as 0 that is not where the interval leaves out 0, and else not the one farther from 0.
+    If the interval leaves out 0, no end that is not 0 reads as 0; else the end farther from 0 does not.
     """
     numbers = (value.low, value.high) if value.known else (value.value,)
     sizes = [abs(number) for number in numbers if math.isfinite(number) and number]
-    told = (min if value.excludes(0.0) else max)(sizes, default=1.0)
-    digits = max(least, math.ceil(-math.log10(told)))
+    smallest = (min if value.excludes(0.0) else max)(sizes, default=1.0)
+    digits = max(least, math.ceil(-math.log10(smallest)))
     return value.text(f"{sign}.{digits}f" if digits < SCIENTIFIC else f"{sign}.1e", unit=unit)
 
 
 def samples_needed(scores: Float64[np.ndarray, "..."]) -> int:
-    """Complete samples that a verdict takes: 6 where all scores are right or wrong, else 16."""
+    """Complete samples that a verdict takes: 6 if all scores are right or wrong, else 16."""
     return SAMPLES_FOR_CLAIM if is_binary(scores) else SAMPLES_FOR_MEANS
 
 
 def _limit(scores: Float64[np.ndarray, "..."]) -> float:
-    """The largest difference of two such scores: 1 where all lie in 0 ... 1, else none."""
+    """The largest difference of two such scores: 1 if all lie in 0 ... 1, else none."""
     return 1.0 if np.nanmin(scores, initial=0.0) >= 0 and np.nanmax(scores, initial=0.0) <= 1 else math.inf
 
 
 def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
     """The changes at all endpoints, on the same complete samples without the method and with it."""
-    both, n_positions = np.hstack([before, after]), before.shape[1]
+    scores, n_positions = np.hstack([before, after]), before.shape[1]
     joint = ALPHA / n_positions
-    if is_binary(both):
+    if is_binary(scores):
         pairs = [[_numbers(paired_difference(new, old, joint)) for old in before.T] for new in after.T]
         value, low, high, p = np.moveaxis(np.array(pairs), 2, 0)
         weights = np.repeat([-1.0, 1.0], n_positions) / n_positions
-        whole = change_between(after[:, 0], before[:, 0]) if n_positions == 1 else contrast_of(both, weights)
+        whole = change_between(after[:, 0], before[:, 0]) if n_positions == 1 else contrast_of(scores, weights)
     elif np.array_equal(before, after):
         return dict.fromkeys((MEAN, WORST, SPREAD, FORMERLY_BEST), UNCHANGED)
     else:
         gaps = (after[:, :, None] - before[:, None]).reshape(len(before), -1)
-        found = gaps.mean(axis=0), *bounds_of(gaps, both, joint, limit=_limit(both))
-        value, low, high, p = (part.reshape(n_positions, n_positions) for part in found)
+        bounds = gaps.mean(axis=0), *bounds_of(gaps, scores, joint, limit=_limit(scores))
+        value, low, high, p = (part.reshape(n_positions, n_positions) for part in bounds)
         whole = change_between(after.mean(axis=1), before.mean(axis=1))
     best = int(np.argmax(before.mean(axis=0)))
     fallen = Interval(*(float(table[best, best]) for table in (value, low, high)))
@@ -129,11 +129,11 @@ def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
 
 def change_between(after: PerSample, before: PerSample, reference: float = 0.0) -> Contrast:
     """Mean of one number per sample less that of another, tested against a difference of `reference`."""
-    both = np.column_stack([after, before])
-    if is_binary(both) and not reference:
+    scores = np.column_stack([after, before])
+    if is_binary(scores) and not reference:
         return paired_difference(after, before)
     values = (after - before)[:, None]
-    low, high, p = bounds_of(values, both, ALPHA, limit=_limit(both), reference=reference)
+    low, high, p = bounds_of(values, scores, ALPHA, limit=_limit(scores), reference=reference)
     return Contrast(Interval(float(values.mean()), float(low[0]), float(high[0])), float(p[0]))
 
 
@@ -145,7 +145,7 @@ def _numbers(compared: Contrast) -> tuple[float, float, float, float]:
 def _saddle(value: Table, low: Table, high: Table, p: Table, comparisons: int) -> Change:
     """Minimum over rows of the maximum over columns: bounds by those of the ends, p-values by those of the tests.
 
-    It is above 0 where every row has a column above 0, below 0 where some row lies below 0 in every column. Ends and
+    It is above 0 if every row has a column above 0, below 0 if some row lies below 0 in every column. Ends and
     p-values are those of single differences, the ends at 1 - .05 / comparisons.
     """
     rising = np.where(value > 0, p, 1.0).min(axis=1).max()
@@ -167,35 +167,35 @@ def bounds_of(
 
     Args:
         values: value[sample, column], sums and differences of scores.
-        scores: These scores. Where they are 0 and 1, the error is at least that of one sample which differs, as in
-            every contrast of such scores; where they are others, the estimate is cautious about skewness.
-        alpha: In (0, 1); an interval leaves the reference out exactly where its p-value is below it.
+        scores: These scores. If they are 0 and 1, the error is at least that of one sample which differs, as in
+            every contrast of such scores; if they are others, the estimate is cautious about skewness.
+        alpha: In (0, 1); an interval leaves the reference out exactly if its p-value is below it.
         limit: Largest size of a mean.
         reference: Mean that is tested.
     """
     count, agreed = len(values), np.zeros(values.shape[1], dtype=bool)
-    found = estimate(values.mean(axis=0), values, scale=2 * float(np.abs(scores).max(initial=0.0)))
+    estimated = estimate(values.mean(axis=0), values, scale=2 * float(np.abs(scores).max(initial=0.0)))
     if is_binary(scores):
-        small = found.error < 1 / count
-        error, skewness = np.where(small, 1 / count, found.error), np.where(small, 0.0, found.skewness)
-        found = replace(found, error=error, skewness=skewness)
+        small = estimated.error < 1 / count
+        error, skewness = np.where(small, 1 / count, estimated.error), np.where(small, 0.0, estimated.skewness)
+        estimated = replace(estimated, error=error, skewness=skewness)
     else:
-        found = replace(found, cautious=True)
+        estimated = replace(estimated, cautious=True)
         agreed = np.ptp(values, axis=0) <= AGREEMENT * np.abs(values).max(axis=0)
-    p = np.maximum(found.p(reference), np.where(agreed, 2.0 ** (1 - count), 0.0))  # what so many could show at most
-    low, high = found.ends(1 - alpha, least=-limit, most=limit)
-    held = p >= alpha
-    return np.where(held, np.minimum(low, reference), low), np.where(held, np.maximum(high, reference), high), p
+    p = np.maximum(estimated.p(reference), np.where(agreed, 2.0 ** (1 - count), 0.0))  # what so many could show at most
+    low, high = estimated.ends(1 - alpha, least=-limit, most=limit)
+    includes = p >= alpha
+    return np.where(includes, np.minimum(low, reference), low), np.where(includes, np.maximum(high, reference), high), p
 
 
 def _spread_change(before: Scores, after: Scores) -> Change:
     """Best minus worst after, less the same before: a maximum over pairs of a minimum over pairs."""
-    old, new, both = gaps_of(before), gaps_of(after), np.hstack([before, after])
+    old, new, scores = gaps_of(before), gaps_of(after), np.hstack([before, after])
     comparisons = old.shape[1]
     if not comparisons:
         return Change(Interval(0.0, 0.0, 0.0), 1.0)
     columns = [old - column[:, None] for column in new.T]
-    rows = [(each.mean(axis=0), *bounds_of(each, both, ALPHA / comparisons)) for each in columns]
+    rows = [(differences.mean(axis=0), *bounds_of(differences, scores, ALPHA / comparisons)) for differences in columns]
     value, low, high, p = (np.stack(part) for part in zip(*rows, strict=True))
     shrunk = _saddle(value, low, high, p, comparisons)  # of before minus after
     return Change(Interval(-shrunk.value.value, -shrunk.value.high, -shrunk.value.low), shrunk.p)

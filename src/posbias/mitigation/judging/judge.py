@@ -85,7 +85,7 @@ class SideEffect:
 
     name: str
     before: PerUnit
-    """One number per document or sample; NaN where there is none."""
+    """One number per document or sample; NaN if there is none."""
     after: PerUnit
     worse: int = -1
     """Direction of harm: -1 if less is worse (a score), 1 if more is (nats)."""
@@ -115,7 +115,7 @@ class Judgement:
     before: tuple[StoredInterval, ...]
     """The unchanged model's mean at each position."""
     verdicts: tuple[Verdict, ...]
-    """In the order in which the methods were given."""
+    """One for each method, in the order in which they were given."""
     recommended: str | None
     """Name of the method; None: leave the model as it is."""
     smallest: float = 0.0
@@ -151,7 +151,7 @@ class MeasureChoice:
 
 def judge(
     before: Scores,
-    tried: Sequence[ArmScores],
+    methods: Sequence[ArmScores],
     *,
     positions: Sequence[int],
     measure: str = "accuracy",
@@ -161,7 +161,7 @@ def judge(
 
     Args:
         before: score[sample, position] of the unchanged model, more is better; NaN for a missing one.
-        tried: Methods, at least 1, none twice.
+        methods: Scores of each method, at least 1, none twice.
         positions: Of the columns, ascending.
         measure: Name of the scores.
         options: The change that matters, and the draws.
@@ -169,24 +169,24 @@ def judge(
     Raises:
         UsageError: no method, one twice, or scores of another shape.
     """
-    names = [arm.name for arm in tried]
+    names = [arm.name for arm in methods]
     if not names or len(set(names)) < len(names):
-        raise UsageError(f"judging needs at least 1 method and each once, got {', '.join(names) or 'none'}")
-    for arm in tried:
+        raise UsageError(f"judging needs at least 1 method, and each only once, got {', '.join(names) or 'none'}")
+    for arm in methods:
         if arm.after.shape != before.shape or len(positions) != before.shape[1]:
             raise UsageError(
                 f"{arm.name}: {arm.after.shape} scores after, {before.shape} before, {len(positions)} positions; "
                 "the same samples at the same positions are needed"
             )
     options = options or JudgeOptions()
-    tested = corrected_together([_examined(before, arm, positions, options.smallest) for arm in tried])
+    tested = corrected_together([_examined(before, arm, positions, options.smallest) for arm in methods])
     tests = sum(len(verdict.gains) for verdict in tested)
     with_power = [
         replace(
             verdict,
             changes=_with_power(verdict, _complete(before, arm.after), tests=tests, measure=measure, options=options),
         )
-        for arm, verdict in zip(tried, tested, strict=True)
+        for arm, verdict in zip(methods, tested, strict=True)
     ]
     decided, recommended = settle(with_power, options.smallest)
     return Judgement(measure, tuple(positions), position_means(before), decided, recommended, options.smallest)
@@ -250,20 +250,20 @@ def _complete(before: Scores, after: Scores) -> tuple[Complete, Complete]:
     return before[complete], after[complete]
 
 
-def _examined(before: Scores, tried: ArmScores, positions: Sequence[int], smallest: float) -> Verdict:
+def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest: float) -> Verdict:
     """Everything about one method that does not depend on the others."""
-    old, new = _complete(before, tried.after)
-    needed = samples_needed(np.hstack([before, tried.after]))
+    old, new = _complete(before, arm.after)
+    needed = samples_needed(np.hstack([before, arm.after]))
     enough = len(old) >= needed
     rises = new.mean(axis=0) - old.mean(axis=0) if enough else np.zeros(0)
     return Verdict(
-        name=tried.name,
+        name=arm.name,
         verdict=NOTHING,
         changes=changes_of(old, new) if enough else {},
-        effects={effect.name: _effect(effect, smallest) for effect in tried.effects},
+        effects={effect.name: _effect(effect, smallest) for effect in arm.effects},
         before=levels_of(old) if enough else None,
         after=levels_of(new) if enough else None,
-        means=position_means(tried.after),
+        means=position_means(arm.after),
         gains={},
         harms={},
         n_samples=len(old),
@@ -271,7 +271,7 @@ def _examined(before: Scores, tried: ArmScores, positions: Sequence[int], smalle
         lost=int((~np.isnan(before).any(axis=1)).sum() - len(old)),
         formerly_best=positions[int(np.argmax(old.mean(axis=0)))] if enough else None,
         lowered=int((rises <= -max(smallest, AGREEMENT)).sum()),
-        withheld=tried.withheld,
+        withheld=arm.withheld,
     )
 
 
@@ -281,12 +281,12 @@ def _with_power(
     """The changes, with the smallest detectable rises among so many tests."""
     if not options.draws or all(change == UNCHANGED for change in verdict.changes.values()):
         return verdict.changes
-    both = np.concatenate(scores)
+    all_scores = np.concatenate(scores)
     limits = (-np.inf, np.inf)
-    if both.min() >= 0 and both.max() <= 1:
+    if all_scores.min() >= 0 and all_scores.max() <= 1:
         limits = (0.0, 1.0)
     elif measure == "logprob":
-        limits = (-np.inf, max(0.0, float(both.max())))
+        limits = (-np.inf, max(0.0, float(all_scores.max())))
     rise = DetectableRise(max(1, tests), options.smallest, limits, options.draws, options.seed)
     rises = detectable_rises(*scores, rise)
     changes = {name: replace(change, detectable=rises.get(name)) for name, change in verdict.changes.items()}

@@ -9,9 +9,9 @@ how they scatter around the unchanged model's.
 - The rise of the worst position is found whatever becomes of the other positions: all end up no better than the new
   worst one, which is the hardest to tell. Where others stay better, less is needed.
 
-A rise is found where it is established after all corrections, were it the only one, and is not smaller than what
+A rise is found if it is established after all corrections, were it the only one, and is not smaller than what
 matters. The smallest one that is found in 80 % of draws is given, the error of the draws on the safe side; infinite
-where none is, as with very few samples.
+if none is, as with very few samples.
 """
 
 from collections.abc import Callable
@@ -132,11 +132,11 @@ def samples_for(before: Scores, after: Scores, rise: float, rule: DetectableRise
 
     Args:
         before, after: score[sample, position] without and with the method, no NaN, at least 2 samples.
-        rise: > 0, in units of the scores; where the scores have less room to their limit, that room.
+        rise: > 0, in units of the scores; if the scores have less room to their limit, that room.
         rule: What counts as found.
 
     Returns:
-        The rise, and samples, as many at least as a verdict takes; None where there is no room.
+        The rise, and samples, as many at least as a verdict takes; None if there is no room.
     """
     old, most = before.mean(axis=0), rule.limits[1]
     missing = most - old if np.isfinite(most) else np.ones_like(old)
@@ -168,7 +168,7 @@ class _Draws:
     before: Drawn
     after: Drawn
     luck: Drawn | None
-    """Decides which answers turn; None where scores are not 0 and 1."""
+    """Decides which answers turn; None if scores are not 0 and 1."""
     old: Curve
     """Curve of the unchanged model on the samples themselves."""
     after_curve: Curve
@@ -182,9 +182,9 @@ class _Draws:
         rise, p = _RISES[endpoint](after, self.before, aim, binary)
         detected = np.asarray(p * tests < ALPHA)
         second = ~detected & (p * max(1, tests - 1) < ALPHA)
-        if second.any():  # Holm's second step: established where the other endpoint is
-            other = _RISES[WORST if endpoint == MEAN else MEAN]
-            detected[second] = other(after[:, second], self.before[:, second], aim, binary)[1] * tests < ALPHA
+        if second.any():  # Holm's second step: established if the other endpoint is
+            rise_there = _RISES[WORST if endpoint == MEAN else MEAN]
+            detected[second] = rise_there(after[:, second], self.before[:, second], aim, binary)[1] * tests < ALPHA
         return np.asarray(detected & (rise >= self.rule.smallest))
 
     def moved(self, target: Curve) -> Drawn:
@@ -201,7 +201,7 @@ class _Draws:
 
 
 def _rise_of_mean(after: Drawn, before: Drawn, aim: Square, binary: bool) -> tuple[PerDraw, PerDraw]:
-    """Of every draw the change of the mean, and the p-value that `changes_of` has, 1 where it falls.
+    """The change of the mean in every draw, and the p-value that `changes_of` has; 1 if the mean falls.
 
     `aim` are the true differences, of every position after to every one before.
     """
@@ -218,7 +218,7 @@ def _rise_of_mean(after: Drawn, before: Drawn, aim: Square, binary: bool) -> tup
 
 
 def _rise_of_worst(after: Drawn, before: Drawn, aim: Square, binary: bool) -> tuple[PerDraw, PerDraw]:
-    """The same of the worst position, which rises where every position lies above one that was there before."""
+    """The rise of the worst position, and its p-value: every position must lie above one that was there before."""
     count, _, n_positions = after.shape
     high, low = after.mean(axis=0), before.mean(axis=0)
     gaps = high[:, :, None] - low[:, None]
@@ -247,32 +247,32 @@ def _powers_of_gaps(after: Drawn, before: Drawn) -> tuple[Pairs, Pairs]:
         return np.asarray(first.transpose(1, 2, 0) @ second.transpose(1, 0, 2))
 
     after2, before2 = after**2, before**2
-    own, other = after2.sum(axis=0)[:, :, None], before2.sum(axis=0)[:, None]
-    second = own - 2 * sums(after, before) + other
+    of_after, of_before = after2.sum(axis=0)[:, :, None], before2.sum(axis=0)[:, None]
+    second = of_after - 2 * sums(after, before) + of_before
     third = (after2 * after).sum(axis=0)[:, :, None] - (before2 * before).sum(axis=0)[:, None]
     third = third - 3 * sums(after2, before) + 3 * sums(after, before2)
-    return np.where(second > CANCELLED * (own + other), second, 0.0), third
+    return np.where(second > CANCELLED * (of_after + of_before), second, 0.0), third
 
 
 def _p_of_means(value: Numbers, second: Numbers, third: Numbers, *, count: int, least: float) -> Numbers:
-    """Of means over samples, from sums of their centred squares and cubes: the p-values of `changes_of`.
+    """The p-values that `changes_of` has for means over samples, from sums of their centred squares and cubes.
 
-    `least` is the least error that so many samples can have; 0 where scores are not 0 and 1.
+    `least` is the least error that so many samples can have; 0 if scores are not 0 and 1.
     """
-    known = second > count * (AGREEMENT * value) ** 2
-    error = np.where(known, np.sqrt(second / (count * (count - 1))), np.abs(value) / count)
-    skewed = known & (error >= least) & (count >= UNITS_FOR_SKEWNESS)
+    varying = second > count * (AGREEMENT * value) ** 2
+    error = np.where(varying, np.sqrt(second / (count * (count - 1))), np.abs(value) / count)
+    skewed = varying & (error >= least) & (count >= UNITS_FOR_SKEWNESS)
     skewness = np.divide(third, second**1.5, out=np.zeros_like(value), where=skewed)
     freedom = np.full(value.shape, count - 1.0)
     p = Estimate(value, np.maximum(error, least), skewness, freedom, cautious=not least).p()
-    return np.asarray(np.maximum(p, np.where(known, 0.0, 2.0 ** (1 - count))))
+    return np.asarray(np.maximum(p, np.where(varying, 0.0, 2.0 ** (1 - count))))
 
 
 def _p_of_shares(after: Drawn, before: Drawn, alpha: float) -> Pairs:
-    """Of every position after against every one before: the p-values of `paired_shares`."""
-    both = np.rint(after.transpose(1, 2, 0) @ before.transpose(1, 0, 2)).astype(np.int64)
+    """The p-values of `paired_shares`, for every position after against every one before."""
+    right_twice = np.rint(after.transpose(1, 2, 0) @ before.transpose(1, 0, 2)).astype(np.int64)
     right = [np.rint(answers.sum(axis=0)).astype(np.int64) for answers in (after, before)]
-    gained, lost = right[0][:, :, None] - both, right[1][:, None] - both
+    gained, lost = right[0][:, :, None] - right_twice, right[1][:, None] - right_twice
     return _p_by_counts(len(after), alpha)[gained, lost] if len(after) < TABLED else _p_of_counts(gained, lost, alpha)
 
 
@@ -283,7 +283,7 @@ def _p_by_counts(count: int, alpha: float) -> Float64[np.ndarray, "gained lost"]
 
 
 def _p_of_counts(gained: Counts, lost: Counts, alpha: float) -> Numbers:
-    """By samples gained and lost: McNemar's exact test, at least alpha where Tango's interval holds 0."""
+    """McNemar's exact test by samples gained and lost, at least alpha if Tango's interval holds 0."""
     from scipy.special import bdtr, ndtri
 
     p = np.minimum(1.0, 2 * bdtr(np.minimum(gained, lost), gained + lost, 0.5))

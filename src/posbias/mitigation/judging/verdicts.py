@@ -65,7 +65,7 @@ class Effect:
     smallest: float = 0.0
     """Smallest change that matters, if it is one of scores."""
     of_scores: bool = False
-    """Whether it is a change of scores of the measure that decides, rather than of nats on ordinary text."""
+    """It is a change of scores of the measure that decides, rather than of nats on ordinary text."""
     units_needed: int = SAMPLES_FOR_CLAIM
     """Units below which it is not tested."""
 
@@ -87,7 +87,7 @@ class Verdict:
     verdict: str
     """One of `GAINS`, HARM, SMALL, NOTHING or WITHHELD."""
     changes: Mapping[str, Change]
-    """By endpoint; empty if too few samples are complete."""
+    """The change at every endpoint; empty if too few samples are complete."""
     effects: Mapping[str, Effect]
     before: Levels | None
     """Levels of the unchanged model on the same samples as `after`."""
@@ -116,7 +116,7 @@ class Verdict:
     """Why answers decide nothing here; None if they do."""
 
     def matters(self, name: str, smallest: float) -> bool:
-        """Whether the estimate of an established change, or side effect, is as large as what matters."""
+        """True if the estimate of an established change, or side effect, is as large as what matters."""
         effect = self.effects.get(name)
         value, least = (self.changes[name].value, smallest) if effect is None else (effect.value, effect.smallest)
         return abs(value.value) >= least
@@ -166,11 +166,11 @@ class Requirement:
 
     @property
     def possible(self) -> bool:
-        """Whether log-probabilities, none of which is above 0, could meet it."""
+        """True if log-probabilities, none of which is above 0, could meet it."""
         return self.what == "spread" or not self.at_least or self.number <= 0
 
     def met(self, levels: Levels) -> bool:
-        """Whether the estimate meets it; its interval may reach beyond."""
+        """True if the estimate meets it; its interval may reach beyond."""
         value = self.value(levels).value
         return value >= self.number if self.at_least else value <= self.number
 

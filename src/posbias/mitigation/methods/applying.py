@@ -107,12 +107,12 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
     def install(self) -> "mitigated":
         """Leave the model under the method for good, or until `remove`."""
         self.__enter__()
-        # Held by the network: where the caller keeps nothing, this object and its hooks would be collected.
+        # Held by the network: if the caller keeps nothing, this object and its hooks would be collected.
         vars(self._model.network)[INSTALLED] = self
         return self
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "mitigated":
-        """The same: it belongs to the network that it was installed on, not to a copy of that."""
+        """This very object: it belongs to the network that it was installed on, not to a copy of that."""
         return self
 
     def remove(self) -> None:
@@ -160,22 +160,22 @@ def _spans(passages: Spans | Sequence[str], prompt: str | None, tokenizer: Any) 
         raise UsageError(
             "mitigated: passages given as texts need prompt= and tokenizer=, and no token spans among them"
         )
-    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     for number, text in enumerate(texts):
-        begin = prompt.find(text, found[-1][1] if found else 0)
+        begin = prompt.find(text, places[-1][1] if places else 0)
         if begin < 0 or not text:
             raise UsageError(
                 f"mitigated: passage {number}, {text[:40]!r}, is not in the prompt behind the one before it"
             )
-        found.append((begin, begin + len(text)))
-    located, _ = locate(prompt, found, tokenizer, own_control=True)  # the user's own tokenizer reads it, as it is
+        places.append((begin, begin + len(text)))
+    located, _ = locate(prompt, places, tokenizer, own_control=True)  # the user's own tokenizer reads it, as it is
     if located is None:
         raise UsageError("mitigated: the tokenizer has no character offsets; give passages as token spans")
     return located
 
 
 @contextmanager
-def _uncompiled(network: nn.Module, given: Any) -> Iterator[None]:
+def _uncompiled(network: nn.Module, original: Any) -> Iterator[None]:
     """Meanwhile a network runs as Python has it, whatever is compiled of it: a graph would not know the method's hooks.
 
     Compiled before or after, or by `generate` itself with a static cache. What is wrapped around the network (by
@@ -183,8 +183,8 @@ def _uncompiled(network: nn.Module, given: Any) -> Iterator[None]:
     """
     plain: Any = torch.compiler.disable(network._call_impl)  # type: ignore[no-untyped-call]
     changed: list[tuple[nn.Module, str, Any]] = [(network, COMPILED_CALL, plain)]
-    if isinstance(given, nn.Module) and given is not network:
-        changed.append((given, "forward", network.__call__))
+    if isinstance(original, nn.Module) and original is not network:
+        changed.append((original, "forward", network.__call__))
     with ExitStack() as restored:
         for module, name, call in changed:
             before = vars(module).get(name)
@@ -195,9 +195,9 @@ def _uncompiled(network: nn.Module, given: Any) -> Iterator[None]:
 
 def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     """A user's own network as a model; its parameters and mode stay as they are."""
-    held = isinstance(network, nn.Module)
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad] if held else []
-    modes = {module: module.training for module in network.modules()} if held else {}
+    is_module = isinstance(network, nn.Module)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad] if is_module else []
+    modes = {module: module.training for module in network.modules()} if is_module else {}
     model = model_in_hand(network, tokenizer)
     for parameter in trained:
         parameter.requires_grad_(True)
@@ -220,7 +220,7 @@ class _Mitigated(Wrapped):
         self._before, self._began = np.zeros(0, dtype=np.int64), 0  # what the inner one's cache holds, of any call
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """As `Responder.respond`."""
+        """The replies of the model under the method, like those of `Responder.respond`."""
         model: Any = self.inner.model
         if self.method.on_prompt((), 1)[0] is self.method and not self.method.needs_passages:
             with mitigated(model, self.method):

@@ -4,13 +4,15 @@ No weight is touched. Every method has a strength from 0 (the model as it is) to
 """
 
 import hashlib
-from abc import ABC, abstractmethod
+import reprlib
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from posbias.checks import check_whole
+from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
 from posbias.interventions.base import Intervention
@@ -29,28 +31,44 @@ Spans = Sequence[tuple[int, int]]
 Places = Spans | Question
 """Passages, or the place where the question begins."""
 
+BRIEF = reprlib.Repr()
+"""Values in one line: of long tables, the first numbers."""
+BRIEF.maxtuple = BRIEF.maxlist = 3
+BRIEF.maxstring = BRIEF.maxother = 60
+
 
 @dataclass(frozen=True)
-class Method(ABC):
+class Method(Presented):
     """Anything that a trial can judge: it makes a responder answer otherwise, by its strength."""
 
     name: ClassVar[str]
     needs_model: ClassVar[bool] = True
-    """Whether the model itself must be at hand, not only a server in front of it."""
+    """The model itself must be at hand, not only a server in front of it."""
     needs_passages: ClassVar[bool] = False
-    """Whether prompts must say where their passages begin and end."""
+    """Prompts must say where their passages begin and end."""
     needs_question: ClassVar[bool] = False
-    """Whether the place where the question begins is enough; the method then takes a `Question`, too."""
+    """The place where the question begins is enough; the method then takes a `Question`, too."""
     reads_whole_text: ClassVar[bool] = False
-    """Whether a text without passages is given to the method as a single passage."""
+    """A text without passages is given to the method as a single passage."""
     grid: ClassVar[Mapping[str, Sequence[float]]] = {}
     """Candidates for its parameters, from which `fit` chooses on calibration samples."""
 
     strength: float = field(default=1.0, kw_only=True)
     """0 (the model as it is) ... 1 (the method as described)."""
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Give every method the short `repr`: `dataclass` writes its own, tables and all, only if a class has none."""
+        super().__init_subclass__(**keywords)
+        cls.__repr__ = Presented.__repr__  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
         check_strength(self.name, self.strength)
+
+    def shown(self) -> Shown:
+        """The parameters, in one line and in a table; of long tables the first numbers."""
+        brief = {parameter.name: BRIEF.repr(getattr(self, parameter.name)) for parameter in fields(self)}
+        line = ", ".join(f"{name}={value}" for name, value in brief.items())
+        return Shown(line, facts={"method": self.name, **brief})
 
     @property
     def copies(self) -> int:
@@ -85,10 +103,10 @@ class Mitigation(Method, Intervention):
 
     ingredient: ClassVar[str] = "attention"
     shares_cache: ClassVar[bool] = True
-    """Whether the keys and values of a prompt's beginning serve every prompt that begins alike, one row for each; if
-    the method has to know the passages, up to the end of the last one."""
+    """The keys and values of a prompt's beginning serve every prompt that begins alike, one row for each; if the method
+    has to know the passages, up to the end of the last one."""
     looks_ahead: ClassVar[bool] = False
-    """Whether passages see tokens behind them, so that they are read in one call."""
+    """Passages see tokens behind them, so that they are read in one call."""
 
     @abstractmethod
     def apply(self, model: HuggingFaceModel, passages: Spans) -> AbstractContextManager[None]:
@@ -143,7 +161,7 @@ class PromptMitigation(Method):
     needs_model: ClassVar[bool] = False
     needs_passages: ClassVar[bool] = True
     rearranges: ClassVar[bool] = True
-    """Whether passages change places, so that the right answer must not depend on their order."""
+    """Passages change places, so that the right answer must not depend on their order."""
 
     @property
     def text_reason(self) -> str:

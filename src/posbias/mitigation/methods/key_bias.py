@@ -36,7 +36,7 @@ class KeyBiasMethod(Mitigation):
     biases: str | Sequence[str]
     """A key encoding for all layers, or one for each, layer 0 nearest the input: `"gamma_key(alpha=1.5)"`."""
     from_question: bool = False
-    """Whether only queries behind the last passage have the bias: what the passages say of one another stays."""
+    """Only queries behind the last passage have the bias: what the passages say of one another stays."""
     scales: Sequence[Sequence[float]] | None = None
     """Factors > 0 of each head's own logits for the queries that have the bias, by layer and head; with a strength s,
     to the power of s. They make attention sharper or flatter. None: 1."""
@@ -120,30 +120,30 @@ def _factors(
     return (torch.tensor(scales, dtype=torch.float64) ** method.strength).__getitem__
 
 
-def _check_shape(method: str, given: Sequence[Sequence[float]], depth: int, heads: int) -> None:
-    if [len(layer) for layer in given] != [heads] * depth:
+def _check_shape(method: str, table: Sequence[Sequence[float]], depth: int, heads: int) -> None:
+    if [len(layer) for layer in table] != [heads] * depth:
         raise UsageError(f"{method}: the model has {depth} layers of {heads} heads; give a value for each")
 
 
-def _checked_scales(method: str, given: Sequence[Sequence[float]] | None) -> Table | None:
+def _checked_scales(method: str, factors: Sequence[Sequence[float]] | None) -> Table | None:
     """Positive numbers by layer and head."""
-    if given is None:
+    if factors is None:
         return None
-    scales = _by_head(method, "scales", given)
+    scales = _by_head(method, "scales", factors)
     if min(map(min, scales)) <= 0:
         raise UsageError(f"{method}: scales must be above 0, got {min(map(min, scales)):g}")
     return scales
 
 
-def _by_head(method: str, name: str, given: Sequence[Sequence[float]]) -> Table:
+def _by_head(method: str, name: str, values: Sequence[Sequence[float]]) -> Table:
     """Finite numbers by layer and head."""
     try:
-        table = tuple(tuple(map(float, layer)) for layer in given)
+        table = tuple(tuple(map(float, layer)) for layer in values)
         finite = bool(table) and all(map(len, table)) and np.isfinite(np.concatenate(table)).all()
     except (TypeError, ValueError):
         finite = False
     if not finite:
-        raise UsageError(f"{method}: {name} must be numbers, [layer][head], got {str(given)[:60]}")
+        raise UsageError(f"{method}: {name} must be numbers, [layer][head], got {str(values)[:60]}")
     return table
 
 

@@ -66,9 +66,9 @@ class ParallelWindows(Mitigation):
             queries = _members(windows, call.query_positions, like=call.query)
             if len(spans) == 1 or not queries.any():
                 return call.run()
-            own = sets.to(queries)
-            foreign = queries @ (1 - own)  # of queries outside all windows, nothing
-            keys = _members(windows, call.key_positions, like=call.query) @ own
+            membership = sets.to(queries)
+            foreign = queries @ (1 - membership)  # of queries outside all windows, nothing
+            keys = _members(windows, call.key_positions, like=call.query) @ membership
             return call.run_grouped(added * foreign[:, None], keys)
 
         with in_one_place(model, self, passages), attending(model, self, attend):
@@ -97,13 +97,13 @@ class AttentionCalibration(Mitigation):
     shares_cache = False
 
     temperature: float = 5e-5
-    """Of the softmax over documents, in attention per token, > 0."""
+    """Temperature of the softmax over documents, in attention per token, > 0."""
     first_layer: int | None = None
     """The first layer that is changed, 0 nearest the input; None: the upper half is."""
     dummy: str | Sequence[int] = "This document is empty.\n"
-    """What a dummy reads, repeated to the document's length: a text, or token ids for a model without a tokenizer."""
+    """Text of a dummy, repeated to the document's length, or token ids for a model without a tokenizer."""
     together: bool = False
-    """Whether all documents are dummies in one pass, not each in its own."""
+    """Use one pass in which all documents are dummies, not one pass for each."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,45 +125,45 @@ class AttentionCalibration(Mitigation):
         first = depth // 2 if self.first_layer is None else self.first_layer
         if first >= depth:
             raise UsageError(f"attention_calibration: first_layer must be below the {depth} layers, got {first}")
-        beside = _Beside(model, spans, _dummy_tokens(model, self.dummy), together=self.together)
+        dummies = _DummyPasses(model, spans, _dummy_tokens(model, self.dummy), together=self.together)
 
         def attend(call: AttentionCall) -> Attended:
-            if beside.running:
-                return beside.watch(call)
-            relevance = None if beside.passes.current is None else beside.passes.current.relevance
+            if dummies.running:
+                return dummies.watch(call)
+            relevance = None if dummies.passes.current is None else dummies.passes.current.relevance
             if call.layer < first or relevance is None or len(spans) == 1:
                 return call.run()
             members = _members(spans, call.key_positions, like=call.query)
             mass = call.run_on(_as_values(members, call))[0].transpose(1, 2).to(relevance)
-            seen = mass >= UNSEEN
+            visible = mass >= UNSEEN
             shares = (relevance / self.temperature).log_softmax(-1) + _lengths(spans, relevance).log()
-            shares = shares.masked_fill(~seen, torch.finfo(shares.dtype).min).softmax(-1)
-            wanted = mass.sum(-1, keepdim=True) * shares
-            factor = 1 + self.strength * (wanted / mass.clamp(min=UNSEEN) - 1)
+            shares = shares.masked_fill(~visible, torch.finfo(shares.dtype).min).softmax(-1)
+            target = mass.sum(-1, keepdim=True) * shares
+            factor = 1 + self.strength * (target / mass.clamp(min=UNSEEN) - 1)
             behind = (call.query_positions >= spans[-1][1])[:, None, :, None]
-            added = torch.where(behind & seen, factor, 1.0).clamp(min=LEAST_FACTOR).log()
+            added = torch.where(behind & visible, factor, 1.0).clamp(min=LEAST_FACTOR).log()
             return call.run_grouped(added, members)
 
-        with beside.passes.followed(model.network), attending(model, self, attend):
+        with dummies.passes.followed(model.network), attending(model, self, attend):
             yield
 
 
 @dataclass
 class _Passes:
-    """What was read of a prompt, and the passes beside it."""
+    """The tokens that were read of a prompt, and the passes beside it."""
 
     model: HuggingFaceModel
     read: Float[Tensor, "one token feature"]
-    kept: list[tuple[Tensor, Tensor]]
+    caches: list[tuple[Tensor, Tensor]]
     """Keys and values of every layer, in one batch the prompt's own pass and those with dummies; empty before them."""
     relevance: Tensor | None = None
-    """Of the tokens that the network is now given, [1 1 query document]; None where no query is behind."""
+    """rel of the tokens that the network is now given, [1 1 query document]; None if no query is behind."""
 
 
-class _Beside:
+class _DummyPasses:
     """Passes of the unchanged network beside a prompt's own: the prompt as it is, and with dummies for documents.
 
-    They keep caches of their own, which are cut back where the prompt's own goes on from an earlier token.
+    They keep caches of their own, which are cut back if the prompt's own goes on from an earlier token.
     """
 
     def __init__(self, model: HuggingFaceModel, spans: Spans, dummy: Int[Tensor, "token"], *, together: bool) -> None:
@@ -175,7 +175,7 @@ class _Beside:
         self.passes: PerCache[_Passes] = PerCache(self._follow, copied=True)
         self._attention: Tensor | None = None
 
-    def _follow(self, network: nn.Module, arguments: dict[str, Any], held: _Passes | None) -> _Passes | None:
+    def _follow(self, network: nn.Module, arguments: dict[str, Any], before: _Passes | None) -> _Passes | None:
         """Run the tokens that the network is about to read beside it."""
         if self.running:
             return None
@@ -185,22 +185,22 @@ class _Beside:
         past = cached_length(arguments)
         if len(new) != 1 or padded_slots(arguments) is not None:
             raise UsageError(f"attention_calibration: one prompt at a time without padding is allowed, got {len(new)}")
-        if past and (held is None or past > held.read.shape[1]):
+        if past and (before is None or past > before.read.shape[1]):
             raise UsageError(
-                f"attention_calibration: {past} tokens were cached without it; allowed are caches of its own"
+                f"attention_calibration: {past} tokens were cached without it; use a cache that was filled under it"
             )
-        found = _Passes(model, new, [])
-        if held is not None:
-            found.read = torch.cat([held.read[:, :past], new], 1)
+        state = _Passes(model, new, [])
+        if before is not None:
+            state.read = torch.cat([before.read[:, :past], new], 1)
             if past >= self.behind:  # up to there the passes read different tokens, and begin anew
-                found.kept = [(k[:, :, :past], v[:, :, :past]) for k, v in held.kept]
-        if found.read.shape[1] > self.behind:
+                state.caches = [(k[:, :, :past], v[:, :, :past]) for k, v in before.caches]
+        if state.read.shape[1] > self.behind:
             self.running = True
             try:
-                found.relevance = self._run(found)[None, None, -new.shape[1] :]
+                state.relevance = self._run(state)[None, None, -new.shape[1] :]
             finally:
                 self.running = False
-        return found
+        return state
 
     def _of_copy(self, network: nn.Module) -> HuggingFaceModel:
         """The model with a copy of its network."""
@@ -209,7 +209,7 @@ class _Beside:
         return model
 
     def watch(self, call: AttentionCall) -> Attended:
-        """Of one layer of a pass beside: its output, and attention to every document per token, summed over layers."""
+        """The output of one layer; attention to every document, per token, is added to that of the layers below it."""
         members, width = _members(self.spans, call.key_positions, like=call.query), call.value.shape[-1]
         output, weights = call.run_on(torch.cat([call.value, _as_values(members, call)], -1))
         mass = output[..., width:].to(members)
@@ -219,35 +219,35 @@ class _Beside:
 
     def _run(self, passes: _Passes) -> Float[Tensor, "new document"]:
         """rel of the tokens that are new to the passes; of those in front of a document, 0 for it."""
-        if passes.kept:
-            n_passes, _, first, _ = passes.kept[0][0].shape
-            seen = self._go_on(passes, passes.read[:, first:].expand(n_passes, -1, -1))
+        if passes.caches:
+            n_passes, _, first, _ = passes.caches[0][0].shape
+            attention = self._go_on(passes, passes.read[:, first:].expand(n_passes, -1, -1))
         else:
-            seen = self._begin(passes)
-        own, beside = seen[0], seen[1:]
-        return own - (beside[0] if self.together else beside.diagonal(dim1=0, dim2=2))
+            attention = self._begin(passes)
+        prompt_itself, with_dummies = attention[0], attention[1:]
+        return prompt_itself - (with_dummies[0] if self.together else with_dummies.diagonal(dim1=0, dim2=2))
 
     def _begin(self, passes: _Passes) -> Float[Tensor, "pass token document"]:
         """Run each pass from its first difference to the prompt's own, which is run first."""
         whole = passes.read
         dummies = whole.clone()
         dummies[:, self.places] = passes.model.embed(self.tokens[None]).to(whole)
-        seen: list[Tensor] = []
-        kept: list[list[tuple[Tensor, Tensor]]] = []
+        attention: list[Tensor] = []
+        caches: list[list[tuple[Tensor, Tensor]]] = []
         for replaced in [[], *([self.spans] if self.together else [[span] for span in self.spans])]:
             start = replaced[0][0] if replaced else 0
             changed = torch.zeros(whole.shape[1], dtype=torch.bool, device=whole.device)
             for begin, end in replaced:
                 changed[begin:end] = True
-            passes.kept = [(k[:, :, :start], v[:, :, :start]) for k, v in kept[0]] if start else []
-            found = self._go_on(passes, torch.where(changed[:, None], dummies, whole)[:, start:])
-            seen.append(torch.nn.functional.pad(found, (0, 0, start, 0)))
-            kept.append(passes.kept)
-        passes.kept = []
-        while kept[0]:  # layer by layer, so that no cache is held twice as a whole
-            keys, values = zip(*(layers.pop(0) for layers in kept), strict=True)
-            passes.kept.append((torch.cat(keys), torch.cat(values)))
-        return torch.cat(seen)
+            passes.caches = [(k[:, :, :start], v[:, :, :start]) for k, v in caches[0]] if start else []
+            of_new = self._go_on(passes, torch.where(changed[:, None], dummies, whole)[:, start:])
+            attention.append(torch.nn.functional.pad(of_new, (0, 0, start, 0)))
+            caches.append(passes.caches)
+        passes.caches = []
+        while caches[0]:  # layer by layer, so that no cache is held twice as a whole
+            keys, values = zip(*(layers.pop(0) for layers in caches), strict=True)
+            passes.caches.append((torch.cat(keys), torch.cat(values)))
+        return torch.cat(attention)
 
     def _go_on(
         self, passes: _Passes, entering: Float[Tensor, "pass new feature"]
@@ -255,11 +255,11 @@ class _Beside:
         """Run passes on tokens that follow their caches."""
         from transformers import DynamicCache
 
-        cache = DynamicCache(passes.kept) if passes.kept else DynamicCache()
+        cache = DynamicCache(passes.caches) if passes.caches else DynamicCache()
         self._attention = None
         passes.model.outputs(entering, [entering.shape[1] - 1], cache=cache)
         layers: Any = cache.layers
-        passes.kept = [(layer.keys, layer.values) for layer in layers]
+        passes.caches = [(layer.keys, layer.values) for layer in layers]
         attention: Tensor | None = self._attention
         assert attention is not None
         return attention / len(layers)
@@ -277,18 +277,18 @@ def in_one_place(model: HuggingFaceModel, method: Mitigation, passages: Spans) -
         return
     end = passages[-1][1]
 
-    def check(network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        arguments = named_arguments(network, given, named)
-        entering, shown = arguments.get("inputs_embeds"), arguments.get("attention_mask")
+    def check(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        arguments = named_arguments(network, positional, named)
+        entering, mask = arguments.get("inputs_embeds"), arguments.get("attention_mask")
         read: Any = arguments.get("input_ids") if entering is None else entering
-        if not isinstance(shown, Tensor) or shown.shape != read.shape[:2]:  # no padding, or what goes on from a cache
+        if not isinstance(mask, Tensor) or mask.shape != read.shape[:2]:  # no padding, or what goes on from a cache
             return
-        lengths = shown.sum(-1)
+        lengths = mask.sum(-1)
         if bool((lengths == lengths[0]).all()):
             return
-        first = (shown.cumsum(-1) == 0).sum(-1, keepdim=True)
-        slots = first + torch.arange(min(end, shown.shape[1] - int(first.max())), device=shown.device)
-        beginnings = read[torch.arange(len(read), device=shown.device)[:, None], slots]
+        first = (mask.cumsum(-1) == 0).sum(-1, keepdim=True)
+        slots = first + torch.arange(min(end, mask.shape[1] - int(first.max())), device=mask.device)
+        beginnings = read[torch.arange(len(read), device=mask.device)[:, None], slots]
         if not torch.equal(beginnings, beginnings[:1].expand_as(beginnings)):
             raise UsageError(
                 f"{method.name}: in a batch, prompts of several lengths must read the same up to the end of the last "
@@ -301,7 +301,7 @@ def in_one_place(model: HuggingFaceModel, method: Mitigation, passages: Spans) -
 
 @contextmanager
 def question_begins(model: HuggingFaceModel, method: Mitigation, passages: Places) -> Iterator[Begins]:
-    """Within the context, where the question begins in the prompts that are read: behind the last passage, or found."""
+    """Within the context, the first token of the question in every prompt: behind the last passage, or found."""
     if isinstance(passages, Question):
         with passages.followed(model.network):
             yield passages.begins
@@ -317,7 +317,7 @@ def windows_of(spans: Spans) -> Spans:
 
 
 def _members(spans: Spans, positions: Int[Tensor, "_ token"], *, like: Tensor) -> Float[Tensor, "_ token span"]:
-    """1 where a token lies in a span, 0 elsewhere; in float32 at least."""
+    """1 if a token lies in a span, else 0; in float32 at least."""
     begins, ends = torch.tensor(spans, device=positions.device).unbind(1)
     inside = (positions[..., None] >= begins) & (positions[..., None] < ends)
     return inside.to(torch.promote_types(like.dtype, torch.float32))
@@ -329,7 +329,7 @@ def _lengths(spans: Spans, like: Tensor) -> Float[Tensor, "span"]:
 
 
 def _as_values(members: Float[Tensor, "_ key group"], call: AttentionCall) -> Tensor:
-    """As values, so that an attention's output is its weight on each group."""
+    """Membership as values, so that an attention's output is its weight on each group."""
     return members.to(call.value)[:, None].expand(*call.value.shape[:3], -1)
 
 
@@ -342,7 +342,7 @@ def _subsets(count: int, *, single: bool) -> Float[Tensor, "set element"]:
     n_elements = count if single else next(n for n in range(1, count + 2) if comb(n, n // 2) >= count)
     size = 1 if single else n_elements // 2
     chosen = list(islice(combinations(range(n_elements), size), count))
-    return torch.tensor([[float(element in own) for element in range(n_elements)] for own in chosen])
+    return torch.tensor([[float(element in members) for element in range(n_elements)] for members in chosen])
 
 
 def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Tensor, "token"]:

@@ -40,7 +40,7 @@ class Pine(Mitigation):
     all documents, for each layer and head; to a document, the sum over its tokens of that in a softmax over all others.
     To its own tokens a document stands behind all others, at the end of the stretch that documents take. So the order
     in which documents are given makes no difference, but for the text between them, such as numbers and separators: it
-    belongs to the one behind it, and what stands before the first to none. Where a layer's window is shorter than the
+    belongs to the one behind it, and what stands before the first to none. If a layer's window is shorter than the
     prompt, order matters again: it hides by original places, later documents beyond its reach, too.
 
     All passages are read in one call. With a strength s, positions p become p + s (p' - p), and ln s is added to the
@@ -65,22 +65,22 @@ class Pine(Mitigation):
             raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
         windows = windows_of(passages)
         layers = [
-            _Documents(windows, self.strength, own, getattr(model.family.mask(model.config, layer), "width", None))
-            for layer, own in enumerate(turning(model, self))
+            _Documents(windows, self.strength, rates, getattr(model.family.mask(model.config, layer), "width", None))
+            for layer, rates in enumerate(turning(model, self))
         ]
-        kept = KeptKeys()
+        plain_keys = KeptKeys()
 
         def attend(call: AttentionCall) -> Attended:
             if len(windows) == 1 or int(call.query_positions.max()) < windows[0][0]:
                 return call.run()
             documents = layers[call.layer]
-            plain = kept.of(call, None, documents.turned_back)
+            plain = plain_keys.of(call, None, documents.turned_back)
             n_rows = max(len(call.query_positions), len(call.key_positions))
             if n_rows == 1:
                 return documents.attended(call, plain)
-            found = [documents.attended(_row(call, row), plain[row : row + 1]) for row in range(n_rows)]
-            weights = [each for _, each in found if each is not None]
-            return torch.cat([output for output, _ in found]), torch.cat(weights) if weights else None
+            by_row = [documents.attended(_row(call, row), plain[row : row + 1]) for row in range(n_rows)]
+            weights = [row_weights for _, row_weights in by_row if row_weights is not None]
+            return torch.cat([output for output, _ in by_row]), torch.cat(weights) if weights else None
 
         with in_one_place(model, self, passages), attending(model, self, attend):
             yield
@@ -88,7 +88,7 @@ class Pine(Mitigation):
 
 @dataclass(frozen=True)
 class _Documents:
-    """Where documents stand, and one layer's attention to them."""
+    """The places of documents, and one layer's attention to them."""
 
     windows: Spans
     strength: float
@@ -134,7 +134,7 @@ class _Documents:
         queries: Int[Tensor, "query"],
         keys: Int[Tensor, "key"],
     ) -> Float[Tensor, "batch head query document"]:
-        """How far every document moves for every query, in positions; nothing does where a layer turns nothing."""
+        """The positions by which every document moves for every query; none do if a layer turns nothing."""
         if self.frequencies is None:
             return torch.zeros(*call.query.shape[:3], len(self.windows), device=call.query.device)
         begins, ends = torch.tensor(self.windows, device=queries.device).unbind(1)
@@ -159,14 +159,14 @@ class _Documents:
         there = keys >= 0
         members = torch.nn.functional.one_hot(keys[there], n_documents)
         plain_query = self.turned_back(call.query, call.query_positions)
-        found = []
+        blocks = []
         for first in range(0, len(queries), BLOCK):
             rows = slice(first, first + BLOCK)
             logits = _products(plain_query[:, :, rows], plain[:, :, there], call.group) * call.scaling
-            seen, _ = self._seen(call, rows, queries[rows], keys)
-            foreign = seen[..., there] & (keys[there] != queries[rows, None])
-            found.append(_softmax(logits, foreign) @ members.to(logits))
-        return torch.cat(found, 2)
+            visible, _ = self._seen(call, rows, queries[rows], keys)
+            foreign = visible[..., there] & (keys[there] != queries[rows, None])
+            blocks.append(_softmax(logits, foreign) @ members.to(logits))
+        return torch.cat(blocks, 2)
 
     def _block(
         self,
@@ -179,21 +179,21 @@ class _Documents:
         """Output and weights of some queries."""
         query = call.query[:, :, rows]
         at = queries.clamp(min=0)[None, None, :, None].expand_as(moved[..., :1])
-        own = torch.where(queries >= 0, moved.gather(-1, at).squeeze(-1), 0.0)
+        own_move = torch.where(queries >= 0, moved.gather(-1, at).squeeze(-1), 0.0)
         logits = query.new_empty(*query.shape[:3], len(keys))
         for document in range(OUTSIDE, len(self.windows)):
             places = (keys == document).nonzero().squeeze(1)
-            away = own if document == OUTSIDE else own - moved[..., document]
+            away = own_move if document == OUTSIDE else own_move - moved[..., document]
             logits[..., places] = _products(self._away(query, away), call.key[:, :, places], call.group)
-        seen, later = self._seen(call, rows, queries, keys)
-        weights = _softmax(logits * call.scaling + later.to(logits) * math.log(self.strength), seen)
+        visible, later = self._seen(call, rows, queries, keys)
+        weights = _softmax(logits * call.scaling + later.to(logits) * math.log(self.strength), visible)
         shared = weights.reshape(len(weights), call.value.shape[1], -1, *weights.shape[2:])
         return (shared @ call.value[:, :, None]).flatten(1, 2).transpose(1, 2), weights
 
     def _seen(
         self, call: AttentionCall, rows: slice, queries: Int[Tensor, "query"], keys: Int[Tensor, "key"]
     ) -> tuple[Bool[Tensor, "_ 1 query key"], Bool[Tensor, "query key"]]:
-        """Which keys some queries see, and which of these stand behind them."""
+        """The keys that some queries see, and those of them that stand behind these queries."""
         at, places = call.query_positions[0, rows, None], call.key_positions[0]
         later = (queries[:, None] >= 0) & (keys >= 0) & (keys != queries[:, None]) & (places > at)
         if self.reach is not None:
@@ -212,25 +212,25 @@ def _turned(values: Tensor, angles: Float[Tensor, "*shown pair"]) -> Tensor:
 
 
 def _precise(values: Tensor) -> Tensor:
-    """In float32 at least: ranks hang on small differences, and kernels are as precise."""
+    """Values in float32 at least: ranks hang on small differences, and kernels are as precise."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _softmax(logits: Tensor, seen: Bool[Tensor, "*shown key"]) -> Tensor:
-    """0 where nothing is seen, as by padding."""
-    return logits.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0.0)
+def _softmax(logits: Tensor, visible: Bool[Tensor, "*shown key"]) -> Tensor:
+    """The softmax over visible keys; 0 for a query that sees none, as padding does."""
+    return logits.masked_fill(~visible, -math.inf).softmax(-1).nan_to_num(0.0)
 
 
 def _products(query: Tensor, key: Tensor, group: int) -> Float[Tensor, "batch head query key"]:
-    """Of every query with the keys that its head shares."""
+    """Products of every query with the keys that its head shares."""
     return (query.reshape(len(query), -1, group, *query.shape[2:]) @ key[:, :, None].mT).flatten(1, 2)
 
 
 def _row(call: AttentionCall, row: int) -> AttentionCall:
     """One prompt of a batch."""
 
-    def own(given: Tensor | None) -> Any:
-        return given if given is None or len(given) == 1 else given[row : row + 1]
+    def row_of(tensor: Tensor | None) -> Any:
+        return tensor if tensor is None or len(tensor) == 1 else tensor[row : row + 1]
 
     names = ("query", "key", "value", "mask", "query_positions", "key_positions")
-    return replace(call, **{name: own(getattr(call, name)) for name in names})
+    return replace(call, **{name: row_of(getattr(call, name)) for name in names})

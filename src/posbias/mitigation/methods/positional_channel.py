@@ -32,7 +32,7 @@ class PositionalChannel(Mitigation):
     """One hidden channel is multiplied by a factor in the input of queries and keys, in middle layers; values stay.
 
     It acts on the queries that predict: those whose logits a call asks for (the last token of a prompt, then every new
-    one; of an answer to be scored, all its tokens; all, where a call asks for all), or, with `from_question`, on all
+    one; of an answer to be scored, all its tokens; all, if a call asks for all), or, with `from_question`, on all
     behind the last passage. A responder knows where a prompt ends and changes all queries from its last token on. With
     a strength s, the factor is 1 + s (factor - 1). A changed layer's keys take twice their room in the cache.
     Generation without a cache changes only the newest query at each step.
@@ -51,7 +51,7 @@ class PositionalChannel(Mitigation):
     last_layer: int | None = None
     """The last that is changed; None: layer 25 of 32, and as far up in other depths."""
     from_question: bool = False
-    """Whether all queries behind the last passage are changed, which has to be known then."""
+    """Change all queries behind the last passage, which has to be known then."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,19 +76,19 @@ class PositionalChannel(Mitigation):
         last = max(26 * depth // 32 - 1, first) if self.last_layer is None else self.last_layer
         if not first <= last < depth:
             raise UsageError(
-                f"positional_channel: layers must lie in 0 ... {depth - 1}, first and last, got {first} and {last}"
+                f"positional_channel: first and last layer must lie in 0 ... {depth - 1}, in order, got {first}, {last}"
             )
         return range(first, last + 1)
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
-        """Make queries and keys twice, and attend with the changed ones where a query predicts."""
+        """Make queries and keys twice, and attend with the changed ones if a query predicts."""
         blocks = model.family.blocks(model.network)
         layers = self.layers(len(blocks))
         if self.channel >= model.width:
             raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
         factor = 1 + self.strength * (self.factor - 1)
-        asked = _Asked()
+        predicting = _PredictingTokens()
 
         def attend(call: AttentionCall) -> Attended:
             if call.layer not in layers:
@@ -98,29 +98,29 @@ class PositionalChannel(Mitigation):
             rows = (
                 call.query_positions >= begins().to(query.device)
                 if self.from_question
-                else asked.rows(query.shape[2])[None]
+                else predicting.rows(query.shape[2])[None]
             )
             return _where(rows.to(query.device), call, (query, key), (changed_query, changed_key))
 
         twice = _twice(self.channel, factor)
-        reading = model.network.register_forward_pre_hook(asked.read, with_kwargs=True)
+        reading = model.network.register_forward_pre_hook(predicting.read, with_kwargs=True)
         with hooked([reading]), question_begins(model, self, passages) as begins, attending(model, self, attend):
-            made = [module for layer in layers for module in _projections(model, blocks[layer])]
-            with hooked(module.register_forward_hook(twice) for module in made):
+            projections = [module for layer in layers for module in _projections(model, blocks[layer])]
+            with hooked(module.register_forward_hook(twice) for module in projections):
                 yield
 
 
-class _Asked:
+class _PredictingTokens:
     """The tokens of a call whose logits it asks for."""
 
     def __init__(self) -> None:
         self.kept: Any = 0
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "_Asked":
-        """The same, which attention looks at: it is read anew before every call of a network."""
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "_PredictingTokens":
+        """This very object, which attention looks at: it is read anew before every call of a network."""
         return self
 
-    def read(self, network: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def read(self, network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """A hook on the whole network: how many of the last, or which; 0: all."""
         cache = named.get("past_key_values")
         if getattr(cache, "is_compileable", False):
@@ -128,19 +128,19 @@ class _Asked:
         self.kept = named.get("logits_to_keep", 0)
 
     def rows(self, n_queries: int) -> Tensor:
-        """Whether each is."""
+        """True for the queries whose logits are asked for."""
         rows = torch.zeros(n_queries, dtype=torch.bool)
         rows[self.kept.cpu() if isinstance(self.kept, Tensor) else slice(-int(self.kept), None)] = True
         return rows
 
 
 def _where(
-    rows: Bool[Tensor, "_ query"], call: AttentionCall, own: tuple[Tensor, Tensor], changed: tuple[Tensor, Tensor]
+    rows: Bool[Tensor, "_ query"], call: AttentionCall, plain: tuple[Tensor, Tensor], changed: tuple[Tensor, Tensor]
 ) -> Attended:
     """Attention of some queries of every prompt as changed, of the others as it was."""
     if rows.all():
         return call.run(query=changed[0], key=changed[1])
-    output, weights = call.run(query=own[0], key=own[1])
+    output, weights = call.run(query=plain[0], key=plain[1])
     if not rows.any():
         return output, weights
     if not rows[:, :-1].any():  # the last sees all that its mask, if any, does not hide
@@ -149,15 +149,15 @@ def _where(
         last, _ = call.run(query=changed[0][:, :, -1:], key=changed[1], mask=mask, query_positions=place)
         last = torch.where(rows[:, -1:, None, None], last, output[:, -1:])
         return torch.cat([output[:, :-1], last], 1), weights
-    other, _ = call.run(query=changed[0], key=changed[1])
-    return torch.where(rows[:, :, None, None], other, output), weights
+    all_changed, _ = call.run(query=changed[0], key=changed[1])
+    return torch.where(rows[:, :, None, None], all_changed, output), weights
 
 
 def _twice(channel: int, factor: float) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
     """A hook on a projection: what it makes of its input, and what it makes of the changed one."""
 
-    def hook(module: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
-        entering: Float[Tensor, "batch token feature"] = given[0]
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        entering: Float[Tensor, "batch token feature"] = inputs[0]
         scale = torch.ones(entering.shape[-1], dtype=entering.dtype, device=entering.device)
         scale[channel] = factor
         return torch.cat([output, module.forward(entering * scale)], -1)
@@ -166,7 +166,7 @@ def _twice(channel: int, factor: float) -> Callable[[nn.Module, tuple[Any, ...],
 
 
 def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.Module]:
-    """Those of queries and of keys, where more heads of either are normalised and turned like the others."""
+    """The projections of queries and of keys; refused if more heads of either are not normalised and turned alike."""
     family, attention = model.family, block.attention
     if family.name in COUNTED_HEADS:
         raise UsageError(

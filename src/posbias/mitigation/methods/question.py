@@ -1,4 +1,4 @@
-"""Where the question begins in the prompts that a network reads, found by the text with which questions begin.
+"""The first token of the question in every prompt that a network reads, found by the text with which questions begin.
 
 So a method that acts from the question on can stay on a model for good: each prompt of a batch has its own place, and a
 text without a question is left as it is.
@@ -40,7 +40,9 @@ def question_text(examples: Sequence[Example]) -> str | None:
     colon = re.search(r":(?=[\s\"']|\Z)", shared)
     label = shared[: colon.end()] if colon else ""  # "Question:", which other questions have in common with these
     ends = [(example.text, example.passages[-1][1]) for example in examples]
-    fitting = (each for each in (label, shared) if each.strip() and all(text.rfind(each) == end for text, end in ends))
+    fitting = (
+        text for text in (label, shared) if text.strip() and all(prompt.rfind(text) == end for prompt, end in ends)
+    )
     return next(fitting, None)
 
 
@@ -60,7 +62,7 @@ class Question:
         if tokenizer is None:
             raise UsageError("mitigated: question= needs tokenizer=")
         self._text, self._tokenizer = text, tokenizer
-        self._of: PerCache[_Read] = PerCache(self._found)
+        self._of: PerCache[_Read] = PerCache(self._read)
         self._matched: bool | None = None
         """Whether the first prompts hold the text; None: none was read."""
 
@@ -74,32 +76,32 @@ class Question:
         """Within the context, everything that the network reads is looked through."""
         return self._of.followed(network)
 
-    def _found(self, network: nn.Module, arguments: dict[str, Any], held: "_Read | None") -> "_Read":
-        """Where the question begins in what the network is about to read."""
+    def _read(self, network: nn.Module, arguments: dict[str, Any], before: "_Read | None") -> "_Read":
+        """The place of the question in what the network is about to read."""
         new, past = arguments.get("input_ids"), cached_length(arguments)
         if not isinstance(new, Tensor):
             raise UsageError("mitigated: question= is looked for in token ids, got embeddings: give passages=")
         ids = new.detach().cpu().clone()
         if past:
-            if held is None or len(new) != len(held.ids) or past > held.ids.shape[1]:
+            if before is None or len(new) != len(before.ids) or past > before.ids.shape[1]:
                 raise UsageError(
-                    f"mitigated: {past} tokens were cached without question=; only its own caches are allowed"
+                    f"mitigated: {past} tokens were cached without question=; use a cache that was filled under it"
                 )
-            ids = torch.cat([held.ids[:, :past], ids], 1)
-            if new.shape[1] == 1 and past == held.ids.shape[1]:
-                return _Read(ids, held.begins)
+            ids = torch.cat([before.ids[:, :past], ids], 1)
+            if new.shape[1] == 1 and past == before.ids.shape[1]:
+                return _Read(ids, before.begins)
         slots = padded_slots(arguments)
         skipped = [0] * len(new) if slots is None else slots.tolist()
-        found = [self._begin(row[padding:].tolist()) for row, padding in zip(ids, skipped, strict=True)]
+        begins = [self._begin(row[padding:].tolist()) for row, padding in zip(ids, skipped, strict=True)]
         if self._matched is None:
-            self._matched = min(found) < NOWHERE
+            self._matched = min(begins) < NOWHERE
             if not self._matched:
                 warnings.warn(
                     f"mitigated: question={self._text!r} stands nowhere in the first prompt, so the method leaves it "
                     "as it is; give the text as the prompt has it, line breaks and signs included",
                     stacklevel=2,
                 )
-        return _Read(ids, torch.tensor(found, device=new.device)[:, None])
+        return _Read(ids, torch.tensor(begins, device=new.device)[:, None])
 
     def _begin(self, ids: list[int]) -> int:
         """The first token at or behind the beginning of the last such text."""
@@ -124,7 +126,7 @@ class Question:
 
 
 class _Read(NamedTuple):
-    """What a network has read of every prompt, and where the question begins in each."""
+    """The tokens that a network has read of every prompt, and where the question begins in each."""
 
     ids: Int[Tensor, "prompt token"]
     begins: Int[Tensor, "prompt one"]

@@ -26,12 +26,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained(NAME)
 tokenizer = AutoTokenizer.from_pretrained(NAME)
-pb.mitigated(model, {recipe!r}{told}).install()  # until it is removed; no weight is touched
+pb.mitigated(model, {recipe!r}{addition}).install()  # until it is removed; no weight is touched
 tokens = tokenizer(PROMPT, return_tensors="pt")
 print(tokenizer.decode(model.generate(**tokens, max_new_tokens=40)[0]))
 """
-"""For users of transformers; `told`: what else the method has to know."""
-QUESTION_TOLD = ", question={question!r}, tokenizer=tokenizer"
+"""For users of transformers; `addition`: what else the method has to know."""
+QUESTION_ADDITION = ", question={question!r}, tokenizer=tokenizer"
 """The addition for a method that acts from the question on."""
 PASSAGES_SNIPPET = """\
 import posbias as pb
@@ -61,18 +61,18 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
     """
     recipe = _content(path)
     if model is not None:
-        wanted = recipe.get("model")
-        if not isinstance(wanted, dict):
+        required = recipe.get("model")
+        if not isinstance(required, dict):
             raise UsageError(f"{str(path)!r} does not say which model it belongs to")
-        dtype = PRECISIONS.get(str(wanted.get("dtype")), model.dtype)
-        own = _identity(model, dtype)
+        dtype = PRECISIONS.get(str(required.get("dtype")), model.dtype)
+        present = _identity(model, dtype)
         lost = model.dtype.itemsize <= dtype.itemsize and model.dtype != dtype
-        for name, value in own.items():
+        for name, value in present.items():
             compared = name not in ("source", "dtype") and not (name == "weights_sha256" and lost)
-            if compared and wanted.get(name) != value:
+            if compared and required.get(name) != value:
                 raise UsageError(
-                    f"{str(path)!r} is a recipe of another model, {wanted.get('source')!r}: its {name} is "
-                    f"{wanted.get(name)!r}, this model's {value!r}"
+                    f"{str(path)!r} is a recipe of another model, {required.get('source')!r}: its {name} is "
+                    f"{required.get(name)!r}, this model's {value!r}"
                 )
     try:
         return MITIGATIONS.parse(recipe["method"])
@@ -81,7 +81,7 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
 
 
 def samples_of_recipe(path: str | Path) -> set[str]:
-    """`contents` of the samples that a recipe was fitted to; empty where it does not say."""
+    """`contents` of the samples that a recipe was fitted to; empty if it does not say."""
     fitted = _content(path).get("fitted", {})
     if not isinstance(fitted, dict):
         raise UsageError(f"{str(path)!r}: its field 'fitted' must be an object, got {fitted!r:.80}")

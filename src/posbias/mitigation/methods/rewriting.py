@@ -54,7 +54,7 @@ CLOSING = " \n\t]})>"
 class Ordered(PromptMitigation):
     """The most relevant passages go where a measured curve is highest.
 
-    The order is `place`'s: where the samples do not show that positions differ, best first.
+    The order is `place`'s: if the samples do not show that positions differ, best first.
     """
 
     run: str = ""
@@ -62,14 +62,14 @@ class Ordered(PromptMitigation):
     scores: Sequence[float] = ()
     """Relevance of the passages as the prompt gives them, >= 0; empty: 1, 1/2, 1/3 ..., the order of retrieval."""
     order: Sequence[int] = ()
-    """In place of a run: which passage stands in every slot, counted from 0, as `place` says or `mitigate` measures; of
-    fewer passages those that there are."""
+    """The passage that stands in every slot, in place of a run, counted from 0, as `place` says or `mitigate` measures;
+    of fewer passages those that there are."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.run, str) or bool(self.run) == bool(self.order):
             raise UsageError(
-                f"{self.name}: run must be the directory of an evaluation, or order given, got {self.run!r}"
+                f"{self.name}: give either run, the directory of an evaluation, or order; got run={self.run!r}"
             )
         for name in ("scores", "order"):
             if not isinstance(getattr(self, name), tuple | list | range):
@@ -146,11 +146,11 @@ class AttentionSorting(PromptMitigation):
         """The sorted request; one that does not fit into the context stays as it is, and is skipped."""
         assert isinstance(responder, LocalResponder)  # see `check`
         for _ in range(self.rounds):
-            own = request.own_control
-            token_ids = encode(request.prompt, responder.tokenizer, own_control=own).token_ids
+            own_control = request.own_control
+            token_ids = encode(request.prompt, responder.tokenizer, own_control=own_control).token_ids
             if responder.max_positions is not None and len(token_ids) > responder.max_positions:
                 break
-            spans, _ = locate(request.prompt, request.passages, responder.tokenizer, own_control=own)
+            spans, _ = locate(request.prompt, request.passages, responder.tokenizer, own_control=own_control)
             if spans is None:
                 raise UsageError(f"{self.name} needs a tokenizer with character offsets")
             attention = last_attention(responder.model, token_ids)
@@ -172,8 +172,8 @@ def last_attention(model: Model, token_ids: Sequence[int]) -> Float64[np.ndarray
     total = np.zeros(len(token_ids))
     layers = describe_attention(model, n_positions=len(token_ids))
 
-    def receive(layer: AttentionLayer, given: AttentionInput) -> None:
-        state = rotated(project_attention(layer.parts, given.read), given.cosine, given.sine)
+    def receive(layer: AttentionLayer, entering: AttentionInput) -> None:
+        state = rotated(project_attention(layer.parts, entering.read), entering.cosine, entering.sine)
         last = next(query_blocks(layer.parts, state, reach=layer.reach, block=1))
         total[last.keys] += last.weights.mean((0, 1, 2)).double().cpu().numpy() / len(layers)
 
@@ -203,7 +203,7 @@ class RepeatPrompt(PromptMitigation):
     times: int = 2
     """How often the prompt stands there, >= 2."""
     cue: bool = False
-    """Whether copies keep the cue of the answer: then a model that completes text may copy that nothing follows it."""
+    """Copies keep the cue of the answer: a model that completes text may copy that nothing follows it."""
 
     needs_passages: ClassVar[bool] = False
 
@@ -239,7 +239,7 @@ class QuestionFirst(PromptMitigation):
     rearranges: ClassVar[bool] = False
 
     cue: bool = False
-    """Whether the cue of the answer is repeated, too; see `RepeatPrompt`."""
+    """Repeat the cue of the answer, too; see `RepeatPrompt`."""
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its question before it."""
@@ -259,7 +259,7 @@ class SelfConsistency(PromptMitigation):
     """Several shuffles of the passages, and the answer that most of them give; as many prompts as draws.
 
     Shuffles depend on the passages and the seed, not on the order given, so that the answer cannot depend on it either.
-    Answers count as the same where their first lines do, without case, punctuation and articles; of equally frequent
+    Answers count as the same if their first lines do, without case, punctuation and articles; of equally frequent
     ones that of the earliest draw is given. The score of an answer is its mean probability over the draws; its rank is
     then not known.
     """
@@ -267,7 +267,7 @@ class SelfConsistency(PromptMitigation):
     draws: int = 5
     """Shuffles, >= 2."""
     seed: int = 0
-    """Of the shuffles, >= 0."""
+    """Seed of the shuffles, >= 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -294,9 +294,9 @@ class SelfConsistency(PromptMitigation):
         responses = [reply.response for reply in replies if reply.response is not None]
         chosen = None
         if responses:
-            said = [normalise_answer(response.text.strip().split("\n")[0]) for response in responses]
-            (winner, _), *_ = Counter(said).most_common(1)
-            chosen = responses[said.index(winner)]
+            answers = [normalise_answer(response.text.strip().split("\n")[0]) for response in responses]
+            (winner, _), *_ = Counter(answers).most_common(1)
+            chosen = responses[answers.index(winner)]
         scores = [reply.score for reply in replies if reply.score is not None]
         return Reply(chosen, mean_score(scores) if len(scores) == len(replies) else None)
 

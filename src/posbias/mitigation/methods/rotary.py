@@ -35,7 +35,7 @@ VARIANTS = ("as_described", "as_released")
 AWARE = 3.0
 """A key counts towards a head's position-awareness if its weight is more than so many times the mean."""
 BLOCK = 128
-"""Queries that attend at once where some keys are far for a part of them."""
+"""Queries that attend at once if some keys are far for a part of them."""
 BATCHED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
 """Inputs of a network that have one row for each prompt."""
 Frequencies = Float[Tensor, "pair"] | None
@@ -49,7 +49,7 @@ class MsPoe(Mitigation):
     Position-awareness of a head: the share of keys whose attention weight is more than 3 times the mean, for the query
     at the last token of the last passage; `passages=[(0, n)]` ranks at the last of a prompt's n tokens, as the paper
     does. A pass that ends before that token ranks at its own last. Source: Ms-PoE, arXiv
-    2403.04797; `as_released` follows utils/modify_arch/llama.py of VITA-Group/Ms-PoE where this differs: it ranks by
+    2403.04797; `as_released` follows utils/modify_arch/llama.py of VITA-Group/Ms-PoE, which differs: it ranks by
     attention without rotary positions; gives head h the ratio of the h-th entry of the argsort, where its rank is
     meant; never reaches `high` (steps of 1 / heads); and turns a shared key head by the ratio of the first head of
     its group, so that other heads of the group see no mere distances. The paper's text was not at hand: what it says
@@ -85,12 +85,12 @@ class MsPoe(Mitigation):
             raise UsageError(f"ms_poe: first_layer must lie in [0, {len(frequencies)}), got {self.first_layer}")
         steps = heads if self.variant == "as_released" else max(heads - 1, 1)
         ratios = self.low + (self.high - self.low) * torch.arange(heads, dtype=torch.float64) / steps
-        tables = _tables(frequencies, lambda own: self.strength * (1 / ratios.to(own) - 1)[:, None] * own)
-        back = _tables(frequencies, lambda own: -own[None])
-        kept = KeptKeys()
+        tables = _tables(frequencies, lambda rates: self.strength * (1 / ratios.to(rates) - 1)[:, None] * rates)
+        back = _tables(frequencies, lambda rates: -rates[None])
+        turned_keys = KeptKeys()
         ranking_at = passages[-1][1] - 1
         rankings: PerCache[dict[int, Tensor]] = PerCache(
-            lambda _network, _arguments, held: {} if held is None else held, copied=True, latest={}
+            lambda _network, _arguments, ranked: {} if ranked is None else ranked, copied=True, latest={}
         )
 
         def attend(call: AttentionCall) -> Attended:
@@ -98,20 +98,20 @@ class MsPoe(Mitigation):
             if table is None or call.layer < self.first_layer:
                 return call.run()
             ranked = rankings.latest if rankings.current is None else rankings.current
-            assert ranked is not None  # the empty one, where nothing was read before
-            before, due = ranked.get(call.layer), call.query_positions[:, :1] <= ranking_at
-            if before is None or due.any():
-                found = self._indices(call, ranking_at, back[call.layer])
-                ranked[call.layer] = found if before is None or due.all() else torch.where(due, found, before)
+            assert ranked is not None  # the empty one, if nothing was read before
+            earlier, due = ranked.get(call.layer), call.query_positions[:, :1] <= ranking_at
+            if earlier is None or due.any():
+                fresh = self._indices(call, ranking_at, back[call.layer])
+                ranked[call.layer] = fresh if earlier is None or due.all() else torch.where(due, fresh, earlier)
             indices = ranked[call.layer]
             query = table.turn(call.query, call.query_positions, indices)
             shared = self.variant == "as_released" or call.group == 1
-            own, repeated = (indices[:, :: call.group], 1) if shared else (indices, call.group)
+            key_indices, repeated = (indices[:, :: call.group], 1) if shared else (indices, call.group)
 
             def turn(keys: Tensor, positions: Tensor) -> Tensor:
-                return table.turn(keys.repeat_interleave(repeated, 1), positions, own)
+                return table.turn(keys.repeat_interleave(repeated, 1), positions, key_indices)
 
-            key = kept.of(call, indices, turn)
+            key = turned_keys.of(call, indices, turn)
             return call.run_repeated(query, key)
 
         with rankings.followed(model.network), in_one_place(model, self, passages), attending(model, self, attend):
@@ -129,9 +129,9 @@ class MsPoe(Mitigation):
             query, key = back.turn(query, at, none), back.turn(key, call.key_positions, none)
         grouped = query.reshape(len(row), key.shape[1], call.group, -1).float()
         logits = (grouped @ key.float().transpose(-1, -2)).flatten(1, 2) * call.scaling
-        shown = shown_keys(call, slice(None)).expand(len(row), 1, -1, -1)[batch, :, row]
-        weights = logits.masked_fill(~shown, -torch.inf).softmax(-1)
-        counted = (weights > AWARE / shown.sum(-1, keepdim=True)).sum(-1)
+        visible = shown_keys(call, slice(None)).expand(len(row), 1, -1, -1)[batch, :, row]
+        weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
+        counted = (weights > AWARE / visible.sum(-1, keepdim=True)).sum(-1)
         order = counted.argsort(stable=True, dim=-1, descending=True)
         return order if self.variant == "as_released" else order.argsort(-1)
 
@@ -166,22 +166,22 @@ class ShiftedDistances(Mitigation):
             shift = int(getattr(model.config, "max_position_embeddings", None) or 0) // 3
         if self.window > shift:
             raise UsageError(f"shifted_distances: window must lie in [0, {shift}] (shift), got {self.window}")
-        angles = [None if own is None else self.strength * (shift - self.window) * own for own in frequencies]
+        angles = [None if rates is None else self.strength * (shift - self.window) * rates for rates in frequencies]
         turns = [None if angle is None else (angle.cos(), angle.sin()) for angle in angles]
 
-        kept = KeptKeys()
+        turned_keys = KeptKeys()
 
         def attend(call: AttentionCall) -> Attended:
             turn = turns[call.layer]
             reach = int(call.query_positions.max()) - int(call.key_positions.min())
             if turn is None or reach < shift:
                 return call.run()
-            far = kept.of(call, None, lambda keys, _: turned_by(keys, *turn))
+            far = turned_keys.of(call, None, lambda keys, _: turned_by(keys, *turn))
             if call.query.shape[2] <= BLOCK:
                 return _with_far(call, far, shift)
             rows = range(0, call.query.shape[2], BLOCK)
             blocks = [_with_far(_block(call, slice(first, first + BLOCK)), far, shift) for first in rows]
-            weights = [own for _, own in blocks if own is not None]
+            weights = [block for _, block in blocks if block is not None]
             return torch.cat([output for output, _ in blocks], 1), torch.cat(weights, 2) if weights else None
 
         with attending(model, self, attend):
@@ -222,10 +222,10 @@ class RotaryBases(Mitigation):
         """Give the network every row once for each base, and pool what comes out."""
         n_bases = len(self.bases)
 
-        def rates(own: Tensor) -> Tensor:
-            share = torch.arange(len(own), dtype=own.dtype, device=own.device) / len(own)
-            factors = torch.tensor(self.bases, dtype=own.dtype, device=own.device)[:, None] ** -share
-            return self.strength * (factors - 1) * own
+        def rates(radians: Tensor) -> Tensor:
+            share = torch.arange(len(radians), dtype=radians.dtype, device=radians.device) / len(radians)
+            factors = torch.tensor(self.bases, dtype=radians.dtype, device=radians.device)[:, None] ** -share
+            return self.strength * (factors - 1) * radians
 
         tables = _tables(turning(model, self), rates)
 
@@ -237,22 +237,22 @@ class RotaryBases(Mitigation):
             query = table.turn(call.query, call.query_positions, base)
             return call.run(query=query, key=table.turn(call.key, call.key_positions, base))
 
-        def multiply(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            if len(given) > 1 or (given and not isinstance(given[0], Tensor)):
+        def multiply(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            if len(inputs) > 1 or (inputs and not isinstance(inputs[0], Tensor)):
                 raise UsageError("rotary_bases: give the network its inputs by name")
             if named.get("labels") is not None or named.get("return_dict") is False:
                 raise UsageError("rotary_bases: labels and return_dict=False are not allowed; pooled are logits alone")
-            first = given[0] if given else named.get("input_ids")
+            first = inputs[0] if inputs else named.get("input_ids")
             rows = len(named["inputs_embeds"] if first is None else first)
             names = [name for name in BATCHED if isinstance(named.get(name), Tensor) and len(named[name]) == rows]
-            _reshape(cache_of(named), lambda held: held.reshape(-1, held.shape[1] // n_bases, *held.shape[2:]))
+            _reshape(cache_of(named), lambda rows: rows.reshape(-1, rows.shape[1] // n_bases, *rows.shape[2:]))
             many = {name: named[name].repeat_interleave(n_bases, 0) for name in names}
-            return tuple(one.repeat_interleave(n_bases, 0) for one in given), {**named, **many}
+            return tuple(tensor.repeat_interleave(n_bases, 0) for tensor in inputs), {**named, **many}
 
-        def pool(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        def pool(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
             given_cache = cache_of(named)
             cache = cache_of(output) if given_cache is None else given_cache
-            _reshape(cache, lambda held: held.reshape(len(held) // n_bases, -1, *held.shape[2:]))
+            _reshape(cache, lambda rows: rows.reshape(len(rows) // n_bases, -1, *rows.shape[2:]))
             output.logits = pooled(output.logits.unflatten(0, (-1, n_bases)), 1)
             return output
 
@@ -301,7 +301,7 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
                 "length; default, linear and llama3 are allowed"
             )
     frequencies = rotary_frequencies(model)
-    if all(own is None for own in frequencies):
+    if all(rates is None for rates in frequencies):
         raise UsageError(f"{method.name}: this {family.name} model turns nothing by position")
     return frequencies
 
@@ -317,7 +317,7 @@ class _Table:
     """Cosines and sines of the angles position x rate, for several sets of rates; grown as positions are asked for."""
 
     def __init__(self, rates: Float[Tensor, "set pair"]) -> None:
-        self.rates, self.known = rates, 0
+        self.rates, self.n_positions = rates, 0
 
     def turn(
         self,
@@ -327,9 +327,9 @@ class _Table:
     ) -> Float[Tensor, "batch head position feature"]:
         """Values turned, every head of every row by its chosen set."""
         most = int(positions.max()) + 1
-        if most > self.known:
-            self.known = max(most + most // 4, 64)
-            angles = torch.arange(self.known, device=self.rates.device)[:, None] * self.rates[:, None]
+        if most > self.n_positions:
+            self.n_positions = max(most + most // 4, 64)
+            angles = torch.arange(self.n_positions, device=self.rates.device)[:, None] * self.rates[:, None]
             precise = torch.promote_types(values.dtype, torch.float32)
             self.cosine, self.sine = angles.cos().to(precise), angles.sin().to(precise)
         index = chosen[:, :, None], positions[:, None]
@@ -338,12 +338,15 @@ class _Table:
 
 def _tables(frequencies: Sequence[Frequencies], rates: Callable[[Tensor], Tensor]) -> list[_Table | None]:
     """A table for every layer; layers of equal frequencies share one."""
-    known: dict[tuple[float, ...], _Table] = {}
-    return [None if own is None else known.setdefault(tuple(own.tolist()), _Table(rates(own))) for own in frequencies]
+    tables: dict[tuple[float, ...], _Table] = {}
+    return [
+        None if layer is None else tables.setdefault(tuple(layer.tolist()), _Table(rates(layer)))
+        for layer in frequencies
+    ]
 
 
 def shown_keys(call: AttentionCall, rows: slice) -> Tensor:
-    """Which keys some queries see, [batch 1 query key], either leading size 1 where it is the same for all."""
+    """True for the keys that some queries see, [batch 1 query key]; the leading size is 1 if it is the same for all."""
     if call.mask is None:
         return call.key_positions[:, None, None] <= call.query_positions[:, None, rows, None]
     mask = call.mask[:, :, rows]
@@ -351,7 +354,7 @@ def shown_keys(call: AttentionCall, rows: slice) -> Tensor:
 
 
 def _block(call: AttentionCall, rows: slice) -> AttentionCall:
-    """Some of the queries, with the keys that they may see where causality alone hides the others."""
+    """Some of the queries, with the keys that they may see if causality alone hides the others."""
     query_positions = call.query_positions[:, rows]
     block = replace(call, query=call.query[:, :, rows], query_positions=query_positions)
     if call.mask is not None:
@@ -366,9 +369,9 @@ def _block(call: AttentionCall, rows: slice) -> AttentionCall:
 
 
 def _with_far(call: AttentionCall, far_keys: Float[Tensor, "batch key_head _ feature"], shift: int) -> Attended:
-    """Attention with other keys where they are at least `shift` away.
+    """Attention with other keys from a distance of `shift` on.
 
-    Where that differs between the queries, a key stands there as both, and every query sees one of them.
+    If that differs between the queries, a key stands there as both, and every query sees one of them.
     """
     far = call.query_positions[:, None, :, None] - call.key_positions[:, None, None] >= shift
     counts = far.sum(-1)
@@ -379,19 +382,19 @@ def _with_far(call: AttentionCall, far_keys: Float[Tensor, "batch key_head _ fea
     mask, n_keys = call.mask, call.key.shape[2]
     lowest = torch.finfo(call.query.dtype).min
     if mask is None or mask.dtype == torch.bool:
-        shown = shown_keys(call, slice(None))
-        mask = torch.zeros(shown.shape, dtype=call.query.dtype, device=shown.device).masked_fill(~shown, lowest)
-    both = [
+        visible = shown_keys(call, slice(None))
+        mask = torch.zeros(visible.shape, dtype=call.query.dtype, device=visible.device).masked_fill(~visible, lowest)
+    halves = [
         mask[..., :last].masked_fill(~far[..., :last], lowest),
         mask[..., first:].masked_fill(far[..., first:], lowest),
     ]
     value = torch.cat([call.value[:, :, :last], call.value[:, :, first:]], 2)
-    mask = torch.cat(both, -1).expand(len(call.query), -1, -1, -1)
+    mask = torch.cat(halves, -1).expand(len(call.query), -1, -1, -1)
     places = torch.cat([call.key_positions[:, :last], call.key_positions[:, first:]], 1)
     output, weights = call.run(key=key, value=value, mask=mask, key_positions=places)
     if weights is not None:
-        seen = weights
-        weights = seen.new_zeros(*seen.shape[:-1], n_keys)
-        weights[..., :last] = seen[..., :last]
-        weights[..., first:] += seen[..., last:]
+        doubled = weights
+        weights = doubled.new_zeros(*doubled.shape[:-1], n_keys)
+        weights[..., :last] = doubled[..., :last]
+        weights[..., first:] += doubled[..., last:]
     return output, weights

@@ -37,9 +37,9 @@ class Answers:
     """The evaluations of all arms."""
 
     test: tuple[Record, ...]
-    """By arm, the unchanged model first."""
+    """One for each arm, the unchanged model first."""
     short: Mapping[str, tuple[Record | None, ...]]
-    """By short form and arm; None if a method does not apply to it."""
+    """One for each short form and arm; None if a method does not apply to the form."""
 
 
 def answer(plan: TrialPlan) -> tuple[TrialPlan, Answers]:

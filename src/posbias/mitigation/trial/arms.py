@@ -61,7 +61,7 @@ class Arm:
     plain: Responder
     """The responder without a method."""
     method: Method | None = None
-    """None: the unchanged model, or a method that is still to be fitted."""
+    """The method that answers; None: the unchanged model, or a method that is still to be fitted."""
     fit: Fit | None = None
     """The fit that finds the method; None if it has all its parameters."""
     fitted: dict[str, Any] | None = None

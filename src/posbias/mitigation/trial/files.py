@@ -23,7 +23,7 @@ OF_A_RUN = ("record.json", "arrays.safetensors")
 
 
 def is_recipe(entry: Any) -> bool:
-    """Whether a method is given as the path of a recipe."""
+    """True if a method is given as the path of a recipe."""
     return isinstance(entry, str) and entry.endswith(RECIPE_SUFFIX)
 
 
@@ -36,7 +36,7 @@ def check_files(methods: Sequence[Any], begin: str) -> None:
                 f"methods: there is no file {path!r}; allowed: all, names or spellings of methods (posbias list "
                 "mitigations), and paths of recipes, such as DIRECTORY/arms/*/recipe.json of a run that fitted one"
             )
-        if [os.path.realpath(other) for other in recipes].count(os.path.realpath(path)) > 1:
+        if [os.path.realpath(recipe) for recipe in recipes].count(os.path.realpath(path)) > 1:
             raise UsageError(f"mitigate: {path} is given twice; give each method once")
     if begin and not file_exists(begin):
         raise UsageError(f"fit: there is no file begin={begin!r}; allowed: the path of a recipe")
@@ -48,10 +48,10 @@ def recipe_names(paths: Sequence[str], taken: Collection[str] = ()) -> dict[str,
     parts_of = {path: Path(os.path.abspath(path)).with_suffix("").parts for path in paths}
     names = {}
     for path, parts in parts_of.items():
-        rest = [others for name, others in parts_of.items() if name != path]
+        different = [theirs for name, theirs in parts_of.items() if name != path]
         for count in range(1, len(parts)):
             names[path] = "/".join(parts[-count:])
-            if names[path] not in taken and all(others[-count:] != parts[-count:] for others in rest):
+            if names[path] not in taken and all(theirs[-count:] != parts[-count:] for theirs in different):
                 break
     return names
 

@@ -49,5 +49,5 @@ def _fit(plan: TrialPlan, arm: Arm, calibration: Calibration) -> dict[str, np.nd
 
 def _measured_curve(plan: TrialPlan) -> MeasuredUse:
     """The unchanged model's curve on the calibration samples."""
-    asked = plan.calibration
-    return measured_use(evaluate_responder(plan.responder, asked.task, asked.options, cost={}))
+    questions = plan.calibration
+    return measured_use(evaluate_responder(plan.responder, questions.task, questions.options, cost={}))

@@ -87,7 +87,7 @@ def measure_influence(plan: TrialPlan) -> tuple[Shares, list[LeftOut]]:
 
 
 def _fits(sample: SampleSpans, model: Model) -> bool:
-    """Whether the model takes it with the answer at every position."""
+    """True if the model takes the sample with the answer at every position."""
     lengths = [sample.examples[gold].n_tokens or 0 for gold in sample.positions]
     return model.max_positions is None or max(lengths) <= model.max_positions
 
@@ -196,8 +196,8 @@ def _ties(measure: str, pairs: Mapping[str, Pair], *, seed: int) -> list[dict[st
         moved, scored = (np.column_stack(side) for side in sides)
         over[OVER_METHODS] = Pair(moved, scored, tuple(range(len(pairs))), len(pairs), complete[0].samples)
     ties = []
-    for what, compared in {**over, **(pairs if len(pairs) > 1 else {})}.items():
+    for scope, compared in {**over, **(pairs if len(pairs) > 1 else {})}.items():
         stored = correlate_pairs(compared, seed=seed).as_record()
-        stored["correlations"] = [one for one in stored["correlations"] if one["controlled"] == "nothing"]
-        ties.append({"what": what, "measure": measure, "correlations": {measure: stored}})
+        stored["correlations"] = [entry for entry in stored["correlations"] if entry["controlled"] == "nothing"]
+        ties.append({"what": scope, "measure": measure, "correlations": {measure: stored}})
     return ties

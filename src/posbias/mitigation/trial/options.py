@@ -46,7 +46,7 @@ class MitigateOptions:
     tolerance: float = 0.02
     """Largest acceptable loss increase on ordinary text (nats per token), >= 0."""
     short: bool = True
-    """Whether the task's short forms are requested, if it has any."""
+    """Request the task's short forms, too, if it has any."""
     fitting: FitOptions = field(default_factory=FitOptions)
     """Settings of a key bias's fit, and the strengths from which all fits choose."""
     influence: int = 0
@@ -70,7 +70,7 @@ class MitigateOptions:
         if self.by is not None and not switched_on[self.by]:
             needed = "generated answers (generate)" if self.by != "logprob" else "scores of right answers (score)"
             raise UsageError(
-                f"mitigate: by {self.by} needs {needed}, which are switched off; allow them or leave by out"
+                f"mitigate: by {self.by} needs {needed}, which are switched off; switch them on or leave out `by`"
             )
         if self.require is not None and not self.require.possible and not self.evaluation.generate:
             raise UsageError(
@@ -79,7 +79,7 @@ class MitigateOptions:
 
     @property
     def unnamed(self) -> bool:
-        """Whether methods were not named one by one, so that those which do not apply are left out, not refused."""
+        """True if methods were not named one by one: those that do not apply are left out, not refused."""
         return self.methods in (ALL, DEFAULT)
 
     @property

@@ -65,15 +65,15 @@ def judge_trial(plan: TrialPlan, answers: Answers, effects: SideEffects) -> Outc
     allowed = measures[0] if by is None else {by: measures[0][by]}
     choice = choose_measure(allowed, undecided=why_undecided(tables[0], tables[0]))
     measure, blank = choice.measure, np.full_like(measures[0][choice.measure], np.nan)
-    tried, left_out = [], []
+    scored, left_out = [], []
     for number, arm in enumerate(plan.arms[1:], start=1):
         on_forms, undecided = _short_form_effects(answers, number, measure)
         side = (*_text_effect(plan, effects, number), *on_forms)
         withheld = why_undecided(tables[0], tables[number]) if measure in CUT_MATTERS else None
-        tried.append(ArmScores(arm.name, measures[number].get(measure, blank), side, withheld))
+        scored.append(ArmScores(arm.name, measures[number].get(measure, blank), side, withheld))
         left_out += [LeftOut(SHORT_VERDICT, arm=arm.name, form=form, undecided=cut) for form, cut in undecided.items()]
     positions = tuple(int(position) for position in answers.test[0].arrays["positions"])
-    judgement = judge(measures[0][measure], tried, positions=positions, measure=measure)
+    judgement = judge(measures[0][measure], scored, positions=positions, measure=measure)
     requirement = _check_requirement(plan, judgement, measures, tables)
     return Outcome(judgement, choice, measures, readings, requirement, tuple(left_out))
 
@@ -124,7 +124,7 @@ def _check_requirement(
     measures: Sequence[Mapping[str, Scores]],
     tables: Sequence[Mapping[str, Scores]],
 ) -> RequirementCheck | None:
-    """Whether the recommended arm meets the requirement: in accuracy, or in log-probability if none was judged.
+    """The check of the requirement on the recommended arm: in accuracy, or in log-probability if none was judged.
 
     It is not met by answers too many of which were cut off.
     """

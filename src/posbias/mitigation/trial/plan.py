@@ -109,8 +109,8 @@ class TrialPlan:
         lasting = None if directory is None else directory / ARMS
         if lasting is not None:
             clear_unfinished(lasting)
-        unfinished, kept = PartStore(directory, of_one_method, **how), PartStore(lasting, of_one_method, **how)
-        return replace(self, directory=directory, unfinished=unfinished, lasting=kept)
+        unfinished, staying = PartStore(directory, of_one_method, **how), PartStore(lasting, of_one_method, **how)
+        return replace(self, directory=directory, unfinished=unfinished, lasting=staying)
 
 
 def _reasons(left_out: Sequence[LeftOut]) -> str:
@@ -148,9 +148,9 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
     if options.influence and isinstance(responder, LocalResponder):
         counted = replace(test.options, count=min(options.influence, evaluation.count))
         spans = tuple(spans_of(task, responder.tokenizer, counted))
-    tried = {name: value for name, value in vars(options).items() if name not in ("evaluation", "engine")}
+    set_options = {name: value for name, value in vars(options).items() if name not in ("evaluation", "engine")}
     settings = {
-        **tried,
+        **set_options,
         "verb": "mitigate",
         "task": str(task),
         "methods": [str(entry) for entry in entries],
@@ -173,11 +173,11 @@ def _split_samples(responder: Responder, task: LanguageTask, options: MitigateOp
     try:
         samples = tuple(samples_of(task, responder.tokenizer, together))
     except UsageError as error:  # a file with too few lines
-        asked = f"{evaluation.count} to judge and {count} for calibration asked"
-        raise UsageError(str(error).replace(f"{together.count} asked", asked)) from None
-    seen = {content: sample.name for sample in samples[:count] for content in contents(sample.examples)}
+        requested = f"{evaluation.count} to judge and {count} for calibration asked"
+        raise UsageError(str(error).replace(f"{together.count} asked", requested)) from None
+    calibrated = {content: sample.name for sample in samples[:count] for content in contents(sample.examples)}
     for sample in samples[count:]:
-        again = next((seen[content] for content in contents(sample.examples) if content in seen), None)
+        again = next((calibrated[content] for content in contents(sample.examples) if content in calibrated), None)
         if again is not None:
             raise UsageError(
                 f"test sample {sample.name} is calibration sample {again} again, but the two must not overlap; does "
@@ -194,8 +194,8 @@ def _split_samples(responder: Responder, task: LanguageTask, options: MitigateOp
 def _check_unseen(recipes: Sequence[str], test: Sequence[Sample]) -> None:
     """Refuse recipes, to try or to begin a fit at, that were fitted to test samples."""
     for path in recipes:
-        seen = samples_of_recipe(path)
-        again = [sample.name for sample in test if seen & contents(sample.examples)]
+        fitted_to = samples_of_recipe(path)
+        again = [sample.name for sample in test if fitted_to & contents(sample.examples)]
         if again:
             raise UsageError(
                 f"{path!r} was fitted to {len(again)} of the {len(test)} test samples ({again[0]} first); take "

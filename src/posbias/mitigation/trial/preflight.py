@@ -155,7 +155,7 @@ class ServedRequests:
 class _Counted:
     """Different requests so far, and their characters and tokens."""
 
-    seen: set[tuple[str, str]] = field(default_factory=set)
+    texts: set[tuple[str, str]] = field(default_factory=set)
     characters: int = 0
     generated: int = 0
 
@@ -164,8 +164,8 @@ class _Counted:
         new = 0
         for sort in sorts:
             text = f"{request.prompt}{request.answer}" if sort == SCORE else str(request.prompt)
-            if (sort, text) not in self.seen:
-                self.seen.add((sort, text))
+            if (sort, text) not in self.texts:
+                self.texts.add((sort, text))
                 new, self.characters = new + 1, self.characters + _characters(request.prompt)
                 self.generated += 1 if sort == SCORE else request.max_tokens
         return new
@@ -176,7 +176,7 @@ def served_requests(plan: TrialPlan) -> ServedRequests:
     responder: Any = plan.responder
     options = plan.test.options
     scored = options.score and responder.scores is not False
-    sorts = [sort for sort, asked in ((GENERATE, options.generate), (SCORE, scored)) if asked]
+    sorts = [sort for sort, switched_on in ((GENERATE, options.generate), (SCORE, scored)) if switched_on]
     questions = (plan.test, *plan.short_forms)
     requests = [request for form in questions for request in form.requests]
     counted = _Counted()
@@ -188,7 +188,7 @@ def served_requests(plan: TrialPlan) -> ServedRequests:
     unfitted = [arm.name for arm in plan.arms if arm.to_fit is not None]
     fitting = len(sorts) * len(plan.calibration.examples) if unfitted else 0
     by_arm |= dict.fromkeys(unfitted, by_arm[UNCHANGED])
-    share = (sum(by_arm.values()) + fitting) / max(1, len(counted.seen))
+    share = (sum(by_arm.values()) + fitting) / max(1, len(counted.texts))
     characters, generated = round(share * counted.characters), round(share * counted.generated)
     examples = [example for form in questions for example in form.examples if example.n_tokens]
     spelled = sum(_characters(example.prompt) for example in examples)

@@ -37,7 +37,7 @@ class Reading:
     unread: int = 0
     answers: int = 0
     withheld: bool = False
-    """Whether too many could not be read, so that none counts."""
+    """Too many could not be read, so that none counts."""
     empty: int = 0
     requests: int = 0
     """Requests that were answered, whatever came of them."""
@@ -111,7 +111,7 @@ class InfluenceOutcome:
     kind: str
     samples: int
     uniform: tuple[StoredInterval, ...]
-    """By position: the item's share of the tokens."""
+    """The item's share of the tokens, by position."""
     before: tuple[StoredInterval, ...]
     changes: Mapping[str, tuple[StoredInterval, ...]]
     average: Mapping[str, StoredInterval]

@@ -30,7 +30,7 @@ class Effort:
     seconds: float
     requests: int
     tokens: float | None
-    """None if nobody counted them all."""
+    """Tokens that the arm took; None if nobody counted them all."""
     peak_bytes: int | None = None
     """Most bytes that tensors beside the weights take at once, for the longest text; None on a server."""
 
