@@ -18,7 +18,7 @@ OF_PACKAGES = {
     "auditing": "audit_behaviour",
     "measurement.several": "MeasurePlan measure_models",
     "measurement.attention.record": "preflight_attention",
-    "decomposition": "DecompositionOptions",
+    "decomposition": "DecomposeOptions decompose",
     "evaluation": "MeasuredUse correlate_pairs",
     "evaluation.influence": "BehaviourPlan",
     "evaluation.responders": "LocalOptions ServerOptions",

@@ -5,9 +5,10 @@ import json
 import numpy as np
 
 import posbias as pb
+from posbias import decomposition
 from posbias.cli import decompose
 from posbias.cli.options import split_literals
-from posbias.decomposition import DEFAULT_INTERVENTIONS, DEFAULT_KINDS, DecompositionOptions, counterfactuals
+from posbias.decomposition import DEFAULT_INTERVENTIONS, DEFAULT_KINDS, DecomposeOptions
 from posbias.runs.records import read_record
 
 FLAGS = ["--length", 8, "--count", 2, "--kinds", "probability"]
@@ -26,8 +27,8 @@ def test_decompose_saves_what_the_library_finds_and_its_report_can_be_redrawn(po
     record = read_record(tmp_path / "run")
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=8, count=2, seed=0)
-    options = DecompositionOptions(kinds=("probability",))
-    found = counterfactuals(model, prompts, interventions=split_literals(chosen), options=options)
+    options = DecomposeOptions(interventions=split_literals(chosen), kinds=("probability",))
+    found = decomposition.decompose(model, prompts, options=options)
     for entry in found.counterfactuals:
         for (source, kind), rows in entry.profiles.items():
             stored = record.arrays[f"changed/{entry.name}/{source}/{kind}"]

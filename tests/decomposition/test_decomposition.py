@@ -1,6 +1,7 @@
 """Shifts are paired differences of masses, every source is what its name says, and a run can be interrupted."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from posbias.decomposition import (
     DEFAULT_INTERVENTIONS,
     MASSES,
     SOURCES,
-    DecompositionOptions,
-    counterfactuals,
+    DecomposeOptions,
+    Decomposition,
+    decompose,
     sources,
 )
 from posbias.decomposition.decomposition import mean_intervals, scores_of, shifts_of
@@ -22,6 +24,8 @@ from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.prompts.prompts import Prompts
+from posbias.runs.records import read_record
+from posbias.runs.results import result_of
 from posbias.statistics import mean_ends
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
 from tiny_families import VOCABULARY, shaken_model
@@ -50,7 +54,7 @@ def prompts():
 def decomposition(model, prompts):
     torch.set_num_threads(1)
     chosen = [*DEFAULT_INTERVENTIONS, "window(width=4)", "attention_scaled(factor=1)"]
-    return counterfactuals(model, prompts, interventions=chosen, options=DecompositionOptions(kinds=KINDS))
+    return decompose(model, prompts, options=DecomposeOptions(interventions=chosen, kinds=KINDS))
 
 
 def item(decomposition, name):
@@ -207,15 +211,15 @@ def test_the_model_is_left_as_it_was(prompts):
     model = shaken_model("qwen2")
     ids = model.token_tensor([prompts.token_ids[0].tolist()])
     before = model.last(model.embed(ids)).logits
-    counterfactuals(model, Prompts(prompts.token_ids[:1]), options=DecompositionOptions(kinds=("logit",)))
+    decompose(model, Prompts(prompts.token_ids[:1]), options=DecomposeOptions(kinds=("logit",)))
     assert torch.equal(model.last(model.embed(ids)).logits, before)
 
 
 def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_path, monkeypatch):
     few = Prompts(prompts.token_ids[:2])
     names = ["no_rope", "no_residual"]
-    options = DecompositionOptions(kinds=("probability",), directory=tmp_path, resume=True)
-    whole = counterfactuals(model, few, interventions=names, options=DecompositionOptions(kinds=("probability",)))
+    options = DecomposeOptions(interventions=names, kinds=("probability",), directory=tmp_path, resume=True)
+    whole = decompose(model, few, options=replace(options, directory=None, resume=False))
 
     computed = []
     original = sources.Examiner._compute
@@ -228,11 +232,11 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
 
     monkeypatch.setattr(sources.Examiner, "_compute", dying)
     with pytest.raises(KeyboardInterrupt):
-        counterfactuals(model, few, interventions=names, options=options)
+        decompose(model, few, options=options)
     first = list(computed)
     computed.clear()
     monkeypatch.setattr(sources.Examiner, "_compute", lambda self, *key: computed.append(key) or original(self, *key))
-    resumed = counterfactuals(model, few, interventions=names, options=options)
+    resumed = decompose(model, few, options=options)
     assert not set(first) & set(computed)
     assert len(first) + len(computed) == 5 + 2 * 5
     for one, other in zip(whole.counterfactuals, resumed.counterfactuals, strict=True):
@@ -246,10 +250,8 @@ def test_an_interrupted_run_continues_and_gives_the_same(model, prompts, tmp_pat
 def test_families_without_an_ingredient_say_so(prompts):
     few = Prompts(prompts.token_ids[:2])
     model = shaken_model("bloom")
-    found = counterfactuals(
-        model, few, interventions=["no_rope", "no_alibi", "no_learned_positions"],
-        options=DecompositionOptions(kinds=("logit",)),
-    )  # fmt: skip
+    options = DecomposeOptions(interventions=["no_rope", "no_alibi", "no_learned_positions"], kinds=("logit",))
+    found = decompose(model, few, options=options)
     off, alibi, learned = found.counterfactuals
     assert "no rotary module" in off.reasons["measured"]
     assert "no rotary module" in off.reasons["attention_rollout"]  # not a shift of zero
@@ -264,26 +266,49 @@ def test_families_without_an_ingredient_say_so(prompts):
 
 def test_bad_requests_are_refused(model, prompts):
     with pytest.raises(UsageError, match="at least 3 positions, got 2"):
-        counterfactuals(model, Prompts(prompts.token_ids[:, :2]))
+        decompose(model, Prompts(prompts.token_ids[:, :2]))
     with pytest.raises(UsageError, match="unknown intervention"):
-        counterfactuals(model, prompts, interventions="off")
+        decompose(model, prompts, options=DecomposeOptions(interventions="off"))
     with pytest.raises(UsageError, match="unknown influence kind"):
-        counterfactuals(model, prompts, options=DecompositionOptions(kinds=("jacobi",)))
+        decompose(model, prompts, options=DecomposeOptions(kinds=("jacobi",)))
     with pytest.raises(UsageError, match="seed must be"):
-        counterfactuals(model, prompts, options=DecompositionOptions(seed=-1))
+        decompose(model, prompts, options=DecomposeOptions(seed=-1))
     with pytest.raises(UsageError, match="need a Hugging Face model"):
-        counterfactuals("llama", prompts)
+        decompose("llama", prompts)
     broken = shaken_model("llama")
     with torch.no_grad():
         broken.network.model.layers[1].mlp.down_proj.weight.fill_(torch.nan)
     with pytest.raises(RunError, match="it must be finite"):
-        counterfactuals(broken, Prompts(prompts.token_ids[:2]))
+        decompose(broken, Prompts(prompts.token_ids[:2]))
 
 
 def test_one_prompt_and_three_positions_work_with_infinite_intervals(model, prompts):
     one = Prompts(prompts.token_ids[:1, :3])
-    found = counterfactuals(model, one, interventions=["no_rope"], options=DecompositionOptions(kinds=("probability",)))
+    found = decompose(model, one, options=DecomposeOptions(interventions="no_rope", kinds=("probability",)))
     assert all(shift.shift.low == -np.inf for shift in found.shifts)
     assert all(score.decides == 0 for score in found.scores)
-    record = found.record({})
-    assert json.loads(json.dumps(record.as_json(), allow_nan=False))["scalars"]["count"] == 1
+    assert json.loads(json.dumps(found.record.as_json(), allow_nan=False))["scalars"]["count"] == 1
+
+
+def test_a_loaded_run_offers_the_fields_of_a_fresh_one(decomposition, tmp_path):
+    loaded = pb.load_record(decomposition.save(tmp_path))
+    assert isinstance(loaded, Decomposition)
+    for name in ("left_out", "kinds", "shifts", "scores", "divergences", "sources", "count", "title"):
+        assert getattr(loaded, name) == getattr(decomposition, name), name
+    assert list(loaded.baseline) == list(decomposition.baseline)
+    for fresh, read in zip(decomposition.counterfactuals, loaded.counterfactuals, strict=True):
+        assert (read.name, read.ingredient, read.reasons) == (fresh.name, fresh.ingredient, fresh.reasons)
+        assert list(read.profiles) == list(fresh.profiles)
+        np.testing.assert_array_equal(read.divergence, fresh.divergence)
+        for series, rows in fresh.profiles.items():
+            np.testing.assert_array_equal(read.profiles[series], rows)
+    assert loaded.shown().title == decomposition.shown().title
+    stored = read_record(tmp_path).scalars  # what the fields say is what is stored
+    assert [shift.as_record() for shift in loaded.shifts] == stored["shifts"]
+    assert [score.as_record() for score in loaded.scores] == stored["scores"]
+
+
+def test_a_damaged_record_is_refused(decomposition):
+    for damage in ({"scalars": {}}, {"arrays": {}}, {"scalars": {**decomposition.record.scalars, "left_out": 3}}):
+        with pytest.raises(UsageError, match="is damaged"):
+            result_of(replace(decomposition.record, **damage))

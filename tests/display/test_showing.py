@@ -15,7 +15,7 @@ from conftest import record_schema
 from posbias.cli.output import record_document
 from posbias.comparison import compare_subject
 from posbias.comparison.stored import store_subjects
-from posbias.decomposition import DecompositionOptions, counterfactuals
+from posbias.decomposition import DecomposeOptions, decompose
 from posbias.designing import DesignOptions
 from posbias.display.showing import FILES, Showing
 from posbias.evaluation.curve import position_curve
@@ -66,8 +66,8 @@ def results(model, measurement, long_llama, tmp_path_factory):
         "evaluation": evaluated,
         "design": pb.design("flat", options=DesignOptions(depth=2, n_positions=LENGTH)),
         "training": train(study_of(STUDY, name="copies")),
-        "decomposition": counterfactuals(
-            model, measurement.prompts, interventions="no_residual", options=DecompositionOptions(kinds=("logit",))
+        "decomposition": decompose(
+            model, measurement.prompts, options=DecomposeOptions(interventions="no_residual", kinds=("logit",))
         ),
         "loaded": result_of(measurement.as_run()),
         "audit": audit,

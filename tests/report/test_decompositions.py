@@ -1,14 +1,13 @@
 """The page and the tables of a decomposition, drawn from a made-up record with known shifts."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from posbias.decomposition import Counterfactual, Decomposition
-from posbias.interventions import resolve_interventions
-from posbias.measurement.kinds import resolve_kinds
+from posbias.decomposition import Counterfactual, Decomposition, store_decomposition
 from posbias.report.decompose import (
     CAVEAT,
     reasons_of,
@@ -17,6 +16,7 @@ from posbias.report.decompose import (
 )
 from posbias.report.page import report_of, show_report, write_report
 from posbias.runs.records import Record, read_record
+from posbias.statistics import Interval
 
 N_POSITIONS = 40
 
@@ -28,32 +28,38 @@ def moved(profiles: np.ndarray, share: float) -> np.ndarray:
     return (1 - share) * profiles + share * first
 
 
-def build(count: int) -> Record:
+def build(count: int) -> Decomposition:
     flat = np.random.default_rng(0).dirichlet(np.full(N_POSITIONS, 50.0), count)
     series = [("measured", "jacobian"), ("power_rollout", "jacobian"), ("rollout_content", "jacobian")]
-    rope, sinks = resolve_interventions(["no_rope", "sink_masked(positions=2)"])
     changed = {series[0]: moved(flat, 0.3), series[1]: moved(flat, 0.2)}
+    reasons = {"rollout_content": "no_rope: <nothing> to take out"}
+    resolved = {"title": "made <up>", "command": "posbias decompose made-up"}
     decomposition = Decomposition(
+        Record("decompose", {"model": "made up"}, resolved),
         baseline=dict.fromkeys(series, flat),
         counterfactuals=(
-            Counterfactual(rope, changed, {"rollout_content": "no_rope: <nothing> to take out"}, np.full(count, 0.25)),
-            Counterfactual(sinks, {series[2]: moved(flat, 0.1)}, {"measured": "not on this model"}, None),
+            Counterfactual("no_rope", "encoding", changed, reasons, np.full(count, 0.25)),
+            Counterfactual(
+                "sink_masked(positions=2)",
+                "sinks",
+                {series[2]: moved(flat, 0.1)},
+                {"measured": "not on this model"},
+                None,
+            ),
         ),
         left_out={"attention_rollout": "no attention"},
-        kinds=resolve_kinds("jacobian"),
-        seed=0,
-        describes={"model": {"source": "made <up>"}, "prompts": {"count": count}},
+        kinds=("jacobian",),
     )
-    return decomposition.record({"model": "made up"}, command="posbias decompose made-up")
+    return store_decomposition(decomposition)
 
 
 @pytest.fixture
-def record() -> Record:
+def decomposition() -> Decomposition:
     return build(8)
 
 
-def test_tables_show_shifts_and_gaps_in_points(record):
-    tables = {table.title: (table.header, table.cells) for table in tables_of(record)}
+def test_tables_show_shifts_and_gaps_in_points(decomposition):
+    tables = {table.title: (table.header, table.cells) for table in tables_of(decomposition)}
     header, cells = tables["Shift of the mass in percentage points (Jacobian)"]
     assert header == ["ingredient", "replaced by", "source", "first tenth", "middle tenth", "last tenth"]
     assert [row[:3] for row in cells] == [
@@ -74,29 +80,29 @@ def test_tables_show_shifts_and_gaps_in_points(record):
     ]  # fmt: skip
 
 
-def test_statements_say_no_more_than_the_intervals(record):
-    shift, score = statements_of(record)
+def test_statements_say_no_more_than_the_intervals(decomposition):
+    shift, score = statements_of(decomposition)
     assert shift.startswith("no_rope (encoding), measured Jacobian: first tenth +27.")
     assert "not decided" not in shift
     assert score.startswith("power rollout, replaced (Jacobian): over 1 changes its shifts miss the measured ones by")
     assert score.endswith("closer than no shift at all.")
     assert statements_of(build(5)) == ["5 prompts: with fewer than 6 nothing is decided."]
     wide = build(8)
-    for entry in wide.scalars["shifts"]:
-        entry["shift"] = {"value": 0.1, "low": -0.1, "high": 0.2}
+    undecided = Interval(0.1, -0.1, 0.2)
+    vars(wide)["shifts"] = tuple(replace(shift, shift=undecided) for shift in wide.shifts)
     assert "first tenth not decided (+10.0 [-10.0, +20.0])" in statements_of(wide)[0]
 
 
-def test_what_was_not_possible_is_told_with_its_reason(record):
-    assert reasons_of(record) == [
+def test_what_was_not_possible_is_told_with_its_reason(decomposition):
+    assert reasons_of(decomposition) == [
         "own attention rolled out, replaced: no attention",
         "no_rope, architecture: residual rollout with content: not possible, <nothing> to take out",
         "sink_masked(positions=2), measured: not possible, not on this model",
     ]
 
 
-def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(record, tmp_path):
-    record.save(tmp_path)
+def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(decomposition, tmp_path):
+    decomposition.save(tmp_path)
     page = write_report([read_record(tmp_path)], tmp_path, png=True).read_text()
     assert "made &lt;up&gt;" in page
     assert "made <up>" not in page
@@ -109,15 +115,21 @@ def test_the_page_is_drawn_from_the_saved_record_and_loads_nothing(record, tmp_p
 
 
 def test_a_single_prompt_is_drawn_without_whiskers(tmp_path):
-    record = build(1)
-    page = write_report([record], tmp_path)
+    decomposition = build(1)
+    page = write_report([decomposition], tmp_path)
     assert page.read_text().count('class="chart"') == 1
-    assert next(table.cells for table in tables_of(record) if table.title.startswith("Shift"))[0][3].count("[") == 0
+    assert (
+        next(table.cells for table in tables_of(decomposition) if table.title.startswith("Shift"))[0][3].count("[") == 0
+    )
 
 
-def test_the_terminal_gets_every_table_and_statement(record):
+def test_the_terminal_gets_every_table_and_statement(decomposition):
     console = Console(file=io.StringIO(), width=200)
-    show_report(report_of(record), console)
+    show_report(report_of(decomposition), console)
     printed = console.file.getvalue()
-    for text in (*statements_of(record), *reasons_of(record), *(table.title for table in tables_of(record))):
+    for text in (
+        *statements_of(decomposition),
+        *reasons_of(decomposition),
+        *(table.title for table in tables_of(decomposition)),
+    ):
         assert text in printed

@@ -6,7 +6,6 @@ import typer
 
 from posbias.cli import options
 from posbias.cli.output import running
-from posbias.errors import UsageError
 
 EXAMPLE = (
     "Examples: `posbias decompose demo --length 256 --count 8 --out runs/decomposed` · chosen changes: "
@@ -34,11 +33,9 @@ def decompose(
 
     Mask, residual stream, encoding, content and sinks are replaced one at a time, in the model and in theory.
     """
-    from posbias.decomposition import DecompositionOptions, counterfactuals, finished_decomposition
-    from posbias.decomposition.decomposition import preflight_decomposition
+    from posbias.decomposition import DecomposeOptions, run_decomposition
     from posbias.interventions import resolve_interventions
     from posbias.measurement.kinds import resolve_kinds
-    from posbias.runs.parts import clear_parts
 
     options.check_resume(resume, flags.out)
     replaced = resolve_interventions(options.split_literals(interventions))
@@ -47,17 +44,10 @@ def decompose(
     with running(context, flags, resume=resume) as run:
         loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)
         read = prompts.drawn(loaded, seed=flags.seed)
-        settings = DecompositionOptions(kinds=measured, seed=flags.seed, directory=run.directory, resume=resume)
-        finished = finished_decomposition(loaded, read, interventions=replaced, options=settings)
-        record = finished
-        if record is None:
-            cost = preflight_decomposition(loaded, read, interventions=replaced, options=settings, max_memory=allowed)
-            result = counterfactuals(loaded, read, interventions=replaced, options=settings)
-            if not any(item.profiles for item in result.counterfactuals):
-                if run.directory is not None and not resume:  # resumed, pieces of an earlier request may be there
-                    clear_parts(run.directory)
-                reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in result.counterfactuals]
-                raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
-            record = result.record(run.arguments, command=run.command)
-            record.scalars["cost"] = cost
-        run.finish(record, found=finished is not None)
+        settings = DecomposeOptions(
+            interventions=replaced, kinds=measured, seed=flags.seed, directory=run.directory, resume=resume
+        )
+        decomposition, finished = run_decomposition(loaded, read, options=settings, max_memory=allowed)
+        if not finished:
+            decomposition.record.called(run.arguments, run.command)
+        run.finish(decomposition.record, found=finished)

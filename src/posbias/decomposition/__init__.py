@@ -1,14 +1,17 @@
-"""What makes a model's profile: ingredients replaced one at a time, measured and in theory."""
+"""Ingredients of a model's profile, replaced one at a time, measured and in theory."""
 
 from posbias.decomposition.decomposition import (
     DEFAULT_INTERVENTIONS,
     DEFAULT_KINDS,
     MASSES,
     Counterfactual,
+    DecomposeOptions,
     Decomposition,
-    DecompositionOptions,
-    counterfactuals,
-    finished_decomposition,
+    Score,
+    Shift,
+    decompose,
+    run_decomposition,
+    store_decomposition,
 )
 from posbias.decomposition.sources import SOURCES
 
@@ -18,8 +21,11 @@ __all__ = [
     "MASSES",
     "SOURCES",
     "Counterfactual",
+    "DecomposeOptions",
     "Decomposition",
-    "DecompositionOptions",
-    "counterfactuals",
-    "finished_decomposition",
+    "Score",
+    "Shift",
+    "decompose",
+    "run_decomposition",
+    "store_decomposition",
 ]

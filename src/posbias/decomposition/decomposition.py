@@ -1,4 +1,4 @@
-"""`counterfactuals`: what each ingredient does to a model's profile, measured and according to theory, as a record.
+"""`decompose`: what each ingredient does to a model's profile, measured and according to theory, and its result.
 
 One ingredient at a time is replaced, in the model where it allows that and in every theory that knows the ingredient;
 what cannot be done is kept with its reason. Nothing here says what a model trained without the ingredient would do.
@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
+from pydantic import InstanceOf
 
 from posbias.checks import check_seed, checked
 from posbias.comparison import STATISTICS
 from posbias.comparison.subject import decided
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, examiner_of
-from posbias.display.showing import Showing, Shown
+from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
 from posbias.measurement.cost import calibrate, report_cost, without_passes
@@ -37,8 +38,9 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
+from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, plain
+from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 
 DEFAULT_INTERVENTIONS = (
@@ -56,23 +58,26 @@ MASSES = ("first_tenth", "middle_tenth", "last_tenth")
 
 
 @checked
-@dataclass(frozen=True)
-class DecompositionOptions:
-    """What is measured, and where finished pieces are kept."""
+@dataclass(frozen=True, kw_only=True)
+class DecomposeOptions:
+    """Settings of a decomposition, and where its finished pieces are kept."""
 
+    interventions: Sequence[str | Intervention] | str | Intervention = DEFAULT_INTERVENTIONS
+    """Changes, as objects or literals, each made on its own and at most once."""
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
     """Kinds of influence; the power rollout is set beside the first, if that is jacobian, probability or logprob."""
     seed: int = 0
     directory: Path | None = None
     """Run directory in which every finished piece is kept until the record is saved; None keeps nothing."""
     resume: bool = False
+    """Continues from the pieces that are there."""
     overwrite: bool = False
-    """Whether finished pieces in the directory are removed; they are refused otherwise."""
+    """Removes finished pieces in the directory; they are refused otherwise."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """What one intervention does to one mass, according to one source."""
+    """The change that one intervention makes to one mass, according to one source."""
 
     intervention: str
     source: str
@@ -82,18 +87,18 @@ class Shift:
     before: Interval
     after: Interval
     shift: Interval
-    """With it less without it, prompt by prompt."""
+    """`after` less `before`, prompt by prompt."""
     gap: Interval | None
-    """A theory's shift less the measured one, prompt by prompt; None for the measurement, or where there is none."""
+    """A theory's shift less the measured one, prompt by prompt; None for the measurement, or if there is none."""
 
     def as_record(self) -> dict[str, Any]:
         """Plain values."""
-        return {name: held.as_record() if isinstance(held, Interval) else held for name, held in vars(self).items()}
+        return {name: part.as_record() if isinstance(part, Interval) else part for name, part in vars(self).items()}
 
 
 @dataclass(frozen=True)
 class Score:
-    """How far a theory's shifts are from the measured ones, beside a theory that says nothing changes."""
+    """Distance of a theory's shifts from the measured ones, beside a theory that says nothing changes."""
 
     source: str
     kind: str
@@ -104,7 +109,7 @@ class Score:
     difference: Interval
     """`error` less `no_shift` on the same draws: below zero, the theory is closer."""
     interventions: tuple[str, ...]
-    """Which interventions both speak of."""
+    """Interventions that both speak of."""
     n_units: int
 
     @property
@@ -122,110 +127,133 @@ class Score:
 class Counterfactual:
     """One ingredient replaced."""
 
-    intervention: Intervention
-    profiles: Mapping[Series, Profiles]
+    name: str
+    """Literal spelling of the intervention."""
+    ingredient: str
+    profiles: Mapping[Series, InstanceOf[Profiles]]
     """One profile per prompt by (source, kind); the source "measured" is the changed model."""
     reasons: Mapping[str, str]
-    """By source, why it has no profile."""
-    divergence: Float64[np.ndarray, "count"] | None
+    """Why a source has no profile, by source."""
+    divergence: InstanceOf[Float64[np.ndarray, "count"]] | None
     """KL divergence of the changed next-token distribution from the unchanged one on every prompt, in nats, >= 0: how
-    far the intervention drives the model from what it was trained to be. None where the model does not allow it."""
+    far the intervention drives the model from what it was trained to be. None if the model does not allow it."""
 
     @property
-    def name(self) -> str:
-        """The intervention's spelling."""
-        return str(self.intervention)
+    def mean_divergence(self) -> Interval | None:
+        """Mean of the divergence over prompts, with its interval."""
+        return None if self.divergence is None else mean_of(self.divergence).interval(least=0.0)
 
 
+@RESULTS.register("decompose")
 @dataclass(frozen=True, eq=False, repr=False)
-class Decomposition(Showing):
+class Decomposition(Result):
     """A model's profile with its ingredients replaced one at a time."""
 
-    baseline: Mapping[Series, Profiles]
+    record: InstanceOf[Record]
+    baseline: Mapping[Series, InstanceOf[Profiles]] = field(default_factory=dict)
     """One profile per prompt by (source, kind), nothing replaced."""
-    counterfactuals: tuple[Counterfactual, ...]
-    left_out: Mapping[str, str]
-    """By source, why it does not apply to this model at all."""
-    kinds: tuple[Kind, ...]
-    seed: int
-    describes: Mapping[str, Any] = field(default_factory=dict)
-    """Model, prompts and the fingerprint of the run, plain, for a record."""
+    counterfactuals: tuple[Counterfactual, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why a source does not apply to this model at all, by source."""
+    kinds: tuple[str, ...] = ()
+    """Names of the kinds of influence."""
+
+    @classmethod
+    def from_record(cls, record: Record) -> "Decomposition":
+        """The decomposition that a record holds; without profiles if the run failed."""
+        if record.status != "done":
+            return cls(record)
+        scalars, arrays = record.scalars, record.arrays
+        names = [(source, kind) for source in scalars["sources"] for kind in scalars["kinds"]]
+
+        def profiles(stem: str) -> dict[Series, Profiles]:
+            stored = {(source, kind): arrays.get(f"{stem}/{source}/{kind}") for source, kind in names}
+            return {series: rows for series, rows in stored.items() if rows is not None}
+
+        counterfactuals = [
+            {
+                **entry,
+                "profiles": profiles(f"changed/{entry['name']}"),
+                "divergence": arrays.get(f"divergence/{entry['name']}"),
+            }
+            for entry in scalars["interventions"]
+        ]
+        parts = {"record": record, "baseline": profiles("baseline"), "counterfactuals": counterfactuals}
+        if not parts["baseline"]:
+            raise KeyError("baseline")
+        return from_stored(cls, {**scalars, **parts})
 
     def shown(self) -> Shown:
         """The measured profile as it is and with every ingredient replaced, of the first kind."""
-        measured = MEASURED, self.kinds[0].name
-        found = {"as it is": self.baseline, **{item.name: item.profiles for item in self.counterfactuals}}
-        curves = {name: Profile.mean_of(profiles[measured]) for name, profiles in found.items() if measured in profiles}
+        if not self.baseline:
+            return Shown(self.record.line)
+        measured = MEASURED, self.kinds[0]
+        cases = {"as it is": self.baseline, **{item.name: item.profiles for item in self.counterfactuals}}
+        curves = {name: Profile.mean_of(profiles[measured]) for name, profiles in cases.items() if measured in profiles}
         title = f"{measured[1]} of {self.count} prompts under {', '.join(item.name for item in self.counterfactuals)}"
         return Shown(title, tuple(profile.series(name) for name, profile in curves.items()))
-
-    def as_run(self) -> Record:
-        """As `record`, of no arguments."""
-        return self.record({})
 
     @cached_property
     def shifts(self) -> tuple[Shift, ...]:
         """Every mass of every source under every intervention."""
-        found = []
-        for item in self.counterfactuals:
-            found += shifts_of(item.name, self.baseline, item.profiles)
-        return tuple(found)
+        return tuple(
+            shift for item in self.counterfactuals for shift in shifts_of(item.name, self.baseline, item.profiles)
+        )
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
-        """How far each theory's shifts are from the measured ones, beside "nothing changes"."""
-        after = {item.name: item.profiles for item in self.counterfactuals}
-        return tuple(scores_of(self.baseline, after))
+        """Distance of each theory's shifts from the measured ones, beside "nothing changes"."""
+        return tuple(scores_of(self.baseline, {item.name: item.profiles for item in self.counterfactuals}))
 
     @property
     def divergences(self) -> dict[str, Interval]:
         """Mean over prompts of the KL divergence by intervention, with its interval."""
-        return {
-            item.name: mean_of(item.divergence).interval(least=0.0)
-            for item in self.counterfactuals
-            if item.divergence is not None
-        }
+        means = {item.name: item.mean_divergence for item in self.counterfactuals}
+        return {name: mean for name, mean in means.items() if mean is not None}
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the sources that apply to this model, the measurement first."""
+        return tuple(dict.fromkeys(source for source, _ in self.baseline))
 
     @property
     def count(self) -> int:
         """Prompts."""
-        return len(next(iter(self.baseline.values())))
+        return len(next(iter(self.baseline.values()), ()))
 
-    def record(self, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-        """The decomposition with every prompt's profile; the command is what repeats it in a shell."""
-        resolved = {
-            "title": str(self.describes.get("model", {}).get("source", "model")),
-            "command": command,
-            "interventions": [item.name for item in self.counterfactuals],
-            "kinds": [str(kind) for kind in self.kinds],
-            **plain(dict(self.describes)),
-        }
-        record = Record("decompose", dict(arguments), resolved, seeds={"measure": self.seed})
-        record.arrays |= {f"baseline/{source}/{kind}": rows for (source, kind), rows in self.baseline.items()}
-        for item in self.counterfactuals:
-            stem = f"changed/{item.name}"
-            record.arrays |= {f"{stem}/{source}/{kind}": rows for (source, kind), rows in item.profiles.items()}
-            if item.divergence is not None:
-                record.arrays[f"divergence/{item.name}"] = item.divergence
-        divergences = {name: interval.as_record() for name, interval in self.divergences.items()}
-        record.scalars = {
-            "count": self.count,
-            "kinds": [kind.name for kind in self.kinds],
-            "sources": list(dict.fromkeys(source for source, _ in self.baseline)),
-            "left_out": dict(self.left_out),
-            "interventions": [
-                {
-                    "name": item.name,
-                    "ingredient": item.intervention.ingredient,
-                    "reasons": dict(item.reasons),
-                    "divergence": divergences.get(item.name),
-                }
-                for item in self.counterfactuals
-            ],
-            "shifts": [shift.as_record() for shift in self.shifts],
-            "scores": [score.as_record() for score in self.scores],
-        }
-        return record
+    @property
+    def title(self) -> str:
+        """Name of the model."""
+        return self.record.title
+
+
+def store_decomposition(decomposition: Decomposition) -> Decomposition:
+    """Write the profiles and all that follows from them into the decomposition's record (in place), and return it."""
+    record = decomposition.record
+    record.arrays |= {f"baseline/{source}/{kind}": rows for (source, kind), rows in decomposition.baseline.items()}
+    for item in decomposition.counterfactuals:
+        stem = f"changed/{item.name}"
+        record.arrays |= {f"{stem}/{source}/{kind}": rows for (source, kind), rows in item.profiles.items()}
+        if item.divergence is not None:
+            record.arrays[f"divergence/{item.name}"] = item.divergence
+    record.scalars |= {
+        "count": decomposition.count,
+        "kinds": list(decomposition.kinds),
+        "sources": list(decomposition.sources),
+        "left_out": dict(decomposition.left_out),
+        "interventions": [
+            {
+                "name": item.name,
+                "ingredient": item.ingredient,
+                "reasons": dict(item.reasons),
+                "divergence": None if (mean := item.mean_divergence) is None else mean.as_record(),
+            }
+            for item in decomposition.counterfactuals
+        ],
+        "shifts": [shift.as_record() for shift in decomposition.shifts],
+        "scores": [score.as_record() for score in decomposition.scores],
+    }
+    return decomposition
 
 
 def masses(profiles: Profiles) -> Float64[np.ndarray, "count 3"]:
@@ -238,13 +266,13 @@ def shifts_of(intervention: str, before: Mapping[Series, Profiles], after: Mappi
     shifts = []
     for series in after:
         source, kind = series
-        without, own = masses(before[series]), masses(after[series])
+        without, replaced = masses(before[series]), masses(after[series])
         gaps: list[Interval] | None = None
         if source != MEASURED and (MEASURED, kind) in after:
             truth = masses(after[MEASURED, kind]) - masses(before[MEASURED, kind])
-            gaps = mean_intervals(own - without - truth, least=-2.0)
-        sides = (mean_intervals(values, least=0.0) for values in (without, own))
-        parts = zip(*sides, mean_intervals(own - without), strict=True)
+            gaps = mean_intervals(replaced - without - truth, least=-2.0)
+        sides = (mean_intervals(values, least=0.0) for values in (without, replaced))
+        parts = zip(*sides, mean_intervals(replaced - without), strict=True)
         for index, (mass, (start, end, shift)) in enumerate(zip(MASSES, parts, strict=True)):
             gap = None if gaps is None else gaps[index]
             shifts.append(Shift(intervention, source, kind, mass, before=start, after=end, shift=shift, gap=gap))
@@ -260,7 +288,7 @@ def scores_of(before: Mapping[Series, Profiles], after: Mapping[str, Mapping[Ser
     """One score per theory and kind, over all interventions (keys of `after`) that both it and the measurement have."""
     scores = []
     for source, kind in before:
-        shared = tuple(name for name, found in after.items() if {(source, kind), (MEASURED, kind)} <= set(found))
+        shared = tuple(name for name, case in after.items() if {(source, kind), (MEASURED, kind)} <= set(case))
         if source == MEASURED or not shared:
             continue
         truth = _stacked(before, (after[name] for name in shared), (MEASURED, kind))
@@ -268,7 +296,7 @@ def scores_of(before: Mapping[Series, Profiles], after: Mapping[str, Mapping[Ser
         weights = leave_one_out(len(truth))
         error = np.abs(weights @ (theory - truth)).mean(axis=1)
         nothing = np.abs(weights @ truth).mean(axis=1)
-        found = Score(
+        score = Score(
             source=source,
             kind=kind,
             error=jackknife(error).interval(least=0.0),
@@ -277,7 +305,7 @@ def scores_of(before: Mapping[Series, Profiles], after: Mapping[str, Mapping[Ser
             interventions=shared,
             n_units=len(truth),
         )
-        scores.append(found)
+        scores.append(score)
     return scores
 
 
@@ -286,14 +314,14 @@ def _stacked(
 ) -> Float64[np.ndarray, "count cells"]:
     """Shifts of every prompt, all interventions and masses side by side."""
     start = masses(before[series])
-    return np.concatenate([masses(found[series]) - start for found in after], axis=1)
+    return np.concatenate([masses(profiles[series]) - start for profiles in after], axis=1)
 
 
-def settings_of(
-    model: Any, prompts: Prompts, options: DecompositionOptions, interventions: Sequence[Intervention] | None = None
-) -> dict[str, Any]:
-    """Everything a decomposition depends on; without interventions what a piece of it does."""
-    named = None if interventions is None else [str(intervention) for intervention in interventions]
+def settings_of(model: Any, prompts: Prompts, options: DecomposeOptions, *, piece: bool = False) -> dict[str, Any]:
+    """Everything that a decomposition depends on, or a `piece` of it, which the other interventions do not touch."""
+    interventions = (
+        [] if piece else [str(intervention) for intervention in resolve_interventions(options.interventions)]
+    )
     return {
         "model": model.describe(),
         "prompts": prompts.describe(),
@@ -302,37 +330,22 @@ def settings_of(
         "verb": "decompose",
         "threads": torch.get_num_threads(),
         "made_by": made_by(),
-        **({} if named is None else {"interventions": named}),
+        **({} if piece else {"interventions": interventions}),
     }
 
 
-def finished_decomposition(
-    model: Any, prompts: Prompts, *, interventions: Sequence[Intervention], options: DecompositionOptions
-) -> Record | None:
-    """The record of just this decomposition where the directory holds it finished and `options.resume` asks for it."""
-    settings = partial(settings_of, model, prompts, options, interventions)
-    return finished_run(options.directory, settings, resume=options.resume)
-
-
 @checked
-def counterfactuals(
-    model: Any,
-    prompts: Prompts,
-    *,
-    interventions: Sequence[str | Intervention] | str | Intervention = DEFAULT_INTERVENTIONS,
-    options: DecompositionOptions | None = None,
-) -> Decomposition:
+def decompose(model: Any, prompts: Prompts, *, options: DecomposeOptions | None = None) -> Decomposition:
     """Replace one ingredient at a time, in the model and in the theories, and keep every prompt's profile.
 
     Per prompt and intervention: one measurement (a forward pass and as many backward passes as the kinds have
     covectors), one rollout of attention and two power rollouts, each as long as a few backward passes. Memory is that
-    of a measurement, plus, where masks change, one N x N mask for each sort of layer.
+    of a measurement, plus, if masks change, one N x N mask for each sort of layer.
 
     Args:
         model: What `load_model` returns: a Hugging Face model of a described family.
         prompts: Equally long prompts of at least 3 positions; with fewer than 2 intervals are infinite.
-        interventions: Objects or literals, each at most once.
-        options: Kinds, seed, and where an interrupted run continues.
+        options: Interventions, kinds, seed, and where an interrupted run continues.
 
     Returns:
         Shifts of first, middle and last mass with paired intervals; what is not possible has its reason.
@@ -341,43 +354,74 @@ def counterfactuals(
         UsageError: an unknown intervention or kind, another sort of model, or prompts that it cannot take.
         RunError: the unchanged model gives something that is not finite.
     """
-    options = options or DecompositionOptions()
-    resolved, kinds = resolve_interventions(interventions), resolve_kinds(options.kinds)
+    options = options or DecomposeOptions()
+    interventions, kinds = resolve_interventions(options.interventions), resolve_kinds(options.kinds)
     check_seed(options.seed)
-    checked = check_model(model)
-    check_prompts(checked, prompts)
+    subject = check_model(model)
+    check_prompts(subject, prompts)
     if prompts.n_positions < 3:
         raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")
-    settings = settings_of(checked, prompts, options)
-    whole = fingerprint(settings_of(checked, prompts, options, resolved))
-    describes = {"model": settings["model"], "prompts": settings["prompts"], "fingerprint": whole}
+    settings = settings_of(subject, prompts, options, piece=True)
     store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
-    examiner = examiner_of(checked, prompts, kinds, seed=options.seed, store=store)
+    examiner = examiner_of(subject, prompts, kinds, seed=options.seed, store=store)
     baseline, left_out = examiner.profiles(None, list(SOURCES))
     if MEASURED in left_out:
         raise RunError(left_out[MEASURED])
     present = [name for name in SOURCES if name not in left_out]
-    found = []
-    for intervention in track(resolved, "counterfactuals"):
+    counterfactuals = []
+    for intervention in track(interventions, "counterfactuals"):
         profiles, reasons = examiner.profiles(intervention, present)
         divergence = None if MEASURED in reasons else examiner.divergence(intervention)
-        found.append(Counterfactual(intervention, profiles, reasons, divergence))
-    return Decomposition(baseline, tuple(found), left_out, kinds, options.seed, describes)
+        item = Counterfactual(str(intervention), intervention.ingredient, profiles, reasons, divergence)
+        counterfactuals.append(item)
+    resolved = {
+        "title": str(settings["model"].get("source", "model")),
+        "command": "",
+        "interventions": [str(intervention) for intervention in interventions],
+        "kinds": settings["kinds"],
+        "model": settings["model"],
+        "prompts": settings["prompts"],
+        "fingerprint": fingerprint(settings_of(subject, prompts, options)),
+    }
+    record = Record("decompose", {}, plain(resolved), seeds={"measure": options.seed})
+    names = tuple(kind.name for kind in kinds)
+    return store_decomposition(Decomposition(record, baseline, tuple(counterfactuals), left_out, names))
+
+
+def run_decomposition(
+    model: Model, prompts: Prompts, *, options: DecomposeOptions, max_memory: int | None = None
+) -> tuple[Decomposition, bool]:
+    """Announce what `decompose` will cost and call it, or take over just this run if the directory holds it finished.
+
+    Returns:
+        The decomposition, with its expected cost in its record; and True if it was there, which asks for `resume`.
+
+    Raises:
+        UsageError: as `decompose`; none of the interventions is possible, or the memory does not suffice.
+    """
+    finished = finished_run(options.directory, partial(settings_of, model, prompts, options), resume=options.resume)
+    if finished is not None:
+        return Decomposition.from_record(finished), True
+    cost = preflight_decomposition(model, prompts, options=options, max_memory=max_memory)
+    decomposition = decompose(model, prompts, options=options)
+    if not any(item.profiles for item in decomposition.counterfactuals):
+        if options.directory is not None and not options.resume:  # resumed, pieces of an earlier request may be there
+            clear_parts(options.directory)
+        reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in decomposition.counterfactuals]
+        raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
+    decomposition.record.scalars["cost"] = cost
+    return decomposition, False
 
 
 def preflight_decomposition(
-    model: Model,
-    prompts: Prompts,
-    *,
-    interventions: Sequence[Intervention],
-    options: DecompositionOptions,
-    max_memory: int | None = None,
+    model: Model, prompts: Prompts, *, options: DecomposeOptions, max_memory: int | None = None
 ) -> dict[str, Any]:
-    """The expected cost for a record, from short runs of the first intervention; empty where these fail."""
-    alone = replace(options, directory=None, resume=False)
+    """The expected cost for a record, from short runs of the first intervention; empty if these fail."""
+    interventions = resolve_interventions(options.interventions)
+    first = replace(options, interventions=interventions[:1], directory=None, resume=False)
 
     def run(token_ids: Int64[np.ndarray, "n"]) -> None:
-        counterfactuals(model, Prompts(token_ids[None]), interventions=interventions[:1], options=alone)
+        decompose(model, Prompts(token_ids[None]), options=first)
 
     estimate = calibrate(model, prompts.n_positions, run) or without_passes(model, prompts.n_positions)
     # A short run is the unchanged model and one intervention.

@@ -1,19 +1,20 @@
-"""A decomposition's record in words, tables and figures.
+"""A decomposition in words, tables and figures.
 
-Everything comes from the record (layout: posbias/decomposition/record.py). Shifts are in percentage points of the
-influence; a statement is made only where an interval over at least 6 prompts leaves zero out.
+Shifts are in percentage points of the influence; a statement is made only if an interval over at least 6 prompts leaves
+zero out.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from posbias.comparison import UNITS_FOR_CLAIM
-from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, theory_strokes
+from posbias.decomposition import Counterfactual, Decomposition, Score, Shift
+from posbias.decomposition.sources import MEASURED
+from posbias.display.figures import MEASURED as BLACK
+from posbias.display.figures import Curve, Figure, interval_curves, theory_strokes
 from posbias.display.wording import KINDS, STATISTICS, label
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
-from posbias.report.tables import VERDICTS, Table, interval_text
-from posbias.runs.records import Record
+from posbias.report.tables import VERDICTS, Table
 from posbias.statistics import Interval
 
 CAVEAT = (
@@ -35,103 +36,104 @@ SOURCE_NAMES = {
 }
 """Replaced: on the unchanged model's activations. Run again: on the changed model's own."""
 
-Stored = Mapping[str, Any]
-
 
 @REPORTS.register("decompose")
-def decomposition_report(record: Record) -> Report:
+def decomposition_report(decomposition: Decomposition) -> Report:
     """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
-    statements, tables = statements_of(record), tables_of(record)
-    figures = [_shift_figure(record, kind, shifts) for kind, shifts in _drawn(record).items()]
+    statements, tables = statements_of(decomposition), tables_of(decomposition)
+    figures = [_shift_figure(decomposition, kind, shifts) for kind, shifts in _shifts_by_kind(decomposition).items()]
     return Report(
-        f"What makes the profile of {record.resolved['title']}",
+        f"What makes the profile of {decomposition.title}",
         kicker="posbias · ingredients of a profile, replaced one at a time",
-        verdict=_verdict(record) or statements[:1],
+        verdict=_verdict(decomposition) or statements[:1],
         picture=figures[:1],
         summary=tables[:2],
         statements=statements,
-        caveats=[*caveats_of(record), CAVEAT],
+        caveats=[*caveats_of(decomposition.record), CAVEAT],
         figures=figures[1:],
         note=NOTE,
         tables=tables[2:],
-        left_out=reasons_of(record),
-        record=record,
+        left_out=reasons_of(decomposition),
+        record=decomposition.record,
     )
 
 
-def _verdict(record: Record) -> list[str]:
+def _verdict(decomposition: Decomposition) -> list[str]:
     """The ingredient whose replacement moves most, of those whose shift is decided, and the theory nearest to the
-    measured shifts; empty where there are too few prompts."""
-    if record.scalars["count"] < UNITS_FOR_CLAIM:
+    measured shifts; empty if there are too few prompts."""
+    if decomposition.count < UNITS_FOR_CLAIM:
         return []
-    kind = record.scalars["kinds"][0]
-    shifts = [each for each in record.scalars["shifts"] if each["source"] == "measured" and each["kind"] == kind]
-    shown = [each for each in shifts if Interval.of_record(each["shift"]).excludes(0.0)]
-    said = ["No replaced ingredient is shown to move the profile."]
-    if shown:
-        most = max(shown, key=lambda each: abs(each["shift"]["value"]))
-        points = interval_text(most["shift"], "+.1f", scale=100)
-        names = ", ".join(dict.fromkeys(each["intervention"] for each in shown))
-        said = [
-            f"What makes the profile: replacing by {most['intervention']} moves it most, the "
-            f"{label(STATISTICS, most['mass'])} by {points} percentage points; shown to move it at all: {names}."
-        ]
-    scores = sorted(record.scalars["scores"], key=lambda score: score["error"]["value"])
-    return [*said, *(f"Which theory knows why: {_score_statement(score)}" for score in scores[:1])]
+    decided = [shift for shift in _measured_shifts(decomposition) if shift.shift.excludes(0.0)]
+    sentence = "No replaced ingredient is shown to move the profile."
+    if decided:
+        most = max(decided, key=lambda shift: abs(shift.shift.value))
+        names = ", ".join(dict.fromkeys(shift.intervention for shift in decided))
+        sentence = (
+            f"What makes the profile: replacing by {most.intervention} moves it most, the "
+            f"{label(STATISTICS, most.mass)} by {_points(most.shift)} percentage points; shown to move it at all: "
+            f"{names}."
+        )
+    nearest = sorted(decomposition.scores, key=lambda score: score.error.value)[:1]
+    return [sentence, *(f"Which theory knows why: {_score_statement(score)}" for score in nearest)]
 
 
-def tables_of(record: Record) -> list[Table]:
+def tables_of(decomposition: Decomposition) -> list[Table]:
     """Shifts and gaps of every kind, the theories' scores, and how far each change drives the model."""
-    tables = [_baseline_table(record)]
-    for kind, shifts in _drawn(record).items():
+    tables = [_baseline_table(decomposition)]
+    for kind, shifts in _shifts_by_kind(decomposition).items():
         name = label(KINDS, kind)
-        tables.append(_shift_table(f"Shift of the mass in percentage points ({name})", record, shifts, "shift"))
-        tables.append(_shift_table(f"Theory's shift less the measured one, in points ({name})", record, shifts, "gap"))
-    tables += [_score_table(record), _divergence_table(record)]
+        moved = [(shift, shift.shift) for shift in shifts]
+        missed = [(shift, shift.gap) for shift in shifts if shift.gap is not None]
+        tables += [
+            _shift_table(f"Shift of the mass in percentage points ({name})", decomposition, moved),
+            _shift_table(f"Theory's shift less the measured one, in points ({name})", decomposition, missed),
+        ]
+    tables += [_score_table(decomposition.scores), _divergence_table(decomposition)]
     return [table for table in tables if table.cells]
 
 
-def statements_of(record: Record) -> list[str]:
-    """What the intervals support, sentence by sentence."""
-    count = record.scalars["count"]
-    if count < UNITS_FOR_CLAIM:
-        return [f"{count} prompts: with fewer than {UNITS_FOR_CLAIM} nothing is decided."]
-    kind = record.scalars["kinds"][0]
-    found = [_shift_statement(record, entry, kind) for entry in record.scalars["interventions"]]
-    return [*filter(None, found), *map(_score_statement, record.scalars["scores"])]
+def statements_of(decomposition: Decomposition) -> list[str]:
+    """Sentences that the intervals support."""
+    if decomposition.count < UNITS_FOR_CLAIM:
+        return [f"{decomposition.count} prompts: with fewer than {UNITS_FOR_CLAIM} nothing is decided."]
+    measured = _measured_shifts(decomposition)
+    statements = [_shift_statement(item, measured) for item in decomposition.counterfactuals]
+    return [*filter(None, statements), *map(_score_statement, decomposition.scores)]
 
 
-def reasons_of(record: Record) -> list[str]:
-    """What was not possible, and why."""
-    reasons = [f"{_source(source)}: {reason}" for source, reason in record.scalars["left_out"].items()]
-    for entry in record.scalars["interventions"]:
-        for source, reason in entry["reasons"].items():
-            why = reason.removeprefix(f"{entry['name']}: ")
-            reasons.append(f"{entry['name']}, {_source(source)}: not possible, {why}")
+def reasons_of(decomposition: Decomposition) -> list[str]:
+    """Sources and changes that were not possible, and why."""
+    reasons = [f"{_source(source)}: {reason}" for source, reason in decomposition.left_out.items()]
+    for item in decomposition.counterfactuals:
+        for source, reason in item.reasons.items():
+            why = reason.removeprefix(f"{item.name}: ")
+            reasons.append(f"{item.name}, {_source(source)}: not possible, {why}")
     return reasons
 
 
-def _drawn(record: Record) -> dict[str, list[Stored]]:
-    """The stored shifts of every kind of influence that has any."""
-    shifts = {
-        kind: [shift for shift in record.scalars["shifts"] if shift["kind"] == kind] for kind in record.scalars["kinds"]
-    }
-    return {kind: entries for kind, entries in shifts.items() if entries}
+def _shifts_by_kind(decomposition: Decomposition) -> dict[str, list[Shift]]:
+    """Shifts of every kind of influence that has any."""
+    shifts = {kind: [shift for shift in decomposition.shifts if shift.kind == kind] for kind in decomposition.kinds}
+    return {kind: shifts_of_kind for kind, shifts_of_kind in shifts.items() if shifts_of_kind}
 
 
-def _shift_figure(record: Record, kind: str, shifts: list[Stored]) -> Figure:
+def _measured_shifts(decomposition: Decomposition) -> list[Shift]:
+    """Measured shifts of the first kind, which sentences are about."""
+    shifts = decomposition.shifts
+    return [shift for shift in shifts if (shift.source, shift.kind) == (MEASURED, decomposition.kinds[0])]
+
+
+def _shift_figure(decomposition: Decomposition, kind: str, shifts: Sequence[Shift]) -> Figure:
     """One row per ingredient and mass, one sort of point per source; the measurement is black."""
-    shown = {shift["intervention"] for shift in shifts}
-    masses = list(dict.fromkeys(shift["mass"] for shift in shifts))
-    names = [entry["name"] for entry in record.scalars["interventions"] if entry["name"] in shown]
-    rows = [(name, mass) for name in names for mass in masses]
-    sources = [source for source in record.scalars["sources"] if any(shift["source"] == source for shift in shifts)]
-    strokes = {**theory_strokes([source for source in sources if source != "measured"]), "measured": MEASURED}
+    masses = list(dict.fromkeys(shift.mass for shift in shifts))
+    rows = [(name, mass) for name in dict.fromkeys(shift.intervention for shift in shifts) for mass in masses]
+    sources = [name for name in decomposition.sources if any(shift.source == name for shift in shifts)]
+    strokes = {**theory_strokes([name for name in sources if name != MEASURED]), MEASURED: BLACK}
     curves: list[Curve] = []
     for source in sources:
-        own = {(shift["intervention"], shift["mass"]): shift["shift"] for shift in shifts if shift["source"] == source}
-        places = [place for place, row in enumerate(rows, start=1) if row in own]
-        stored = [own[rows[place - 1]] for place in places]
+        intervals = {(shift.intervention, shift.mass): shift.shift for shift in shifts if shift.source == source}
+        places = [place for place, row in enumerate(rows, start=1) if row in intervals]
+        stored = [intervals[rows[place - 1]].as_record() for place in places]
         curves += interval_curves(_source(source), places, stored, strokes[source], unit=0.01)
     return Figure(
         slug=f"shifts-{kind}",
@@ -143,93 +145,96 @@ def _shift_figure(record: Record, kind: str, shifts: list[Stored]) -> Figure:
     )
 
 
-def _mass_names(record: Record) -> list[str]:
-    return list(dict.fromkeys(label(STATISTICS, shift["mass"]) for shift in record.scalars["shifts"]))
+def _mass_names(decomposition: Decomposition) -> list[str]:
+    return list(dict.fromkeys(label(STATISTICS, shift.mass) for shift in decomposition.shifts))
 
 
-def _baseline_table(record: Record) -> Table:
+def _baseline_table(decomposition: Decomposition) -> Table:
     """One row per source and kind, from the first intervention that knows it."""
-    seen: dict[tuple[str, str], dict[str, Stored]] = {}
-    for shift in record.scalars["shifts"]:
-        seen.setdefault((shift["source"], shift["kind"]), {}).setdefault(shift["mass"], shift["before"])
+    before: dict[tuple[str, str], dict[str, Interval]] = {}
+    for shift in decomposition.shifts:
+        before.setdefault((shift.source, shift.kind), {}).setdefault(shift.mass, shift.before)
     cells = [
         [
             _source(source),
             label(KINDS, kind),
-            *(interval_text(part, ".1f", scale=100, unit=" %") for part in parts.values()),
+            *(interval.text(".1f", scale=100, unit=" %") for interval in masses.values()),
         ]
-        for (source, kind), parts in seen.items()
+        for (source, kind), masses in before.items()
         if source != "power_rollout_rerun"  # with nothing replaced, there is nothing to run again
     ]
-    header = ["source", "kind", *_mass_names(record)]
+    header = ["source", "kind", *_mass_names(decomposition)]
     return Table("Masses with nothing replaced (a flat line: 10 % each)", header, cells)
 
 
-def _shift_table(title: str, record: Record, shifts: list[Stored], number: str) -> Table:
+def _shift_table(title: str, decomposition: Decomposition, numbers: Sequence[tuple[Shift, Interval]]) -> Table:
     """One row per intervention and source, one column per mass."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for shift in shifts:
-        if shift[number] is not None:
-            rows.setdefault((shift["intervention"], shift["source"]), []).append(
-                interval_text(shift[number], "+.1f", scale=100)
-            )
-    ingredients = {entry["name"]: entry["ingredient"] for entry in record.scalars["interventions"]}
+    for shift, number in numbers:
+        rows.setdefault((shift.intervention, shift.source), []).append(_points(number))
+    ingredients = {item.name: item.ingredient for item in decomposition.counterfactuals}
     cells = [[ingredients[name], name, _source(source), *texts] for (name, source), texts in rows.items()]
-    return Table(title, ["ingredient", "replaced by", "source", *_mass_names(record)], cells)
+    return Table(title, ["ingredient", "replaced by", "source", *_mass_names(decomposition)], cells)
 
 
-def _score_table(record: Record) -> Table:
+def _score_table(scores: Sequence[Score]) -> Table:
     header = ["theory", "kind", "mean |gap|, points", "that of predicting no shift", "difference"]
     header += ["interventions", "against predicting no shift"]
     cells = [
         [
-            _source(score["source"]),
-            label(KINDS, score["kind"]),
-            *(interval_text(score[name], ".1f", scale=100) for name in ("error", "no_shift")),
-            interval_text(score["difference"], "+.1f", scale=100),
-            str(len(score["interventions"])),
-            VERDICTS[score["decides"]],
+            _source(score.source),
+            label(KINDS, score.kind),
+            *(distance.text(".1f", scale=100) for distance in (score.error, score.no_shift)),
+            _points(score.difference),
+            str(len(score.interventions)),
+            VERDICTS[score.decides],
         ]
-        for score in record.scalars["scores"]
+        for score in scores
     ]
     return Table("How far are a theory's shifts from the measured ones?", header, cells)
 
 
-def _divergence_table(record: Record) -> Table:
+def _divergence_table(decomposition: Decomposition) -> Table:
+    means = decomposition.divergences
     cells = [
-        [entry["ingredient"], entry["name"], interval_text(entry["divergence"])]
-        for entry in record.scalars["interventions"]
-        if entry["divergence"] is not None
+        [item.ingredient, item.name, means[item.name].text()]
+        for item in decomposition.counterfactuals
+        if item.name in means
     ]
     header = ["ingredient", "replaced by", "KL of the next token, nats"]
     return Table("How far does the change drive the model?", header, cells)
 
 
-def _shift_statement(record: Record, entry: Stored, kind: str) -> str:
-    """Measured shifts of one intervention."""
-    parts = []
-    for shift in record.scalars["shifts"]:
-        if (shift["intervention"], shift["source"], shift["kind"]) != (entry["name"], "measured", kind):
-            continue
-        name, change = label(STATISTICS, shift["mass"]), Interval.of_record(shift["shift"])
-        points = change.text("+.1f", scale=100)
-        parts.append(f"{name} {points} points" if change.excludes(0.0) else f"{name} not decided ({points})")
-    return (
-        f"{entry['name']} ({entry['ingredient']}), measured {label(KINDS, kind)}: {'; '.join(parts)}." if parts else ""
-    )
+def _shift_statement(item: Counterfactual, measured: Sequence[Shift]) -> str:
+    """Measured shifts of one intervention; empty if it has none."""
+    shifts = [shift for shift in measured if shift.intervention == item.name]
+    parts = [
+        f"{label(STATISTICS, shift.mass)} {_points(shift.shift)} points"
+        if shift.shift.excludes(0.0)
+        else f"{label(STATISTICS, shift.mass)} not decided ({_points(shift.shift)})"
+        for shift in shifts
+    ]
+    if not shifts:
+        return ""
+    return f"{item.name} ({item.ingredient}), measured {label(KINDS, shifts[0].kind)}: {'; '.join(parts)}."
 
 
-def _score_statement(score: Stored) -> str:
+def _score_statement(score: Score) -> str:
     verdict = {
         -1: "closer than no shift at all",
         0: "not decided whether closer than no shift at all",
         1: "farther than no shift at all",
-    }[score["decides"]]
+    }[score.decides]
     return (
-        f"{_source(score['source'])} ({label(KINDS, score['kind'])}): over {len(score['interventions'])} changes its "
-        f"shifts miss the measured ones by {100 * score['error']['value']:.1f} points on average, "
-        f"against {100 * score['no_shift']['value']:.1f} of predicting no shift: {verdict}."
+        f"{_source(score.source)} ({label(KINDS, score.kind)}): over {len(score.interventions)} changes its shifts "
+        f"miss the measured ones by {100 * score.error.value:.1f} points on average, against "
+        f"{100 * score.no_shift.value:.1f} of predicting no shift: {verdict}."
     )
+
+
+def _points(shift: Interval) -> str:
+    """A shift of a share in percentage points."""
+    return shift.text("+.1f", scale=100)
 
 
 def _source(name: str) -> str:
