@@ -319,9 +319,7 @@ def _stacked(
 
 def settings_of(model: Any, prompts: Prompts, options: DecomposeOptions, *, piece: bool = False) -> dict[str, Any]:
     """Everything that a decomposition depends on, or a `piece` of it, which the other interventions do not touch."""
-    interventions = (
-        [] if piece else [str(intervention) for intervention in resolve_interventions(options.interventions)]
-    )
+    spelled = {} if piece else {"interventions": [str(item) for item in resolve_interventions(options.interventions)]}
     return {
         "model": model.describe(),
         "prompts": prompts.describe(),
@@ -330,7 +328,7 @@ def settings_of(model: Any, prompts: Prompts, options: DecomposeOptions, *, piec
         "verb": "decompose",
         "threads": torch.get_num_threads(),
         "made_by": made_by(),
-        **({} if piece else {"interventions": interventions}),
+        **spelled,
     }
 
 
