@@ -130,7 +130,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(both):
             "compare takes profiles, predictions, measurements and runs; a model is measured",
         ),
         ((measurement, pb.design("flat", options=DesignOptions(depth=1, n_positions=24))), "compare takes profiles"),
-        ((measurement, measurement, "fisher"), "kind 'fisher' is in neither; known: jacobian, logit"),
+        ((measurement, measurement, "fisher"), "neither side has kind 'fisher'; known: jacobian, logit"),
         ((measurement, pb.uniform_profile(25)), "24 positions with one of 25"),
         ((measurement, pb.Record("train", {})), "a run of train holds no profile"),
         ((measurement, "nowhere/at/all"), "compare takes profiles"),

@@ -176,7 +176,7 @@ def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refuse
     result = results[name]
     for ending in (".xls", ".jpeg", ".parquet", ".PNGS"):
         with pytest.raises(
-            pb.UsageError, match=rf"cannot save to 'a{ending}'; allowed are the endings .csv, .html, .png"
+            pb.UsageError, match=rf"cannot save to 'a{ending}'; the ending must be one of .csv, .html, .png"
         ):
             result.save(tmp_path / f"a{ending}")
         assert not (tmp_path / f"a{ending}").exists()
@@ -184,7 +184,7 @@ def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refuse
         assert read_record(result.save(f"{tmp_path}/model.gguf/")).verb
         assert read_record(result.save(tmp_path / f"{name}-llama-3.1")).verb
     if name not in RUNS:
-        with pytest.raises(pb.UsageError, match=r"cannot save to 'a.xls'; allowed are the endings .csv, .html, .png"):
+        with pytest.raises(pb.UsageError, match=r"cannot save to 'a.xls'; the ending must be one of .csv, .html, .png"):
             result.save(tmp_path / "a.xls")
         return
     record_schema().validate(result.as_run().as_json())

@@ -72,14 +72,14 @@ def last_token(profiles: Distributions) -> Values:
 
 @STATISTICS.register("interior_primacy")
 def interior_primacy(profiles: Distributions) -> Values:
-    """Share of the first tenth apart from the first position. Flat: 0.1 - 1/N; 0 where N < 10."""
+    """Share of the first tenth apart from the first position. Flat: 0.1 - 1/N; 0 if N < 10."""
     covered = min(TENTH * profiles.shape[-1], 1.0)
     return np.asarray(np.maximum(first_tenth(profiles) - covered * first_token(profiles), 0.0))
 
 
 @STATISTICS.register("interior_recency")
 def interior_recency(profiles: Distributions) -> Values:
-    """Share of the last tenth apart from the last position. Flat: 0.1 - 1/N; 0 where N < 10."""
+    """Share of the last tenth apart from the last position. Flat: 0.1 - 1/N; 0 if N < 10."""
     covered = min(TENTH * profiles.shape[-1], 1.0)
     return np.asarray(np.maximum(last_tenth(profiles) - covered * last_token(profiles), 0.0))
 
@@ -161,7 +161,7 @@ def total_variation(predicted: Distributions, measured: Distributions) -> Values
 def symmetric_kl(predicted: Distributions, measured: Distributions) -> Values:
     """Mean of the two Kullback-Leibler divergences, sum_j (p_j - q_j) log(p_j / q_j) / 2, in nats.
 
-    A position where both are zero adds nothing; where only one is zero the divergence is infinite.
+    A position where both are zero adds nothing; if only one is zero the divergence is infinite.
     """
     logarithm = _log_ratio(predicted, measured)
     differing = predicted != measured
@@ -201,7 +201,7 @@ def _centred_ranks(profiles: Distributions) -> Distributions:
 
 
 def _log_ratio(predicted: Distributions, measured: Distributions) -> Float64[np.ndarray, "... n_positions"]:
-    """log(p / q) per position: 0 where both vanish, +-infinite where one does."""
+    """log(p / q) per position: 0 if both vanish, +-infinite if one does."""
     shape = np.broadcast_shapes(predicted.shape, measured.shape)
     with np.errstate(divide="ignore"):
         first, second = np.log(predicted), np.log(measured)

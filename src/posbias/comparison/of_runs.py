@@ -94,7 +94,7 @@ def _with_profiles(source: Showing | Record) -> ProfileRun:
     record: Record = source.as_run()
     run = result_of(record) if record.verb in RESULTS else None
     if not isinstance(run, PredictionRun | MeasurementRun | AuditRun):
-        raise UsageError(f"a run of {record.verb} cannot be compared; allowed are runs of predict, measure, audit")
+        raise UsageError(f"a run of {record.verb} cannot be compared; runs of predict, measure and audit can")
     return run
 
 

@@ -103,7 +103,7 @@ def _chosen(sides: Mapping[str, _Side], beside: Mapping[str, _Side], kind: str |
     """The profile of that kind, or one that the run beside it has, too."""
     kinds = list(dict.fromkeys([*sides, *beside]))
     if kind is not None and kind.partition("(")[0] not in kinds:
-        raise UsageError(f"kind {kind!r} is in neither; known: {', '.join(filter(None, kinds))}")
+        raise UsageError(f"neither side has kind {kind!r}; known: {', '.join(filter(None, kinds))}")
     preferred = [] if kind is None else [kind.partition("(")[0]]
     chosen = next(name for name in [*preferred, *(name for name in sides if name in beside), *sides] if name in sides)
     side, further = sides[chosen], [name for name in sides if name != chosen]

@@ -217,7 +217,7 @@ class Showing(Presented):
             raise UsageError(f"cannot save to {path.name!r}, a directory")
         if (run is None or ENDING.fullmatch(ending)) and ending not in FILES and not whole:
             also = "; a directory with such a name ends in a slash" if run is not None else ""
-            raise UsageError(f"cannot save to {path.name!r}; allowed are the endings {', '.join(FILES)}{also}")
+            raise UsageError(f"cannot save to {path.name!r}; the ending must be one of {', '.join(FILES)}{also}")
         if run is not None:
             written: Path = run.write_run(path, overwrite=overwrite)
             return written

@@ -124,7 +124,7 @@ ATTENTION_GLOSSARY = {
     "Sink": "A position that takes more than a threshold of the attention of the queries that see it. Of the last"
     " positions only few queries speak.",
     "Learned sink": "In GPT-OSS, a place of each head's softmax that is no position and passes nothing on. Its share is"
-    " listed where there is one; distance and entropy are those of the rest.",
+    " listed if there is one; distance and entropy are those of the rest.",
     "Content logits": "Query times key times the model's scale, without positions: before rotation, ALiBi and soft cap."
     " Diagonal: a token with itself; off-diagonal: with the tokens before it. The published measurement leaves the"
     " scale out, which is why both are listed.",
