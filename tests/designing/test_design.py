@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.architecture import Architecture, GammaKey
-from posbias.designing import Design, DesignOptions, design, distance_apart, resolve_target
+from posbias.designing import Design, DesignOptions, DesignRun, design, distance_apart, resolve_target
 from posbias.designing.design import TOLERANCE
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation
@@ -20,6 +20,7 @@ from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import uniform_profile
 from posbias.prompts.loading import load_prompts
 from posbias.report.page import report_of
+from posbias.runs.results import load_record, result_of
 from posbias.theory import predict
 from posbias.theory.mean_field import mean_field, spec_of
 from posbias.theory.mean_field.spec import norm_placement, with_norms
@@ -364,3 +365,20 @@ def test_a_target_is_not_met_by_switching_attention_off():
     assert found.architecture.layer_mixing.max() <= 0.002
     assert not found.met
     assert "Its attention is off" in report_of(design_record(found, {})).verdict[0]
+
+
+def test_a_stored_design_has_the_numbers_of_the_fresh_one(tmp_path):
+    fresh = design("u_shape", options=DesignOptions(depth=4, mixing=0.9, n_positions=[16, 24], starts=1))
+    stored = load_record(design_record(fresh, {}).save(tmp_path))
+    assert isinstance(stored, DesignRun)
+    same = ("over", "theory", "exact", "met", "lengths", "parameters", "residual", "range_nats", "distances", "at_ends")
+    for name in same:
+        assert getattr(stored, name) == getattr(fresh, name), name
+    for n, profile in fresh.profiles.items():
+        np.testing.assert_array_equal(stored.profiles[n].influence, profile.influence)
+        np.testing.assert_array_equal(stored.targets[n], fresh.targets[n])
+    assert [other.over for other in stored.alternatives] == [other.over for other in fresh.alternatives]
+    assert stored.verdict[0].startswith("The target is not met")
+    del stored.record.scalars["met"]
+    with pytest.raises(UsageError, match=r"the record of run \w+ is damaged: KeyError 'met'"):
+        result_of(stored.record)

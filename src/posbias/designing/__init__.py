@@ -3,12 +3,14 @@
 from posbias.designing.design import Design, design, distance_apart
 from posbias.designing.measured import MeasuredDesign, design_record, measure_design
 from posbias.designing.options import DesignOptions
+from posbias.designing.stored import DesignRun
 from posbias.designing.targets import TARGETS, Target, resolve_target
 
 __all__ = [
     "TARGETS",
     "Design",
     "DesignOptions",
+    "DesignRun",
     "MeasuredDesign",
     "Target",
     "design",
