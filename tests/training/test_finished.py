@@ -9,9 +9,19 @@ import pytest
 from posbias.errors import UsageError
 from posbias.models.loading import load_model
 from posbias.models.reference.network import WEIGHTS_FILE
+from posbias.report import verdict
 from posbias.runs.parts import _digest, made_by
 from posbias.runs.records import read_record
-from posbias.training import TrainingSchedule, TrainOptions, study_of, train, train_members, training_record
+from posbias.runs.results import load_record, result_of
+from posbias.training import (
+    StoredStudyRun,
+    TrainingSchedule,
+    TrainOptions,
+    study_of,
+    train,
+    train_members,
+    training_record,
+)
 from posbias.training.running import finished_training
 from posbias.training.trainer import DECIDING, StackWork
 from training_cases import assert_same, copier
@@ -53,6 +63,23 @@ def test_a_finished_study_is_read_back_to_the_last_bit(finished, monkeypatch):
     assert again.models == done.models
     assert again.trained.resumed == again.trained.n_stacks == done.trained.n_stacks
     assert training_record(again, {"other": 1}).run_id == read_record(directory).run_id
+
+
+def test_a_loaded_run_has_the_members_of_the_fresh_one_but_their_parameters(finished):
+    directory, done = finished
+    loaded = load_record(directory)
+    assert isinstance(loaded, StoredStudyRun)
+    assert loaded.trained.schedule == done.trained.schedule
+    assert loaded.models == ("models/0000", "models/0001", "models/0002", "models/0003", *[None] * 4)
+    for stored, fresh in zip(loaded.trained.members, done.trained.members, strict=True):
+        assert stored.member.describe() == fresh.member.describe()
+        assert_same(stored, replace(fresh, parameters=None))
+    for own, same in zip(loaded.shown().series, done.shown().series, strict=True):
+        np.testing.assert_array_equal(own.values, same.values)
+    assert verdict(loaded)[0].startswith("8 members in ")
+    del loaded.record.scalars["members"][0]["status"]
+    with pytest.raises(UsageError, match=r"is damaged: KeyError 'status'"):
+        result_of(loaded.record)
 
 
 def test_no_commit_and_no_other_version_has_it_trained_again(finished, monkeypatch):

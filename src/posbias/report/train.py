@@ -1,7 +1,6 @@
-"""A training's record in tables and a figure: how members ended, losses by step, last losses over the grid.
+"""A training in tables and a figure: how members ended, losses by step, last losses over the grid."""
 
-Everything comes from the record (layout: posbias/training/running.py).
-"""
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -9,97 +8,89 @@ from jaxtyping import Float
 from posbias.display.figures import RUNS, Curve, Figure
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
-from posbias.runs.records import Record
 from posbias.statistics import MISSING, mean_ends, mean_of
-
-ENDED_WELL = ("done", "stopped_early")
+from posbias.training import ENDED_WELL, StoredStudyRun, Trained, TrainedMember
 
 Point = tuple[str, ...]
 """A point of the grid: its value on every axis."""
 
 
 @REPORTS.register("train")
-def training_report(record: Record) -> Report:
+def training_report(run: StoredStudyRun) -> Report:
     """How members ended, their losses by step, and their last losses over the grid."""
-    figure, endings = loss_figure(record), endings_of(record)
+    trained = run.trained
+    assert trained is not None  # a run that failed before it trained anything is refused
+    points: dict[Point, list[TrainedMember]] = {}
+    for outcome in trained.members:
+        point = tuple(str(outcome.member.coordinates[axis]) for axis in run.axes)
+        points.setdefault(point, []).append(outcome)
+    figure, endings = _loss_figure(points, list(run.axes), window=trained.schedule.window), _endings(trained)
+    header = [*(axis.removeprefix("model.") for axis in run.axes), "seeds", "loss"]
+    title = f"{run.name}: mean loss at the end (nats) with its 95 % interval over seeds"
+    rows = [[*point, *_last_losses(members)] for point, members in points.items()]
     return Report(
-        record.resolved["title"],
+        run.name,
         kicker="posbias · small models, trained at once",
-        verdict=[endings[0], *_extremes(record)],
+        verdict=[endings[0], *_extremes(rows)],
         picture=() if figure is None else (figure,),
-        summary=[_loss_table(record)],
+        summary=[Table(title, header, rows)],
         statements=endings[1:],
-        record=record,
+        record=run.record,
     )
 
 
-def loss_figure(record: Record) -> Figure | None:
-    """Mean loss over the seeds of each point, by step, with its interval; None where no member has a loss."""
-    losses, window = record.arrays["losses"], record.resolved["options"]["window"]
-    points = {
-        point: rows
-        for point, indices in _points(record).items()
-        if len(rows := _kept_to_the_end(losses[[index for index in indices if np.isfinite(losses[index, 0])]]))
-    }
-    if not points:
+def _loss_figure(points: dict[Point, list[TrainedMember]], axes: list[str], *, window: int) -> Figure | None:
+    """Mean loss over the seeds of each point, by step, with its interval; None if no member has a loss."""
+    longest = max(len(member.losses) for members in points.values() for member in members)
+    drawn = {point: rows for point, members in points.items() if len(rows := _kept_to_the_end(members, longest))}
+    if not drawn:
         return None
-    axes = [axis.rpartition(".")[2] for axis in record.resolved["axes"]]
     curves = []
-    for (point, rows), stroke in zip(points.items(), RUNS, strict=False):
-        name = ", ".join(f"{axis}={value}" for axis, value in zip(axes, point, strict=True)) or "all seeds"
-        steps = window * np.arange(1.0, rows.shape[1] + 1)
+    for (point, rows), stroke in zip(drawn.items(), RUNS, strict=False):
+        values = zip((axis.rpartition(".")[2] for axis in axes), point, strict=True)
+        name = ", ".join(f"{axis}={value}" for axis, value in values) or "all seeds"
+        steps = window * np.arange(1.0, longest + 1)
         curves.append(Curve(name, steps, rows.mean(0), stroke, *mean_ends(rows, least=0.0)))
-    cut = len(points) > len(curves)
-    shown = f" (the first {len(curves)} of {len(points)} points of the grid)" if cut else ""
+    cut = len(drawn) > len(curves)
+    shown = f" (the first {len(curves)} of {len(drawn)} points of the grid)" if cut else ""
     title = f"Training loss, mean over seeds; a member that has ended keeps its last loss{shown}"
     return Figure("losses", title, "step", "loss (nats)", tuple(curves))
 
 
-def _kept_to_the_end(losses: Float[np.ndarray, "seed entry"]) -> Float[np.ndarray, "seed entry"]:
-    """Loss curves whose missing ends repeat the last loss there is."""
-    last = np.maximum.accumulate(np.where(np.isfinite(losses), np.arange(losses.shape[1]), 0), axis=1)
-    return np.asarray(np.take_along_axis(losses, last, axis=1), dtype=np.float64)
+def _kept_to_the_end(members: Sequence[TrainedMember], longest: int) -> Float[np.ndarray, "seed entry"]:
+    """Loss curves of the members that have one, their missing ends repeating the last loss there is."""
+    losses = np.full((len(members), longest), np.nan)
+    for row, member in zip(losses, members, strict=True):
+        row[: len(member.losses)] = member.losses
+    losses = losses[np.isfinite(losses[:, :1]).any(axis=1)]
+    last = np.maximum.accumulate(np.where(np.isfinite(losses), np.arange(longest), 0), axis=1)
+    return np.asarray(np.take_along_axis(losses, last, axis=1))
 
 
-def _extremes(record: Record) -> list[str]:
-    """The points of the grid with the least and the largest loss at the end; empty where there is one point alone."""
-    rows = [row for row in _loss_table(record).cells if row[-1] != MISSING]
-    if len(rows) < 2:
+def _extremes(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The points of the grid with the least and the largest loss at the end; empty if there is one point alone."""
+    ended = [row for row in rows if row[-1] != MISSING]
+    if len(ended) < 2:
         return []
-    least, most = (end(rows, key=lambda row: float(row[-1].split()[0])) for end in (min, max))
+    least, most = (end(ended, key=lambda row: float(row[-1].split()[0])) for end in (min, max))
     named = [f"{row[-1]} nats with {', '.join(row[:-2])}" for row in (least, most)]
     return [f"Loss at the end: from {named[0]} to {named[1]}."]
 
 
-def _loss_table(record: Record) -> Table:
-    """One row per point of the grid: its coordinates, seeds, and the last loss over the seeds that ended well."""
-    cells = []
-    for point, indices in _points(record).items():
-        members = [record.scalars["members"][index] for index in indices]
-        losses = np.array([member["loss"] for member in members if member["status"] in ENDED_WELL], np.float64)
-        mean = mean_of(losses).interval(least=0.0).text(".4f") if losses.size else MISSING
-        cells.append([*point, f"{losses.size} of {len(members)}", mean])
-    header = [*(axis.removeprefix("model.") for axis in record.resolved["axes"]), "seeds", "loss"]
-    title = f"{record.resolved['title']}: mean loss at the end (nats) with its 95 % interval over seeds"
-    return Table(title, header, cells)
+def _last_losses(members: Sequence[TrainedMember]) -> list[str]:
+    """How many seeds of a point ended well, and the mean of their last losses."""
+    losses = np.array([member.losses[-1] for member in members if member.status in ENDED_WELL], np.float64)
+    mean = mean_of(losses).interval(least=0.0).text(".4f") if losses.size else MISSING
+    return [f"{losses.size} of {len(members)}", mean]
 
 
-def endings_of(record: Record) -> list[str]:
+def _endings(trained: Trained) -> list[str]:
     """How many members ended in which way, and why the ones that failed did."""
-    members, stacks = record.scalars["members"], record.resolved["stacks"]
-    counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in record.scalars["counts"].items())
+    counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in trained.counts().items())
     failed = [
-        f"{member['name']}: {member['status']} after {member['steps']} steps ({member['reason']})"
-        for member in members
-        if member["status"] in ("diverged", "failed")
+        f"{outcome.member.name}: {outcome.status} after {outcome.steps} steps ({outcome.reason})"
+        for outcome in trained.members
+        if outcome.status not in ENDED_WELL
     ]
-    return [f"{len(members)} members in {stacks} stack{'' if stacks == 1 else 's'}: {counts}.", *failed]
-
-
-def _points(record: Record) -> dict[Point, list[int]]:
-    """Every point of the grid and the indices of its members."""
-    points: dict[Point, list[int]] = {}
-    for index, member in enumerate(record.scalars["members"]):
-        point = tuple(str(member["coordinates"][axis]) for axis in record.resolved["axes"])
-        points.setdefault(point, []).append(index)
-    return points
+    stacks = f"{trained.n_stacks} stack{'' if trained.n_stacks == 1 else 's'}"
+    return [f"{len(trained.members)} members in {stacks}: {counts}.", *failed]

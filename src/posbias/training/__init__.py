@@ -4,10 +4,12 @@ from posbias.training.members import Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS, SGD, Adam, AdamW, Optimiser
 from posbias.training.options import STOPPING, Below, Never, Plateau, StoppingRule, TrainingSchedule, TrainOptions
 from posbias.training.running import StudyRun, train, training_record
+from posbias.training.stored import ENDED_WELL, StoredStudyRun
 from posbias.training.study import Study, load_study, study_of
 from posbias.training.trainer import Trained, train_members
 
 __all__ = [
+    "ENDED_WELL",
     "OPTIMISERS",
     "SGD",
     "STOPPING",
@@ -19,6 +21,7 @@ __all__ = [
     "Optimiser",
     "Plateau",
     "StoppingRule",
+    "StoredStudyRun",
     "Study",
     "StudyRun",
     "TrainOptions",

@@ -13,7 +13,7 @@ record names it, and whoever wants the study anew leaves `resume` out.
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +23,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.checks import checked
-from posbias.display.showing import FILES, Series, Showing, Shown
+from posbias.display.showing import FILES, Showing, Shown
 from posbias.errors import RunError, UsageError
 from posbias.memory import show_bytes
-from posbias.models.reference.network import ITEMS, config_from, load_parameters, save_reference
+from posbias.models.reference.network import ITEMS, load_parameters, save_reference
 from posbias.models.reference.parameters import draw_parameters
-from posbias.runs.parts import below
 from posbias.runs.records import Record, check_unfinished, plain, read_record, remove_record
-from posbias.statistics import mean_ends
-from posbias.tasks.synthetic import SYNTHETIC_TASKS, stack_tasks
-from posbias.training.members import STATUSES, Member, TrainedMember
-from posbias.training.optimisers import OPTIMISERS
-from posbias.training.options import STOPPING, TrainingSchedule, TrainOptions
+from posbias.tasks.synthetic import stack_tasks
+from posbias.training.members import Member, TrainedMember
+from posbias.training.options import TrainingSchedule, TrainOptions
 from posbias.training.stack import Layout
+from posbias.training.stored import ENDED_WELL, StoredStudyRun, shown_losses
 from posbias.training.study import Study, load_study
 from posbias.training.trainer import Trained, group, train_members
 
 MODELS = "models"
 """Folder of a run that holds its members' models."""
-ENDED_WELL = ("done", "stopped_early")
-DRAWN = 10
-"""Most curves in the picture of a run."""
 COPIES = 6
 """Times that a member's values may lie on the disk at once: the values and two moments of a checkpoint and of the one
 that replaces it, less what is written only after these are gone."""
@@ -66,28 +61,7 @@ class StudyRun(Showing):
 
     def shown(self) -> Shown:
         """Training loss by step of every point of the grid, the mean over the seeds that ended well."""
-        members = self.trained.members
-        longest = max(len(outcome.losses) for outcome in members)
-        curves: dict[str, list[np.ndarray]] = {}
-        for outcome in members:
-            if outcome.status in ENDED_WELL:  # a member that stopped early keeps its last loss
-                losses = np.pad(outcome.losses.astype(np.float64), (0, longest - len(outcome.losses)), mode="edge")
-                coordinates = outcome.member.coordinates.items()
-                point = ", ".join(f"{axis.rpartition('.')[2]}={value}" for axis, value in coordinates)
-                curves.setdefault(point or "all seeds", []).append(losses)
-        series = tuple(
-            Series(point, np.mean(rows, axis=0), *mean_ends(np.stack(rows), least=0.0), drawn=index < DRAWN)
-            for index, (point, rows) in enumerate(curves.items())
-        )
-        facts = {
-            outcome.member.name: f"{outcome.status} after {outcome.steps} steps: {outcome.reason}"
-            for outcome in members
-            if outcome.status not in ENDED_WELL
-        }
-        counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in self.trained.counts().items())
-        title = f"{self.study.name}, {len(members)} members: {counts}"
-        steps = self.trained.schedule.window * np.arange(1, longest + 1)
-        return Shown(title, series, "training loss", "step", steps, unit="nats", facts=facts)
+        return shown_losses(self.study.name, self.trained)
 
     def as_run(self) -> Record:
         """The record of the run; see `training_record`."""
@@ -269,59 +243,26 @@ def finished_training(
     """
     try:
         record = read_record(directory)
-        if record.verb != "train" or record.status != "done" or not _is_of(record, members, schedule):
+        if record.verb != "train" or record.status != "done":
             return None
-        outcomes = tuple(_read_back(member, index, record, directory) for index, member in enumerate(members))
+        run = StoredStudyRun.from_record(record)
+        assert run.trained is not None  # it is done
+        recorded = [plain(outcome.member.describe()) for outcome in run.trained.members]
+        if run.trained.schedule != schedule or recorded != [plain(member.describe()) for member in members]:
+            return None
+        places = zip(members, run.trained.members, run.models, strict=True)
+        outcomes = tuple(_with_parameters(member, outcome, directory, model) for member, outcome, model in places)
     except (UsageError, RunError, LookupError, ValueError, TypeError, AttributeError):
         return None  # another format, or damaged: trained again
-    stacks = int(record.resolved["stacks"])
-    return Trained(outcomes, schedule, stacks, resumed=stacks), record
+    return replace(run.trained, members=outcomes), record
 
 
-def _is_of(record: Record, members: Sequence[Member], schedule: TrainingSchedule) -> bool:
-    """True if the record is of these members and schedule; settings that older records lack have their defaults."""
-    stored = record.resolved["options"]
-    if TrainingSchedule(**{**stored, "stopping": STOPPING.parse(stored["stopping"])}) != schedule:
-        return False
-    recorded = [
-        Member(
-            entry["name"],
-            config_from(entry["model"]),
-            SYNTHETIC_TASKS.parse(entry["task"]),
-            entry["seed"],
-            OPTIMISERS.parse(entry["optimiser"]),
-            entry["coordinates"],
-        )
-        for entry in record.resolved["members"]
-    ]
-    return [plain(member.describe()) for member in members] == [plain(member.describe()) for member in recorded]
-
-
-def _read_back(member: Member, index: int, record: Record, directory: Path) -> TrainedMember:
-    """One member as its record and its model have it."""
-    entry = record.scalars["members"][index]
-    status, steps = entry["status"], entry["steps"]
-    if status not in STATUSES:
-        raise UsageError(f"member {member.name!r} has status {status!r}; known: {', '.join(STATUSES)}")
-    windows = -(-steps // record.resolved["options"]["window"])
-    losses = record.arrays["losses"][index]
-    if len(losses) < windows:
-        raise UsageError(f"member {member.name!r} has {len(losses)} losses, and {windows} windows of training")
+def _with_parameters(member: Member, outcome: TrainedMember, directory: Path, model: str | None) -> TrainedMember:
+    """A member as its record has it, with the parameters of its model if it ended well."""
     parameters = None
-    if status in ENDED_WELL:
-        if entry["model"] is None:
+    if outcome.status in ENDED_WELL:
+        if model is None:
             raise UsageError(f"member {member.name!r} was not saved")
-        parameters = load_parameters(directory / entry["model"], member.config)
+        parameters = load_parameters(directory / model, member.config)
         parameters.pop(ITEMS, None)
-    padded_steps = record.arrays["evaluation_steps"][index]
-    evaluation_steps = padded_steps[padded_steps >= 0]
-    evaluations: dict[str, np.ndarray] = {}
-    for name, values in below(record.arrays, "evaluations/").items() if len(evaluation_steps) else ():
-        quantity, _, owner = name.partition("/")
-        if not owner:
-            evaluations[quantity] = values[index, : len(evaluation_steps)]
-        elif owner == f"{index:04d}":
-            evaluations[quantity] = values
-    return TrainedMember(
-        member, status, entry["reason"], steps, losses[:windows], parameters, evaluation_steps, evaluations
-    )
+    return replace(outcome, member=member, parameters=parameters)
