@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.measurement.attention.record import MAP_CELLS
+from posbias.measurement.attention.record import MAP_CELLS, AttentionRun
 from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.runs.records import read_record
 from posbias.theory.power_rollout import attention_rollouts
@@ -63,6 +63,11 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     assert record.resolved["options"]["sink_thresholds"] == [0.1, 0.5]
     assert record.resolved["command"].startswith("posbias attention ")
     assert str(tmp_path) not in json.dumps(record.resolved["model"])
+    loaded = pb.load_record(run)
+    assert isinstance(loaded, AttentionRun)
+    assert loaded.sink_thresholds == (0.1, 0.5)
+    np.testing.assert_allclose(loaded.by_layer("distance"), statistics.distance.by_layer, rtol=1e-4)
+    np.testing.assert_allclose(loaded.shown().series[0].values, statistics.shown().series[0].values, rtol=1e-4)
 
     page = (run / "report.html").read_text()
     for name in ("distance", "kernels", "content-heads", "mixing-positions", "rollouts"):

@@ -1,4 +1,4 @@
-"""An attention run in tables and figures, from its record alone (layout of the arrays: auditing/attention.py)."""
+"""An attention run in tables and figures."""
 
 from dataclasses import replace
 
@@ -22,18 +22,15 @@ from posbias.display.figures import (
     profiles_figure,
 )
 from posbias.display.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
-from posbias.errors import UsageError
+from posbias.measurement.attention.record import AttentionRun
 from posbias.measurement.attention.statistics import MeanKernels
 from posbias.profiles import Profile
 from posbias.report.layout import caveats_of
-from posbias.report.page import REPORTS, Report
-from posbias.report.tables import Table, interval_text, number_text
-from posbias.runs.records import Record
-from posbias.statistics import Interval, mean_of
+from posbias.report.page import REPORTS, Report, check_finished
+from posbias.report.tables import Table, number_text
+from posbias.statistics import Interval
 
 LAYER = "layer (0 is nearest the input)"
-SHARES = ("entropy", "learned_sink", "similarity/", "sinks", "monotonicity/", "mixing/", "rollouts/")
-"""What the names of numbers in [0, 1] begin with."""
 PANELS = 6
 """Layers whose mean kernel is drawn."""
 MAP_POSITIONS = 256
@@ -52,112 +49,48 @@ ROLLOUT_STROKES = {
     "power": Stroke(BLUE, "solid"),
 }
 ANOTHER = Stroke(VERMILION, "dash")
-"""Of the second of two curves."""
+"""Stroke of the second of two curves."""
 
 Line = Float64[np.ndarray, "n_points"]
 
 
-class _View:
-    """An attention run as its report reads it: values per layer, head and position with their intervals."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.title = str(record.resolved.get("title", "model"))
-        self.thresholds = [float(threshold) for threshold in record.scalars["sink_thresholds"]]
-        self.n_positions = int(record.arrays["sinks/per_prompt"].shape[-1])
-        count, self.depth = record.arrays["distance/per_prompt"].shape[:2]
-        self.prompts = f"{'1 prompt' if count == 1 else f'{count} prompts'} of {self.n_positions} tokens"
-
-    def array(self, name: str) -> np.ndarray:
-        if name not in self.record.arrays:
-            raise UsageError(f"the {self.record.verb} run {self.record.run_id} has no array {name}")
-        return self.record.arrays[name]
-
-    def by_head(self, name: str) -> Float64[np.ndarray, "layers heads"]:
-        """Mean over prompts."""
-        return np.asarray(self.array(f"{name}/per_prompt").mean(axis=0))
-
-    def overall(self, name: str) -> Interval:
-        """Mean over layers (and heads) and prompts, with its 95 % interval over prompts."""
-        values = self.array(f"{name}/per_prompt")
-        each = values.reshape(len(values), -1).mean(axis=1)
-        return mean_of(each).interval(least=0.0 if each.min() >= 0 else -np.inf, most=_most(name))
-
-    def ends(self, name: str) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The ends of an interval; None where a single prompt leaves it open."""
-        low, high = self.array(f"{name}/low"), self.array(f"{name}/high")
-        known = np.isfinite([low, high]).any()
-        return (low, np.minimum(high, _most(name))) if known else (None, None)
-
-    def sinks(self, threshold: int) -> tuple[Line, Line | None, Line | None]:
-        """Sink score of every position, with the ends of its interval."""
-        low, high = (None if end is None else end[threshold] for end in self.ends("sinks"))
-        return self.array("sinks/per_prompt")[:, threshold].mean(axis=0), low, high
-
-    def by_layer(self, name: str) -> Line:
-        """Mean over prompts, and over heads where there are heads."""
-        values = self.array(f"{name}/per_prompt")
-        return np.asarray(values.reshape(*values.shape[:2], -1).mean(axis=(0, 2)))
-
-    def over_layers(self, name: str, text: str, stroke: Stroke) -> Curve:
-        """The same as a curve with its interval."""
-        return _over_layers(text, self.by_layer(name), stroke, *self.ends(name))
-
-    def with_heads(self, name: str, text: str = "mean over heads") -> list[Curve]:
-        """The same, and the heads at both ends."""
-        heads = self.by_head(name)
-        ends = {"highest head": heads.max(axis=1), "lowest head": heads.min(axis=1)} if heads.shape[1] > 1 else {}
-        outer = [_over_layers(end, values, Stroke(BLUE, "dot")) for end, values in ends.items()]
-        return [self.over_layers(name, text, Stroke(BLUE, "solid")), *outer]
-
-    def layer_figure(self, slug: str, title: str, y_label: str, curves: list[Curve]) -> Figure:
-        return Figure(slug, f"{self.title}: {title}", LAYER, y_label, tuple(curves), markers=True)
-
-
-def _most(name: str) -> float:
-    """The largest value that the truth can have; records of older versions have intervals that exceed it."""
-    return 1.0 if name.startswith(SHARES) else np.inf
-
-
 @REPORTS.register("attention")
-def attention_report(record: Record) -> Report:
+def attention_report(run: AttentionRun) -> Report:
     """What attention looks like: the whole model, every layer, and the rollouts."""
-    if "distance/per_prompt" not in record.arrays:
-        raise UsageError(f"the run {record.run_id} did not finish ({record.error}); only finished runs can be drawn")
-    view = _View(record)
-    figures = attention_figures(view)
+    check_finished(run.record)
+    figures = attention_figures(run)
     return Report(
-        f"{view.title}: {view.prompts}",
+        f"{run.title}: {_prompts(run)}",
         kicker="posbias · what attention looks like",
-        verdict=_verdict(view),
+        verdict=_verdict(run),
         picture=figures[:1],
-        summary=[_whole_table(view)],
+        summary=[_whole_table(run)],
         figures=figures[1:],
-        tables=[_layer_table(view), _rollout_table(view)],
-        left_out=record.scalars["left_out"],
-        caveats=caveats_of(record),
-        record=record,
+        tables=[_layer_table(run), _rollout_table(run)],
+        left_out=run.left_out,
+        caveats=caveats_of(run.record),
+        record=run.record,
         glossary=ATTENTION_GLOSSARY,
     )
 
 
-def _verdict(view: _View) -> list[str]:
+def _verdict(run: AttentionRun) -> list[str]:
     """How far attention looks back, what the first position takes, and how much of a layer attention is."""
-    even, (share, low, high) = view.array("distance/even").mean(), view.sinks(len(view.thresholds) - 1)
+    even, (share, low, high) = run.array("distance/even").mean(), run.sinks(len(run.sink_thresholds) - 1)
     sink = Interval(float(share[0]), *(np.inf if end is None else float(end[0]) for end in (low, high)))
     return [
-        f"How far it looks back: {view.overall('distance').text('.0f', unit=' positions')} on average, where even "
+        f"How far it looks back: {run.overall('distance').text('.0f', unit=' positions')} on average, where even "
         f"attention would look back {even:.0f}.",
-        f"What the first position takes: more than {view.thresholds[-1]:g} of the attention in "
+        f"What the first position takes: more than {run.sink_thresholds[-1]:g} of the attention in "
         f"{sink.text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
-        f"How much attention counts: it contributes {view.overall('mixing/tokens').text('.2f')} of a layer's output, "
+        f"How much attention counts: it contributes {run.overall('mixing/tokens').text('.2f')} of a layer's output, "
         "the rest passes by it.",
     ]
 
 
-def _whole_table(view: _View) -> Table:
+def _whole_table(run: AttentionRun) -> Table:
     rows = [
-        ("attention distance, positions", "distance", 1, f"{view.array('distance/even').mean():.1f} (even attention)"),
+        ("attention distance, positions", "distance", 1, f"{run.array('distance/even').mean():.1f} (even attention)"),
         ("entropy / largest", "entropy", 3, "1 (even attention)"),
         ("content logit, diagonal", "content/diagonal", 3, ""),
         ("content logit, off-diagonal", "content/off_diagonal", 3, ""),
@@ -172,22 +105,22 @@ def _whole_table(view: _View) -> Table:
         ("prefixes whose mass rises", "monotonicity/violated", 3, "0 (monotone)"),
         ("mean rise of those", "monotonicity/gap", 4, "0 (monotone)"),
     ]
-    if "learned_sink/per_prompt" in view.record.arrays:
+    if "learned_sink/per_prompt" in run.record.arrays:
         rows.append(("share of the learned sinks", "learned_sink", 3, ""))
-    cells = [[text, view.overall(name).text(f".{digits}f"), flat] for text, name, digits, flat in rows]
+    cells = [[text, run.overall(name).text(f".{digits}f"), flat] for text, name, digits, flat in rows]
     for name in ("diagonal", "off_diagonal"):
         key = f"similarity/of_mean/{name}"
-        if key in view.record.arrays:
+        if key in run.record.arrays:
             text = f"similarity of the mean over prompts, as published, {name.replace('_', '-')}"
-            cells.append([text, number_text(float(view.array(key).mean())), "1 (all equal)"])
-    for index, threshold in enumerate(view.thresholds):
-        value, low, high = (np.inf if line is None else float(line[0]) for line in view.sinks(index))
+            cells.append([text, number_text(float(run.array(key).mean())), "1 (all equal)"])
+    for index, threshold in enumerate(run.sink_thresholds):
+        value, low, high = (np.inf if line is None else float(line[0]) for line in run.sinks(index))
         text = f"queries that give position 0 more than {threshold:g}"
         cells.append([text, Interval(value, low, high).text(), ""])
-    return Table(f"Attention of {view.title}, {view.prompts}", ("what", "mean [95 %]", "flat line"), cells)
+    return Table(f"Attention of {run.title}, {_prompts(run)}", ("what", "mean [95 %]", "flat line"), cells)
 
 
-def _layer_table(view: _View) -> Table:
+def _layer_table(run: AttentionRun) -> Table:
     shown = {
         "distance": ("distance", 1),
         "entropy": ("entropy", 3),
@@ -198,72 +131,97 @@ def _layer_table(view: _View) -> Table:
         "monotonicity/violated": ("monotone rise", 3),
     }
     header = ["layer", *(text for text, _ in shown.values())]
-    header += [f"sink 0 > {threshold:g}" for threshold in view.thresholds]
-    columns = [(view.by_layer(name), digits) for name, (_, digits) in shown.items()]
-    columns += [(sinks[:, 0], 3) for sinks in view.array("sinks/by_layer")]
+    header += [f"sink 0 > {threshold:g}" for threshold in run.sink_thresholds]
+    columns = [(run.by_layer(name), digits) for name, (_, digits) in shown.items()]
+    columns += [(sinks[:, 0], 3) for sinks in run.array("sinks/by_layer")]
     cells = [
         [str(layer), *(number_text(float(values[layer]), digits) for values, digits in columns)]
-        for layer in range(view.depth)
+        for layer in range(run.depth)
     ]
     return Table("Layer by layer, means over prompts and heads", header, cells)
 
 
-def _rollout_table(view: _View) -> Table:
+def _rollout_table(run: AttentionRun) -> Table:
     header = ("rollout", "first tenth", "middle tenth", "last tenth", "first position", "W1 to the flat line")
     shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token")
     cells = []
-    for name, summary in view.record.scalars["rollouts"].items():
-        texts = [interval_text(summary[share], ".1f", scale=100, unit=" %") for share in shares]
-        cells.append([label(ATTENTION_ROLLOUTS, name), *texts, interval_text(summary["flat"])])
+    for name, summary in run.rollouts.items():
+        texts = [summary[share].text(".1f", scale=100, unit=" %") for share in shares]
+        cells.append([label(ATTENTION_ROLLOUTS, name), *texts, summary["flat"].text()])
     return Table("Rollouts of its own attention (flat line: 10 % in every tenth)", header, cells)
 
 
-def attention_figures(view: _View) -> list[Figure | HeatMap]:
+def attention_figures(run: AttentionRun) -> list[Figure | HeatMap]:
     """All figures, in the order of the page."""
-    even, distance, entropy = view.array("distance/even"), view.overall("distance"), view.overall("entropy")
-    content, mixing = view.overall("content/difference"), view.overall("mixing/tokens")
+    even, distance, entropy = run.array("distance/even"), run.overall("distance"), run.overall("entropy")
+    content, mixing = run.overall("content/difference"), run.overall("mixing/tokens")
     return [
-        view.layer_figure(
+        _layer_figure(
+            run,
             "distance",
             f"attention looks back {distance.text('.0f', unit=' positions')} on average; "
             f"even attention would look back {even.mean():.0f}",
             "attention distance (positions)",
-            [*view.with_heads("distance"), _over_layers("even attention", even, FLAT)],
+            [*_head_curves(run, "distance"), _over_layers("even attention", even, FLAT)],
         ),
-        view.layer_figure(
+        _layer_figure(
+            run,
             "entropy",
             f"the entropy of attention is {entropy.text('.2f')} of the largest possible",
             "entropy / log(visible keys)",
-            [*view.with_heads("entropy"), _over_layers("even attention", np.ones(view.depth), FLAT)],
+            [*_head_curves(run, "entropy"), _over_layers("even attention", np.ones(run.depth), FLAT)],
         ),
-        _kernel_map(view),
-        _sink_figure(view),
-        _sink_layer_figure(view),
-        view.layer_figure(
+        _kernel_map(run),
+        _sink_figure(run),
+        _sink_layer_figure(run),
+        _layer_figure(
+            run,
             "content",
             f"by content alone a token {'prefers' if content.value > 0 else 'avoids'} itself, "
             f"{content.text('+.2f')} in the logit on average",
             "content logit, diagonal less off-diagonal",
             [
-                *view.with_heads("content/difference", "diagonal less off-diagonal, mean over heads"),
-                _over_layers("no content", np.zeros(view.depth), FLAT),
+                *_head_curves(run, "content/difference", "diagonal less off-diagonal, mean over heads"),
+                _over_layers("no content", np.zeros(run.depth), FLAT),
             ],
         ),
-        _content_map(view),
-        _similarity_figure(view),
-        view.layer_figure(
+        _content_map(run),
+        _similarity_figure(run),
+        _layer_figure(
+            run,
             "mixing",
             f"attention contributes {mixing.text('.2f')} of a layer's output, token mean",
             "mixing coefficient",
             [
-                view.over_layers("mixing/tokens", "token mean (code)", Stroke(BLUE, "solid")),
-                view.over_layers("mixing/frobenius", "Frobenius (paper)", ANOTHER),
+                _layer_curve(run, "mixing/tokens", "token mean (code)", Stroke(BLUE, "solid")),
+                _layer_curve(run, "mixing/frobenius", "Frobenius (paper)", ANOTHER),
             ],
         ),
-        _mixing_map(view),
-        _monotonicity_figure(view),
-        _rollout_figure(view),
+        _mixing_map(run),
+        _monotonicity_figure(run),
+        _rollout_figure(run),
     ]
+
+
+def _prompts(run: AttentionRun) -> str:
+    return f"{'1 prompt' if run.count == 1 else f'{run.count} prompts'} of {run.n_positions} tokens"
+
+
+def _layer_figure(run: AttentionRun, slug: str, title: str, y_label: str, curves: list[Curve]) -> Figure:
+    return Figure(slug, f"{run.title}: {title}", LAYER, y_label, tuple(curves), markers=True)
+
+
+def _layer_curve(run: AttentionRun, name: str, text: str, stroke: Stroke) -> Curve:
+    """Means of every layer with their intervals."""
+    return _over_layers(text, run.by_layer(name), stroke, *run.ends(name))
+
+
+def _head_curves(run: AttentionRun, name: str, text: str = "mean over heads") -> list[Curve]:
+    """Means of every layer, and the heads at both ends."""
+    heads = run.by_head(name)
+    ends = {"highest head": heads.max(axis=1), "lowest head": heads.min(axis=1)} if heads.shape[1] > 1 else {}
+    outer = [_over_layers(end, values, Stroke(BLUE, "dot")) for end, values in ends.items()]
+    return [_layer_curve(run, name, text, Stroke(BLUE, "solid")), *outer]
 
 
 def _over_layers(
@@ -272,34 +230,34 @@ def _over_layers(
     return Curve(name, np.arange(values.size, dtype=np.float64), values, stroke, low=low, high=high)
 
 
-def _kernel_map(view: _View) -> HeatMap:
-    mean, squared, bounds = (view.array(f"kernels/{name}") for name in ("mean", "squared", "bounds"))
+def _kernel_map(run: AttentionRun) -> HeatMap:
+    mean, squared, bounds = (run.array(f"kernels/{name}") for name in ("mean", "squared", "bounds"))
     cells = min(mean.shape[-1], KERNEL_CELLS)
     kernels = MeanKernels(mean, squared, None, bounds).coarser(cells).mean.astype(np.float64)
-    chosen = np.unique(np.linspace(0, view.depth - 1, min(PANELS, view.depth)).round().astype(int))
+    chosen = np.unique(np.linspace(0, run.depth - 1, min(PANELS, run.depth)).round().astype(int))
     hidden = np.triu(np.ones((cells, cells), bool), 1)
     panels = tuple(Panel(f"layer {layer}", np.where(hidden, np.nan, kernels[layer])) for layer in chosen)
-    size = view.n_positions / cells
-    each = "" if cells == view.n_positions else f", in cells of {size:.3g} positions"
+    size = run.n_positions / cells
+    each = "" if cells == run.n_positions else f", in cells of {size:.3g} positions"
     return HeatMap(
         "kernels",
-        f"{view.title}: where each query's attention goes, mean over prompts and heads{each}",
+        f"{run.title}: where each query's attention goes, mean over prompts and heads{each}",
         "key position",
         "query position",
         "share of the query's attention",
         panels,
-        x=(size / 2 - 0.5, view.n_positions - size / 2 - 0.5),
-        y=(size / 2 - 0.5, view.n_positions - size / 2 - 0.5),
+        x=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
+        y=(size / 2 - 0.5, run.n_positions - size / 2 - 0.5),
         scale="logarithmic",
         floor=max(float(np.nanmax(panel.values)) for panel in panels) * 10**-KERNEL_DECADES,
     )
 
 
-def _sink_figure(view: _View) -> Figure:
-    shown = drawn_positions(view.n_positions)
+def _sink_figure(run: AttentionRun) -> Figure:
+    shown = drawn_positions(run.n_positions)
     curves = []
-    for index, threshold in enumerate(view.thresholds):
-        value, low, high = (None if line is None else line[shown] for line in view.sinks(index))
+    for index, threshold in enumerate(run.sink_thresholds):
+        value, low, high = (None if line is None else line[shown] for line in run.sinks(index))
         assert value is not None
         stroke = Stroke(THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)], "solid")
         curves.append(Curve(f"attention above {threshold:g}", shown.astype(np.float64), value, stroke, low, high))
@@ -309,8 +267,8 @@ def _sink_figure(view: _View) -> Figure:
     bottom = max(float(positive.min()) / 2 if positive.size else 1e-4, 1e-6)
     return Figure(
         "sinks",
-        f"{view.title}: position 0 takes more than {view.thresholds[-1]:g} of the attention in {100 * first:.0f} % of"
-        " queries, layers and heads",
+        f"{run.title}: position 0 takes more than {run.sink_thresholds[-1]:g} of the attention in {100 * first:.0f} %"
+        " of queries, layers and heads",
         "position in the context",
         "share of the queries that see it",
         tuple(curves),
@@ -319,24 +277,24 @@ def _sink_figure(view: _View) -> Figure:
     )
 
 
-def _sink_layer_figure(view: _View) -> Figure:
-    by_layer = view.array("sinks/by_layer")
+def _sink_layer_figure(run: AttentionRun) -> Figure:
+    by_layer = run.array("sinks/by_layer")
     curves = []
-    for index, threshold in enumerate(view.thresholds):
+    for index, threshold in enumerate(run.sink_thresholds):
         colour = THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)]
-        others = by_layer[index][:, 1 : -view.n_positions // 10 or None].max(axis=1, initial=0)
+        others = by_layer[index][:, 1 : -run.n_positions // 10 or None].max(axis=1, initial=0)
         first = by_layer[index][:, 0]
         curves.append(_over_layers(f"position 0, above {threshold:g}", first, Stroke(colour, "solid")))
         curves.append(_over_layers(f"best other, above {threshold:g}", others, Stroke(colour, "dot")))
     title = f"the sink on position 0 is strongest in layer {int(by_layer[-1][:, 0].argmax())}"
-    return view.layer_figure("sinks-by-layer", title, "share of queries and heads", curves)
+    return _layer_figure(run, "sinks-by-layer", title, "share of queries and heads", curves)
 
 
-def _content_map(view: _View) -> HeatMap:
-    values = view.by_head("content/difference")
+def _content_map(run: AttentionRun) -> HeatMap:
+    values = run.by_head("content/difference")
     return HeatMap(
         "content-heads",
-        f"{view.title}: diagonal less off-diagonal content logit of every head, mean over prompts",
+        f"{run.title}: diagonal less off-diagonal content logit of every head, mean over prompts",
         "head",
         LAYER,
         "logit",
@@ -347,60 +305,59 @@ def _content_map(view: _View) -> HeatMap:
     )
 
 
-def _similarity_figure(view: _View) -> Figure:
+def _similarity_figure(run: AttentionRun) -> Figure:
     colours = {"diagonal": VERMILION, "off_diagonal": BLUE}
     curves = [
-        view.over_layers(f"similarity/{name}", f"{name.replace('_', '-')}, single prompts", Stroke(colour, "solid"))
+        _layer_curve(run, f"similarity/{name}", f"{name.replace('_', '-')}, single prompts", Stroke(colour, "solid"))
         for name, colour in colours.items()
     ]
     for name, colour in colours.items():
         key = f"similarity/of_mean/{name}"
-        if key in view.record.arrays:
+        if key in run.record.arrays:
             text = f"{name.replace('_', '-')}, mean over prompts"
-            curves.append(_over_layers(text, view.array(key).mean(axis=1), Stroke(colour, "dash")))
-    own, off = (view.overall(f"similarity/{name}").value for name in colours)
+            curves.append(_over_layers(text, run.array(key).mean(axis=1), Stroke(colour, "dash")))
+    own, off = (run.overall(f"similarity/{name}").value for name in colours)
     title = f"similarity of content logits, {own:.2f} on the diagonal and {off:.2f} off it (1: all equal)"
-    return view.layer_figure("similarity", title, "1 - entropy / log(bins)", curves)
+    return _layer_figure(run, "similarity", title, "1 - entropy / log(bins)", curves)
 
 
-def _mixing_map(view: _View) -> HeatMap:
-    values = view.array("mixing/by_position")
-    cells = min(view.n_positions, MAP_POSITIONS)
-    first = -(-np.arange(cells) * view.n_positions // cells)
-    size = np.diff(np.append(first, view.n_positions))
-    width = view.n_positions / cells
+def _mixing_map(run: AttentionRun) -> HeatMap:
+    values = run.array("mixing/by_position")
+    cells = min(run.n_positions, MAP_POSITIONS)
+    first = -(-np.arange(cells) * run.n_positions // cells)
+    size = np.diff(np.append(first, run.n_positions))
+    width = run.n_positions / cells
     return HeatMap(
         "mixing-positions",
-        f"{view.title}: mixing of every position, mean over prompts",
+        f"{run.title}: mixing of every position, mean over prompts",
         "position in the context",
         LAYER,
         "|a| / (|x| + |a|)",
         (Panel("", np.add.reduceat(values, first, axis=1) / size),),
-        x=(width / 2 - 0.5, view.n_positions - width / 2 - 0.5),
-        y=(0.0, float(view.depth - 1)),
+        x=(width / 2 - 0.5, run.n_positions - width / 2 - 0.5),
+        y=(0.0, float(run.depth - 1)),
     )
 
 
-def _monotonicity_figure(view: _View) -> Figure:
-    curves = [view.over_layers("monotonicity/violated", "single prompts", Stroke(BLUE, "solid"))]
-    if "monotonicity/of_mean/violated" in view.record.arrays:
-        curves.append(_over_layers("mean over prompts", view.array("monotonicity/of_mean/violated"), ANOTHER))
-    share = view.overall("monotonicity/violated").text(".0f", scale=100, unit=" %")
+def _monotonicity_figure(run: AttentionRun) -> Figure:
+    curves = [_layer_curve(run, "monotonicity/violated", "single prompts", Stroke(BLUE, "solid"))]
+    if "monotonicity/of_mean/violated" in run.record.arrays:
+        curves.append(_over_layers("mean over prompts", run.array("monotonicity/of_mean/violated"), ANOTHER))
+    share = run.overall("monotonicity/violated").text(".0f", scale=100, unit=" %")
     title = f"{share} of neighbouring queries' prefix masses rise, single prompts"
-    return view.layer_figure("monotonicity", title, "share of prefixes that rise", curves)
+    return _layer_figure(run, "monotonicity", title, "share of prefixes that rise", curves)
 
 
-def _rollout_figure(view: _View) -> Figure:
+def _rollout_figure(run: AttentionRun) -> Figure:
     """Every rollout's profile, in the order of the record."""
     profiles = {
-        name: Profile(view.array(f"rollouts/{name}/influence"), *view.ends(f"rollouts/{name}"))
-        for name in view.record.scalars["rollouts"]
+        name: Profile(run.array(f"rollouts/{name}/influence"), *run.ends(f"rollouts/{name}")) for name in run.rollouts
     }
     theories = {
         label(ATTENTION_ROLLOUTS, name): (profile, ROLLOUT_STROKES.get(name, Stroke(INK, "dot")))
         for name, profile in profiles.items()
     }
-    title = f"{view.title}: what rolling out its own attention says of each position's influence on the last"
+    title = f"{run.title}: what rolling out its own attention says of each position's influence on the last"
     figure = profiles_figure("rollouts", title, theories)
     smallest = min(float(curve.y[curve.y > 0].min()) for curve in figure.curves)
     top = max(float(curve.y.max()) for curve in figure.curves)

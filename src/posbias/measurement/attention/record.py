@@ -1,6 +1,6 @@
 """A model's attention statistics and the rollouts of its attention: what they will cost, and both as one record.
 
-The record has the layout that report/attention reads: `/per_prompt`, `/low`, `/high` below each name where they exist:
+`AttentionRun` reads the record in this layout: `/per_prompt`, `/low`, `/high` below each name where they exist:
 
     distance, entropy, content/{diagonal,off_diagonal,difference,published}           [count layers heads], [layers]
     learned_sink (families that have them)                                            [count layers heads], [layers]
@@ -14,14 +14,17 @@ The record has the layout that report/attention reads: `/per_prompt`, `/low`, `/
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
+from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.comparison import Sample, compare_with_prompts, summarise
+from posbias.display.showing import Series, Shown
+from posbias.errors import UsageError
 from posbias.measurement.attention.statistics import (
     KERNEL_CELLS,
     AttentionOptions,
@@ -38,10 +41,104 @@ from posbias.models.model import Model
 from posbias.profiles import Profile, uniform_profile
 from posbias.prompts.prompts import Prompts
 from posbias.runs.records import Record
+from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.statistics import Interval, StoredInterval, mean_of
 from posbias.theory.power_rollout import AttentionRollouts, attention_rollouts
 
 MAP_CELLS = 128
 """Side of the kernels in a record unless the kept ones are asked for."""
+SHARES = ("entropy", "learned_sink", "similarity/", "sinks", "monotonicity/", "mixing/", "rollouts/")
+"""Beginnings of the names of numbers in [0, 1]."""
+
+Line = Float64[np.ndarray, "n_points"]
+
+
+@RESULTS.register("attention")
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionRun(Result):
+    """An attention run as stored: values per layer, head and position with their intervals, by the names above."""
+
+    record: InstanceOf[Record]
+    sink_thresholds: tuple[float, ...] = ()
+    rollouts: Mapping[str, Mapping[str, StoredInterval]] = field(default_factory=dict)
+    """Shares of each rollout's profile, and as `flat` its distance to the flat line, with intervals over prompts."""
+    left_out: tuple[str, ...] = ()
+    """Statistics and rollouts that do not apply to this model, and why."""
+
+    @classmethod
+    def from_record(cls, record: Record) -> "AttentionRun":
+        """The statistics that a record holds; none if the run failed."""
+        if record.status != "done":
+            return cls(record)
+        needed = {name: record.scalars[name] for name in ("sink_thresholds", "rollouts", "left_out")}
+        return from_stored(cls, {**needed, "record": record})
+
+    def shown(self) -> Shown:
+        """Attention distance of every layer beside even attention's."""
+        if self.record.status != "done":
+            return Shown(self.record.line)
+        even, layers = self.array("distance/even"), np.arange(self.depth)
+        series = (
+            Series("mean over heads", self.by_layer("distance"), *self.ends("distance")),
+            Series("even attention", even),
+        )
+        return Shown(self.record.line, series, "distance", "layer", layers, unit="positions", facts=self.facts())
+
+    @property
+    def title(self) -> str:
+        """Name of the model."""
+        return self.record.title
+
+    @property
+    def count(self) -> int:
+        """Prompts measured."""
+        return len(self.array("distance/per_prompt"))
+
+    @property
+    def depth(self) -> int:
+        """Layers."""
+        return int(self.array("distance/per_prompt").shape[1])
+
+    @property
+    def n_positions(self) -> int:
+        """Positions of every prompt."""
+        return int(self.array("sinks/per_prompt").shape[-1])
+
+    def array(self, name: str) -> np.ndarray:
+        """An array of the layout above; one that the record lacks is refused."""
+        if name not in self.record.arrays:
+            raise UsageError(f"the {self.record.verb} run {self.record.run_id} has no array {name}")
+        return self.record.arrays[name]
+
+    def by_head(self, name: str) -> Float64[np.ndarray, "layers heads"]:
+        """Mean over prompts."""
+        return np.asarray(self.array(f"{name}/per_prompt").mean(axis=0))
+
+    def by_layer(self, name: str) -> Line:
+        """Mean over prompts, and over heads if there are heads."""
+        values = self.array(f"{name}/per_prompt")
+        return np.asarray(values.reshape(*values.shape[:2], -1).mean(axis=(0, 2)))
+
+    def overall(self, name: str) -> Interval:
+        """Mean over layers (and heads) and prompts, with its 95 % interval over prompts."""
+        values = self.array(f"{name}/per_prompt")
+        means = values.reshape(len(values), -1).mean(axis=1)
+        return mean_of(means).interval(least=0.0 if means.min() >= 0 else -np.inf, most=_most(name))
+
+    def ends(self, name: str) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Ends of an interval; None if a single prompt leaves it open."""
+        low, high = self.array(f"{name}/low"), self.array(f"{name}/high")
+        return (low, np.minimum(high, _most(name))) if np.isfinite([low, high]).any() else (None, None)
+
+    def sinks(self, threshold: int) -> tuple[Line, Line | None, Line | None]:
+        """Sink score of every position above a threshold, by its number, with the ends of its interval."""
+        low, high = (None if end is None else end[threshold] for end in self.ends("sinks"))
+        return self.array("sinks/per_prompt")[:, threshold].mean(axis=0), low, high
+
+
+def _most(name: str) -> float:
+    """The largest value that the truth can have; records of older versions have intervals that exceed it."""
+    return 1.0 if name.startswith(SHARES) else np.inf
 
 
 def attention_record(
