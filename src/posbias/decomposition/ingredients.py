@@ -1,4 +1,4 @@
-"""What each ingredient of the power rollout is worth: the distance to a measurement with one of them left out.
+"""The worth of each ingredient of the power rollout: the distance to a measurement with one of them left out.
 
 Prediction and measurement read the same prompts, so they are resampled together (docs/theory, section 5).
 """
@@ -71,12 +71,12 @@ def ingredient_record(
 
 
 def ingredient_scalars(subject: Subject, table: Table, *, seed: int) -> dict[str, Any]:
-    """By kind: the flat line's distance, and by what was left out `distance` (W1 to the measurement) and `cost`.
+    """The flat line's distance of every kind, and by what was left out `distance` (W1 to the measurement) and `cost`.
 
     All with intervals over the prompts measured.
     """
     prompts = {(block.kind, block.theory): block.prompts for block in subject.comparisons if block.prompts is not None}
-    found: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     for kind, measured in subject.measured.items():
         sample = measured.sample
         assert sample is not None  # every kind was measured prompt by prompt
@@ -89,8 +89,8 @@ def ingredient_scalars(subject: Subject, table: Table, *, seed: int) -> dict[str
             }
             for name in table
         }
-        found[kind] = {"flat": whole.flat.as_record(), "left_out": rows, "count": whole.n_units}
-    return found
+        scalars[kind] = {"flat": whole.flat.as_record(), "left_out": rows, "count": whole.n_units}
+    return scalars
 
 
 def costs_of(table: Table, measured: Sample) -> dict[str, Interval]:

@@ -1,4 +1,4 @@
-"""Where a profile under an intervention comes from: the model itself, or one of four readings of theory.
+"""Sources of a profile under an intervention: the model itself, or one of four readings of theory.
 
 `rollout_content` knows an architecture with measured mixing and content. `attention_rollout` and `power_rollout` read
 the unchanged model's activations and replace the ingredient in the description alone; `power_rollout_rerun` reads the
@@ -71,7 +71,7 @@ class Examiner:
         self, intervention: Intervention | None, names: Sequence[str]
     ) -> tuple[dict[Series, Profiles], dict[str, str]]:
         """Profiles of every source that applies, by (source, kind), and the others' reasons; None replaces nothing."""
-        found: dict[Series, Profiles] = {}
+        profiles: dict[Series, Profiles] = {}
         reasons: dict[str, str] = {}
         for name in names:
             piece = self._kept(intervention, name, partial(self._compute, intervention, name))
@@ -79,8 +79,8 @@ class Examiner:
                 if key.startswith(REASON):
                     reasons[name] = key.removeprefix(REASON)
                 else:
-                    found[name, key] = rows
-        return found, reasons
+                    profiles[name, key] = rows
+        return profiles, reasons
 
     def divergence(self, intervention: Intervention) -> Float64[np.ndarray, "count"]:
         """sum_t p_t (log p_t - log q_t), p unchanged and q changed, of every prompt."""
@@ -91,7 +91,8 @@ class Examiner:
                 after = [next_token_logs(self.model, token_ids) for token_ids in self.prompts.token_ids]
             # Equal distributions may come out below zero by rounding; no divergence is.
             pairs = zip(unchanged, after, strict=True)
-            return {"divergence": np.array([max(0.0, float(np.exp(one) @ (one - other))) for one, other in pairs])}
+            divergences = [max(0.0, float(np.exp(log_p) @ (log_p - log_q))) for log_p, log_q in pairs]
+            return {"divergence": np.array(divergences)}
 
         return self._kept(intervention, "divergence", diverge)["divergence"]
 
@@ -122,7 +123,7 @@ def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict
                 if not norms.sum() > 0:
                     raise RunError(f"{kind}: every position of prompt {index} has zero influence, so it has no profile")
                 rows[kind].append(norms / norms.sum())
-    return {kind: np.stack(found) for kind, found in rows.items()}
+    return {kind: np.stack(profiles) for kind, profiles in rows.items()}
 
 
 def architecture_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:

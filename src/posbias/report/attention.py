@@ -56,7 +56,7 @@ Line = Float64[np.ndarray, "n_points"]
 
 @REPORTS.register("attention")
 def attention_report(run: AttentionRun) -> Report:
-    """What attention looks like: the whole model, every layer, and the rollouts."""
+    """Report of what attention looks like: the whole model, every layer, and the rollouts."""
     check_finished(run.record)
     figures = attention_figures(run)
     return Report(
@@ -238,10 +238,10 @@ def _kernel_map(run: AttentionRun) -> HeatMap:
     hidden = np.triu(np.ones((cells, cells), bool), 1)
     panels = tuple(Panel(f"layer {layer}", np.where(hidden, np.nan, kernels[layer])) for layer in chosen)
     size = run.n_positions / cells
-    each = "" if cells == run.n_positions else f", in cells of {size:.3g} positions"
+    in_cells = "" if cells == run.n_positions else f", in cells of {size:.3g} positions"
     return HeatMap(
         "kernels",
-        f"{run.title}: where each query's attention goes, mean over prompts and heads{each}",
+        f"{run.title}: where each query's attention goes, mean over prompts and heads{in_cells}",
         "key position",
         "query position",
         "share of the query's attention",
@@ -316,8 +316,8 @@ def _similarity_figure(run: AttentionRun) -> Figure:
         if key in run.record.arrays:
             text = f"{name.replace('_', '-')}, mean over prompts"
             curves.append(_over_layers(text, run.array(key).mean(axis=1), Stroke(colour, "dash")))
-    own, off = (run.overall(f"similarity/{name}").value for name in colours)
-    title = f"similarity of content logits, {own:.2f} on the diagonal and {off:.2f} off it (1: all equal)"
+    diagonal, off = (run.overall(f"similarity/{name}").value for name in colours)
+    title = f"similarity of content logits, {diagonal:.2f} on the diagonal and {off:.2f} off it (1: all equal)"
     return _layer_figure(run, "similarity", title, "1 - entropy / log(bins)", curves)
 
 

@@ -232,7 +232,7 @@ def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, who
 
 
 def _map(kernels: MeanKernels) -> MeanKernels:
-    """In at most MAP_CELLS cells; cells that are kept are merged in runs as equal as can be, or the map has stripes."""
+    """The kernels in at most MAP_CELLS cells, merged in runs as equal as can be, or the map would have stripes."""
     kept = kernels.mean.shape[-1]
     run = -(-kept // MAP_CELLS)
     return kernels.coarser(min(kept, MAP_CELLS) if kernels.complete else -(-kept // run))
@@ -269,7 +269,7 @@ def preflight_attention(
 
 
 def estimate_attention(model: Model, n_positions: int, *, options: AttentionOptions) -> CostEstimate | None:
-    """What one prompt will take, from short runs in small blocks: memory is then linear but for the model's pass."""
+    """The cost of one prompt, from short runs in small blocks: memory is then linear but for the model's pass."""
     layers = describe_attention(model, n_positions=n_positions)
     depth, heads, number_bytes = len(layers), layers[0].parts.heads, working_precision(model).itemsize
     options.check_memory(layers=depth, heads=heads, n_positions=n_positions, number_bytes=number_bytes)
