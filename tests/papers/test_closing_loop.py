@@ -25,7 +25,7 @@ from posbias.papers.closing_loop import (
 from posbias.papers.influence_profiles import influence_profiles, initial, mean_field_profiles
 from posbias.papers.reproduction import Reproduction, reproduction_record
 from posbias.prompts.prompts import Prompts
-from posbias.report.published import stored_figures
+from posbias.report.reproduce import ReproductionRun
 from posbias.runs.records import read_record
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.theory import predict
@@ -76,7 +76,7 @@ def test_the_picture_has_a_row_for_every_architecture_and_survives_the_record(tm
     assert figure.rows == tuple(names)
     made = Reproduction("paper", "title", statements=(), rows=(), tables=(), figures=(figure,))
     reproduction_record(made, {}).save(tmp_path)
-    (stored,) = stored_figures(read_record(tmp_path))
+    (stored,) = ReproductionRun.from_record(read_record(tmp_path)).figures
     assert stored.rows == figure.rows
     assert all(name in interactive(stored, anchor="loop") for name in figure.rows)
     assert png_of(stored).startswith(b"\x89PNG")

@@ -10,7 +10,7 @@ from posbias.errors import UsageError
 from posbias.papers import PAPERS
 from posbias.papers.liu2026.partial_information import partial_information_losses
 from posbias.papers.study_runs import StudySettings
-from posbias.report.published import stored_figures
+from posbias.report.reproduce import ReproductionRun
 from posbias.runs.records import read_record
 from posbias.training import load_study
 
@@ -57,7 +57,7 @@ def test_the_records_were_made_with_the_shipped_studies(records, run):
     record = records[run]
     for study in PAPERS[RUNS[run]]().studies(StudySettings("small")).values():
         assert study.schedule.steps == record.resolved["steps"]
-    assert stored_figures(record)
+    assert ReproductionRun.from_record(record).figures
 
 
 def test_the_plateau_is_near_what_counts_alone_give(records):

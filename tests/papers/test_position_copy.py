@@ -16,7 +16,7 @@ from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO
 from posbias.papers.liu2026.statements import position_copy_findings
 from posbias.papers.study_runs import SIZES, StudySettings
 from posbias.report.page import write_report
-from posbias.report.published import stored_figures
+from posbias.report.reproduce import ReproductionRun
 from posbias.runs.records import read_record
 from posbias.training import TrainOptions
 
@@ -139,7 +139,7 @@ def test_the_smoke_size_runs_and_its_members_are_models(tmp_path, monkeypatch):
     assert any(statement.startswith("Loop: mean field, initial") for statement in made.statements)
     reproduction_record(made, {}).save(tmp_path)
     record = read_record(tmp_path)
-    assert len(stored_figures(record)) == len(made.figures) == 6
+    assert len(ReproductionRun.from_record(record).figures) == len(made.figures) == 6
     assert record.arrays["2 layers, d 10/loss"].shape == (1, 10)
     assert write_report([record], tmp_path).exists()
     trained = read_record(tmp_path / "studies" / "study")

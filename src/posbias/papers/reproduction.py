@@ -1,6 +1,6 @@
 """Published experiments by the name of their paper, and their results: sentences, rows, tables and figures.
 
-Each is registered in its paper's folder. The page is drawn from the record alone (report/published.py).
+Each is registered in its paper's folder. The page is drawn from the record alone (report/reproduce.py).
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ import numpy as np
 from posbias.display.figures import Figure
 from posbias.errors import UsageError
 from posbias.registry import Registry
-from posbias.report.published import CURVE_PARTS
+from posbias.report.reproduce import CURVE_PARTS
 from posbias.report.tables import Table
 from posbias.runs.records import Record, plain
 
@@ -62,7 +62,7 @@ def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any]
 
 
 def store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """A figure as plain values, its curves put into `arrays`; report/published.py reads it back."""
+    """A figure as plain values, its curves put into `arrays`; report/reproduce.py reads it back."""
     curves = []
     for number, curve in enumerate(figure.curves):
         stem = f"figures/{figure.slug}/{number}"

@@ -10,8 +10,9 @@ from posbias.report import (  # noqa: F401
     mitigate,
     place,
     profiles,
-    published,
+    reproduce,
     train,
+    verify,
 )
 from posbias.report.findings import Finding, grouped_findings
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, verdict, write_report
