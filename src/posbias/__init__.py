@@ -12,6 +12,7 @@ Ask about a model or an architecture:
         model.
     predict: The profile that a theory predicts for an architecture or a model.
     compare: Every registered distance of the first profile to the second, beside the flat line's.
+    decompose: Replace one ingredient at a time, in the model and in the theories, and keep every prompt's profile.
     evaluate: Put every sample of a task, at every position, to one model, and judge its answers.
     correlate: Correlate influence with behaviour over several finished evaluations: over positions, lengths and
         models.
@@ -48,6 +49,7 @@ Settings, all keyword arguments:
     AttentionOptions: Settings of `attention`: thresholds, the matrices that are kept, and their memory.
     AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
     CorrelateOptions: Settings of `correlate`.
+    DecomposeOptions: Settings of a decomposition, and where its finished pieces are kept.
     DesignOptions: Settings of `design`.
     EvaluateOptions: Settings of `evaluate`: the samples that are requested, and the folder of finished ones.
     MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from posbias.architecture import Architecture
     from posbias.auditing import AuditOptions, audit
     from posbias.comparison import compare
+    from posbias.decomposition import DecomposeOptions, decompose
     from posbias.designing import DesignOptions, design
     from posbias.errors import RunError, UsageError
     from posbias.evaluation import CorrelateOptions, EvaluateOptions, PlaceOptions, correlate, evaluate, place
@@ -93,6 +96,7 @@ if TYPE_CHECKING:
         "AttentionOptions",
         "AuditOptions",
         "CorrelateOptions",
+        "DecomposeOptions",
         "DesignOptions",
         "EvaluateOptions",
         "LocalResponder",
@@ -111,6 +115,7 @@ if TYPE_CHECKING:
         "closed_form",
         "compare",
         "correlate",
+        "decompose",
         "design",
         "evaluate",
         "fit",
@@ -135,6 +140,7 @@ _HOMES = {
         "architecture": "Architecture",
         "auditing": "AuditOptions audit",
         "comparison": "compare",
+        "decomposition": "DecomposeOptions decompose",
         "designing": "DesignOptions design",
         "errors": "RunError UsageError",
         "evaluation": "CorrelateOptions EvaluateOptions PlaceOptions correlate evaluate place",
@@ -156,7 +162,7 @@ _HOMES = {
     for name in names.split()
 }
 """Where each public name lives. No package bears the name of a function here, so none can hide one."""
-_VERBS = "attention audit compare correlate design evaluate measure mitigate place predict train"
+_VERBS = "attention audit compare correlate decompose design evaluate measure mitigate place predict train"
 """Functions whose results answer in sentences."""
 
 

@@ -2,7 +2,7 @@
 
 A subject holds measured kinds, theories, mixing per layer, and for every (kind, theory) pair a comparison: every
 registered distance, and the same for the flat line, without which a distance says little. Intervals are over prompts
-(or seeds), never over positions. `report/layout.py` reads all of it back from a record.
+(or seeds), never over positions. `comparison/stored.py` reads all of it back from a record.
 
 Each unit is normalised, then averaged, by its scale if it has one. Smooth functions of the average have intervals
 from the jackknife; a median and the place of a minimum jump, and are resampled (`posbias.statistics`). A distance
