@@ -91,11 +91,10 @@ def result_of(record: Record) -> Result:
         raise UsageError(f"the record of run {record.run_id} is damaged: {type(error).__name__} {error}") from None
 
 
-def load_record(directory: str | Path) -> Result | Record:
+def load_record(directory: str | Path) -> Result:
     """Read the result of a finished run from its directory.
 
     Raises:
         UsageError: no run there, an unknown format version, or a damaged file.
     """
-    record = read_record(directory)
-    return result_of(record) if record.verb in RESULTS else record
+    return result_of(read_record(directory))
