@@ -215,6 +215,7 @@ def test_every_verb_takes_seed_and_out(posbias, tmp_path, monkeypatch):
 
 
 def test_a_record_names_the_command_alike_however_it_was_started(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "posbias.__main__", raising=False)  # another test may have imported it
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["python -m posbias", "predict", "--length", "8", "--out", "run"])
     with pytest.raises(SystemExit, match="0"):

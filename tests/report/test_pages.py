@@ -111,6 +111,7 @@ def test_published_findings_are_read_without_scrolling_sideways(tmp_path: Path) 
         scalars={
             "paper": "A paper",
             "statements": ["Of 3 published findings: 3 reproduced."],
+            "rows": [],
             "tables": [{"title": "Published findings", "header": header, "cells": [row, [*row[:3], "undecided", "–"]]}],
             "figures": [],
         },
