@@ -49,7 +49,6 @@ from posbias.display.wording import THEORIES, label
 from posbias.papers.birth2603.claims import continuous_density
 from posbias.report.correlate import figures
 from posbias.report.explore import explorer_page
-from posbias.report.published import stored_figures
 
 IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"
@@ -436,7 +435,7 @@ def of_study(study: pb.Record, curves: Mapping[str, tuple[str, str]], *, between
 
 def stored(run: str, titles: Mapping[str, str]) -> list[Panel]:
     """Figures of a reproduced experiment by slug, from its record, under shorter titles."""
-    figures = {figure.slug: figure for figure in stored_figures(pb.load_record(EXPERIMENTS / run))}
+    figures = {figure.slug: figure for figure in pb.load_record(EXPERIMENTS / run).figures}
     return [Panel(replace(figures[f"{run}-{slug}"], title=title)) for slug, title in titles.items()]
 
 
