@@ -25,7 +25,7 @@ from posbias.report.layout import DEMO_NAME, command_of, conditions_of, real_nam
 from posbias.report.tables import Table, condensed, print_notes, print_tables
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import REPORT_FILE, Record, remove_report
-from posbias.runs.results import RESULTS, Result, result_of
+from posbias.runs.results import Result, result_of
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def report_of(*runs: Result | Record) -> Report:
     if not first.scalars:
         check_finished(first)
     try:
-        readable = map(shown_record, records)
-        return make(*(result_of(record) if record.verb in RESULTS else record for record in readable))
+        return make(*(result_of(shown_record(record)) for record in records))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UsageError(f"the record of run {first.run_id} is damaged: {type(error).__name__} {error}") from None
 

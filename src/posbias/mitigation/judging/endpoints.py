@@ -16,11 +16,9 @@ estimates of other scores than right or wrong are cautious about skewness, and n
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import BeforeValidator
 
 from posbias.evaluation.curve import (
     AGREEMENT,
@@ -31,7 +29,7 @@ from posbias.evaluation.curve import (
     is_binary,
     paired_difference,
 )
-from posbias.statistics import CONFIDENCE, Interval, estimate
+from posbias.statistics import CONFIDENCE, Interval, StoredInterval, estimate
 
 MEAN, WORST, SPREAD, FORMERLY_BEST = "mean", "worst position", "spread", "formerly best position"
 JUDGED = (MEAN, WORST)
@@ -43,13 +41,6 @@ SAMPLES_FOR_MEANS = 16
 SCIENTIFIC = 12
 """Decimals from which a number is written as a power of ten."""
 
-
-def _read_interval(stored: Any) -> Interval:
-    return stored if isinstance(stored, Interval) else Interval.of_record(stored)
-
-
-StoredInterval = Annotated[Interval, BeforeValidator(_read_interval)]
-"""An interval that pydantic reads from the plain numbers of a record."""
 Table = Float64[np.ndarray, "rows columns"]
 Gaps = Float64[np.ndarray, "n_samples pairs"]
 PerPair = Float64[np.ndarray, "pairs"]

@@ -34,7 +34,6 @@ from posbias.mitigation.judging.endpoints import (
     MEAN,
     UNCHANGED,
     Change,
-    StoredInterval,
     bounds_of,
     change_between,
     changes_of,
@@ -44,7 +43,7 @@ from posbias.mitigation.judging.endpoints import (
 from posbias.mitigation.judging.power import DetectableRise, detectable_rises, samples_for
 from posbias.mitigation.judging.verdicts import NOTHING, Effect, Levels, Verdict, corrected_together, settle
 from posbias.runs.records import plain
-from posbias.statistics import CONFIDENCE, Interval, mean_of, wilson
+from posbias.statistics import CONFIDENCE, Interval, StoredInterval, mean_of, wilson
 
 FLOOR, CEILING = 0.1, 0.9
 """Mean accuracy below or above which differences between methods cannot be told: log-probabilities still differ."""

@@ -32,9 +32,8 @@ from posbias.mitigation.judging.endpoints import (
     JUDGED,
     SPREAD,
     Change,
-    StoredInterval,
 )
-from posbias.statistics import Interval, holm
+from posbias.statistics import Interval, StoredInterval, holm
 
 APPLY, EVENS, RAISES, HARM = "apply", "evens out", "raises", "do not apply"
 SMALL, NOTHING, WITHHELD = "established but negligible", "no effect established", "no verdict by answers"

@@ -17,13 +17,13 @@ from pydantic import BeforeValidator, SkipValidation, TypeAdapter
 
 from posbias.display.showing import Series, Shown
 from posbias.evaluation.endings import Undecided
-from posbias.mitigation.judging.endpoints import StoredInterval
 from posbias.mitigation.judging.judge import Judgement, MeasureChoice
 from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.influence import FLAT
 from posbias.mitigation.trial.side_effects import Effort
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result
+from posbias.statistics import StoredInterval
 
 Text = Annotated[str, SkipValidation()]
 """A text that stays the object it is: one that is made safe to show still spells what it stands for."""
