@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import TypeAdapter
 
 from posbias.checks import check_number, check_size, check_whole
 from posbias.errors import UsageError
@@ -43,6 +42,7 @@ from posbias.mitigation.judging.endpoints import (
 from posbias.mitigation.judging.power import DetectableRise, detectable_rises, samples_for
 from posbias.mitigation.judging.verdicts import NOTHING, Effect, Levels, Verdict, corrected_together, settle
 from posbias.runs.records import plain
+from posbias.runs.results import from_stored
 from posbias.statistics import CONFIDENCE, Interval, StoredInterval, mean_of, wilson
 
 FLOOR, CEILING = 0.1, 0.9
@@ -133,8 +133,7 @@ class Judgement:
     @classmethod
     def of_record(cls, stored: Mapping[str, Any]) -> "Judgement":
         """The judgement that `as_record` made plain; fields that the record lacks have their defaults."""
-        judgement: Judgement = TypeAdapter(cls).validate_python(stored)
-        return judgement
+        return from_stored(cls, stored)
 
 
 @dataclass(frozen=True)
