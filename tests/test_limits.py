@@ -13,10 +13,10 @@ from posbias.architecture.encodings import Rope
 from posbias.cli.place import scores_of
 from posbias.designing import DesignOptions, design
 from posbias.errors import UsageError
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.placement import MeasuredUse, place
 from posbias.evaluation.responders.client import ServerOptions
 from posbias.evaluation.responders.local import LocalOptions
-from posbias.evaluation.samples import EvaluateOptions
 from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.measurement.outputs import PassOptions
 from posbias.mitigation import MitigateOptions

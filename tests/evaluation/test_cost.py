@@ -9,8 +9,9 @@ import posbias as pb
 from posbias.errors import UsageError
 from posbias.evaluation import cost as cost_module
 from posbias.evaluation.cost import preflight_answers
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerResponder
-from posbias.evaluation.samples import EvaluateOptions, request_samples, samples_of
+from posbias.evaluation.samples import request_samples, samples_of
 from posbias.measurement.cost import peak_tensor_bytes
 from posbias.models.loading import load_tokenizer
 from posbias.tasks.language import LANGUAGE_TASKS

@@ -13,10 +13,10 @@ from evaluation.replies import generated, scored
 from evaluation.serving import chat, stand_in
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import evaluate
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
 from posbias.evaluation.responders.client import Client, is_local
 from posbias.evaluation.responders.masking import Mask
-from posbias.evaluation.samples import EvaluateOptions
 from posbias.report.page import report_of
 
 KEY = "sk-very/secret+key_1234567890"

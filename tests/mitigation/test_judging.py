@@ -9,7 +9,7 @@ from scipy import stats
 
 from planted import Planted, planted_scores, reasons_of
 from posbias.errors import UsageError
-from posbias.mitigation.judging.endpoints import FORMERLY_BEST, MEAN, SPREAD, WORST
+from posbias.mitigation.judging.changes import FORMERLY_BEST, MEAN, SPREAD, WORST
 from posbias.mitigation.judging.judge import (
     ArmScores,
     Judgement,

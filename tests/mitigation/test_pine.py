@@ -15,7 +15,7 @@ from posbias.evaluation.responders.local import encode_requests
 from posbias.interventions.attention import AttentionCall
 from posbias.mitigation import answering_under, mitigated, resolve_method
 from posbias.mitigation.methods import pine
-from posbias.mitigation.methods.passages import windows_of
+from posbias.mitigation.methods.passage_attention import windows_of
 from posbias.models.hugging_face import looks_ahead
 from posbias.tasks.language import KeyValue
 from posbias.tasks.language.base import locate

@@ -20,7 +20,7 @@ from posbias.interventions.keys import KeyBiased
 from posbias.mitigation import MitigateOptions
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.fitting.fit import fit
-from posbias.mitigation.judging.endpoints import MEAN, WORST
+from posbias.mitigation.judging.changes import MEAN, WORST
 from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, judge
 from posbias.mitigation.judging.verdicts import APPLY, GAINS, HARM, NOTHING
 from posbias.tasks.language import Documents

@@ -8,7 +8,7 @@ import transformers
 
 import posbias as pb
 from posbias.errors import UsageError
-from posbias.mitigation.methods.rewriting import last_attention
+from posbias.mitigation.methods.prompt_changes import last_attention
 from posbias.models.hugging_face import HuggingFaceModel, Prefix, trusted_prefix
 from posbias.models.rotary import AngleLengths, stretched_positions
 from tiny_families import CONFIGS, LONGROPE, shaken_model

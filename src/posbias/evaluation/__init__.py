@@ -2,10 +2,10 @@
 
 from posbias.evaluation.correlation import Pair, correlate_pairs
 from posbias.evaluation.evaluation import Evaluation, load_evaluation, write_outputs
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.placement import MeasuredUse, Placement, PlaceOptions, measured_use, place
 from posbias.evaluation.pooling import CorrelateOptions, InfluenceCorrelation, correlate
 from posbias.evaluation.run import evaluate, evaluate_responder, finished_evaluation
-from posbias.evaluation.samples import EvaluateOptions
 
 __all__ = [
     "CorrelateOptions",

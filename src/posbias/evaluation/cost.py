@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.errors import RunError
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request, Responder
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.responders.running import Ending, Runner, Started, count_tokens, decode, size_of, trusted_runner
-from posbias.evaluation.samples import EvaluateOptions, Sample, requests_of
+from posbias.evaluation.samples import Sample, requests_of
 from posbias.measurement.cost import calibrate, report_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
 from posbias.models.model import Model

@@ -22,7 +22,7 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import PositionCurve, Scores
 from posbias.evaluation.endings import Endings
-from posbias.evaluation.verdicts import Reading, Verdicts
+from posbias.evaluation.judges import Reading, Verdicts
 from posbias.files import write_atomically
 from posbias.runs.records import Record, read_record, remove_record
 from posbias.runs.results import RESULTS, Result, from_stored, result_of

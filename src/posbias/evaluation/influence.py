@@ -25,7 +25,7 @@ from posbias.evaluation.correlation import Pair, SeriesName, correct_for_number,
 from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import Evaluation
-from posbias.evaluation.samples import EvaluateOptions
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.spans import SampleSpans, encoded_prompt, spans_of
 from posbias.measurement.cost import estimate_cost, report_cost, without_passes
 from posbias.measurement.kinds import Kind, resolve_kinds

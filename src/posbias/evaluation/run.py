@@ -18,12 +18,13 @@ from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.endings import endings_of
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of
+from posbias.evaluation.judges import judge_verdicts, reading_of
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
 from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
 from posbias.evaluation.samples import (
     TEXTS,
-    EvaluateOptions,
     Pieces,
     Sample,
     as_bytes,
@@ -34,7 +35,6 @@ from posbias.evaluation.samples import (
     request_samples,
     samples_of,
 )
-from posbias.evaluation.verdicts import judge_verdicts, reading_of
 from posbias.progress import track
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.runs.records import Record

@@ -9,19 +9,15 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
-from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
-from posbias.registry import parse_literal_call
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.answers import starts_with
-from posbias.tasks.language.verdicts import check_own
 
 TEXTS = "texts"
 """Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
@@ -29,87 +25,8 @@ REFUSED_SHARE = 0.1
 """Share of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
 REFUSED_LEAST = 3
 LINE_END = "\n"
-SPREAD_POSITIONS = 9
-"""Positions that are requested by default: enough to see a bend, few enough to be quick."""
 
 Pieces = dict[str, np.ndarray]
-
-
-@checked
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """Settings of `evaluate`: the samples that are requested, and the folder of finished ones."""
-
-    count: int = 50
-    """Samples, each requested at every position, >= 1."""
-    skip: int = 0
-    """Samples of the task that are passed over before them, >= 0."""
-    positions: str | Sequence[int] = "spread"
-    """Positions at which the moved item is put: a list such as (0, 4, 9) or its spelling "0,4,9"; "all"; "spread(5)":
-    at most 5 positions, evenly spread, both ends among them; "spread": at most SPREAD_POSITIONS."""
-    seed: int = 0
-    """Seed of samples and folds, >= 0."""
-    generate: bool = True
-    """Generate answers and judge them by the task's published rule."""
-    score: bool = True
-    """Score the right answer by teacher forcing, which also ranks models too weak to generate it."""
-    max_tokens: int | None = None
-    """Tokens generated at most, >= 1; None: the task's own."""
-    thinking_tokens: int = 0
-    """Tokens beside them for thoughts before the answer, >= 0: a thinking model may not reach its answer without."""
-    answer_pattern: str | None = None
-    """A regular expression with one group that holds the answer in what is generated, all else being thoughts; None:
-    thoughts are told by the marks that models put around them."""
-    together: int = 8
-    """Samples requested at a time, >= 1: what an interruption costs at most."""
-    directory: Path | None = None
-    """Run directory in which finished samples are kept until the record is saved; None keeps nothing."""
-    resume: bool = False
-    """Continue from the samples that are there."""
-    overwrite: bool = False
-    """Replace finished work in the directory; it is refused otherwise."""
-    max_memory: int | None = None
-    """Bytes that the weights of a local model and its passes may take, >= 1; None: what is free."""
-
-    def __post_init__(self) -> None:
-        check_size("evaluate: count", self.count, EXAMPLES)
-        check_size("evaluate: skip", self.skip, EXAMPLES, least=0)
-        check_size("evaluate: together", self.together, AT_ONCE)
-        check_seed(self.seed)
-        check_size("evaluate: thinking_tokens", self.thinking_tokens, TOKENS, least=0)
-        check_own("evaluate: answer_pattern", self.answer_pattern, groups=1)
-        if self.max_tokens is not None:
-            check_size("evaluate: max_tokens", self.max_tokens, TOKENS)
-        if self.max_memory is not None:
-            check_whole("evaluate: max_memory", self.max_memory, least=1)
-        if not (self.generate or self.score):
-            raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
-
-    def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
-        """Positions of the moved item, ascending; all of them must be the task's."""
-        if not isinstance(self.positions, str):
-            return task.positions(list(self.positions))
-        text = self.positions.strip()
-        if text == "all":
-            return task.positions()
-        if text.startswith("spread"):
-            name, values, keywords = parse_literal_call(text, "positions")
-            if name == "spread" and not keywords and len(values) <= 1:
-                most = values[0] if values else SPREAD_POSITIONS
-                check_whole("positions: spread", most, least=1)
-                spread = np.rint(np.linspace(0, task.n_items - 1, min(most, task.n_items)))
-                return tuple(sorted({int(position) for position in spread}))
-        try:
-            chosen = [int(part) for part in text.split(",")]
-        except ValueError:
-            raise UsageError(
-                f"positions {self.positions!r}: allowed: all, spread, spread(5), or some such as 0,4,9"
-            ) from None
-        return task.positions(chosen)
-
-    def tokens_of(self, task: LanguageTask) -> int:
-        """Tokens that are generated at most, thoughts included; 0 if none are."""
-        return (self.max_tokens or task.max_tokens) + self.thinking_tokens if self.generate else 0
 
 
 @dataclass(frozen=True)

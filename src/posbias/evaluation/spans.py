@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.errors import UsageError
+from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
-from posbias.evaluation.samples import EvaluateOptions, samples_of
+from posbias.evaluation.samples import samples_of
 from posbias.tasks.language import Example, LanguageTask
 
 

@@ -23,8 +23,8 @@ from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
 from posbias.memory import available_bytes, beside_weights, resident_bytes, show_bytes
 from posbias.models.config_limits import check_text_growth
-from posbias.models.gguf_files import read_gguf
-from posbias.models.gguf_networks import check_places
+from posbias.models.gguf_config import check_places
+from posbias.models.gguf_format import read_gguf
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.sources import Source, quiet
 from posbias.models.weight_files import (

@@ -20,8 +20,8 @@ from urllib.request import getproxies
 from posbias.errors import UsageError, one_line
 from posbias.files import read_json
 from posbias.models.config_limits import check_numbers
-from posbias.models.gguf_files import read_gguf
-from posbias.models.gguf_networks import gguf_configuration
+from posbias.models.gguf_config import gguf_configuration
+from posbias.models.gguf_format import read_gguf
 
 ALLOWED = 'a hub id, a directory, a .gguf file, "demo" or "config:PATH_OR_ID"'
 CONFIG = "config.json"

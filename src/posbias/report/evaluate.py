@@ -16,7 +16,7 @@ from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, PositionCurve
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
-from posbias.evaluation.verdicts import MOST_UNREAD, UNBIASED, Verdicts
+from posbias.evaluation.judges import MOST_UNREAD, UNBIASED, Verdicts
 from posbias.report.influence import (
     CORRELATION_CAVEAT,
     Weighed,

@@ -13,7 +13,7 @@ from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, ru
 from posbias.display.wording import label
 from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
-from posbias.mitigation.judging.endpoints import JUDGED, MEAN, SPREAD, WORST, Change, change_text
+from posbias.mitigation.judging.changes import JUDGED, MEAN, SPREAD, WORST, Change, change_text
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
 from posbias.mitigation.trial.arms import UNCHANGED

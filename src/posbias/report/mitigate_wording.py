@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from posbias.evaluation.endings import MOST_CUT, Undecided
-from posbias.mitigation.judging.endpoints import (
+from posbias.mitigation.judging.changes import (
     ALPHA,
     FORMERLY_BEST,
     JUDGED,

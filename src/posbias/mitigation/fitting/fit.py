@@ -25,8 +25,8 @@ from posbias.mitigation.fitting.base import (
 )
 from posbias.mitigation.fitting.calibration import best_of, contents
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
+from posbias.mitigation.methods.prompt_changes import Ordered
 from posbias.mitigation.methods.recipe import samples_of_recipe
-from posbias.mitigation.methods.rewriting import Ordered
 from posbias.tasks.language import Example
 
 

@@ -2,7 +2,7 @@
 effects.
 
 Endpoints: the mean over positions, the worst position, the spread (best minus worst), and the position that was best
-(`endpoints.py`).
+(`changes.py`).
 
 The verdict that follows for each method is the matter of `verdicts.py`, with the smallest detectable rise (`power.py`).
 Gains of all methods are one family of tests, harms, side effects among them, another, each corrected by Holm: under no
@@ -28,7 +28,7 @@ from posbias.evaluation.curve import (
 )
 from posbias.evaluation.endings import Undecided
 from posbias.limits import REPEATS
-from posbias.mitigation.judging.endpoints import (
+from posbias.mitigation.judging.changes import (
     ALPHA,
     MEAN,
     UNCHANGED,

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from posbias.evaluation.curve import AGREEMENT, Scores, is_binary
 from posbias.limits import CELLS
-from posbias.mitigation.judging.endpoints import ALPHA, MEAN, WORST, samples_needed
+from posbias.mitigation.judging.changes import ALPHA, MEAN, WORST, samples_needed
 from posbias.statistics import POWER, UNITS_FOR_SKEWNESS, Estimate, detectable
 
 PRECISION = 0.01

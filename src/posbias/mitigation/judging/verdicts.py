@@ -26,7 +26,7 @@ from pydantic import BeforeValidator
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.evaluation.endings import Undecided
-from posbias.mitigation.judging.endpoints import (
+from posbias.mitigation.judging.changes import (
     ALPHA,
     FORMERLY_BEST,
     JUDGED,

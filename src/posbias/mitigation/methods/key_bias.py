@@ -13,7 +13,7 @@ from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.keys import KeyBiased, KeyLogits, biased
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
-from posbias.mitigation.methods.passages import question_begins
+from posbias.mitigation.methods.passage_attention import question_begins
 from posbias.models.hugging_face import HuggingFaceModel
 
 Table = tuple[tuple[float, ...], ...]

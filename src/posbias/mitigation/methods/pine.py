@@ -21,7 +21,7 @@ from posbias.interventions.attention import (
     turned_by,
 )
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
-from posbias.mitigation.methods.passages import in_one_place, windows_of
+from posbias.mitigation.methods.passage_attention import in_one_place, windows_of
 from posbias.mitigation.methods.rotary import Frequencies, check_masks, shown_keys, turning
 from posbias.models.hugging_face import HuggingFaceModel
 

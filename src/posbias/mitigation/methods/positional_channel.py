@@ -18,7 +18,7 @@ from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
-from posbias.mitigation.methods.passages import question_begins
+from posbias.mitigation.methods.passage_attention import question_begins
 from posbias.models.families.base import Block
 from posbias.models.hugging_face import HuggingFaceModel
 

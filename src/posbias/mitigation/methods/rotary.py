@@ -27,7 +27,7 @@ from posbias.interventions.attention import (
 )
 from posbias.interventions.base import around_calls
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
-from posbias.mitigation.methods.passages import in_one_place
+from posbias.mitigation.methods.passage_attention import in_one_place
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.rotary import changing_kinds
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from posbias.errors import UsageError
 from posbias.registry import Registry
-from posbias.tasks.language.verdicts import verdict_of
+from posbias.tasks.language.verdict_parsing import verdict_of
 
 SCORERS: Registry[Callable[[str, Sequence[str]], float]] = Registry("scoring rule")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -28,7 +28,7 @@ from posbias.tasks.language.base import (
     text_field,
 )
 from posbias.tasks.language.lost_in_the_middle import drawn_documents
-from posbias.tasks.language.verdicts import LETTERS, TIE, check_own, verdict_of
+from posbias.tasks.language.verdict_parsing import LETTERS, TIE, check_own, verdict_of
 from posbias.tasks.language.words import CITIES
 
 INSTRUCTION = "Two responses to a question are given. Decide which one is better.\n\n"

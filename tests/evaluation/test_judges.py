@@ -11,12 +11,12 @@ import pytest
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate
 from posbias.evaluation.export import export_lm_eval
+from posbias.evaluation.judges import judge_verdicts
 from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.evaluation.verdicts import judge_verdicts
 from posbias.report.evaluate import statements_of
 from posbias.report.page import html_of, report_of
 from posbias.tasks.language import LANGUAGE_TASKS, Pairwise
-from posbias.tasks.language.verdicts import TIE, verdict_of
+from posbias.tasks.language.verdict_parsing import TIE, verdict_of
 
 LINE = {"question": "q", "response_A": "good", "response_B": "bad", "label": "A>B", "pair_id": "1"}
 
@@ -244,7 +244,7 @@ def test_wrong_patterns_are_refused_before_anything_is_asked(pattern: Any, compl
 
 
 def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posbias.tasks.language.verdicts.PATTERN_SECONDS", 0.05)
+    monkeypatch.setattr("posbias.tasks.language.verdict_parsing.PATTERN_SECONDS", 0.05)
     with pytest.raises(UsageError, match=r"takes longer than 0\.05 s on \d+ characters"):
         verdict_of("1," * 30, "(?:.*?,){11}(P)")
 

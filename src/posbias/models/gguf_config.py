@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from posbias.errors import RunError, UsageError, one_line
-from posbias.models.gguf_files import GgufFile
+from posbias.models.gguf_format import GgufFile
 
 ARCHITECTURE = "general.architecture"
 TOKENS = "tokenizer.ggml.tokens"

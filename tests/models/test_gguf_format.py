@@ -10,7 +10,7 @@ import transformers
 
 from gguf_inputs import save_gguf, stored_tensors
 from model_inputs import refused
-from posbias.models.gguf_files import read_gguf
+from posbias.models.gguf_format import read_gguf
 from posbias.models.networks import random_network
 
 

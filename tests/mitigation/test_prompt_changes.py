@@ -15,7 +15,7 @@ from posbias.evaluation import EvaluateOptions, evaluate
 from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Request, Responder, Response
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.mitigation import MITIGATIONS, PromptMitigation, answering_under, resolve_method
-from posbias.mitigation.methods.rewriting import before_cue, last_attention, mean_score
+from posbias.mitigation.methods.prompt_changes import before_cue, last_attention, mean_score
 from posbias.tasks.language import LANGUAGE_TASKS
 from tiny_families import shaken_model
 
