@@ -48,6 +48,7 @@ Exact values:
 Settings, all keyword arguments:
     AttentionOptions: Settings of `attention`: thresholds, the matrices that are kept, and their memory.
     AuditOptions: Settings of an audit; the defaults are what `posbias audit` runs.
+    CompareOptions: Settings of `compare`: which profiles of the two runs are compared, and the seed of resamples.
     CorrelateOptions: Settings of `correlate`.
     DecomposeOptions: Settings of a decomposition, and where its finished pieces are kept.
     DesignOptions: Settings of `design`.
@@ -71,7 +72,7 @@ from posbias.version import __version__
 if TYPE_CHECKING:
     from posbias.architecture import Architecture
     from posbias.auditing import AuditOptions, audit
-    from posbias.comparison import compare
+    from posbias.comparison import CompareOptions, compare
     from posbias.decomposition import DecomposeOptions, decompose
     from posbias.designing import DesignOptions, design
     from posbias.errors import RunError, UsageError
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
         "Architecture",
         "AttentionOptions",
         "AuditOptions",
+        "CompareOptions",
         "CorrelateOptions",
         "DecomposeOptions",
         "DesignOptions",
@@ -139,7 +141,7 @@ _HOMES = {
     for home, names in {
         "architecture": "Architecture",
         "auditing": "AuditOptions audit",
-        "comparison": "compare",
+        "comparison": "CompareOptions compare",
         "decomposition": "DecomposeOptions decompose",
         "designing": "DesignOptions design",
         "errors": "RunError UsageError",

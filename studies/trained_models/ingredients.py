@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from signed_walks import generators, score_path_share, sign_randomised_energies, value_path_squares
 from variants import computed_once
 
-from posbias.comparison.subject import compare_with_prompts
+from posbias.comparison import compare_with_prompts
 from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.prompts.loading import load_prompts

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from cells import KEPT_HERE, KINDS, SHARED, SHARES, Cell, cells, keep
 
-from posbias.comparison.subject import PromptComparison, compare_with_prompts
+from posbias.comparison import PromptComparison, compare_with_prompts
 from posbias.files import write_atomically
 from posbias.runs.records import Record, read_record
 from posbias.statistics import Interval, mean_of

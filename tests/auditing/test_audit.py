@@ -15,10 +15,9 @@ import posbias as pb
 from posbias.architecture import Rope
 from posbias.auditing import run
 from posbias.auditing.run import AuditOptions
-from posbias.comparison import Sample
-from posbias.comparison.of_runs import Chosen, comparison_record
+from posbias.comparison import CompareOptions, Sample, compare
+from posbias.comparison.contrasts import contrast
 from posbias.comparison.stored import ProfileRun
-from posbias.comparison.subject import contrast
 from posbias.errors import RunError, UsageError
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.networks import reinitialise
@@ -268,7 +267,7 @@ def other_measurement(tiny_llama, **settings):
 
 def test_predictions_for_some_prompts_are_never_paired_with_other_prompts(finished, tiny_llama):
     measured, record = other_measurement(tiny_llama)
-    compared = comparison_record(finished.record, record)
+    compared = compare(finished.record, record).record
     blocks = {block["theory"]: block for block in compared.scalars["subjects"]["comparison"]["comparisons"]}
     theory = finished.subjects[0].theories["power_rollout"]
     assert theory.per_prompt is not None
@@ -280,7 +279,7 @@ def test_predictions_for_some_prompts_are_never_paired_with_other_prompts(finish
 
 def compared_profiles(*runs, **chosen):
     """What is compared with what, as (theory, kind), and the subject of either run."""
-    compared = comparison_record(*runs, Chosen(**chosen))
+    compared = compare(*runs, options=CompareOptions(**chosen)).record
     blocks = compared.scalars["subjects"]["comparison"]["comparisons"]
     return {(block["theory"], block["kind"]) for block in blocks}, tuple(compared.resolved["subjects"].values())
 
@@ -320,13 +319,13 @@ def test_of_an_audit_the_subject_is_compared_that_the_other_run_has_alone(finish
 )
 def test_what_a_run_does_not_hold_is_listed(finished, chosen, complaint):
     with pytest.raises(UsageError, match=complaint):
-        comparison_record(finished.record, finished.record, Chosen(**chosen))
+        compare(finished.record, finished.record, options=CompareOptions(**chosen))
 
 
 def test_a_subject_is_chosen_only_where_there_are_several(tiny_llama):
     record = measured_record(tiny_llama, count=2, seed=5)
     with pytest.raises(UsageError, match="subject 'trained': neither run holds several subjects"):
-        comparison_record(record, record, Chosen(subject="trained"))
+        compare(record, record, options=CompareOptions(subject="trained"))
 
 
 def measured_record(tiny_llama, *, count, seed):
@@ -342,10 +341,10 @@ def only_block(compared):
 
 def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama):
     few, many = measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
-    block = only_block(comparison_record(few, many))
+    block = only_block(compare(few, many).record)
     assert (block["n_units"], block["decides"]) == (3, 0)
     single = measured_record(tiny_llama, count=1, seed=5)
-    alone = only_block(comparison_record(single, many))
+    alone = only_block(compare(single, many).record)
     assert (alone["n_units"], alone["decides"]) == (1, 0)
     assert alone["distance"]["high"] is None
     first, second = (
@@ -358,14 +357,14 @@ def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama):
 
 def test_two_runs_on_the_same_prompts_are_paired(tiny_llama):
     record = measured_record(tiny_llama, count=6, seed=5)
-    block = only_block(comparison_record(record, measured_record(tiny_llama, count=6, seed=5)))
+    block = only_block(compare(record, measured_record(tiny_llama, count=6, seed=5)).record)
     assert block["distance"] == {"value": pytest.approx(0, abs=1e-12), "low": None, "high": None}
     assert block["n_units"] == 6
 
 
 def test_the_seed_of_a_comparison_is_that_of_its_resamples(tiny_llama):
     few, many = measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
-    first, again, other = (comparison_record(few, many, seed=seed) for seed in (0, 0, 5))
+    first, again, other = (compare(few, many, options=CompareOptions(seed=seed)).record for seed in (0, 0, 5))
     assert (first.seeds, other.seeds) == ({"bootstrap": 0}, {"bootstrap": 5})
     assert only_block(first) == only_block(again) != only_block(other)
 
@@ -380,7 +379,7 @@ def test_an_average_of_raw_norms_has_intervals_of_that_very_average(tiny_llama):
     assert first["low"] < first["value"] < first["high"]
     again = ProfileRun.from_record(record).subjects[0].measured["probability"]
     np.testing.assert_allclose(again.sample.average, profile.influence, rtol=1e-12)
-    compared = comparison_record(pb.predict(pb.Architecture(depth=2), LENGTH).record({}), record)
+    compared = compare(pb.predict(pb.Architecture(depth=2), LENGTH), record).record
     (block,) = compared.scalars["subjects"]["comparison"]["comparisons"]
     expected = pb.compare(pb.predict(pb.Architecture(depth=2), LENGTH).profile, profile).wasserstein
     assert block["metrics"]["wasserstein"] == pytest.approx(expected)

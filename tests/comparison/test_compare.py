@@ -1,164 +1,149 @@
-"""Distances between profiles: known values, bounds, zeros, and the flat line beside them."""
-
-import json
-import math
+"""`compare` takes profiles, predictions, measurements and runs; its numbers are those of the parts below it."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import posbias.comparison.metrics as metrics
-from posbias.comparison import METRICS, STATISTICS, compare
-from posbias.comparison.metrics import share_of_span
-from posbias.errors import UsageError
-from posbias.profiles import Profile, uniform_profile
+import posbias as pb
+from posbias.comparison import CompareOptions, Sample, compare_with_prompts, decided
+from posbias.comparison.contrasts import contrast
+from posbias.comparison.distances import undecided
+from posbias.designing import DesignOptions
+from posbias.statistics import Interval
 
-
-def profile(seed: int, n_positions: int = 40) -> Profile:
-    return Profile.normalised(np.random.default_rng(seed).gamma(0.5, size=n_positions))
+READING = {"n_positions": 24, "count": 6}
+LOGIT = CompareOptions(kind="logit")
 
 
-def point_mass(position: int, n_positions: int) -> Profile:
-    values = np.zeros(n_positions)
-    values[position] = 1
-    return Profile(values)
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return pb.load_model(tiny_llama)
 
 
-@given(first=st.integers(0, 10_000), second=st.integers(0, 10_000), n_positions=st.integers(2, 60))
-def test_wasserstein_is_the_earth_movers_distance(first: int, second: int, n_positions: int) -> None:
-    from scipy.stats import wasserstein_distance
-
-    left, right = profile(first, n_positions), profile(second, n_positions)
-    positions = left.relative_positions
-    expected = wasserstein_distance(positions, positions, left.influence, right.influence)
-    assert compare(left, right).wasserstein == pytest.approx(expected, abs=1e-12)
+@pytest.fixture(scope="module")
+def other(tiny_llama):
+    return pb.load_model(tiny_llama, init_seed=1)
 
 
-@given(first=st.integers(0, 10_000), second=st.integers(0, 10_000))
-def test_distances_are_symmetric_bounded_and_vanish_on_equality(first: int, second: int) -> None:
-    left, right = profile(first), profile(second)
-    there, back = compare(left, right), compare(right, left)
-    for name in ("wasserstein", "spearman", "total_variation", "symmetric_kl", "log_error"):
-        assert there.values[name] == pytest.approx(back.values[name], abs=1e-12)
-    assert there.minimum_shift == -back.minimum_shift
-    assert 0 <= there.wasserstein <= there.total_variation + 1e-12 <= 1 + 1e-12
-    assert there.total_variation <= math.sqrt(there.symmetric_kl / 2) + 1e-12, "Pinsker"
-    same = compare(left, left)
-    assert same.wasserstein == same.total_variation == same.symmetric_kl == same.log_error == same.minimum_shift == 0
-    assert same.spearman == pytest.approx(1)
+@pytest.fixture(scope="module")
+def both(model, other):
+    """The two models measured."""
+    prompts = pb.load_prompts("default", model, **READING)
+    return [pb.measure(each, prompts, kinds=["jacobian", "logit"]) for each in (model, other)]
 
 
-def test_opposite_ends_are_at_distance_one() -> None:
-    comparison = compare(point_mass(0, 5), point_mass(4, 5))
-    assert comparison.wasserstein == 1
-    assert comparison.total_variation == 1
+def test_two_measurements_are_contrasted(both):
+    first, second = both
+    found = pb.compare(first, second)
+    samples = [Sample.of(each.per_prompt["jacobian"]) for each in both]
+    paired = compare_with_prompts(samples[0].units, samples[1], generator=np.random.default_rng(0))
+    assert found.intervals.distance == paired.distance
+    assert found.intervals.difference == paired.difference
+    expected = contrast(*samples, generator=np.random.default_rng(0)).statistics
+    for name in ("first_tenth", "middle_tenth", "last_tenth", "mean_position"):
+        assert found.statistics[name] == expected[name]
+    assert found.wasserstein == pytest.approx(found.intervals.distance.value)
+    assert (found.pair.theory, found.pair.kind) == ("jacobian", "jacobian")
+    assert len(found.subject.comparisons) == 4
 
 
-def test_spearman_agrees_with_scipy_and_is_undefined_for_a_flat_line() -> None:
-    from scipy.stats import spearmanr
-
-    left, right = profile(1), profile(2)
-    comparison = compare(left, right)
-    assert comparison.spearman == pytest.approx(spearmanr(left.influence, right.influence).statistic)
-    assert math.isnan(comparison.flat.spearman)
-    assert comparison.flat.as_record()["spearman"] is None
-
-
-def test_symmetric_kl_agrees_with_the_definition() -> None:
-    left, right = profile(3).influence, profile(4).influence
-    expected = (np.sum(left * np.log(left / right)) + np.sum(right * np.log(right / left))) / 2
-    assert float(metrics.symmetric_kl(left, right)) == pytest.approx(expected)
-
-
-def test_zeros_are_handled_explicitly() -> None:
-    half = Profile(np.array([0.5, 0.5, 0.0, 0.0]))
-    other = Profile(np.array([0.25, 0.75, 0.0, 0.0]))
-    assert math.isfinite(compare(half, other).symmetric_kl), "zeros in the same places agree"
-    assert compare(half, other).log_error == pytest.approx(np.median([math.log(2), math.log(1.5), 0, 0]))
-    shifted = compare(half, Profile(np.array([0.0, 0.5, 0.5, 0.0])))
-    assert shifted.symmetric_kl == math.inf
-    assert shifted.as_record()["symmetric_kl"] is None
-    json.dumps([shifted.as_record(), shifted.flat.as_record()], allow_nan=False)
+def test_profiles_are_named_by_what_differs_and_every_distance_is_shown(both, tmp_path):
+    first, second = both
+    found = pb.compare(first, second)
+    one, other = "Jacobian, as trained", "Jacobian, at initialisation"
+    assert repr(found).startswith(f"ComparisonRun({one} beside {other}: W1 ")
+    facts = found.facts()
+    assert f"last tenth, {one} less {other}" in facts
+    assert sum(name.startswith("W1 of ") for name in facts) == 5
+    assert "Nearest of 4 comparisons" in facts["verdict"]
+    assert f"W1 of {one} to {other}" in found.save(tmp_path / "found.html").read_text()
+    by_logit = pb.compare(first, pb.predict(pb.Architecture(depth=2), 24), options=CompareOptions(theory="logit"))
+    assert list(by_logit.profiles) == ["logit gradient", "published residual rollout"]
+    assert by_logit.statistics == {}
 
 
-def test_log_error_is_a_relative_error() -> None:
-    flat = np.full(11, 1.0)
-    tripled = np.where(np.arange(11) % 2 == 0, 3.0, 1.0)
-    assert float(metrics.log_error(tripled, flat)) == pytest.approx(math.log(3))
+def test_a_saved_comparison_comes_back_as_the_same_result(both, tmp_path):
+    found = pb.compare(*both)
+    loaded = pb.load_record(found.save(tmp_path / "found"))
+    assert loaded.values == found.values
+    assert loaded.intervals == found.intervals
+    assert loaded.statistics == found.statistics
+    assert loaded.facts() == found.facts()
 
 
-def test_minimum_shift_counts_positions_between_interior_minima() -> None:
-    early = Profile.normalised(np.abs(np.arange(21.0) - 5) + 1)
-    late = Profile.normalised(np.abs(np.arange(21.0) - 12) + 1)
-    assert compare(early, late).minimum_shift == -7
-    assert math.isnan(compare(early, late).flat.minimum_shift), "a flat line has no minimum"
+def test_a_prediction_has_intervals_over_the_prompts_of_the_measurement(both):
+    prediction, measurement = pb.predict(pb.Architecture(depth=2, mixing=0.1), 24), both[0]
+    found = pb.compare(prediction, measurement, options=LOGIT)
+    sample = Sample.of(measurement.per_prompt["logit"])
+    expected = compare_with_prompts(prediction.profile, sample, generator=np.random.default_rng(0))
+    assert found.intervals.difference == expected.difference
+    plain = pb.compare(prediction.profile, measurement.profiles["logit"])
+    assert found.values == plain.values
+    assert str(found.flat.values) == str(plain.flat.values)
+    assert plain.intervals is None
+    assert repr(plain).startswith("ComparisonRun(profile (1) beside profile (2): W1 ")
 
 
-def test_the_flat_line_stands_beside_every_comparison() -> None:
-    measured = profile(5)
-    assert compare(profile(6), measured).flat.values == pytest.approx(
-        compare(uniform_profile(40), measured).values, nan_ok=True
-    )
+@pytest.mark.parametrize(
+    ("difference", "n_units", "told"),
+    [
+        (Interval(0.1, 0.05, 0.2), 3, "3 prompts or seeds are too few to decide, which takes 6"),
+        (Interval(0.1, -0.05, 0.2), 3, "the data do not decide"),
+        (Interval(0.1, -0.05, 0.2), 30, "the data do not decide"),
+    ],
+)
+def test_why_nothing_is_decided_is_the_interval_or_the_number(difference, n_units, told):
+    assert decided(difference, n_units) == 0
+    assert undecided(difference, n_units) == told
 
 
-def test_lengths_must_match_and_unknown_metrics_are_named() -> None:
-    with pytest.raises(UsageError, match="40 positions with one of 41"):
-        compare(profile(0, 40), profile(0, 41))
-    with pytest.raises(AttributeError, match=r"known: .*wasserstein"):
-        _ = compare(profile(0), profile(1)).chebyshev
+def test_a_theory_that_read_the_same_prompts_is_compared_on_each(model, both):
+    measurement = both[0]
+    theory = pb.predict(model, 24, theory="power_rollout", prompts=measurement.prompts)
+    sample = Sample.of(measurement.per_prompt["logit"])
+    profiles = Sample.of(theory.per_prompt).units  # as compare holds them: to normalise them again moves last digits
+    expected = compare_with_prompts(profiles, sample, generator=np.random.default_rng(0))
+    assert pb.compare(theory, measurement, options=LOGIT).intervals.difference == expected.difference
+    others = pb.load_prompts("default", model, n_positions=24, count=6, seed=1)
+    elsewhere = pb.predict(model, 24, theory="power_rollout", prompts=others)
+    apart = compare_with_prompts(Sample.of(elsewhere.per_prompt), sample, generator=np.random.default_rng(0))
+    assert pb.compare(elsewhere, measurement, options=LOGIT).intervals.difference == apart.difference
 
 
-@pytest.mark.parametrize("name", sorted(METRICS))
-def test_metrics_broadcast_over_leading_axes(name: str) -> None:
-    rows = np.stack([profile(seed).influence for seed in range(4)])
-    one = profile(9).influence
-    expected = [float(METRICS[name](row, one)) for row in rows]
-    np.testing.assert_allclose(METRICS[name](rows, one[None]), expected, rtol=1e-12)
+def test_a_model_under_an_intervention_is_named_by_it(model, both, tmp_path):
+    prompts = pb.load_prompts("default", model, **READING)
+    options = pb.MeasureOptions(directory=tmp_path / "run")
+    with pb.intervened(model, "no_rope") as changed:
+        without = pb.measure(changed, prompts, kinds="logit", options=options)
+    found = pb.compare(without, both[0], options=LOGIT)
+    assert list(found.profiles) == ["no rope", "as trained"]
+    assert "last tenth, no rope less as trained" in found.facts()
 
 
-@pytest.mark.parametrize("name", sorted(STATISTICS))
-def test_statistics_broadcast_over_leading_axes(name: str) -> None:
-    rows = np.stack([profile(seed).influence for seed in range(4)])
-    np.testing.assert_allclose(STATISTICS[name](rows), [float(STATISTICS[name](row)) for row in rows], rtol=1e-12)
+def test_runs_are_compared_as_what_was_saved(both, tmp_path):
+    first, second = both
+    saved = [each.save(tmp_path / name) for name, each in (("one", first), ("two", second))]
+    found, alive = pb.compare(saved[0], str(saved[1])), pb.compare(first, second)
+    assert found.values == alive.values
+    assert found.statistics == alive.statistics
 
 
-@given(n_positions=st.integers(1, 500))
-def test_a_flat_profile_has_a_tenth_in_every_tenth(n_positions: int) -> None:
-    flat = uniform_profile(n_positions).influence
-    for name in ("first_tenth", "middle_tenth", "last_tenth"):
-        assert float(STATISTICS[name](flat)) == pytest.approx(0.1, abs=1e-12)
-    if n_positions >= 20:
-        assert float(STATISTICS["last_over_middle"](flat)) == pytest.approx(0, abs=1e-12)
-    if n_positions >= 10:
-        assert float(STATISTICS["interior_recency"](flat)) == pytest.approx(0.1 - 1 / n_positions, abs=1e-12)
+def test_of_an_audit_the_trained_state_is_taken(model):
+    audit = pb.audit(model, n_positions=24, prompts=2, options=pb.AuditOptions(kinds=("logit",)))
+    found = pb.compare(audit, audit.record, options=CompareOptions(theory="logit"))
+    assert found.wasserstein == 0
+    trained = audit.record.arrays["trained/measured/logit/influence"]
+    np.testing.assert_array_equal(next(iter(found.profiles.values())).influence, trained)
 
 
-@given(seed=st.integers(0, 1000), n_positions=st.integers(1, 77))
-def test_ten_tenths_make_the_whole(seed: int, n_positions: int) -> None:
-    values = profile(seed, n_positions).influence
-    total = sum(float(share_of_span(values, k / 10, (k + 1) / 10)) for k in range(10))
-    assert total == pytest.approx(1)
-
-
-def test_tenths_cut_through_cells() -> None:
-    values = np.arange(1.0, 16.0) / 120  # N = 15: the first tenth is position 0 and half of position 1
-    assert float(STATISTICS["first_tenth"](values)) == pytest.approx((1 + 0.5 * 2) / 120)
-    assert float(STATISTICS["last_tenth"](values)) == pytest.approx((15 + 0.5 * 14) / 120)
-    assert float(STATISTICS["interior_recency"](values)) == pytest.approx(0.5 * 14 / 120)
-
-
-def test_a_spike_on_the_last_position_is_no_interior_recency() -> None:
-    values = Profile.normalised(np.concatenate([np.linspace(2, 1, 99), [50.0]])).influence
-    assert float(STATISTICS["last_tenth"](values)) > 0.2
-    assert float(STATISTICS["interior_recency"](values)) < 0.09
-    assert float(STATISTICS["last_over_middle"](values)) < 0
-
-
-def test_the_minimum_is_interior_and_a_dead_zone_counts_as_its_middle() -> None:
-    minimum = STATISTICS["minimum_position"]
-    assert float(minimum(np.array([0.0, 0.5, 0.1, 0.4, 0.0]))) == 2
-    assert float(minimum(np.array([0.4, 0.0, 0.0, 0.0, 0.2, 0.4]))) == 2
-    assert float(minimum(np.array([0.4, 0.0, 0.0, 0.2, 0.4]))) == 1
-    assert math.isnan(float(minimum(np.array([0.4, 0.1, 0.1, 0.4]))))
-    assert math.isnan(float(minimum(np.array([0.5, 0.5]))))
+def test_what_cannot_be_compared_is_refused_in_one_line(both):
+    measurement, design = both[0], pb.design("flat", options=DesignOptions(depth=1, n_positions=24))
+    for first, second, kind, said in (
+        (measurement, [1, 2], None, "compare takes profiles, predictions, measurements and runs; a model is measured"),
+        (measurement, design, None, "compare takes profiles"),
+        (measurement, measurement, "fisher", "second run holds no profile 'fisher'; it holds: jacobian, logit"),
+        (measurement, pb.uniform_profile(25), None, "24 positions with one of 25"),
+        (measurement, pb.Record("design", {}), None, "a run of design cannot be compared"),
+        (measurement, "nowhere/at/all", None, "compare takes profiles"),
+    ):
+        with pytest.raises(pb.UsageError, match=said):
+            pb.compare(first, second, options=CompareOptions(kind=kind))

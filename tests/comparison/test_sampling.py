@@ -17,7 +17,8 @@ from posbias.comparison import (
     contrast_subjects,
     summarise,
 )
-from posbias.comparison.subject import contrast, split_half_noise
+from posbias.comparison.contrasts import contrast
+from posbias.comparison.distances import split_half_noise
 from posbias.errors import UsageError
 from posbias.profiles import Profile, uniform_profile
 from posbias.statistics import jackknife, leave_one_out

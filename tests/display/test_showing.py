@@ -77,7 +77,7 @@ def results(model, measurement, long_llama, tmp_path_factory):
 
 NAMES = ("profile", "prediction", "measurement", "tokens", "attention", "comparison", "curve", "evaluation",
          "design", "training", "decomposition", "loaded", "audit", "audited")  # fmt: skip
-RUNS = ("prediction", "measurement", "evaluation", "training", "decomposition", "loaded", "audit",
+RUNS = ("prediction", "measurement", "comparison", "evaluation", "training", "decomposition", "loaded", "audit",
         "audited")  # fmt: skip
 each = pytest.mark.parametrize("name", NAMES)
 FIRST_BYTES = {".csv": b"", ".html": b"<!DOCTYPE html>", ".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}

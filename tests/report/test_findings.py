@@ -44,7 +44,7 @@ def view(
     """A run whose numbers are given outright; the profiles behind them play no part."""
     flat = uniform_profile(64)
     measured = MeasuredKind(flat, np.tile(flat.influence, (count, 1)))
-    block = KindComparison("jacobian", "rollout", compare(flat, flat), prompts)
+    block = KindComparison("jacobian", "rollout", compare(flat, flat).pair.comparison, prompts)
     subject = Subject(
         "trained",
         {"jacobian": measured},

@@ -16,10 +16,9 @@ import pytest
 from browser import BROWSER, looked_at
 from posbias.architecture import Architecture
 from posbias.cli.predict import MOST_CURVES
-from posbias.comparison import STATISTICS, Mixing, Subject
-from posbias.comparison.of_runs import comparison_record
+from posbias.comparison import STATISTICS, Mixing, Subject, compare
+from posbias.comparison.distances import Distances
 from posbias.comparison.stored import ProfileRun, store_subjects
-from posbias.comparison.subject import Distances
 from posbias.display.figures import Figure
 from posbias.errors import RunError, UsageError
 from posbias.profiles import Profile
@@ -274,7 +273,7 @@ def test_a_prediction_that_others_are_compared_to_is_not_called_measured(audit_r
     one, other = (
         predict(Architecture(2, encoding=encoding, mixing=0.2), 30).record({}) for encoding in ("none", "alibi")
     )
-    compared = comparison_record(one, other)
+    compared = compare(one, other).record
     report = report_of(compared)
     (figure,) = report.picture
     assert isinstance(figure, Figure)
@@ -283,7 +282,7 @@ def test_a_prediction_that_others_are_compared_to_is_not_called_measured(audit_r
     said += [cell for table in [*report.summary, *report.sections[-1].tables] for cell in table.header]
     assert not any("measured" in text for text in said), said
     assert "nothing was measured" in report.sections[0].statements[0][1].text  # type: ignore[union-attr]
-    measured = report_of(comparison_record(one, audit_record(n_positions=30)))
+    measured = report_of(compare(one, audit_record(n_positions=30)).record)
     names = [curve.name for figure in measured.picture for curve in figure.curves]  # type: ignore[union-attr]
     assert "measured (Jacobian)" in names
     beside = report_of(compared, one).picture[0]

@@ -43,13 +43,13 @@ def compare(
 
     Every distance stands beside that of a flat line; intervals resample the prompts of both runs.
     """
-    from posbias.comparison.of_runs import Chosen, comparison_record
+    from posbias.comparison import CompareOptions
+    from posbias.comparison import compare as compare_runs
     from posbias.runs.records import read_record
 
     options.check_apart(flags.out, (predicted, measured), verb="compared")
     with running(context, flags) as run:
-        records = read_record(predicted), read_record(measured)
-        chosen = Chosen(theory=theory, kind=kind, subject=subject)
-        record = comparison_record(*records, chosen, command=run.command, seed=flags.seed)
-        record.arguments = run.arguments
+        settings = CompareOptions(theory=theory, kind=kind, subject=subject, seed=flags.seed)
+        record = compare_runs(read_record(predicted), read_record(measured), options=settings).record
+        record.called(run.arguments, run.command)
         run.finish(record)

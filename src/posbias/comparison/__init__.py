@@ -1,32 +1,35 @@
 """Distances between profiles and their intervals, always beside the flat baseline."""
 
-from posbias.comparison.metrics import METRICS, STATISTICS, finite
-from posbias.comparison.pair import compare
-from posbias.comparison.subject import (
+from posbias.comparison.compare import CompareOptions, ComparisonRun, compare
+from posbias.comparison.contrasts import Contrast, summarise
+from posbias.comparison.distances import (
     UNITS_FOR_CLAIM,
     Comparison,
-    Contrast,
+    PromptComparison,
+    Sample,
+    SplitHalf,
+    compare_with_prompts,
+    decided,
+)
+from posbias.comparison.metrics import METRICS, STATISTICS, finite
+from posbias.comparison.model_profiles import (
     Depth,
     KindComparison,
     MeasuredKind,
     Mixing,
-    PromptComparison,
-    Sample,
-    SplitHalf,
     Subject,
     TheoryProfile,
     compare_subject,
-    compare_with_prompts,
     contrast_subjects,
-    decided,
-    summarise,
 )
 
 __all__ = [
     "METRICS",
     "STATISTICS",
     "UNITS_FOR_CLAIM",
+    "CompareOptions",
     "Comparison",
+    "ComparisonRun",
     "Contrast",
     "Depth",
     "KindComparison",

@@ -7,8 +7,8 @@ Predictions and measurements are named apart, and neither is ever called the oth
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from posbias.comparison.model_profiles import Subject
 from posbias.comparison.stored import MEASURED, THEORIES, ProfileRun
-from posbias.comparison.subject import Subject
 from posbias.display.naming import Settings, curve_names, differing, numbered, setting_text
 from posbias.display.wording import KINDS, SUBJECTS, label
 from posbias.display.wording import THEORIES as THEORY_NAMES

@@ -26,20 +26,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from posbias.comparison.contrasts import Contrast
+from posbias.comparison.distances import Comparison, Distances, PromptComparison, SplitHalf
 from posbias.comparison.metrics import finite
-from posbias.comparison.subject import (
-    Comparison,
-    Contrast,
-    Depth,
-    Distances,
-    KindComparison,
-    MeasuredKind,
-    Mixing,
-    PromptComparison,
-    SplitHalf,
-    Subject,
-    TheoryProfile,
-)
+from posbias.comparison.model_profiles import Depth, KindComparison, MeasuredKind, Mixing, Subject, TheoryProfile
 from posbias.display.naming import Settings
 from posbias.display.showing import INFLUENCE, Series, Shown
 from posbias.errors import UsageError
@@ -175,11 +165,6 @@ class MeasurementRun(ProfileRun):
         return self.subject.mixing["frobenius"].value if "frobenius" in self.subject.mixing else None
 
 
-@RESULTS.register("compare")
-class ComparisonRun(ProfileRun):
-    """The predictions of one run beside the measurements of another, as stored."""
-
-
 @RESULTS.register("audit")
 class AuditRun(ProfileRun):
     """An audit as stored: the model as trained (if it was), then at initialisation."""
@@ -242,7 +227,8 @@ def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
     sources = {name: value for name, value in {**of_model, **of_prompts}.items() if value is not None}
     common = {**(sources or architecture), "positions": subject.n_positions}
     if model:
-        common["state"] = "trained" if model.get("init_seed") is None else "initialised"
+        born = None if model.get("init_seed") is None else "initialised"
+        common["state"] = ", ".join(filter(None, (born, model.get("intervention")))) or "trained"
     parameters = resolved.get("parameters") or {}
     theories = {THEORIES + name: {"theory": name, **parameters, **common} for name in subject.theories}
     return theories | {MEASURED + kind: {"kind": kind, **common} for kind in subject.measured}

@@ -25,8 +25,7 @@ from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
 
 from posbias.checks import check_seed, checked
-from posbias.comparison import STATISTICS
-from posbias.comparison.subject import decided
+from posbias.comparison import STATISTICS, decided
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, examiner_of
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.comparison import PromptComparison, Sample, compare_with_prompts
 from posbias.comparison.metrics import finite
-from posbias.comparison.subject import PromptComparison, Sample, compare_with_prompts
 from posbias.designing.design import TOLERANCE, Design
 from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds

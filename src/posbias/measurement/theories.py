@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.architecture import Architecture
-from posbias.comparison.subject import TheoryProfile
+from posbias.comparison import TheoryProfile
 from posbias.errors import UsageError
 from posbias.measurement.measurement import Unit
 from posbias.measurement.prompt import PromptMeasurement

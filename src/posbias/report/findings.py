@@ -272,7 +272,7 @@ def grouped_findings(view: ProfileRun) -> list[list[Finding]]:
             units = "" if measured.per_prompt is None else f"{len(measured.per_prompt)} prompts of "
             text = f"For {state_of(view, subject)} ({kind_name(view, kind)}, {units}{subject.n_positions} positions):"
             groups.append([Finding(text, "statement"), *_of_measurement(view, subject, kind, first=number == 0)])
-    groups += [list(_initialisation(kind, entry)) for kind, entry in view.contrasts.items()]
+    groups += [list(_contrast(view, kind, entry)) for kind, entry in view.contrasts.items()]
     return [
         [replace(finding, text=finding.text[0].upper() + finding.text[1:]) for finding in group]
         for group in groups
@@ -359,8 +359,13 @@ def _theory(name: str, block: KindComparison) -> Finding:
     return Finding(f"{theory} is closer to the measurement than a flat line {numbers}{extra}.", "claim")
 
 
-def _initialisation(kind: str, entry: Contrast) -> Iterator[Finding]:
-    yield Finding(f"Trained against initialised ({label(KINDS, kind)}):", "statement")
+def _contrast(view: ProfileRun, kind: str, entry: Contrast) -> Iterator[Finding]:
+    """Shares of a model as trained against those at initialisation, or of one run against those of another."""
+    of_states = view.subject.name in SUBJECTS
+    between, where = "First against second", "in the first"
+    if of_states:
+        between, where = "Trained against initialised", "in the trained model"
+    yield Finding(f"{between} ({label(KINDS, kind)}):", "statement")
     if entry.n_units < UNITS_FOR_CLAIM:
         yield _too_few(entry.n_units)
         return
@@ -369,10 +374,15 @@ def _initialisation(kind: str, entry: Contrast) -> Iterator[Finding]:
         points = change.text("+.1f", scale=100, unit=" points")
         if change.excludes(0.0):
             verb = "larger" if change.value > 0 else "smaller"
-            yield Finding(f"the share of the {words} tenth is {verb} in the trained model ({points}).", "claim")
+            yield Finding(
+                f"the share of the {words} tenth is {verb} {where} ({points}).",
+                "claim",
+            )
         else:
             text = f"whether the share of the {words} tenth differs is not decided ({points})."
             yield Finding(text, "undecided")
+    if not of_states:
+        return  # how far apart they are is said of each comparison
     numbers = f"(W1 {entry.distance} against {entry.flat.value:.3f})"
     profile = "the profile at initialisation"
     if entry.decides < 0:

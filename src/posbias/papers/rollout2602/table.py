@@ -13,7 +13,8 @@ import numpy as np
 
 from posbias.architecture import Alibi, Architecture
 from posbias.architecture.published_models import PublishedModel, bloom_influence, published_models
-from posbias.comparison import STATISTICS, compare
+from posbias.comparison import STATISTICS
+from posbias.comparison.distances import distances
 from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.papers.reproduction import PAPERS, Experiment, Reproduction
 from posbias.profiles import Profile, uniform_profile
@@ -155,7 +156,7 @@ def _row(model: PublishedModel, slopes: str, variant: str, profiles: Profiles) -
         "minimum_position": float(STATISTICS["minimum_position"](profile.influence)),
     }
     if model.name == MEASURED_MODEL:
-        comparison = compare(profile, bloom_influence())
+        comparison = distances(profile, bloom_influence())
         row |= {"metrics": comparison.as_record(), "flat": comparison.flat.as_record()}
     return row
 

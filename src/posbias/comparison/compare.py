@@ -1,0 +1,269 @@
+"""`compare`: the profiles of one run beside those of another, every distance beside the flat line's.
+
+A run may hold several subjects (an audit: the model as trained and re-initialised), each with several profiles; one
+subject of each run is compared, and `CompareOptions` says which, and which of its profiles.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from posbias.checks import check_seed, checked
+from posbias.comparison.distances import PromptComparison, Sample, undecided
+from posbias.comparison.model_profiles import (
+    KindComparison,
+    MeasuredKind,
+    Subject,
+    TheoryProfile,
+    compare_subject,
+    contrast_subjects,
+)
+from posbias.comparison.names import names_beside, state_of, told_apart
+from posbias.comparison.stored import (
+    MEASURED,
+    THEORIES,
+    AuditRun,
+    MeasurementRun,
+    PredictionRun,
+    ProfileRun,
+    store_subjects,
+)
+from posbias.display.naming import Settings
+from posbias.display.showing import Showing, Shown
+from posbias.errors import UsageError
+from posbias.profiles import Profile
+from posbias.runs.records import ARRAYS_FILE, Record, read_record
+from posbias.runs.results import RESULTS, result_of
+
+Entry = TypeVar("Entry", MeasuredKind, TheoryProfile)
+PREFERRED = "trained"
+"""The subject that is taken of a run with several if nothing else decides."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Settings of `compare`: which profiles of the two runs are compared, and the seed of resamples."""
+
+    theory: str | None = None
+    """This prediction of the first run only, or this kind measured there; by default all its theories, or all its
+    kinds if it has none."""
+    kind: str | None = None
+    """This measured kind of the second run only; all by default."""
+    subject: str | None = None
+    """Subject of a run that holds several: "trained" or "initialised". By default the one that the other run holds
+    alone, else as trained."""
+    seed: int = 0
+    """Seed of resamples of prompts, >= 0."""
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
+@RESULTS.register("compare")
+class ComparisonRun(ProfileRun):
+    """The profiles of one run beside those of another, with every distance; one pair of them stands for the others."""
+
+    @cached_property
+    def pair(self) -> KindComparison:
+        """The first comparison of one kind in both runs, else the first of all."""
+        comparisons = self.subject.comparisons
+        return next((block for block in comparisons if block.theory == block.kind), comparisons[0])
+
+    def __getattr__(self, name: str) -> Any:
+        """The pair's distances: `wasserstein` and every other metric, `values` of all, and the `flat` line's."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.pair.comparison, name)
+
+    @property
+    def intervals(self) -> PromptComparison | None:
+        """The pair's W1 with intervals over prompts; None if the second profile has none."""
+        return self.pair.prompts
+
+    @property
+    def statistics(self) -> Mapping[str, Any]:
+        """Every statistic of the first profile less that of the second, if the pair is one kind measured in both.
+
+        The samples are taken for independent: on the same prompts these intervals are wider than need be.
+        """
+        contrast = self.contrasts.get(self.pair.kind) if self.pair.theory == self.pair.kind else None
+        return {} if contrast is None else contrast.statistics
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """Every profile by the settings in which it differs from the others."""
+        return {name: self._entries[key].profile for key, name in self._names.items()}
+
+    def shown(self) -> Shown:
+        """The profiles, those of the pair drawn; W1 beside the flat line's, and the differences of shares."""
+        pair, intervals = self.pair, self.intervals
+        names = self._names[THEORIES + pair.theory], self._names[MEASURED + pair.kind]
+        first, second = names
+        distance, flat = (f"{metrics.wasserstein:.3f}" for metrics in (pair.comparison, pair.comparison.flat))
+        facts = {}
+        if intervals is not None:
+            distance, flat = str(intervals.distance), str(intervals.flat)
+            words = {-1: "closer than the flat line", 1: "farther than the flat line"}
+            decision = words.get(intervals.decides) or undecided(intervals.difference, intervals.n_units)
+            facts["W1 less the flat line's"] = f"{intervals.difference}: {decision}"
+        for name in ("first_tenth", "middle_tenth", "last_tenth") if self.statistics else ():
+            facts[f"{name.replace('_', ' ')}, {first} less {second}"] = str(self.statistics[name])
+        facts = {f"W1 of {first} to {second}": distance, f"W1 of the flat line to {second}": flat, **facts}
+        for block in self.subject.comparisons:
+            others = f"W1 of {self._names[THEORIES + block.theory]} to {self._names[MEASURED + block.kind]}"
+            facts.setdefault(others, str(block.prompts.distance if block.prompts else block.comparison.wasserstein))
+        series = tuple(replace(profile.series(name), drawn=name in names) for name, profile in self.profiles.items())
+        return Shown(f"{first} beside {second}: W1 {distance}, of the flat line {flat}", series, facts=facts)
+
+    def facts(self) -> Mapping[str, str]:
+        """The verdict, then every distance and the differences of shares."""
+        return {**super().facts(), **self.shown().facts}
+
+    @property
+    def _entries(self) -> dict[str, MeasuredKind | TheoryProfile]:
+        return {
+            **{THEORIES + name: entry for name, entry in self.subject.theories.items()},
+            **{MEASURED + name: entry for name, entry in self.subject.measured.items()},
+        }
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return dict(zip(self._entries, names_beside([self.curves[key] for key in self._entries]), strict=True))
+
+
+@checked
+def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -> ComparisonRun:
+    """Every registered distance of the first profile to the second, beside the flat line's.
+
+    Every theory of the first is compared to every kind measured in the second. If the first has no predictions, its
+    measured kinds are taken; if the second has no measured kinds, its predictions. The prompts of both are resampled:
+    together if both read the same ones, otherwise independently; the smaller number of them decides whether a claim is
+    made. A prediction that read no prompts is taken as it is.
+
+    Args:
+        first: A `Profile`, a prediction, a measurement, an audit, or a finished run of these or its directory.
+        second: The same; distances are to it.
+        options: Which profiles are compared, and the seed of resamples.
+
+    Returns:
+        Every comparison, with intervals if the second was measured on prompts; `wasserstein`, `flat` and `intervals`
+        are those of one pair: of the first kind that both have, if there is one.
+
+    Raises:
+        UsageError: something else, profiles over different numbers of positions, or a profile that a run lacks.
+    """
+    options = options or CompareOptions()
+    predicted_run, measured_run = told_apart([_with_profiles(source) for source in (first, second)])
+    predicted, measured = _subjects((predicted_run, measured_run), options.subject)
+    kinds = dict(measured.measured) or {name: MeasuredKind(entry.profile) for name, entry in measured.theories.items()}
+    if options.kind is not None:
+        kinds = _only(kinds, options.kind, run="second")
+    theories = _predictions(predicted, options.theory, shared=_shared_units(predicted_run, measured_run, kinds))
+    generator = np.random.default_rng(options.seed)
+    compared = compare_subject(Subject("comparison", measured=kinds, theories=theories), generator=generator)
+    both_measured = {name: entry for name, entry in predicted.measured.items() if name in theories}
+    record = Record(
+        verb="compare",
+        arguments=dict(vars(options)),
+        resolved={
+            "title": f"{state_of(predicted_run, predicted)} beside {state_of(measured_run, measured)}",
+            "predicted_run": predicted_run.record.run_id,
+            "measured_run": measured_run.record.run_id,
+            "subjects": {"predicted": predicted.name, "measured": measured.name},
+            "curves": {
+                **{THEORIES + name: _settings(predicted_run, predicted, name) for name in theories},
+                **{MEASURED + name: _settings(measured_run, measured, name) for name in kinds},
+            },
+        },
+        seeds={"bootstrap": options.seed},
+    )
+    contrasts = contrast_subjects(replace(predicted, measured=both_measured), compared, generator=generator)
+    stored = ComparisonRun.from_record(store_subjects(record, [compared], contrasts=contrasts))
+    return replace(stored, subjects=(compared,))  # a record knows no infinite distance
+
+
+def _with_profiles(source: Any) -> ProfileRun:
+    """The run as stored; refused if its verb measures or predicts no profiles of influence."""
+    if isinstance(source, Profile):
+        arrays = {f"profile/{name}": array for name, array in vars(source).items() if array is not None}
+        source = Record("predict", {}, {"title": "profile", "theory": "profile"}, arrays=arrays)
+    elif isinstance(source, str | Path) and (Path(source) / ARRAYS_FILE).is_file():
+        source = read_record(source)
+    record = source.as_run() if isinstance(source, Record | Showing) else None
+    if not isinstance(record, Record):
+        raise UsageError(
+            "compare takes profiles, predictions, measurements and runs; a model is measured first, as in "
+            f"posbias.measure(model, prompts); got {source!r:.80}"
+        )
+    if record.verb not in RESULTS or RESULTS[record.verb] not in (PredictionRun, MeasurementRun, AuditRun):
+        raise UsageError(f"a run of {record.verb} cannot be compared; runs of predict, measure and audit can")
+    if record.status == "failed":
+        raise UsageError(f"a run that failed cannot be compared: {record.error}")
+    run = result_of(record)
+    assert isinstance(run, ProfileRun)
+    return run
+
+
+def _subjects(views: tuple[ProfileRun, ProfileRun], requested: str | None) -> tuple[Subject, Subject]:
+    """The subject of either run that is compared: its only one, the one asked for, the other run's, or as trained."""
+    by_name = [{subject.name: subject for subject in view.subjects} for view in views]
+    names = list(dict.fromkeys(name for subjects in by_name if len(subjects) > 1 for name in subjects))
+    if requested is not None and requested not in names:
+        allowed = f"choose one of {', '.join(names)}" if names else "neither run holds several subjects to choose from"
+        raise UsageError(f"subject {requested!r}: {allowed}")
+    alone = [name for subjects in by_name if len(subjects) == 1 for name in subjects]
+    preferred = [requested] if requested else [*alone, PREFERRED]
+    first, second = (
+        next((subjects[name] for name in preferred if name in subjects), view.subjects[0])
+        for view, subjects in zip(views, by_name, strict=True)
+    )
+    return first, second
+
+
+def _settings(view: ProfileRun, subject: Subject, name: str) -> Settings:
+    """Settings that a profile was computed or measured for: those of its run, or its theory or kind and the run."""
+    settings = view.curves.get(THEORIES + name) or view.curves.get(MEASURED + name)
+    return settings or {"theory" if name in subject.theories else "kind": name, "model": state_of(view, subject)}
+
+
+def _predictions(subject: Subject, only: str | None, *, shared: int) -> dict[str, TheoryProfile]:
+    """The subject's theories, or what was measured, taken as predictions; of several `only` one, if it is named.
+
+    Units are paired with the measurement's if these are the same `shared` prompts, otherwise resampled on their own. A
+    measurement of which only the mean was kept is one unit: no interval, no claim.
+    """
+
+    def prediction(profile: Profile, sample: Sample | None) -> TheoryProfile:
+        if sample is not None and 1 < shared == len(sample.units) and sample.scales is None:
+            return TheoryProfile(profile, sample.units)
+        return TheoryProfile(profile, sample=sample)
+
+    theories = {
+        name: prediction(entry.profile, None if entry.per_prompt is None else Sample.of(entry.per_prompt))
+        for name, entry in subject.theories.items()
+    }
+    measured = {
+        name: prediction(entry.profile, entry.sample or Sample(entry.profile.influence[None]))
+        for name, entry in subject.measured.items()
+    }
+    if only is None:
+        return theories or measured
+    return _only({**measured, **theories}, only, run="first")
+
+
+def _only(profiles: Mapping[str, Entry], name: str, *, run: str) -> dict[str, Entry]:
+    if name not in profiles:
+        raise UsageError(f"the {run} run holds no profile {name!r}; it holds: {', '.join(profiles)}")
+    return {name: profiles[name]}
+
+
+def _shared_units(predicted: ProfileRun, measured: ProfileRun, kinds: Mapping[str, MeasuredKind]) -> int:
+    """Number of prompts that both runs read, the same in the same order and one unit each; 0 if they differ."""
+    first, second = (run.record.prompts or {} for run in (predicted, measured))
+    units = {len(entry.per_prompt) for entry in kinds.values() if entry.per_prompt is not None}
+    same_prompts = first.get("sha256") is not None and first["sha256"] == second.get("sha256")
+    return int(first["count"]) if same_prompts and units == {first["count"]} else 0

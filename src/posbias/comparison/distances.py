@@ -1,0 +1,270 @@
+"""Distances of one profile to another, beside the flat line's, without which a distance says little; with intervals.
+
+Intervals are over independent units (prompts or seeds), never over positions. Each unit is normalised, then averaged,
+by its scale if it has one. Smooth functions of the average have intervals from the jackknife; a median jumps, and is
+resampled (`posbias.statistics`). A distance cannot be negative and noise only adds to it: claims rest on the paired
+difference to the flat line when that works against the theory, never for it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.comparison.metrics import METRICS, finite, wasserstein
+from posbias.errors import UsageError
+from posbias.profiles import Profile, uniform_profile
+from posbias.statistics import (
+    CONFIDENCE,
+    DRAWS,
+    Interval,
+    blocks,
+    draw_weights,
+    halves,
+    jackknife,
+    leave_one_out,
+    percentile_interval,
+    weighted_median,
+)
+
+UNITS_FOR_CLAIM = 6
+"""Independent units below which no interval supports a claim: the widest percentile interval of n units, from their
+smallest to their largest, covers the true median with probability 1 - 2^(1-n), which reaches 95 % at n = 6."""
+HALVINGS = 200
+"""Random halvings behind the split-half noise; its mean then moves by under 3 %."""
+
+Units = Float64[np.ndarray, "n_units n_positions"]
+Predictions = Float64[np.ndarray, "n_predictions n_predicted"]
+"""One predicted profile per unit; that the counts and lengths match is checked with a message of our own."""
+Weights = Float64[np.ndarray, "rows n_independent"]
+Averages = Float64[np.ndarray, "_ n_positions"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Profiles of independent prompts (or of prompts each with its own initialisation), over the same positions."""
+
+    units: Units
+    """One profile per unit; rows sum to 1. These are resampled."""
+    scales: Float64[np.ndarray, "n_units"] | None = None
+    """How much each unit counts in an average, > 0: its raw total, if raw influences are averaged and normalised
+    once, a ratio that is formed anew on every draw. None: all count the same."""
+
+    @classmethod
+    def of(cls, values: Units, scales: Float64[np.ndarray, "n_scales"] | None = None) -> "Sample":
+        """Normalise raw influence per unit to profiles."""
+        totals = values.sum(axis=-1)
+        bad = np.flatnonzero(~(np.isfinite(totals) & (totals > 0)) | (values.min(axis=-1) < 0))
+        if bad.size:
+            raise UsageError(f"prompt {bad[0]} has no profile: its influence must be finite, >= 0 and not all zero")
+        if scales is not None and len(scales) != len(values):
+            raise UsageError(f"{len(scales)} scales for {len(values)} prompts; one is needed for each")
+        if scales is not None and not np.all(np.isfinite(scales) & (scales > 0)):
+            raise UsageError(f"scales must be finite and > 0, got {scales.min()} to {scales.max()}")
+        return cls(values / totals[:, None], scales)
+
+    @property
+    def average(self) -> Float64[np.ndarray, "n_positions"]:
+        """The profile of the sample: the mean over its units."""
+        if self.scales is None:
+            return np.asarray(self.units.mean(axis=0))
+        count = len(self.units)
+        return np.asarray(self.averages(np.full((1, count), 1 / count))[0])
+
+    def averages(self, weights: Weights) -> Averages:
+        """Averages with the units weighted by rows that sum to 1."""
+        return np.asarray(self.scaled(weights) @ self.units)
+
+    def scaled(self, weights: Weights) -> Weights:
+        """Weights times the units' scales; rows that sum to 1 still do."""
+        if self.scales is None:
+            return weights
+        rows = weights * (self.scales / self.scales.max())
+        return np.asarray(rows / rows.sum(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class SplitHalf:
+    """W1 between the averages of two random halves of the units: the noise floor of the measurement.
+
+    The average of all units is closer to the truth than this, by about a factor of two.
+    """
+
+    mean: float
+    low: float
+    """2.5 % quantile over random halvings (NaN with a single unit, as the other two)."""
+    high: float
+
+
+@dataclass(frozen=True)
+class BesideFlat:
+    """How far something and the flat line are from a measurement, with intervals over its independent units."""
+
+    distance: Interval
+    """W1 to the average over units."""
+    flat: Interval
+    """W1 of the flat line to the same."""
+    difference: Interval
+    """`distance` minus `flat` on the same units: below zero, it is closer than the flat line."""
+    n_units: int
+    """Independent units; of two samples those of the smaller."""
+
+    @property
+    def decides(self) -> int:
+        """-1: closer than the flat line; 1: farther; 0: the data do not decide."""
+        return decided(self.difference, self.n_units)
+
+
+@dataclass(frozen=True)
+class PromptComparison(BesideFlat):
+    """A theory beside a measurement."""
+
+    noise: SplitHalf
+    per_prompt: Interval
+    """Median over units of the W1 to the single unit (of the unit's own prediction, if there is one)."""
+    per_prompt_flat: Interval
+
+
+def compare_with_prompts(
+    predicted: Profile | Predictions | Sample,
+    measured: Sample | Units,
+    *,
+    generator: np.random.Generator,
+    draws: int = DRAWS,
+) -> PromptComparison:
+    """Distance of a theory to a measurement, with intervals over prompts, beside the flat line and split-half noise.
+
+    Args:
+        predicted: One profile for all prompts; or one row per prompt, which is left out with its prompt; or an average
+            over prompts of its own, drawn independently of the measurement's.
+        measured: Influence per prompt, raw or normalised.
+        generator: Source of halvings and resamples.
+        draws: Bootstrap draws of the medians over prompts.
+    """
+    sample = measured if isinstance(measured, Sample) else Sample.of(measured)
+    count, n_positions = sample.units.shape
+    if isinstance(predicted, Sample):
+        rows, n_units = predicted.average[None], min(count, len(predicted.units))
+        gaps = gaps_between(sample, predicted)
+    else:
+        n_units = count
+        rows = predicted.influence[None] if isinstance(predicted, Profile) else Sample.of(predicted).units
+        if not isinstance(predicted, Profile) and len(predicted) != count:
+            raise UsageError(f"{len(predicted)} predictions for {count} prompts; one for each, or a single Profile")
+        if rows.shape[1] != n_positions:
+            raise UsageError(f"cannot compare a profile of {rows.shape[1]} positions with one of {n_positions}")
+        parts = blocks(leave_one_out(count), n_positions)
+        left_out = [_gaps(sample.averages(part), part @ rows if len(rows) > 1 else rows) for part in parts]
+        gaps = _gap_intervals(np.concatenate(left_out, axis=1))
+    medians = _medians(rows, sample, generator=generator, draws=draws)
+    noise = split_half_noise(sample, generator=generator)
+    return PromptComparison(*gaps, n_units, noise, *medians)
+
+
+def split_half_noise(sample: Sample, *, generator: np.random.Generator, halvings: int = HALVINGS) -> SplitHalf:
+    """W1 between the averages of random halves of the units."""
+    units = sample.units
+    if len(units) < 2:
+        return SplitHalf(float("nan"), float("nan"), float("nan"))
+    first, n_first = halves(len(units), generator=generator, draws=halvings), len(units) // 2
+    contrast = sample.scaled(first / n_first) - sample.scaled((1 - first) / (len(units) - n_first))
+    zero = np.zeros((1, units.shape[1]))
+    values = np.concatenate([wasserstein(rows @ units, zero) for rows in blocks(contrast, units.shape[1])])
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return SplitHalf(float(values.mean()), float(low), float(high))
+
+
+def decided(difference: Interval, n_units: int) -> int:
+    """The sign of a difference whose interval excludes 0, given enough units for a claim; otherwise 0."""
+    if n_units < UNITS_FOR_CLAIM or not difference.excludes(0.0):
+        return 0
+    return -1 if difference.value < 0 else 1
+
+
+def undecided(difference: Interval, n_units: int) -> str:
+    """Why a difference is not decided: its interval or, if that excludes 0, the number of units."""
+    if n_units < UNITS_FOR_CLAIM and difference.excludes(0.0):
+        return f"{n_units} prompts or seeds are too few to decide, which takes {UNITS_FOR_CLAIM}"
+    return "the data do not decide"
+
+
+def _gaps(averages: Averages, profiles: Averages) -> Float64[np.ndarray, "two rows"]:
+    """W1 to the averages: of the other profiles, and of the flat line."""
+    flat = uniform_profile(averages.shape[1]).influence[None]
+    distances = wasserstein(profiles, averages)
+    return np.stack([distances, np.broadcast_to(wasserstein(flat, averages), distances.shape)])
+
+
+def gaps_between(first: Sample, second: Sample) -> tuple[Interval, Interval, Interval]:
+    """Distance, flat distance and their difference of two independent samples."""
+    n_positions, n_second = first.units.shape[1], second.units.shape[1]
+    if n_positions != n_second:
+        raise UsageError(f"cannot contrast profiles of {n_positions} and {n_second} positions")
+    weights = [blocks(leave_one_out(len(sample.units)), n_positions) for sample in (first, second)]
+    without_first = [_gaps(first.averages(rows), second.average[None]) for rows in weights[0]]
+    without_second = [_gaps(first.average[None], second.averages(rows)) for rows in weights[1]]
+    return _gap_intervals(np.concatenate(without_first, axis=1), np.concatenate(without_second, axis=1))
+
+
+def _gap_intervals(*samples: Float64[np.ndarray, "two _"]) -> tuple[Interval, Interval, Interval]:
+    """Distance, flat distance and their difference, from their values with each unit of each sample left out."""
+    return (
+        jackknife(*(gaps[0] for gaps in samples)).interval(least=0.0, most=1.0),
+        jackknife(*(gaps[1] for gaps in samples)).interval(least=0.0, most=1.0),
+        jackknife(*(gaps[0] - gaps[1] for gaps in samples)).interval(least=-1.0, most=1.0),
+    )
+
+
+def _medians(
+    predicted: Units, sample: Sample, *, generator: np.random.Generator, draws: int
+) -> tuple[Interval, Interval]:
+    """Median over units of W1 to the single unit: of the prediction, and of the flat line."""
+    units, n_units = sample.units, len(sample.units)
+    weights = draw_weights(n_units, generator=generator, draws=draws)
+    flat = uniform_profile(units.shape[1]).influence[None]
+    first, second = (
+        percentile_interval(float(np.median(values)), weighted_median(values, weights), n_units)
+        for values in (wasserstein(predicted, units), wasserstein(flat, units))
+    )
+    return first, second
+
+
+@dataclass(frozen=True, eq=False)
+class Distances:
+    """Every registered metric of one pair of profiles; each is also an attribute (`distances.wasserstein`)."""
+
+    values: Mapping[str, float]
+    """Metric name to value; NaN if undefined, infinite if a profile has zeros that the other has not."""
+
+    def __getattr__(self, name: str) -> float:
+        values: Mapping[str, float] = self.__dict__.get("values", {})
+        if name not in values:
+            raise AttributeError(f"no metric {name!r}; known: {', '.join(values)}")
+        return values[name]
+
+    def as_record(self) -> dict[str, float | None]:
+        """Plain numbers for a record; None if undefined or infinite."""
+        return {name: finite(value) for name, value in self.values.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(Distances):
+    """The distances of a prediction to a measurement, or of one measurement to another."""
+
+    flat: Distances
+    """Distances of the flat line to the same measurement."""
+
+
+def distances(predicted: Profile, measured: Profile) -> Comparison:
+    """Every registered distance of a prediction to a measurement, beside the flat line's."""
+    if predicted.n_positions != measured.n_positions:
+        raise UsageError(
+            f"cannot compare a profile of {predicted.n_positions} positions with one of {measured.n_positions};"
+            " both need the same length"
+        )
+    values, flat = (
+        {name: float(METRICS[name](profile.influence, measured.influence)) for name in METRICS}
+        for profile in (predicted, uniform_profile(measured.n_positions))
+    )
+    return Comparison(values, Distances(flat))

@@ -1,0 +1,164 @@
+"""Distances between profiles: known values, bounds, zeros, and the flat line beside them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import posbias.comparison.metrics as metrics
+from posbias.comparison import METRICS, STATISTICS, compare
+from posbias.comparison.metrics import share_of_span
+from posbias.errors import UsageError
+from posbias.profiles import Profile, uniform_profile
+
+
+def profile(seed: int, n_positions: int = 40) -> Profile:
+    return Profile.normalised(np.random.default_rng(seed).gamma(0.5, size=n_positions))
+
+
+def point_mass(position: int, n_positions: int) -> Profile:
+    values = np.zeros(n_positions)
+    values[position] = 1
+    return Profile(values)
+
+
+@given(first=st.integers(0, 10_000), second=st.integers(0, 10_000), n_positions=st.integers(2, 60))
+def test_wasserstein_is_the_earth_movers_distance(first: int, second: int, n_positions: int) -> None:
+    from scipy.stats import wasserstein_distance
+
+    left, right = profile(first, n_positions), profile(second, n_positions)
+    positions = left.relative_positions
+    expected = wasserstein_distance(positions, positions, left.influence, right.influence)
+    assert compare(left, right).wasserstein == pytest.approx(expected, abs=1e-12)
+
+
+@given(first=st.integers(0, 10_000), second=st.integers(0, 10_000))
+def test_distances_are_symmetric_bounded_and_vanish_on_equality(first: int, second: int) -> None:
+    left, right = profile(first), profile(second)
+    there, back = compare(left, right), compare(right, left)
+    for name in ("wasserstein", "spearman", "total_variation", "symmetric_kl", "log_error"):
+        assert there.values[name] == pytest.approx(back.values[name], abs=1e-12)
+    assert there.minimum_shift == -back.minimum_shift
+    assert 0 <= there.wasserstein <= there.total_variation + 1e-12 <= 1 + 1e-12
+    assert there.total_variation <= math.sqrt(there.symmetric_kl / 2) + 1e-12, "Pinsker"
+    same = compare(left, left)
+    assert same.wasserstein == same.total_variation == same.symmetric_kl == same.log_error == same.minimum_shift == 0
+    assert same.spearman == pytest.approx(1)
+
+
+def test_opposite_ends_are_at_distance_one() -> None:
+    comparison = compare(point_mass(0, 5), point_mass(4, 5))
+    assert comparison.wasserstein == 1
+    assert comparison.total_variation == 1
+
+
+def test_spearman_agrees_with_scipy_and_is_undefined_for_a_flat_line() -> None:
+    from scipy.stats import spearmanr
+
+    left, right = profile(1), profile(2)
+    comparison = compare(left, right)
+    assert comparison.spearman == pytest.approx(spearmanr(left.influence, right.influence).statistic)
+    assert math.isnan(comparison.flat.spearman)
+    assert comparison.flat.as_record()["spearman"] is None
+
+
+def test_symmetric_kl_agrees_with_the_definition() -> None:
+    left, right = profile(3).influence, profile(4).influence
+    expected = (np.sum(left * np.log(left / right)) + np.sum(right * np.log(right / left))) / 2
+    assert float(metrics.symmetric_kl(left, right)) == pytest.approx(expected)
+
+
+def test_zeros_are_handled_explicitly() -> None:
+    half = Profile(np.array([0.5, 0.5, 0.0, 0.0]))
+    other = Profile(np.array([0.25, 0.75, 0.0, 0.0]))
+    assert math.isfinite(compare(half, other).symmetric_kl), "zeros in the same places agree"
+    assert compare(half, other).log_error == pytest.approx(np.median([math.log(2), math.log(1.5), 0, 0]))
+    shifted = compare(half, Profile(np.array([0.0, 0.5, 0.5, 0.0])))
+    assert shifted.symmetric_kl == math.inf
+    assert shifted.as_record()["symmetric_kl"] is None
+    json.dumps([shifted.as_record(), shifted.flat.as_record()], allow_nan=False)
+
+
+def test_log_error_is_a_relative_error() -> None:
+    flat = np.full(11, 1.0)
+    tripled = np.where(np.arange(11) % 2 == 0, 3.0, 1.0)
+    assert float(metrics.log_error(tripled, flat)) == pytest.approx(math.log(3))
+
+
+def test_minimum_shift_counts_positions_between_interior_minima() -> None:
+    early = Profile.normalised(np.abs(np.arange(21.0) - 5) + 1)
+    late = Profile.normalised(np.abs(np.arange(21.0) - 12) + 1)
+    assert compare(early, late).minimum_shift == -7
+    assert math.isnan(compare(early, late).flat.minimum_shift), "a flat line has no minimum"
+
+
+def test_the_flat_line_stands_beside_every_comparison() -> None:
+    measured = profile(5)
+    assert compare(profile(6), measured).flat.values == pytest.approx(
+        compare(uniform_profile(40), measured).values, nan_ok=True
+    )
+
+
+def test_lengths_must_match_and_unknown_metrics_are_named() -> None:
+    with pytest.raises(UsageError, match="40 positions with one of 41"):
+        compare(profile(0, 40), profile(0, 41))
+    with pytest.raises(AttributeError, match=r"known: .*wasserstein"):
+        _ = compare(profile(0), profile(1)).chebyshev
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_metrics_broadcast_over_leading_axes(name: str) -> None:
+    rows = np.stack([profile(seed).influence for seed in range(4)])
+    one = profile(9).influence
+    expected = [float(METRICS[name](row, one)) for row in rows]
+    np.testing.assert_allclose(METRICS[name](rows, one[None]), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(STATISTICS))
+def test_statistics_broadcast_over_leading_axes(name: str) -> None:
+    rows = np.stack([profile(seed).influence for seed in range(4)])
+    np.testing.assert_allclose(STATISTICS[name](rows), [float(STATISTICS[name](row)) for row in rows], rtol=1e-12)
+
+
+@given(n_positions=st.integers(1, 500))
+def test_a_flat_profile_has_a_tenth_in_every_tenth(n_positions: int) -> None:
+    flat = uniform_profile(n_positions).influence
+    for name in ("first_tenth", "middle_tenth", "last_tenth"):
+        assert float(STATISTICS[name](flat)) == pytest.approx(0.1, abs=1e-12)
+    if n_positions >= 20:
+        assert float(STATISTICS["last_over_middle"](flat)) == pytest.approx(0, abs=1e-12)
+    if n_positions >= 10:
+        assert float(STATISTICS["interior_recency"](flat)) == pytest.approx(0.1 - 1 / n_positions, abs=1e-12)
+
+
+@given(seed=st.integers(0, 1000), n_positions=st.integers(1, 77))
+def test_ten_tenths_make_the_whole(seed: int, n_positions: int) -> None:
+    values = profile(seed, n_positions).influence
+    total = sum(float(share_of_span(values, k / 10, (k + 1) / 10)) for k in range(10))
+    assert total == pytest.approx(1)
+
+
+def test_tenths_cut_through_cells() -> None:
+    values = np.arange(1.0, 16.0) / 120  # N = 15: the first tenth is position 0 and half of position 1
+    assert float(STATISTICS["first_tenth"](values)) == pytest.approx((1 + 0.5 * 2) / 120)
+    assert float(STATISTICS["last_tenth"](values)) == pytest.approx((15 + 0.5 * 14) / 120)
+    assert float(STATISTICS["interior_recency"](values)) == pytest.approx(0.5 * 14 / 120)
+
+
+def test_a_spike_on_the_last_position_is_no_interior_recency() -> None:
+    values = Profile.normalised(np.concatenate([np.linspace(2, 1, 99), [50.0]])).influence
+    assert float(STATISTICS["last_tenth"](values)) > 0.2
+    assert float(STATISTICS["interior_recency"](values)) < 0.09
+    assert float(STATISTICS["last_over_middle"](values)) < 0
+
+
+def test_the_minimum_is_interior_and_a_dead_zone_counts_as_its_middle() -> None:
+    minimum = STATISTICS["minimum_position"]
+    assert float(minimum(np.array([0.0, 0.5, 0.1, 0.4, 0.0]))) == 2
+    assert float(minimum(np.array([0.4, 0.0, 0.0, 0.0, 0.2, 0.4]))) == 2
+    assert float(minimum(np.array([0.4, 0.0, 0.0, 0.2, 0.4]))) == 1
+    assert math.isnan(float(minimum(np.array([0.4, 0.1, 0.1, 0.4]))))
+    assert math.isnan(float(minimum(np.array([0.5, 0.5]))))
