@@ -183,6 +183,7 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
     )
     contrasts = contrast_subjects(replace(predicted, measured=both_measured), compared, generator=generator)
     stored = ComparisonRun.from_record(store_subjects(record, [compared], contrasts=contrasts))
+    assert isinstance(stored, ComparisonRun)
     return replace(stored, subjects=(compared,))  # a record knows no infinite distance
 
 

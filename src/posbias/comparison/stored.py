@@ -22,7 +22,7 @@ which they are named. Records without `subjects` are read too: `profile/influenc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class ProfileRun(Result):
     """Costs by measured kind, if a theory was predicted without each of its ingredients."""
 
     @classmethod
-    def from_record(cls, record: Record) -> Self:
+    def from_record(cls, record: Record) -> "ProfileRun":
         """The profiles of a run; none if it failed. One that finished without any is refused."""
         if record.status != "done":
             return cls(record, record.title, ())
