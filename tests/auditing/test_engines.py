@@ -27,7 +27,7 @@ def test_workers_give_the_same_record_and_finish_what_one_process_began(tiny_lla
 
 
 def test_weights_on_disk_are_refused(tiny_llama, monkeypatch):
-    monkeypatch.setattr("posbias.models.networks.beside_weights", lambda: 0)
-    options = AuditOptions(device="auto", max_memory=150_000)
+    monkeypatch.setattr("posbias.models.placement.beside_weights", lambda: 0)
+    options = AuditOptions(device="spread", max_memory=150_000)
     with pytest.raises(UsageError, match="need all weights in place, and some are on disk"):
         pb.audit(tiny_llama, n_positions=16, prompts=2, options=options)

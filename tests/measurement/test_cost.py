@@ -22,7 +22,7 @@ from posbias.measurement.cost import (
     preflight,
     weights_in_place,
 )
-from posbias.measurement.cost_estimate import HEADROOM, KEPT_HEADROOM, MARGIN, CostEstimate, free_bytes
+from posbias.measurement.cost_estimate import HEADROOM, KEPT_HEADROOM, MARGIN, CostEstimate
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import Unit
 from posbias.measurement.outputs import PassOptions
@@ -35,6 +35,7 @@ from posbias.memory import (
     show_at_most,
     show_bytes,
 )
+from posbias.models.devices import free_bytes
 from posbias.prompts.prompts import Prompts
 
 CPU = torch.device("cpu")
@@ -224,12 +225,12 @@ class Cuda:
 
 def test_a_run_on_an_accelerator_is_held_against_its_memory_and_not_the_hosts(monkeypatch):
     gpu = torch.device("cuda", 0)
-    assert free_bytes(gpu, cuda=Cuda) == 12_000_000
+    assert free_bytes(gpu, module=Cuda) == 12_000_000
     assert free_bytes(CPU) == pytest.approx(available_bytes(), rel=0.2)
     assert free_bytes(torch.device("meta")) is None
     for name in ("mem_get_info", "memory_reserved", "memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, getattr(Cuda, name))
-    monkeypatch.setattr("posbias.measurement.cost_estimate.available_bytes", lambda: 1)
+    monkeypatch.setattr("posbias.models.devices.available_bytes", lambda: 1)
     monkeypatch.setattr("posbias.measurement.cost_estimate.resident_bytes", lambda: 1)
     fitting = replace(ESTIMATE, device=gpu, coefficients=(0.0, 10_000.0))
     fitting.check()  # 12 MB of passes in 12 MB, whatever the host has

@@ -93,7 +93,7 @@ def test_a_network_too_large_is_counted_and_not_made(
     assert any(word in drawn for word in ("to load in", "describes tables of", "no network can be built from it")), (
         drawn
     )
-    for device in ("cpu", "auto"):
+    for device in ("cpu", "auto", "spread"):
         message = refused(path, device=device, max_memory=10**9)
         assert any(word in message for word in words.split("|")), message
 

@@ -184,7 +184,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("device", ["cpu", "auto"])
+@pytest.mark.parametrize("device", ["cpu", "auto", "spread"])
 def test_pickled_weights_are_refused_before_they_are_opened(model: Path, case: str, device: str) -> None:
     make, words = CASES[case]
     make(model)

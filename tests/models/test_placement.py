@@ -22,7 +22,7 @@ from posbias.prompts.prompts import Prompts
 @pytest.fixture(autouse=True)
 def weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process of the tests holds hundreds of megabytes beside models of kilobytes."""
-    monkeypatch.setattr("posbias.models.networks.beside_weights", lambda: 0)
+    monkeypatch.setattr("posbias.models.placement.beside_weights", lambda: 0)
 
 
 PROMPTS = Prompts(np.arange(24, dtype=np.int64).reshape(2, 12))
@@ -50,8 +50,10 @@ def weight_bytes(model: Any) -> int:
 def test_a_model_put_away_to_disk_measures_the_same(tmp_path: Path, tied: bool, stored: torch.dtype) -> None:
     directory = saved(tmp_path / "six", dtype=stored, tie_word_embeddings=tied)
     whole = load_model(directory)
-    spread = load_model(directory, device="auto", max_memory=weight_bytes(whole))
-    assert "disk" in spread.network.hf_device_map.values()
+    spread = load_model(directory, max_memory=weight_bytes(whole) - 1)
+    assert spread.places == ("cpu", "disk")
+    assert spread.precision == "float32 on cpu, disk"
+    assert spread.describe()["device"] == "cpu, disk"
     assert dispatched(spread.network)
     assert any(parameter.is_meta for parameter in spread.network.parameters())
     assert (spread.device, spread.dtype) == (torch.device("cpu"), torch.float32)
@@ -76,23 +78,21 @@ def test_weights_on_disk_are_checked_too(tmp_path: Path) -> None:
         network.get_parameter("model.layers.5.mlp.up_proj.weight")[3, 4] = torch.nan
     network.save_pretrained(directory)
     with pytest.raises(RunError, match=r"model\.layers\.5\.mlp\.up_proj\.weight"):
-        load_model(directory, device="auto", max_memory=100_000)
+        load_model(directory, device="spread", max_memory=100_000)
 
 
-def test_auto_without_a_cap_is_the_plain_model(tmp_path: Path) -> None:
+def test_what_memory_holds_stays_there_if_it_is_spread(tmp_path: Path) -> None:
     directory = saved(tmp_path / "six")
-    spread = load_model(directory, device="auto")
+    spread = load_model(directory, device="spread")
     assert not any(parameter.is_meta for parameter in spread.network.parameters())
     assert [name for name, _ in iterate_weights(spread.network)] == [
         name for name, _ in load_model(directory).network.named_parameters()
     ]
 
 
-def test_auto_is_for_weights_of_a_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="name a device for random ones"):
-        load_model(saved(tmp_path / "six"), init_seed=0, device="auto")
-    with pytest.raises(UsageError, match="cpu always can, as can auto"):
-        load_model(tmp_path / "six", device="gpu")
+def test_only_weights_of_safetensors_files_are_spread(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="those of 'six' are random; allowed: auto, cpu or an accelerator"):
+        load_model(saved(tmp_path / "six"), init_seed=0, device="spread")
 
 
 def test_a_request_loads_the_same_model_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

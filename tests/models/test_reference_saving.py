@@ -130,7 +130,7 @@ def test_what_is_not_the_model_is_not_saved(tmp_path: Path) -> None:
         save_reference(
             tmp_path, config, parameters={**parameters, "unembedding": parameters["unembedding"] * torch.nan}
         )
-    with pytest.raises(UsageError, match="device 'auto' spreads large models"):
-        load_model(saved(tmp_path), device="auto")
+    with pytest.raises(UsageError, match="device 'spread' is for large models"):
+        load_model(saved(tmp_path), device="spread")
     with pytest.raises(UsageError, match="reference dtype 'float16' is unknown"):
         load_model(saved(tmp_path), dtype="float16")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gguf_inputs import save_gguf
 from posbias.errors import RunError, UsageError
-from posbias.models import networks
+from posbias.models import networks, placement
 from posbias.models.loading import load_model
 from posbias.models.networks import network_size, random_network
 from posbias.models.sources import Source
@@ -49,28 +49,28 @@ def test_the_headers_give_the_bytes_of_the_loaded_weights(llama: Path, dtype: st
 def test_too_large_is_one_line_and_loads_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = bytes_of(llama, torch.float32)
     beside = 600_000
-    monkeypatch.setattr(networks, "beside_weights", lambda: beside)
+    monkeypatch.setattr(placement, "beside_weights", lambda: beside)
     # The file is in bfloat16, and lies beside what is made of it.
     assert load_model(llama, max_memory=beside + needed * 3 // 2).dtype == torch.float32
     monkeypatch.setattr(networks, "_loaded", None)
     told = (
         r"model 'tiny' needs up to 634 KB to load in float32 \(weights 22\.8 KB, beside them meanwhile 11\.4 KB, "
-        r"Python and libraries 600 KB\); 634 KB are allowed; try --dtype bfloat16 or --device auto$"
+        r"Python and libraries 600 KB\); 634 KB are allowed; try --dtype bfloat16 or --device spread$"
     )
     with pytest.raises(UsageError, match=told):
-        load_model(llama, max_memory=beside + needed * 3 // 2 - 1)
+        load_model(llama, device="cpu", max_memory=beside + needed * 3 // 2 - 1)
     with pytest.raises(UsageError, match=r"1 KB are allowed; try a smaller model$"):
-        load_model(llama, max_memory=1000)
-    monkeypatch.setattr(networks, "available_bytes", lambda: beside + needed // 2 - 1)
-    monkeypatch.setattr(networks, "resident_bytes", lambda: 0)
-    with pytest.raises(UsageError, match=r"in bfloat16 \(.*\); 611 KB are free; try --device auto$"):
-        load_model(llama, dtype="bfloat16")
+        load_model(llama, device="cpu", max_memory=1000)
+    monkeypatch.setattr(placement, "available_bytes", lambda: beside + needed // 2 - 1)
+    monkeypatch.setattr(placement, "resident_bytes", lambda: 0)
+    with pytest.raises(UsageError, match=r"in bfloat16 \(.*\); 611 KB are free; try --device spread$"):
+        load_model(llama, device="cpu", dtype="bfloat16")
 
 
 def test_random_weights_and_those_of_gguf_files_are_refused_before_they_are_made(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(networks, "beside_weights", lambda: 0)
+    monkeypatch.setattr(placement, "beside_weights", lambda: 0)
     config = transformers.AutoConfig.from_pretrained(llama)
     size = network_size(config)
     assert size.numbers == sum(weight.numel() for weight in load_model(llama).network.parameters())
@@ -87,8 +87,8 @@ def test_random_weights_and_those_of_gguf_files_are_refused_before_they_are_made
 
 
 def test_auto_spreads_what_one_device_would_not_hold(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "beside_weights", lambda: 600_000)
-    monkeypatch.setattr(networks, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(placement, "beside_weights", lambda: 600_000)
+    monkeypatch.setattr(placement, "available_bytes", lambda: 1000)
     with pytest.raises(UsageError, match="Python and libraries take 600 KB; 600 KB are allowed"):
         load_model(llama, device="auto", max_memory=600_000)
     assert load_model(llama, device="auto", max_memory=601_000).width == 16
@@ -177,7 +177,7 @@ WITHOUT_A_PLACE: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", WITHOUT_A_PLACE)
-@pytest.mark.parametrize("device", ["cpu", "auto"])
+@pytest.mark.parametrize("device", ["cpu", "auto", "spread"])
 def test_weights_without_a_place_are_refused_by_name(llama: Path, case: str, device: str) -> None:
     tensors, entries = WITHOUT_A_PLACE[case]
     first = next(iter(tensors), "model.layers.1.input_layernorm.weight")

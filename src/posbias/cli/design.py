@@ -106,11 +106,11 @@ def _of_model(
     """Design a model at initialisation: the design, the measurements of it, and the model's description."""
     from posbias.designing import design as find
     from posbias.designing import measure_design
+    from posbias.measurement.several import Loading
     from posbias.models.hugging_face import HuggingFaceModel
-    from posbias.models.loading import load_model
     from posbias.prompts.loading import load_prompts
 
-    model, measured = load_model(source), []
+    model, measured = Loading().load(source), []
     solution = find(target, over, model=model, options=replace(search, theory="mean_field"))
     if isinstance(model, HuggingFaceModel) and not solution.choices:
         for n_positions in measured_at:

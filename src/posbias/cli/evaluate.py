@@ -78,20 +78,18 @@ class LocalFlags:
     """A model in this process."""
 
     batch: Annotated[int, typer.Option(help="Prompts of a local model decoded together at most.", min=1)] = 8
-    dtype: options.Dtype = "float32"
-    device: options.Device = "cpu"
+    dtype: options.Dtype = options.AUTO
+    device: options.Device = options.AUTO
     max_memory: options.MaxMemory = None
 
     def responder(self, model: str, *, template_options: "Mapping[str, Any]") -> "Responder":
         """A loaded model that answers."""
         from posbias.evaluation.responders import LocalOptions, LocalResponder
-        from posbias.models.loading import load_model
+        from posbias.measurement.several import Loading
 
         allowed = options.bytes_of(self.max_memory)
-        loaded = load_model(
-            model, dtype=self.dtype, device=self.device, max_memory=allowed, template_options=template_options
-        )
-        return LocalResponder(loaded, LocalOptions(batch=self.batch))
+        loading = Loading(dtype=self.dtype, device=self.device, max_memory=allowed, template_options=template_options)
+        return LocalResponder(loading.load(model), LocalOptions(batch=self.batch))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def measure(
 
     options.check_resume(resume, flags.out)
     settings = MeasureOptions(
-        checkpointing=measured.checkpointing or loading.device == "auto",
+        checkpointing=measured.checkpointing,
         output=measured.output,
         layers=options.layers_of(measured.depth_profiles),
         precision_prompts=measured.precision_prompts,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from posbias.prompts.prompts import Prompts, PromptSource
     from posbias.runs.engines import Engine
 
+AUTO = "auto"
+"""Device and precision if none is given: `models.devices.AUTO`, spelled here because that takes torch."""
 UNRECORDED = {"json", "resume", "overwrite"}
 """Options that change no result."""
 
@@ -66,14 +68,21 @@ Kinds = Annotated[
     ),
 ]
 PrecisionPrompts = Annotated[
-    int, typer.Option(help="Prompts measured again in float32 if --dtype is less precise.", min=0)
+    int, typer.Option(help="Prompts measured again in float32 if the model is less precise.", min=0)
 ]
 InitSeed = Annotated[
     int | None, typer.Option(help="Measure the model re-initialised at random with this seed.", show_default=False)
 ]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
+Dtype = Annotated[
+    str,
+    typer.Option(help="float32, bfloat16, float16, float64, or auto: float32 on a CPU, else the model's own."),
+]
 Device = Annotated[
-    str, typer.Option(help="Where to run: cpu, cuda, cuda:1 ..., or auto: spread, to the disk if need be.")
+    str,
+    typer.Option(
+        help="Where to run: cpu, cuda, cuda:1, mps ..., auto: the accelerator that is there, or spread: over all "
+        "devices, to the disk if need be; auto does so too if no device holds the model."
+    ),
 ]
 TemplateOptions = Annotated[
     str,
@@ -129,8 +138,8 @@ class ModelFlags:
     """State, precision and device of a model, and options of its chat template."""
 
     init_seed: InitSeed = None
-    dtype: Dtype = "float32"
-    device: Device = "cpu"
+    dtype: Dtype = AUTO
+    device: Device = AUTO
     template_options: TemplateOptions = ""
 
     def settings(self, prompts: str | None, *, chat_task: bool = False) -> dict[str, Any]:
@@ -143,9 +152,9 @@ class ModelFlags:
         self, source: str, *, prompts: str | None, max_memory: int | None
     ) -> "HuggingFaceModel | ReferenceTransformer":
         """Load the model that `prompts` are for."""
-        from posbias.models.loading import load_model
+        from posbias.measurement.several import Loading
 
-        return load_model(source, **self.settings(prompts), max_memory=max_memory)
+        return Loading(**self.settings(prompts), max_memory=max_memory).load(source)
 
 
 @dataclass(frozen=True)

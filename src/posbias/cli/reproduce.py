@@ -37,7 +37,7 @@ class TrainedFlags:
     study: Annotated[
         list[str] | None, typer.Option(help="trained: one of the paper's studies, repeatable; all unless given.")
     ] = None
-    device: options.Device = "cpu"
+    device: options.Device = options.AUTO
 
 
 @options.grouped

@@ -20,7 +20,7 @@ def train(
     context: typer.Context,
     study: Annotated[Path, typer.Argument(help="A study: task, model, optimiser, train, grid and seeds, in YAML.")],
     *,
-    device: options.Device = "cpu",
+    device: options.Device = options.AUTO,
     engine: options.EngineFlags,
     stack_size: Annotated[int, typer.Option(help="Most members in one program.", min=1)] = 64,
     yes: Annotated[bool, typer.Option("--yes", help="Train a study of more than 1000 members.")] = False,

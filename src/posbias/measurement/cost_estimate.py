@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from posbias.errors import UsageError
-from posbias.memory import available_bytes, resident_bytes, show_at_most, show_bytes
+from posbias.memory import resident_bytes, show_at_most, show_bytes
+from posbias.models.devices import CPU, free_bytes
 
 FEWEST = 8
 """Positions below which no length is suggested."""
@@ -21,7 +22,6 @@ KEPT_HEADROOM = 2.0
 """Process memory over tensor memory if freed memory is kept, in holes; seen up to 1.9 without checkpointing."""
 MARGIN = 0.03
 """Share of the memory allowed that a remedy leaves free, since no two processes take the very same."""
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -169,14 +169,3 @@ def show_seconds(seconds: float) -> str:
 
 Remedy = Callable[[], CostEstimate | None]
 """An estimate of the run under other options."""
-
-
-def free_bytes(device: torch.device, *, cuda: Any = torch.cuda) -> int | None:
-    """Bytes of a device's memory that this process could still take (`cuda` reads CUDA devices); None if not known."""
-    if device.type == "cpu":
-        return available_bytes()
-    if device.type != "cuda":
-        return None
-    free, _ = cuda.mem_get_info(device)
-    # What PyTorch has taken from the device and holds no tensor in is there for the next tensors.
-    return int(free + cuda.memory_reserved(device) - cuda.memory_allocated(device))

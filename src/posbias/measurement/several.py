@@ -15,8 +15,12 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.measurement import DEFAULT_KINDS, MeasureOptions, measure
+from posbias.models.devices import AUTO
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_model
 from posbias.models.model import Model
+from posbias.models.reference.network import ReferenceTransformer
+from posbias.progress import report
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.runs.directories import held
@@ -38,16 +42,16 @@ class Loading:
 
     init_seed: int | None = None
     """Measure the models re-initialised at random with this seed; None: as they are."""
-    dtype: str = "float32"
-    device: str = "cpu"
+    dtype: str = AUTO
+    device: str = AUTO
     max_memory: int | None = None
     """Bytes that weights and passes may take; None: what is free."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat template that renders conversations."""
 
-    def load(self, source: str | Path) -> Model:
-        """Load the model of a source."""
-        return load_model(
+    def load(self, source: str | Path) -> HuggingFaceModel | ReferenceTransformer:
+        """Load the model of a source, and say in what precision it runs where."""
+        model = load_model(
             source,
             init_seed=self.init_seed,
             dtype=self.dtype,
@@ -55,6 +59,8 @@ class Loading:
             max_memory=self.max_memory,
             template_options=self.template_options,
         )
+        report(f"model {model.identity['source']}: {model.precision}")
+        return model
 
 
 @checked
@@ -115,6 +121,8 @@ def measure_source(
         same software is not made again.
     """
     model = plan.load(source)
+    if len(model.places) > 1:  # else every weight would stay in place from the forward to the backward pass
+        plan = replace(plan, options=replace(plan.options, checkpointing=True))
     prompts = plan.prompts(model)
     resume = plan.options.resume
     finished = finished_run(directory, lambda: plan.settings(model.describe(), prompts), resume=resume)

@@ -18,7 +18,9 @@ from typing import Any
 
 from posbias.errors import RunError, UsageError
 from posbias.files import read_json
-from posbias.models.networks import LoadingPlan, pretrained_network, read_tokenizer
+from posbias.models.devices import CPU
+from posbias.models.networks import pretrained_network, read_tokenizer
+from posbias.models.placement import LoadingPlan
 from posbias.models.sources import Source, quiet, read_config
 from posbias.progress import report
 from posbias.runs.engines.engine import keys_of_environment
@@ -186,7 +188,7 @@ def _sha256(path: Path) -> str:
 def _convert(gguf: Path, target: Path) -> None:
     source = Source(gguf.name, str(gguf.parent), local=True, gguf=gguf.name)
     with quiet(local=True):
-        network: Any = pretrained_network(read_config(source), LoadingPlan(source))
+        network: Any = pretrained_network(read_config(source), LoadingPlan(source, device=CPU.type))
         tokenizer, unread = read_tokenizer(source)
         if tokenizer is None:
             raise RunError(f"{gguf.name} holds no tokenizer transformers can read: {unread}")

@@ -78,9 +78,8 @@ class HuggingFaceModel(Model):
         self.dtype = weight.dtype
         self.device = weight.device
         if dispatched(network):  # it begins on its first accelerator, if it has one
-            devices: Any = network.hf_device_map
-            places = [place for place in devices.values() if place not in ("cpu", "disk")]
-            self.device = torch.device(places[0] if places else "cpu")
+            accelerated = [place for place in self.places if place not in ("cpu", "disk")]
+            self.device = torch.device(accelerated[0] if accelerated else "cpu")
         self._family: Family | None = FAMILIES[self.model_type]() if self.model_type in FAMILIES else None
         self._misfit = None if self._family is None else self._family.unsupported(self.config)
         lengths = (getattr(self.config, name, None) for name in LENGTHS)
@@ -129,6 +128,13 @@ class HuggingFaceModel(Model):
             "init_seed": self.origin.init_seed,
             "intervention": self.intervention,
         }
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Devices that hold weights, and "disk" if it does; several if accelerate has spread them."""
+        spread: Mapping[str, Any] = getattr(self.network, "hf_device_map", {})
+        named = dict.fromkeys(place if place == "disk" else str(torch.device(place)) for place in spread.values())
+        return tuple(named) or super().places
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -250,7 +256,7 @@ class HuggingFaceModel(Model):
         """Plain values for a record."""
         import transformers
 
-        device = str(self.device)
+        device = ", ".join(self.places)
         if self.device.type == "cuda":
             device += f" ({torch.cuda.get_device_name(self.device)})"
         description: dict[str, Any] = {

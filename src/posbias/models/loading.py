@@ -19,17 +19,11 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.memory import peak_bytes
 from posbias.models.demo import fetch_demo
+from posbias.models.devices import AUTO, CPU, SPREAD, check_device
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model, ModelRequest
-from posbias.models.networks import (
-    AUTO,
-    LoadingPlan,
-    check_device,
-    drawn_network,
-    pretrained_network,
-    read_tokenizer,
-    refused_configuration,
-)
+from posbias.models.networks import drawn_network, pretrained_network, read_tokenizer, refused_configuration
+from posbias.models.placement import LoadingPlan
 from posbias.models.reference.network import ReferenceTransformer, is_reference, load_reference
 from posbias.models.sources import (
     Source,
@@ -49,7 +43,8 @@ COMPILED = "_orig_mod"
 """Name under which `torch.compile` keeps the network that it has wrapped."""
 COMPILED_CALL = "_compiled_call_impl"
 """Attribute of a module that is called in place of its hooks and its forward pass, if `compile()` has set it."""
-DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+DTYPES = {AUTO: None, **{name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}}
+"""By name; None: by device."""
 
 
 @checked
@@ -58,8 +53,8 @@ def load_model(
     tokenizer: Any = None,
     *,
     init_seed: int | None = None,
-    dtype: str = "float32",
-    device: str = "cpu",
+    dtype: str = AUTO,
+    device: str = AUTO,
     max_memory: int | None = None,
     template_options: Mapping[str, Any] | None = None,
 ) -> HuggingFaceModel | ReferenceTransformer:
@@ -72,11 +67,15 @@ def load_model(
         tokenizer: The tokenizer of a model of transformers, if text will be read; a model that is named has its own.
         init_seed: Draw all weights anew from the model class's own initialiser with this seed, instead of loading
             them; same configuration. The global random state is left as it was. `"config:..."` without a seed takes 0.
-        dtype: `float32`, `float64`, `bfloat16` or `float16`; for a quantised model, the type of unpacked weights.
-        device: `cpu`, `cuda`, `cuda:1` ..., or `auto`: spread over the accelerators, the CPU and, if these are
-            full, the disk. Measure such a model with checkpointing, or the passes keep all its weights in place.
-        max_memory: Bytes that the process may hold while it loads the model; with `auto`, half of the rest is for
-            weights, as on each accelerator half of them; None: all that is free.
+        dtype: `float32`, `float64`, `bfloat16`, `float16`, or `auto`: float32 on a CPU, and on an accelerator the
+            checkpoint's own (bfloat16 for packed numbers of a GGUF file). For a quantised model, the type of unpacked
+            weights.
+        device: `auto`, the first accelerator with room for the weights and passes, else the CPU; `cpu`, `cuda`,
+            `cuda:1`, `mps` ...; or `spread`, over the accelerators, the CPU and, if these are full, the disk, as with
+            `auto` if no single one holds the weights of safetensors files. Measure such a model with checkpointing, or
+            the passes keep all its weights in place. One of our own reference models runs on the CPU unless told.
+        max_memory: Bytes that the process may hold while it loads the model, and that may be taken on each accelerator;
+            None: all that is free. Half of what is left beside Python is for the weights of a model that is spread.
         template_options: Options of the tokenizer's chat template, beside the messages, wherever a conversation is
             rendered: `{"enable_thinking": False}` turns thoughts off in templates that know it.
 
@@ -93,7 +92,7 @@ def load_model(
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
     if isinstance(source, nn.Module):
-        if (init_seed, dtype, device, max_memory) != (None, "float32", "cpu", None):
+        if (init_seed, dtype, device, max_memory) != (None, AUTO, AUTO, None):
             raise UsageError(
                 "init_seed, dtype, device and max_memory go with a model's name; this one is loaded already"
             )
@@ -104,9 +103,9 @@ def load_model(
         raise UsageError(f"a tokenizer goes with a model of transformers; {str(source)[:120]!r} has its own")
     if str(source).startswith("config:") and init_seed is None:
         init_seed = 0
-    place = check_device(device)
+    check_device(device)
     request = ModelRequest(str(source), init_seed, dtype, device, max_memory, template_options)
-    return _trained_here(request) or _checkpoint(request, place)
+    return _trained_here(request) or _checkpoint(request)
 
 
 def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
@@ -114,19 +113,23 @@ def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
     named = request.source.removeprefix("config:")
     if not named or named == "demo" or not is_reference(path := named_path(named)):
         return None
-    if request.device == AUTO:
-        raise UsageError(f"device {AUTO!r} spreads large models; name a device for {path.name!r}, e.g. cpu")
+    if request.device == SPREAD:
+        raise UsageError(f"device {SPREAD!r} is for large models; allowed for {path.name!r}: {AUTO}, cpu, cuda ...")
     if request.template_options:
         raise UsageError("template options go with a tokenizer's chat template; this model has no tokenizer")
-    model = load_reference(path, dtype=request.dtype, init_seed=request.init_seed, device=request.device)
+    device, dtype = (
+        default if asked == AUTO else asked
+        for asked, default in ((request.device, CPU.type), (request.dtype, "float32"))
+    )
+    model = load_reference(path, dtype=dtype, init_seed=request.init_seed, device=device)
     model.request = replace(request, source=absolute_source(request.source), max_memory=None)
     return model
 
 
-def _checkpoint(request: ModelRequest, device: torch.device | None) -> HuggingFaceModel:
-    """A model of transformers, with the weights of its files or drawn from the request's seed; no device: spread."""
+def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
+    """A model of transformers, with the weights of its files or drawn from the request's seed."""
     peak_before, source, seed = peak_bytes(), _resolved(request.source), request.init_seed
-    plan = LoadingPlan(source, DTYPES[request.dtype], device, request.max_memory)
+    plan = LoadingPlan(source, DTYPES[request.dtype], request.device, request.max_memory)
     with quiet(source.local):
         config = read_config(source)
         network = pretrained_network(config, plan) if seed is None else drawn_network(config, plan, seed)

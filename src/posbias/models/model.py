@@ -6,7 +6,7 @@ positions, `last` to that of the last. Everything differentiable goes through th
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ class ModelRequest:
 
     source: str
     init_seed: int | None = None
-    dtype: str = "float32"
-    device: str = "cpu"
+    dtype: str = "auto"
+    device: str = "auto"
     max_memory: int | None = None
     """Bytes; None: whatever is there."""
     template_options: Mapping[str, Any] | None = None
@@ -111,7 +111,7 @@ class Model(Presented):
     def shown(self) -> Shown:
         """Name, family, size, precision, device and context of the model, and what is changed in it."""
         sizes = [f"{count} {name}" for name, count in self.sizes.items() if name != "key heads"]
-        parts = [", ".join([self.model_type, *sizes, f"width {self.width}"]), self._precision, self._context]
+        parts = [", ".join([self.model_type, *sizes, f"width {self.width}"]), self.precision, self._context]
         if self.identity["init_seed"] is not None:
             parts.append(f"drawn from seed {self.identity['init_seed']}")
         if self.intervention is not None:
@@ -132,15 +132,21 @@ class Model(Presented):
             "family": self.model_type + ("" if self.described else ", which posbias does not describe"),
             "size": ", ".join([*sizes, f"width {self.width:,}", f"vocabulary {self.vocabulary_size:,}"]),
             "weights": f"{sum(weight.numel() for weight in self.network.parameters()):,} numbers, {weights}",
-            "computes in": self._precision,
+            "computes in": self.precision,
             "context": self._context,
             "tokenizer": tokenizer,
             **({} if self.intervention is None else {"changed by": self.intervention}),
         }
 
     @property
-    def _precision(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
+    def places(self) -> tuple[str, ...]:
+        """Devices that hold weights, and "disk" if it does; several if they are spread."""
+        return (str(self.device),)
+
+    @property
+    def precision(self) -> str:
+        """What it computes in, and where its weights are."""
+        return f"{str(self.dtype).removeprefix('torch.')} on {', '.join(self.places)}"
 
     @property
     def _context(self) -> str:
@@ -148,8 +154,14 @@ class Model(Presented):
 
     @property
     def reload_request(self) -> ModelRequest | None:
-        """`request`, if it loads what computes now: None while an intervention lasts, which no other process has."""
-        return None if self.intervention is not None else self.request
+        """`request`, with the device and precision that it came to; None while an intervention lasts.
+
+        No other process has the intervention.
+        """
+        if self.intervention is not None or self.request is None:
+            return None
+        device = "spread" if len(self.places) > 1 else str(self.device)
+        return replace(self.request, dtype=str(self.dtype).removeprefix("torch."), device=device)
 
     def in_call(self, function: str, arguments: Sequence[str]) -> str:
         """A Python call with this model before the arguments: loaded by its last name, `model` if it is in hand.

@@ -11,9 +11,8 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,11 +20,12 @@ from torch import nn
 from posbias.checks import check_whole, checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
-from posbias.memory import available_bytes, beside_weights, resident_bytes, show_bytes
+from posbias.memory import available_bytes, show_bytes
 from posbias.models.config_limits import check_text_growth
 from posbias.models.gguf_config import check_places
 from posbias.models.gguf_format import read_gguf
 from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.models.placement import LoadingMemory, LoadingPlan, NetworkSize, weight_shares
 from posbias.models.sources import Source, quiet
 from posbias.models.weight_files import (
     POINTER,
@@ -41,7 +41,6 @@ from posbias.models.weight_files import (
 )
 from posbias.models.weights import cast_weights
 
-CPU = torch.device("cpu")
 BEYOND_FILES, BEYOND_ALWAYS = 2, 10**7
 """A network of more than this many times the numbers its files hold, and this many more, is not the files' network."""
 TOKENIZER_BYTES = 100_000_000
@@ -50,33 +49,6 @@ TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
 """What the files of tokenizers are called."""
 TOKENIZER_NOTES = ("tokenizer_config", "special_tokens_map", "added_tokens", "chat_template")
 """Those that hold no vocabulary; without another one there is no tokenizer."""
-AUTO = "auto"
-WEIGHTS_SHARE = 0.5
-"""Share of `max_memory` that weights in place may take on each device; the passes need the rest."""
-
-
-@dataclass(frozen=True)
-class LoadingPlan:
-    """The source of a network, and how it will run."""
-
-    source: Source
-    dtype: torch.dtype = torch.float32
-    device: torch.device | None = CPU
-    """Device of all weights; None: spread over all devices there are."""
-    max_memory: int | None = None
-    """Bytes on one device; None: what is free."""
-
-
-def check_device(name: str) -> torch.device | None:
-    """The device of that name; None for "auto". Refused if it cannot be used."""
-    if name == AUTO:
-        return None
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device).sum().item()
-    except Exception as error:
-        raise UsageError(f"device {name!r} cannot be used ({one_line(error)}); cpu always can, as can auto") from None
-    return device
 
 
 def pretrained_network(config: Any, plan: LoadingPlan) -> nn.Module:
@@ -90,15 +62,14 @@ def pretrained_network(config: Any, plan: LoadingPlan) -> nn.Module:
     packed = source.gguf is None and getattr(config, "quantization_config", None) is not None
     if packed:
         _check_method(config.quantization_config, source.name)
-    if plan.device is None and source.gguf is not None:
-        raise UsageError(f"device {AUTO!r} needs safetensors weights, and {source.name!r} is a GGUF file")
     try:
         local = fetch_weights(source)
     except OSError as error:
         raise RunError(f"model {source.name!r}: the hub did not provide its weights: {one_line(error)}") from None
     files = [] if source.gguf is not None else loaded_files(local)
     tensors = None if source.gguf is not None else stored_tensors(files, source.name)
-    _check_size(config, plan, tensors, packed=packed)
+    size = _checked_size(config, source, tensors, packed=packed)
+    device, dtype = LoadingMemory(size, source, tensors, packed).place(plan, config)
     outline: Any = _outline(config)
     if tensors is not None:
         check_once(tensors, outline.base_model_prefix, source.name)
@@ -106,16 +77,20 @@ def pretrained_network(config: Any, plan: LoadingPlan) -> nn.Module:
     elif source.gguf is not None:
         file = read_gguf(Path(source.location) / source.gguf)
         check_places(file, outline.state_dict(), n_layers=config.num_hidden_layers, name=source.name)
-    plan = replace(plan, source=local)
-    if plan.device is not None:
-        # Packed weights are placed while loading; they can be neither cast nor, some of them, moved.
-        placement = {"device_map": plan.device} if packed else {}
-        network = _loaded(config, plan, placement, files=files, tensors=tensors)
-        return network if packed else network.to(plan.device)
-    arguments = _spread(plan.max_memory)
+    arguments: dict[str, Any] = {"dtype": dtype}
+    if device is not None:
+        # What goes to an accelerator takes no memory here; packed weights can be neither cast nor, some of them, moved.
+        if packed or (device.type != "cpu" and tensors is not None):
+            arguments["device_map"] = device
+        network = _loaded(config, local, arguments, files=files, tensors=tensors)
+        vars(network).pop("hf_device_map", None)  # of weights that stay where they are
+        return network if packed else network.to(device)
     folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
+    shares = weight_shares(plan.max_memory).items()
+    of_accelerate = {device.type if device.index is None else device.index: share for device, share in shares}
+    arguments |= {"device_map": "auto", "max_memory": of_accelerate, "offload_folder": folder.name}
     try:
-        network = _loaded(config, plan, {**arguments, "offload_folder": folder.name}, files=files, tensors=tensors)
+        network = _loaded(config, local, arguments, files=files, tensors=tensors)
     except BaseException:
         folder.cleanup()
         raise
@@ -141,11 +116,11 @@ def _check_method(quantization: Any, name: str) -> None:
 
 def drawn_network(config: Any, plan: LoadingPlan, seed: int) -> nn.Module:
     """The network with random weights; refused if it does not fit or cannot be built."""
-    if plan.device is None:
-        raise UsageError(f"device {AUTO!r} spreads the weights of a file; name a device for random ones, e.g. cpu")
-    _check_size(config, plan, None, packed=False)
-    with refused_configuration(plan.source.name):
-        return cast_weights(random_network(config, seed=seed), plan.dtype).to(plan.device)
+    source = plan.source
+    size = _checked_size(config, source, None, packed=False)
+    device, dtype = LoadingMemory(size, source, None, packed=False).place(plan, config)
+    with refused_configuration(source.name):
+        return cast_weights(random_network(config, seed=seed), dtype).to(device)
 
 
 def random_network(config: Any, *, seed: int) -> nn.Module:
@@ -156,21 +131,10 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
     `AutoModelForCausalLM.from_config(config)`, but the global random state is left as it was.
     """
     check_whole("init_seed", seed, least=0, below=2**63, numpy=True)
-    # All initialisers draw on the CPU; only its generator is borrowed, and given back as it was.
-    with torch.random.fork_rng(devices=[]):
+    # All initialisers draw on the CPU, so that every device has the same; its generator is given back as it was.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(int(seed))
         return _unquantised_network(config)
-
-
-class NetworkSize(NamedTuple):
-    """Size of the network that a configuration describes."""
-
-    numbers: int
-    """Numbers in all weights."""
-    largest: int
-    """Numbers in the largest of them."""
-    tables: int
-    """Bytes of the tables beside them."""
 
 
 def network_size(config: Any) -> NetworkSize:
@@ -232,9 +196,8 @@ def refused_configuration(name: str) -> Iterator[None]:
         ) from None
 
 
-def _check_size(config: Any, plan: LoadingPlan, tensors: Tensors | None, *, packed: bool) -> None:
-    """Hold what the configuration describes against its files and against the memory, before it is allocated."""
-    source = plan.source
+def _checked_size(config: Any, source: Source, tensors: Tensors | None, *, packed: bool) -> NetworkSize:
+    """The size of what the configuration describes, held against its files and the memory before it is allocated."""
     with refused_configuration(source.name):
         size = network_size(config)
     if tensors is not None and not packed:
@@ -250,83 +213,24 @@ def _check_size(config: Any, plan: LoadingPlan, tensors: Tensors | None, *, pack
             f"model {source.name!r}: its configuration describes tables of {show_bytes(size.tables)} beside its "
             f"weights; {show_bytes(free)} are free"
         )
-    if plan.device is not None:
-        _Loading(size, source, tensors, packed).check(plan.dtype, plan.max_memory)
-
-
-@dataclass(frozen=True)
-class _Loading:
-    """The memory that loading a network takes.
-
-    Weights in files are mapped into memory, and count beside those made of them. A GGUF file is expanded beside itself;
-    random weights are drawn in float32 before they are cast.
-    """
-
-    size: NetworkSize
-    source: Source
-    tensors: Tensors | None
-    packed: bool
-
-    def bytes_in(self, dtype: torch.dtype) -> tuple[int, int]:
-        """Bytes of the weights in a dtype, and of what lies beside them meanwhile."""
-        source, size = self.source, self.size
-        if self.tensors is None:
-            at_least = torch.float32.itemsize if source.gguf is None else 1
-            file = 0 if source.gguf is None else (Path(source.location) / source.gguf).stat().st_size
-            return size.numbers * max(dtype.itemsize, at_least), file + size.largest * torch.float32.itemsize
-        stored = weight_bytes(self.tensors, None)
-        weights = stored if self.packed else max(weight_bytes(self.tensors, dtype), size.numbers * dtype.itemsize)
-        return weights, 0 if weights == stored else stored
-
-    def check(self, dtype: torch.dtype, max_memory: int | None) -> None:
-        """Refuse what would take the process past what it may hold, naming what would not."""
-        base, free = beside_weights(), available_bytes()
-        limits = [] if free is None else [(free + (resident_bytes() or 0), "free")]
-        size, word = min([*limits, *([] if max_memory is None else [(max_memory, "allowed")])], default=(0, ""))
-        weights, meanwhile = self.bytes_in(dtype)
-        needed = base + weights + meanwhile
-        if not word or needed <= size:
-            return
-        half = dtype.itemsize > torch.bfloat16.itemsize and base + sum(self.bytes_in(torch.bfloat16)) <= size
-        spreadable = self.tensors is not None and base < size
-        ways = [*(["--dtype bfloat16"] if half else []), *(["--device auto"] if spreadable else [])]
-        beside = f", beside them meanwhile {show_bytes(meanwhile)}" if meanwhile else ""
-        raise UsageError(
-            f"model {self.source.name!r} needs up to {show_bytes(needed)} to load in "
-            f"{str(dtype).removeprefix('torch.')} (weights {show_bytes(weights)}{beside}, Python and libraries "
-            f"{show_bytes(base)}); {show_bytes(size)} are {word}; try {' or '.join(ways) or 'a smaller model'}"
-        )
-
-
-def _spread(max_memory: int | None) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that spread a model over the accelerators, the CPU and a folder."""
-    if max_memory is None:
-        return {"device_map": AUTO}
-    base = beside_weights()
-    if base >= max_memory:
-        raise UsageError(f"Python and libraries take {show_bytes(base)}; {show_bytes(max_memory)} are allowed")
-    shares: dict[int | str, int] = {**dict.fromkeys(range(torch.cuda.device_count()), max_memory)}
-    shares["cpu"] = max_memory - base
-    limits = {device: int(share * WEIGHTS_SHARE) for device, share in shares.items()}
-    return {"device_map": AUTO, "max_memory": limits}
+    return size
 
 
 def _loaded(
-    config: Any, plan: LoadingPlan, placement: dict[str, Any], *, files: Sequence[Path], tensors: Tensors | None
+    config: Any, source: Source, arguments: Mapping[str, Any], *, files: Sequence[Path], tensors: Tensors | None
 ) -> nn.Module:
+    """The network with the weights of its files; `arguments` of `from_pretrained` say where, and in which dtype."""
     from transformers import AutoModelForCausalLM
 
-    source, dtype = plan.source, plan.dtype
     try:
         network, info = AutoModelForCausalLM.from_pretrained(
             source.location,
             config=copy.deepcopy(config),
-            dtype=dtype,
             attn_implementation=attention_of(config),
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **placement,
+            **arguments,
             **source.arguments,
         )
     except ImportError as error:
@@ -340,7 +244,7 @@ def _loaded(
         vars(network.config).pop("quantization_config", None)
         for name in ("is_quantized", "hf_quantizer", "quantization_method"):
             vars(network).pop(name, None)
-        cast_weights(network, dtype)
+        cast_weights(network, arguments["dtype"])
     return network  # type: ignore[no-any-return]
 
 

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float64, Int64
 
 from posbias.architecture import Causal, Full, Mask, Prefix, SlidingWindow
 from posbias.errors import RunError, UsageError
+from posbias.measurement.several import Loading
 from posbias.models.attention import project_attention, query_blocks, rotated
-from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import attention_maps
@@ -179,7 +179,7 @@ def verify_source(
 ) -> tuple[list[Verdict], dict[str, Any]]:
     """Verdicts on the model that `source` names, and the model and the prompts as they describe themselves."""
     selected(claim)  # before the model is loaded
-    model = load_model(source, init_seed=init_seed)
+    model = Loading(init_seed, dtype="float32").load(source)  # claims are held to single precision
     texts = load_prompts(prompts, model, n_positions=n_positions, count=count, seed=seed)
     return verify_model(model, texts, claim), {"model": model.describe(), "prompts": texts.describe()}
 

@@ -11,6 +11,7 @@ from jaxtyping import Float32
 from posbias.checks import check_number, check_size, checked
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, EXAMPLES, UPDATES
+from posbias.models.devices import AUTO
 from posbias.registry import Registry
 from posbias.runs.engines import Engine, Local
 
@@ -131,7 +132,8 @@ class TrainOptions:
     """Settings of `train`: where members are trained and kept; none changes a number, except the device."""
 
     engine: Engine = field(default_factory=Local)
-    device: str = "cpu"
+    device: str = AUTO
+    """Where members are trained: the first accelerator, or the CPU if there is none; or a name, as for `load_model`."""
     directory: Path | None = None
     """Run directory: models are saved under `models/`, checkpoints and finished stacks kept in `parts/` until
     `posbias.runs.parts.clear_parts`. None: nothing is kept."""

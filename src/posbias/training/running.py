@@ -85,7 +85,8 @@ def train(study: Study | str | Path, *, options: TrainOptions | None = None) -> 
 
     Args:
         study: What to train, or a study file.
-        options: Engine, device and directory; by default this process, the CPU, and nothing is kept.
+        options: Engine, device and directory; by default this process, its first accelerator or the CPU, and nothing
+            is kept.
 
     Raises:
         UsageError: before anything is trained: too many members, a point that makes no model, too little disk.
@@ -182,6 +183,7 @@ def training_record(run: StudyRun, arguments: Mapping[str, Any], *, command: str
             "optimiser": plain(study.optimiser),
             "axes": {axis: plain([value for value, _ in points]) for axis, points in study.axes.items()},
             "stacks": trained.n_stacks,
+            "device": trained.device,
             "members": [plain(member.member.describe()) for member in trained.members],
         },
         seeds={f"member_{seed}": seed for seed in study.seeds},

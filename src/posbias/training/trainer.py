@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,8 @@ import torch
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, printable
 from posbias.memory import keep_freed_memory
-from posbias.models.networks import check_device
+from posbias.models.devices import training_device
+from posbias.progress import report as report_line
 from posbias.runs.engines import collect
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import PartStore, below, made_by
@@ -58,6 +59,8 @@ class Trained:
     """Programs that the members were trained in."""
     resumed: int
     """Stacks that were already finished in the directory."""
+    device: str
+    """Device on which they were trained."""
 
     def counts(self) -> dict[str, int]:
         """Number of members by the status in which they ended."""
@@ -77,7 +80,8 @@ def train_members(
     Args:
         members: At least one, names distinct.
         schedule: Steps, batch, evaluations, and when a member ends.
-        options: Engine, device, directory, resume; by default this process, the CPU, and nothing is kept.
+        options: Engine, device, directory, resume; by default this process, its first accelerator or the CPU, and
+            nothing is kept.
 
     Returns:
         One result per member; a member that diverged or failed stops no other.
@@ -94,7 +98,9 @@ def train_members(
         raise UsageError(f"{times} members are named {name!r}; names must be distinct")
     for member in members:
         member.check()
-    check_device(options.device)
+    options = replace(options, device=training_device(options.device))
+    precisions = ", ".join(sorted({member.config.dtype for member in members}))
+    report_line(f"{len(members)} members: {precisions} on {options.device}")
     stacks = group(members, stack_size=options.stack_size)
     work = StackWork(tuple(members), stacks, schedule, options)
     store = work.store(resume=options.resume)
@@ -105,7 +111,8 @@ def train_members(
     outcomes: dict[int, TrainedMember] = {}
     for stack, piece in zip(stacks, pieces, strict=True):
         outcomes |= zip(stack, unpacked([members[index] for index in stack], piece), strict=True)
-    return Trained(tuple(outcomes[index] for index in range(len(members))), schedule, len(stacks), store.reused)
+    ended = tuple(outcomes[index] for index in range(len(members)))
+    return Trained(ended, schedule, len(stacks), resumed=store.reused, device=options.device)
 
 
 def group(members: Sequence[Member], *, stack_size: int) -> tuple[tuple[int, ...], ...]:

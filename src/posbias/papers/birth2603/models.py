@@ -163,7 +163,7 @@ def untrained(family: str, size: str, *, seed: int, dtype: str = "float32") -> H
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / f"{family}-{size}.json"
         path.write_text(json.dumps(SIZES[size][family]))
-        model = load_model(f"config:{path}", init_seed=seed, dtype=dtype)
+        model = load_model(f"config:{path}", init_seed=seed, dtype=dtype, device="cpu")
         assert isinstance(model, HuggingFaceModel)  # made from a transformers configuration
         return model
 
@@ -189,9 +189,9 @@ def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
             )
             for family in FAMILIES
         }
-    reader: TokenModel = (
-        Bytes(ByteTokenizer()) if settings.tokenizer == "bytes" else load_model("config:demo", init_seed=0)
-    )
+    reader: TokenModel = Bytes(ByteTokenizer())
+    if settings.tokenizer != "bytes":
+        reader = load_model("config:demo", init_seed=0, device="cpu")
     prompts = load_prompts(
         "default", reader, n_positions=settings.n_positions, count=settings.initialisations, seed=settings.seed
     )

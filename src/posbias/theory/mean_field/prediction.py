@@ -75,7 +75,7 @@ class MeanFieldTheory(ModelTheory):
         """
         model = subject
         if isinstance(subject, str) and subject.startswith("config:"):
-            model = load_model(subject)
+            model = load_model(subject, dtype="float32", device="cpu")  # its variances are read, no pass is run
         elif hasattr(subject, "model_type") and not isinstance(subject, Model):
             origin = Origin(f"config:{subject.model_type}", init_seed=0)
             model = HuggingFaceModel(random_network(subject, seed=0), origin=origin)

@@ -1,0 +1,91 @@
+"""Devices that a model runs on: what this machine has, the memory that is free on each, and the choice among them.
+
+A model goes to the first accelerator that holds its weights with room for passes; to the processor if there is none.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from posbias.errors import UsageError, one_line
+from posbias.memory import available_bytes
+
+CPU = torch.device("cpu")
+AUTO, SPREAD = "auto", "spread"
+"""Names beside those of torch: the accelerator that is there, and all devices at once."""
+PASSES_ROOM, LEAST_ROOM = 0.25, 10**9
+"""Memory for passes beside the weights on an accelerator: this share of the weights, and no fewer bytes than that. The
+passes of a model of 7 billion weights over 8,192 positions take 0.3 of them with checkpointing."""
+
+
+class Accelerator(NamedTuple):
+    """One accelerator, and the bytes that are free on it; None if that is not known."""
+
+    device: torch.device
+    free: int | None
+
+
+def check_device(name: str) -> torch.device | None:
+    """The device of that name; None for AUTO and SPREAD, which name none. Refused if it cannot be used."""
+    if name in (AUTO, SPREAD):
+        return None
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).sum().item()
+    except Exception as error:
+        raise UsageError(
+            f"device {name!r} cannot be used ({one_line(error)}); allowed: {AUTO}, cpu, {SPREAD}, or an accelerator of "
+            "this machine, such as cuda, cuda:1 or mps"
+        ) from None
+    return device
+
+
+def accelerators() -> Iterator[Accelerator]:
+    """The accelerators of this machine that compute in float64, in which norms are summed; each is asked in its turn.
+
+    That leaves out `mps`, which can be named.
+    """
+    if not torch.accelerator.is_available():
+        return
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None  # one is available
+    for index in range(torch.accelerator.device_count()):
+        device = torch.device(kind.type, index)
+        try:
+            torch.zeros(1, dtype=torch.float64, device=device).sum().item()
+        except Exception:  # whatever a driver raises: the device is of no use here
+            continue
+        yield Accelerator(device, free_bytes(device))
+
+
+def first_with_room(devices: Iterable[Accelerator], weights: int, *, most: int | None = None) -> torch.device | None:
+    """The first accelerator with room for the weights and passes, of which at most `most` bytes may be taken."""
+    needed = weights + max(int(PASSES_ROOM * weights), LEAST_ROOM)
+    for device, free in devices:
+        if needed <= min(size for size in (free, most, needed) if size is not None):
+            return device
+    return None
+
+
+def training_device(name: str) -> str:
+    """The device of that name on which small models are trained; AUTO is the first accelerator, or the processor."""
+    if name == SPREAD:
+        raise UsageError(f"device {SPREAD!r} is for models larger than a device; allowed here: {AUTO}, cpu, cuda ...")
+    check_device(name)
+    return name if name != AUTO else next((place.device.type for place in accelerators()), CPU.type)
+
+
+def free_bytes(device: torch.device, *, module: Any = None) -> int | None:
+    """Bytes of a device's memory that this process could still take; None if not known.
+
+    `module` reads an accelerator, as `torch.cuda` does; None: torch's own for its type.
+    """
+    if device.type == "cpu":
+        return available_bytes()
+    module = module or getattr(torch, device.type, None)
+    if not hasattr(module, "mem_get_info"):
+        return None
+    free, _ = module.mem_get_info(device)
+    # What PyTorch has taken from the device and holds no tensor in is there for the next tensors.
+    return int(free + module.memory_reserved(device) - module.memory_allocated(device))
