@@ -23,8 +23,8 @@ import numpy as np
 import posbias as pb
 from posbias.evaluation.curve import position_means
 from posbias.evaluation.evaluation import measures_of
+from posbias.evaluation.requirements import ALPHA
 from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.judging.changes import ALPHA
 from posbias.mitigation.judging.judge import SMALLEST, ArmScores, Judgement, judge
 from posbias.mitigation.judging.verdicts import (
     EVENS,

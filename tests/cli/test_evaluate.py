@@ -42,6 +42,31 @@ def test_evaluate_saves_what_the_library_finds(finished, long_llama):
     assert not (finished / "parts").exists()
 
 
+def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_exit_code(
+    posbias, long_llama, tmp_path
+):
+    out = tmp_path / "run"
+    flags = ["--task", "example_order()", "--lengths", "300,600", "--positions", "spread(2)", "--count", 6]
+    flags += ["--max-tokens", 2, "--no-score", "--out", out]
+    failed = posbias("evaluate", long_llama, *flags, "--require", "effective_length>=300")
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines()[-1] == (
+        "posbias: Required effective_length>=300 is not met: at least 0 tokens are established, 0 tokens estimated."
+    )
+    assert "example_order: accuracy by length and depth" in failed.stdout
+    result = pb.load_record(out)
+    assert result.lengths == (300, 600)
+    assert result.effective_length.at_least == 0
+    for length in result.lengths:
+        below = pb.load_record(out / f"length-{length}")
+        np.testing.assert_array_equal(below.tables["correct"], result.correct[length])
+        assert (out / f"length-{length}" / "outputs.jsonl").exists()
+    assert "length-300/report.html" in (out / "report.html").read_text()
+    again = posbias("evaluate", long_llama, *flags, "--resume", "--json", "--require", "worst>=0")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["scalars"]["effective_length"]["threshold"] == 0.8
+
+
 def test_the_report_can_be_redrawn(posbias, finished):
     (finished / "report.html").unlink()
     assert posbias("report", finished).returncode == 0

@@ -49,13 +49,13 @@ def test_an_unmet_requirement_sets_the_exit_code_and_keeps_the_run(posbias, long
     out = tmp_path / "run"
     done = posbias("mitigate", long_llama, *QUICK, "--out", out, "--require", "worst>=-0.6")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("posbias: required worst>=-0.6, got -")
+    assert done.stderr.splitlines()[-1].startswith("posbias: Required worst>=-0.6 is not met: -")
     assert json.loads((out / "record.json").read_text())["status"] == "done"
 
 
 def test_bad_input_is_one_line(posbias, long_llama):
     for arguments, message in (
-        (("--require", "best>=1"), "requirement 'best>=1': allowed are worst, mean, spread"),
+        (("--require", "best>=1"), "requirement 'best>=1': allowed: worst, mean, spread"),
         (("--require", "worst>=0.6"), "without generated answers it is about log-probabilities, which are below 0"),
         (("--methods", "nosuch"), "unknown mitigation 'nosuch'"),
         (("--methods", "temperature(scale=0.3, strength=2)"), "strength must lie in [0, 1]"),

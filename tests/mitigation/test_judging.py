@@ -9,6 +9,7 @@ from scipy import stats
 
 from planted import Planted, planted_scores, reasons_of
 from posbias.errors import UsageError
+from posbias.evaluation.requirements import levels_of
 from posbias.mitigation.judging.changes import FORMERLY_BEST, MEAN, SPREAD, WORST
 from posbias.mitigation.judging.judge import (
     ArmScores,
@@ -18,21 +19,9 @@ from posbias.mitigation.judging.judge import (
     SideEffect,
     choose_measure,
     judge,
-    levels_of,
 )
 from posbias.mitigation.judging.power import DetectableRise, samples_for
-from posbias.mitigation.judging.verdicts import (
-    APPLY,
-    EVENS,
-    GREW,
-    HARM,
-    NOTHING,
-    OPEN,
-    RAISES,
-    SHRANK,
-    STEADY,
-    settle,
-)
+from posbias.mitigation.judging.verdicts import APPLY, EVENS, GREW, HARM, NOTHING, OPEN, RAISES, SHRANK, STEADY, settle
 from posbias.mitigation.trial.result import ArmResult, Reading
 from posbias.mitigation.trial.side_effects import Effort
 from posbias.report.mitigate_wording import recommendation, warnings, words

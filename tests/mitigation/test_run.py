@@ -12,11 +12,12 @@ from torch.nn.modules.module import register_module_forward_hook
 from planted import PlantedMethod, PlantedResponder, trial_record
 from posbias.errors import RunError, UsageError
 from posbias.evaluation import EvaluateOptions
+from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Response
 from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.mitigation import MitigateOptions
 from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD, Levels, Requirement
+from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.methods.key_bias import ContextBias
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET, write_recipe
@@ -34,7 +35,6 @@ from posbias.report.page import html_of, report_of
 from posbias.runs.engines import Local
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import read_record
-from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=5)"
@@ -55,7 +55,7 @@ def options(*methods, count=24, **further):
 def planted(tmp_path_factory):
     """A finished run, and where it lies."""
     directory = tmp_path_factory.mktemp("run")
-    given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"))
+    given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.3"))
     record = trial_record(TASK, PlantedResponder(CURVE), given, directory=directory)
     record.save(directory)
     return record, directory
@@ -90,7 +90,7 @@ def test_the_page_opens_with_the_recommendation_and_folds_the_rest(planted, tmp_
     places = [page.index(text) for text in (UNDECIDED, "<figure ", "what each method does", "Why each verdict")]
     assert places == sorted(places)
     assert "Do not apply planted(curve=[0.2, 0.1, 0.2])" in page
-    assert "Required worst&gt;=0.6 is met" in page
+    assert "Required worst&gt;=0.3 is met" in page
     rows = report_of(record).summary[0].cells
     assert [row[2] for row in rows[1:]] == [UNDECIDED, HARM, NOTHING]
     assert html_of(report_of(record))
@@ -107,11 +107,11 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
                 raise RunError("the server went away")
             return super().respond(requests, **how)
 
-    given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"))
+    given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.3"))
     with pytest.raises(RunError, match="went away"):
         trial_record(TASK, Failing(CURVE), given, directory=tmp_path)
     again = PlantedResponder(CURVE)
-    given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.6"), resume=True)
+    given = options(HELPFUL, HARMFUL, IDLE, require=Requirement.parse("worst>=0.3"), resume=True)
     record = trial_record(TASK, again, given, directory=tmp_path)
     assert again.requests == 5 * (24 - 16) + 2 * 24, "of the unchanged model what was left, and its short form"
     assert record.scalars["judgement"] == whole.scalars["judgement"]
@@ -203,19 +203,6 @@ def test_bad_input_is_refused_in_one_line():
         MitigateOptions(evaluation=scored, require=worst)
     for possible in ("worst>=-0.6", "spread<=0.2", "mean<=1"):
         MitigateOptions(evaluation=scored, require=Requirement.parse(possible))
-
-
-@pytest.mark.parametrize("text", ["worst>=0.6", " mean >= .5", "spread<=2e-1", "worst<=-0.5"])
-def test_requirements_are_read_and_decided(text):
-    levels = Levels(*(Interval(value, 0.0, 1.0) for value in (0.7, 0.6, 0.2)))
-    assert Requirement.parse(text).met(levels) is (text != "worst<=-0.5")
-    assert Requirement.parse(str(Requirement.parse(text))) == Requirement.parse(text)
-
-
-@pytest.mark.parametrize("text", ["worst>0.6", "best>=0.6", "worst>=", "worst>=high", "", "worst>=0.6 mean>=1"])
-def test_requirements_that_say_nothing_are_refused(text):
-    with pytest.raises(UsageError, match=r"allowed are worst, mean, spread, >= or <=, and a number"):
-        Requirement.parse(text)
 
 
 def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_llama, tmp_path, capsys):

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from posbias.mitigation.judging.changes import ALPHA
+from posbias.evaluation.requirements import ALPHA
 from posbias.mitigation.judging.judge import Judgement
 from posbias.mitigation.judging.verdicts import APPLY, EVENS, HARM, RAISES, corrected_together, settle
 from posbias.report.mitigate_wording import words

@@ -10,10 +10,11 @@ import typer
 
 from posbias.cli import options
 from posbias.cli.output import running, say
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 
 if TYPE_CHECKING:
-    from posbias.evaluation import EvaluateOptions
+    from posbias.evaluation import EvaluateOptions, Evaluation
+    from posbias.evaluation.requirements import Requirement, RequirementCheck
     from posbias.evaluation.responders import Responder
     from posbias.tasks.language import LanguageTask
 
@@ -28,6 +29,24 @@ OWN_OPTIONS = {"cache", "reuse", "template_options"}
 """Options of a server that other flags set."""
 OF_A_RUN = ("template_options", "thinking_tokens", "answer_pattern", "generate", "score", "resume", "out", "json")
 """Flags of a run, whoever answers."""
+
+
+@dataclass(frozen=True)
+class LengthFlags:
+    """Lengths that are compared."""
+
+    lengths: Annotated[
+        str, typer.Option(help="Tokens of the prompts, such as 1024,4096,16384.", show_default="the task's own length")
+    ] = ""
+    threshold: Annotated[float, typer.Option(help="Accuracy that the effective length asks for.")] = 0.8
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The lengths as numbers; none for the task's own."""
+        try:
+            return tuple(int(part) for part in self.lengths.split(",")) if self.lengths.strip() else ()
+        except ValueError:
+            raise UsageError(f"--lengths {self.lengths!r}: allowed: whole numbers such as 1024,4096") from None
 
 
 @dataclass(frozen=True)
@@ -56,13 +75,17 @@ class TaskFlags:
     generate: Annotated[bool, typer.Option(help="Generate answers and judge them by the task's rule.")] = True
     score: Annotated[bool, typer.Option(help="Score the right answer by teacher forcing.")] = True
 
-    def settings(self, *, seed: int, resume: bool, max_memory: str | None) -> "EvaluateOptions":
+    def settings(
+        self, *, seed: int, resume: bool, max_memory: str | None, compared: LengthFlags | None = None
+    ) -> "EvaluateOptions":
         """The options of the library; positions that the task lacks are refused at once, before a model is loaded."""
         from posbias.evaluation import EvaluateOptions
         from posbias.tasks.language import LANGUAGE_TASKS
 
         flags = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
         settings = EvaluateOptions(**flags, seed=seed, resume=resume, max_memory=options.bytes_of(max_memory))
+        if compared is not None and compared.tokens:
+            return replace(settings, lengths=compared.tokens, threshold=compared.threshold)
         settings.positions_of(LANGUAGE_TASKS.parse(self.task))
         return settings
 
@@ -71,6 +94,41 @@ class TaskFlags:
         return options.parse_template_options(
             self.template_options, rendered=task.chat or served, by="chat=True in the task"
         )
+
+
+@dataclass(frozen=True)
+class GateFlags:
+    """A bound that a pipeline requires."""
+
+    require: Annotated[
+        str | None,
+        typer.Option(
+            help="Exit with 1 unless it holds at the safe end of the interval: worst>=0.8, mean>=0.7, spread<=0.2, "
+            "effective_length>=4096 (evaluate --lengths).",
+            show_default=False,
+        ),
+    ] = None
+    by_estimate: Annotated[bool, typer.Option("--by-estimate", help="Judge the estimate instead.")] = False
+
+    @property
+    def requirement(self) -> "Requirement | None":
+        """The bound, if there is one."""
+        from posbias.evaluation.requirements import Requirement
+
+        if self.require is None:
+            if self.by_estimate:
+                raise UsageError("--by-estimate goes with --require")
+            return None
+        return Requirement.parse(self.require, by_estimate=self.by_estimate)
+
+    def judge(self, check: "RequirementCheck", *, quiet: bool) -> None:
+        """Say that the bound is met, or fail."""
+        from posbias.report.evaluate import requirement_text
+
+        if not check.met:
+            raise RunError(requirement_text(check))
+        if not quiet:
+            say(requirement_text(check))
 
 
 @dataclass(frozen=True)
@@ -138,6 +196,7 @@ def evaluate(
     ] = None,
     *,
     evaluated: TaskFlags,
+    compared: LengthFlags,
     local: LocalFlags,
     server: Annotated[
         str | None, typer.Option(help="Base URL of an OpenAI-compatible server.", show_default=False)
@@ -159,6 +218,7 @@ def evaluate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from finished samples and a server's kept answers.")
     ] = False,
+    gate: GateFlags,
     flags: options.RunFlags,
 ) -> None:
     """Measure how well a model answers, by the answer's position. One item is requested, at varied positions."""
@@ -167,7 +227,10 @@ def evaluate(
     check_answerer(context, model, server, tokenizer=tokenizer, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
-    settings = evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory)
+    settings = evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory, compared=compared)
+    required = gate.requirement
+    if required is not None:
+        settings.check_requirement(required)
     template_options = evaluated.for_template(task, served=server is not None)
     if lm_eval or inspect_ai:
         _export(task, settings, model=model or tokenizer, lm_eval=lm_eval, inspect_ai=inspect_ai)
@@ -184,7 +247,9 @@ def evaluate(
             )
         return local.responder(str(model), template_options=template_options)
 
-    _evaluate(context, task, settings, responder, flags)
+    evaluation = _evaluate(context, task, settings, responder, flags)
+    if required is not None:
+        gate.judge(evaluation.check(required), quiet=flags.json)
 
 
 def check_answerer(
@@ -212,20 +277,32 @@ def _evaluate(
     settings: "EvaluateOptions",
     responder_in: "Callable[[Path | None], Responder]",
     flags: options.RunFlags,
-) -> None:
+) -> "Evaluation":
     """Evaluate, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
     from posbias.evaluation import evaluate_responder, finished_evaluation, write_outputs
+    from posbias.evaluation.lengths import LengthEvaluation
+    from posbias.report import conclude
 
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
         responder = responder_in(run.directory)
-        finished = finished_evaluation(responder, task, settings)
+        finished = None if settings.lengths else finished_evaluation(responder, task, settings)
         evaluation = finished or evaluate_responder(responder, task, settings)
+        if isinstance(evaluation, LengthEvaluation) and run.directory is not None:
+            for length, at_length in evaluation.at.items():
+                directory = run.directory / f"length-{length}"
+                if taken_over := not at_length.outputs:
+                    conclude(at_length.record, directory, found=taken_over)
+                    continue
+                at_length.record.called(run.arguments, run.command)
+                write_outputs(at_length, directory)
+                conclude(at_length.record, directory)
         if finished is None:
             evaluation.record.called(run.arguments, run.command)
-            if run.directory is not None:
+            if run.directory is not None and not settings.lengths:
                 write_outputs(evaluation, run.directory)
         run.finish(evaluation.record, found=finished is not None)
+    return evaluation
 
 
 def _export(

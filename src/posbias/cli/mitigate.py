@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posbias.cli import options
-from posbias.cli.evaluate import LocalFlags, ServerFlags, TaskFlags, check_answerer
+from posbias.cli.evaluate import GateFlags, LocalFlags, ServerFlags, TaskFlags, check_answerer
 from posbias.cli.output import running
-from posbias.errors import RunError
 
 if TYPE_CHECKING:
-    from posbias.mitigation import MitigateOptions, MitigationTrial
+    from posbias.mitigation import MitigateOptions
 
 EXAMPLE = (
     "Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` "
@@ -44,13 +43,6 @@ class MethodFlags:
         typer.Option(
             help="accuracy, starts (answers that begin with the right one) or logprob.",
             show_default="accuracy, unless it is near 0 or 1",
-        ),
-    ] = None
-    require: Annotated[
-        str | None,
-        typer.Option(
-            help="Exit with 1 unless what is recommended has, e.g., worst>=0.6, mean>=0.7 or spread<=0.2.",
-            show_default=False,
         ),
     ] = None
     documents: Annotated[int, typer.Option(help="Windows of ordinary text for perplexity.", min=0)] = 16
@@ -88,6 +80,7 @@ def mitigate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from finished samples, fits and a server's kept answers.")
     ] = False,
+    gate: GateFlags,
     engine: options.EngineFlags,
     flags: options.RunFlags,
 ) -> None:
@@ -100,7 +93,10 @@ def mitigate(
 
     check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
     options.check_resume(resume, flags.out)
-    settings = replace(_settings(chosen, evaluated, local, flags, resume=resume), engine=engine.made())
+    settings = replace(
+        _settings(chosen, evaluated, gate, flags=flags, max_memory=local.max_memory, resume=resume),
+        engine=engine.made(),
+    )
     template_options = evaluated.for_template(LANGUAGE_TASKS.parse(evaluated.task), served=server is not None)
     check_files(settings.entries, settings.fitting.begin)  # before a model is loaded
     with running(context, flags, resume=resume) as run:
@@ -121,25 +117,21 @@ def mitigate(
         if not taken_over:
             trial.record.called(run.arguments, run.command)
         run.finish(trial.record, found=taken_over)
-    _check_required(trial)
-
-
-def _check_required(trial: "MitigationTrial") -> None:
-    """Fail if what was required of the recommended model is not met."""
-    check = trial.requirement
-    if check is not None and not check.met:
-        from posbias.report.mitigate_wording import undecided_text
-
-        why = f"; {undecided_text(check.withheld)}" if check.withheld is not None else ""
-        raise RunError(f"required {check.required}, got {check.value} ({check.measure}, {check.arm}){why}")
+    if trial.requirement is not None:
+        gate.judge(trial.requirement, quiet=flags.json)
 
 
 def _settings(
-    chosen: MethodFlags, evaluated: TaskFlags, local: LocalFlags, flags: options.RunFlags, *, resume: bool
+    chosen: MethodFlags,
+    evaluated: TaskFlags,
+    gate: GateFlags,
+    *,
+    flags: options.RunFlags,
+    max_memory: str | None,
+    resume: bool,
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
     from posbias.mitigation.fitting.base import FIT_OPTIONS
-    from posbias.mitigation.judging.verdicts import Requirement
     from posbias.mitigation.trial.options import ALL, DEFAULT, MitigateOptions
 
     methods = options.split_literals(chosen.methods)
@@ -147,12 +139,12 @@ def _settings(
         methods=methods[0] if methods in ([ALL], [DEFAULT]) else methods,
         calibration=chosen.calibration,
         fitting=FIT_OPTIONS.parse(f"options({chosen.fit})"),
-        evaluation=evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory),
+        evaluation=evaluated.settings(seed=flags.seed, resume=resume, max_memory=max_memory),
         by=chosen.by,
         documents=chosen.documents,
         text=chosen.text,
         tolerance=chosen.tolerance,
         short=chosen.short,
         influence=chosen.influence,
-        require=None if chosen.require is None else Requirement.parse(chosen.require),
+        require=gate.requirement,
     )

@@ -288,6 +288,7 @@
       const found = data.limits[0] + ((data.limits[1] - data.limits[0]) * level) / (MISSING - 1);
       return data.logarithmic ? 10 ** found : found;
     };
+    const named = data.rows.length ? data.rows : null;
     for (const panel of data.panels) {
       panel.levels = panel.levels || decoded(panel.values);
       const cell = add(plot, "div", { class: "panel", style: `width: ${100 / columns}%` });
@@ -298,8 +299,9 @@
       const [dx, dy] = [half(data.x, panel.columns), half(data.y, panel.rows)];
       const foot = footed(data.x_label, { left: LEFT, width: each, height }), { bottom } = foot;
       const x = scale([data.x[0] - dx, data.x[1] + dx], false, LEFT, each - RIGHT, 74, { whole: true });
-      const y = scale([data.y[1] + dy, data.y[0] - dy], false, bottom, TOP, 34, { whole: true });
-      const group = frame(svg, x, y, { left: LEFT, width: each, foot, y_label: data.y_label });
+      const y = scale([data.y[1] + dy, data.y[0] - dy], false, bottom, TOP, 34, { whole: true, labels: named });
+      const rows = named && named.map(name => [name]);
+      const group = frame(svg, x, y, { left: LEFT, width: each, foot, y_label: data.y_label, rows });
       const area = { x: LEFT, y: TOP, width: each - RIGHT - LEFT, height: bottom - TOP };
       panel.image = panel.image || picture(panel, data.stops);
       add(group, "image", { ...area, href: panel.image, preserveAspectRatio: "none", style: "image-rendering: pixelated" });
@@ -308,6 +310,7 @@
         const row = Math.floor(((py - TOP) / area.height) * panel.rows);
         if (column < 0 || row < 0 || column >= panel.columns || row >= panel.rows) return [];
         const level = panel.levels[row * panel.columns + column];
+        if (data.words.length) return data.words[row * panel.columns + column].split("\n");
         const places = `${data.x_label}: ${plain(x.back(px))}\n${data.y_label}: ${plain(y.back(py))}`;
         return [places, level === MISSING ? "nothing here" : `${data.value_label}: ${plain(value(level))}`];
       });

@@ -225,6 +225,12 @@ class HeatMap:
     """Centres of the first and last column."""
     y: tuple[float, float]
     scale: Literal["logarithmic", "linear", "diverging"] = "linear"
+    rows: tuple[str, ...] = ()
+    """Names of the rows in place of numbers on the axis; `y` is then (1, number of rows)."""
+    words: tuple[str, ...] = ()
+    """Words about each cell, row by row, that a pointer shows in place of its number; for a single panel."""
+    ends: tuple[float, float] | None = None
+    """Ends of the colour scale; None: those of the values."""
     floor: float = 0.0
     """Smallest value that a logarithmic scale shows, > 0; smaller ones take its colour."""
 
@@ -253,6 +259,8 @@ class HeatMap:
     @property
     def limits(self) -> tuple[float, float]:
         """Ends of the colour scale, in what is coloured."""
+        if self.ends is not None:
+            return self.ends
         values = np.concatenate([self.shown(panel).ravel() for panel in self.panels])
         values = values[np.isfinite(values)]
         low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
@@ -301,7 +309,7 @@ def points_that_fit(figures: Iterable[Figure | HeatMap]) -> int:
 
 
 def interval_curves(
-    name: str, places: Sequence[int], stored: Sequence[Mapping[str, Any]], stroke: Stroke, *, unit: float = 1.0
+    name: str, places: Sequence[float], stored: Sequence[Mapping[str, Any]], stroke: Stroke, *, unit: float = 1.0
 ) -> tuple[Curve, ...]:
     """Recorded intervals over places, in multiples of `unit`, at places that have a value; no curve if none has one."""
     indices = [index for index, entry in enumerate(stored) if entry["value"] is not None]

@@ -93,7 +93,10 @@ def _curve(curve: Curve, offset: float, places: list[dict[str, Any]]) -> dict[st
 
 def _heat_map(figure: HeatMap) -> dict[str, Any]:
     return {
-        **{name: getattr(figure, name) for name in ("x_label", "y_label", "value_label", "x", "y", "limits")},
+        **{
+            name: getattr(figure, name)
+            for name in ("x_label", "y_label", "value_label", "x", "y", "limits", "rows", "words")
+        },
         "columns": figure.grid[1],
         "logarithmic": figure.scale == "logarithmic",
         "stops": STOPS[figure.colours].split(),

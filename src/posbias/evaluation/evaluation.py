@@ -23,6 +23,7 @@ from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import PositionCurve, Scores
 from posbias.evaluation.endings import Endings
 from posbias.evaluation.judges import Reading, Verdicts
+from posbias.evaluation.requirements import Requirement, RequirementCheck, check_requirement
 from posbias.files import write_atomically
 from posbias.runs.records import Record, read_record, remove_record
 from posbias.runs.results import RESULTS, Result, from_stored, result_of
@@ -121,9 +122,13 @@ class Evaluation(Result):
 
     @classmethod
     def from_record(cls, record: Record) -> "Evaluation":
-        """The evaluation that a record holds; without results if it failed."""
+        """The evaluation that a record holds, at one length or several; without results if it failed."""
         if record.status != "done":
             return cls(record)
+        if record.resolved.get("lengths"):
+            from posbias.evaluation.lengths import LengthEvaluation  # which is made of evaluations at one length
+
+            return LengthEvaluation.from_record(record)
         scalars, arrays = record.scalars, record.arrays
         curves = {
             name: PositionCurve.of_record(curve, quantity=MEASURES.get(name, name))
@@ -159,6 +164,10 @@ class Evaluation(Result):
     def measures(self) -> dict[str, Scores]:
         """Tables that the curves are drawn of, in units in which more is better."""
         return {name: table for name, table in measures_of(self.tables).items() if name in self.curves}
+
+    def check(self, require: Requirement) -> RequirementCheck:
+        """The check of a bound on accuracy, or on log-probability if no answer was judged."""
+        return check_requirement(require, self.measures, self.tables)
 
     @property
     def title(self) -> str:

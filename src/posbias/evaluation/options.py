@@ -8,6 +8,7 @@ import numpy as np
 
 from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import UsageError
+from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
 from posbias.registry import parse_literal_call
 from posbias.tasks.language import LanguageTask
@@ -15,6 +16,8 @@ from posbias.tasks.language.verdict_parsing import check_own
 
 SPREAD_POSITIONS = 9
 """Positions that are requested by default: enough to see a bend, few enough to be quick."""
+LEAST_THRESHOLD = 0.4
+"""Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
 
 
 @checked
@@ -29,6 +32,10 @@ class EvaluateOptions:
     positions: str | Sequence[int] = "spread"
     """Positions at which the moved item is put: a list such as (0, 4, 9) or its spelling "0,4,9"; "all"; "spread(5)":
     at most 5 positions, evenly spread, both ends among them; "spread": at most SPREAD_POSITIONS."""
+    lengths: Sequence[int] = ()
+    """Lengths of prompts in tokens, ascending, each evaluated at as many positions; empty: the task's own length."""
+    threshold: float = 0.8
+    """Accuracy that the effective length asks for at every position, in [0.4, 1)."""
     seed: int = 0
     """Seed of samples and folds, >= 0."""
     generate: bool = True
@@ -64,8 +71,29 @@ class EvaluateOptions:
             check_size("evaluate: max_tokens", self.max_tokens, TOKENS)
         if self.max_memory is not None:
             check_whole("evaluate: max_memory", self.max_memory, least=1)
+        if not LEAST_THRESHOLD <= self.threshold < 1:
+            raise UsageError(
+                f"evaluate: threshold must be at least {LEAST_THRESHOLD} and below 1, got {self.threshold:g}"
+            )
+        for length in self.lengths:
+            check_size("evaluate: lengths", length, TOKENS)
+        if list(self.lengths) != sorted(set(self.lengths)):
+            raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
+        if self.lengths and not self.generate:
+            raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
         if not (self.generate or self.score):
             raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
+
+    def check_requirement(self, require: Requirement) -> None:
+        """Refuse a bound that no result of these settings has a number for."""
+        allowed = ("worst", EFFECTIVE_LENGTH) if self.lengths else LEVELS
+        if require.what not in allowed:
+            lengths = "several lengths" if self.lengths else "one length (--lengths 1024,4096 asks for several)"
+            raise UsageError(f"require {require}: allowed: {', '.join(allowed)}, with {lengths}")
+        if not require.possible and not self.generate:
+            raise UsageError(
+                f"require {require}: without generated answers it is about log-probabilities, which are below 0"
+            )
 
     def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
         """Positions of the moved item, ascending; all of them must be the task's."""

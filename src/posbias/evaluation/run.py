@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from posbias.checks import checked
-from posbias.errors import RunError
+from posbias.errors import RunError, UsageError
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.endings import endings_of
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of
 from posbias.evaluation.judges import judge_verdicts, reading_of
+from posbias.evaluation.lengths import LengthEvaluation, depths_of, length_evaluation
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
 from posbias.evaluation.responders.local import as_responder
@@ -70,8 +71,30 @@ def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions
     """
     options = options or EvaluateOptions()
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
-    options.positions_of(task)  # refused before a model is loaded
+    if not options.lengths:
+        options.positions_of(task)  # refused before a model is loaded
     return evaluate_responder(as_responder(subject, max_memory=options.max_memory), task, options)
+
+
+def _evaluate_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptions) -> LengthEvaluation:
+    """An evaluation at every length, each resumed from a directory of its own."""
+    for length in options.lengths:
+        following = options.tokens_of(task)
+        if responder.max_positions is not None and length + following > responder.max_positions:
+            raise UsageError(
+                f"evaluate: prompts of {length} tokens and {following} of an answer do not fit into the model's "
+                f"{responder.max_positions}; lengths up to {responder.max_positions - following} do"
+            )
+    tasks = {length: task.at_length(length, responder.tokenizer, seed=options.seed) for length in options.lengths}
+    positions = {length: options.positions_of(lengthened) for length, lengthened in tasks.items()}
+    depths = depths_of(positions, {length: lengthened.n_items for length, lengthened in tasks.items()})
+    evaluations = {}
+    for length, lengthened in tasks.items():
+        directory = None if options.directory is None else options.directory / f"length-{length}"
+        chosen = replace(options, lengths=(), directory=directory)
+        finished = finished_evaluation(responder, lengthened, chosen)
+        evaluations[length] = finished or evaluate_responder(responder, lengthened, chosen)
+    return length_evaluation(evaluations, task=str(task), threshold=options.threshold, depths=depths)
 
 
 def evaluate_responder(
@@ -91,6 +114,8 @@ def evaluate_responder(
         answered: Results of `answer_samples` for samples that were answered elsewhere, by `Sample.piece`.
         beside: What else the record will depend on, as for `finished_evaluation`.
     """
+    if options.lengths:
+        return _evaluate_lengths(responder, task, options)
     samples = list(samples_of(task, responder.tokenizer, options))
     described = responder.describe()
     settings = _settings(task, options, described)

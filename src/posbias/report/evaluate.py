@@ -15,8 +15,11 @@ from posbias.display.figures import (
 from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, PositionCurve
+from posbias.evaluation.endings import MOST_CUT, Undecided
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
 from posbias.evaluation.judges import MOST_UNREAD, UNBIASED, Verdicts
+from posbias.evaluation.lengths import LengthEvaluation
+from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.report.influence import (
     CORRELATION_CAVEAT,
     Weighed,
@@ -27,6 +30,7 @@ from posbias.report.influence import (
     influence_figure,
 )
 from posbias.report.layout import caveats_of, notice_sentences
+from posbias.report.lengths import length_report
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval
@@ -68,6 +72,8 @@ MITIGATED, CALIBRATED = 20, 12
 @REPORTS.register("evaluate")
 def evaluation_report(evaluation: Evaluation) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
+    if isinstance(evaluation, LengthEvaluation):
+        return length_report(evaluation)
     record = evaluation.record
     figures, tables = _figures(evaluation), tables_of(evaluation)
     influence_caveat = [CORRELATION_CAVEAT] if evaluation.influence else []
@@ -402,3 +408,24 @@ def _score_figure(evaluation: Evaluation, name: str, curve: PositionCurve) -> Fi
         interval_curves(label(MEASURES, name), curve.positions, means, stroke),
         markers=True,
     )
+
+
+def requirement_text(check: RequirementCheck) -> str:
+    """Whether a requirement is met, and the number that it bounds."""
+    verb = "is met" if check.met else "is not met"
+    judged = " (judged by the estimate)" if check.by_estimate else ""
+    why = f"; {undecided_text(check.withheld)}" if check.withheld is not None else ""
+    of = ", ".join(filter(None, (label(MEASURES, check.measure), check.arm)))
+    if check.measure == EFFECTIVE_LENGTH:
+        by_estimate, reached = (f"{number:.0f} tokens" for number in (check.value.value, check.value.low))
+        return f"Required {check.required} {verb}{judged}: at least {reached} are established, {by_estimate} estimated."
+    return f"Required {check.required} {verb}{judged}: {check.value} ({of}){why}."
+
+
+def undecided_text(undecided: Undecided) -> str:
+    """Open answers in a clause, and why they decide nothing."""
+    counts = f"{undecided.open_before} of {undecided.answers_before}"
+    if not undecided.alone:
+        counts += f" without it and {undecided.open_after} of {undecided.answers_after} with it"
+    why = f"; at most {MOST_CUT:.0%} may be" if undecided.p is None else f", which differ (p = {undecided.p:.2g})"
+    return f"answers were cut off in their first line before they were right, {counts}{why}"

@@ -20,6 +20,7 @@ from posbias.mitigation.trial.arms import UNCHANGED
 from posbias.mitigation.trial.influence import OVER_POSITIONS
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.result import InfluenceOutcome, MitigationTrial, Tie
+from posbias.report.evaluate import requirement_text
 from posbias.report.layout import caveats_of, sample_notices
 from posbias.report.mitigate_wording import (
     TEXT_REASONS,
@@ -27,7 +28,6 @@ from posbias.report.mitigate_wording import (
     measure_words,
     reasons,
     recommendation,
-    undecided_text,
     warnings,
     words,
 )
@@ -68,7 +68,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         record.title,
         kicker="posbias · methods against position bias, judged",
         notices=sample_notices(record),
-        verdict=[*recommendation(judgement), *required_lines(trial), *_influence_lines(trial)],
+        verdict=[*recommendation(judgement), *_required(trial), *_influence_lines(trial)],
         basis=f"{n_samples} samples that no fit used",
         caveats=[
             *caveats_of(record),
@@ -90,14 +90,9 @@ def mitigation_report(trial: MitigationTrial) -> Report:
     )
 
 
-def required_lines(trial: MitigationTrial) -> list[str]:
+def _required(trial: MitigationTrial) -> list[str]:
     """A sentence that says if the requirement is met; nothing if none was made."""
-    check = trial.requirement
-    if check is None:
-        return []
-    verb = "is met" if check.met else "is not met"
-    why = f"; {undecided_text(check.withheld)}" if check.withheld is not None else ""
-    return [f"Required {check.required} {verb}: {check.value} ({label(MEASURES, check.measure)}, {check.arm}){why}."]
+    return [] if trial.requirement is None else [requirement_text(trial.requirement)]
 
 
 def _influence_lines(trial: MitigationTrial) -> list[str]:

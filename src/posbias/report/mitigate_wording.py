@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posbias.evaluation.endings import MOST_CUT, Undecided
+from posbias.evaluation.requirements import ALPHA
 from posbias.mitigation.judging.changes import (
-    ALPHA,
     FORMERLY_BEST,
     JUDGED,
     MEAN,
@@ -37,6 +36,7 @@ from posbias.mitigation.trial import arms as parts
 from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.ordinary_text import SERVER, UNASKED
 from posbias.mitigation.trial.result import ArmResult
+from posbias.report.evaluate import undecided_text
 from posbias.statistics import POWER, Interval
 
 MEASURE_WORDS = {
@@ -202,15 +202,6 @@ def dependence_text(verdict: Verdict) -> str:
     before, after = (levels.spread.value for levels in (verdict.before, verdict.after))
     change = change_text(verdict.changes[SPREAD].value, "+", least=2)
     return f"{fate}: best minus worst position goes from {before:.2f} to {after:.2f} ({change})"
-
-
-def undecided_text(undecided: Undecided) -> str:
-    """Open answers in a clause, and why they decide nothing."""
-    counts = f"{undecided.open_before} of {undecided.answers_before}"
-    if not undecided.alone:
-        counts += f" without it and {undecided.open_after} of {undecided.answers_after} with it"
-    why = f"; at most {MOST_CUT:.0%} may be" if undecided.p is None else f", which differ (p = {undecided.p:.2g})"
-    return f"answers were cut off in their first line before they were right, {counts}{why}"
 
 
 def warnings(choice: MeasureChoice, arms: Sequence[ArmResult]) -> list[str]:

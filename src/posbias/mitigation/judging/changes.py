@@ -15,13 +15,12 @@ estimates of other scores than right or wrong are cautious about skewness, and n
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.evaluation.curve import (
-    AGREEMENT,
     SAMPLES_FOR_CLAIM,
     Contrast,
     Scores,
@@ -29,12 +28,12 @@ from posbias.evaluation.curve import (
     is_binary,
     paired_difference,
 )
-from posbias.statistics import CONFIDENCE, Interval, StoredInterval, estimate
+from posbias.evaluation.requirements import ALPHA, bounds_of, gaps_of
+from posbias.statistics import Interval, StoredInterval
 
 MEAN, WORST, SPREAD, FORMERLY_BEST = "mean", "worst position", "spread", "formerly best position"
 JUDGED = (MEAN, WORST)
 """Endpoints whose rise is a gain; a fall of the formerly best position is harm, too."""
-ALPHA = 1 - CONFIDENCE
 SAMPLES_FOR_MEANS = 16
 """Complete samples below which no change of other scores than right or wrong is judged: of lognormal changes (sigma
 1.5) with four methods, 16 samples give a false verdict in 4 % of runs, 12 in 6 % (studies/intervals)."""
@@ -42,8 +41,6 @@ SCIENTIFIC = 12
 """Decimals from which a number is written as a power of ten."""
 
 Table = Float64[np.ndarray, "rows columns"]
-Gaps = Float64[np.ndarray, "n_samples pairs"]
-PerPair = Float64[np.ndarray, "pairs"]
 PerSample = Float64[np.ndarray, "n_samples"]
 
 
@@ -143,40 +140,6 @@ def _saddle(value: Table, low: Table, high: Table, p: Table, comparisons: int) -
     falling = np.where(value < 0, p, 1.0).max(axis=1).min()
     ends = (float(ends.max(axis=1).min()) for ends in (low, high))
     return Change(Interval(float(value.max(axis=1).min()), *ends), min(1.0, comparisons * float(min(rising, falling))))
-
-
-def gaps_of(scores: Scores) -> Gaps:
-    """First minus second of all ordered pairs of positions."""
-    first, second = np.nonzero(~np.eye(scores.shape[1], dtype=bool))
-    return np.asarray(scores[:, first] - scores[:, second])
-
-
-def bounds_of(
-    values: Gaps, scores: Scores, alpha: float, *, limit: float = math.inf, reference: float = 0.0
-) -> tuple[PerPair, PerPair, PerPair]:
-    """Ends at 1 - alpha of the means of columns, and their two-sided p-values of being `reference`.
-
-    Args:
-        values: value[sample, column], sums and differences of scores.
-        scores: These scores. If they are 0 and 1, the error is at least that of one sample which differs, as in
-            every contrast of such scores; if they are others, the estimate is cautious about skewness.
-        alpha: In (0, 1); an interval leaves the reference out exactly if its p-value is below it.
-        limit: Largest size of a mean.
-        reference: Mean that is tested.
-    """
-    count, agreed = len(values), np.zeros(values.shape[1], dtype=bool)
-    estimated = estimate(values.mean(axis=0), values, scale=2 * float(np.abs(scores).max(initial=0.0)))
-    if is_binary(scores):
-        small = estimated.error < 1 / count
-        error, skewness = np.where(small, 1 / count, estimated.error), np.where(small, 0.0, estimated.skewness)
-        estimated = replace(estimated, error=error, skewness=skewness)
-    else:
-        estimated = replace(estimated, cautious=True)
-        agreed = np.ptp(values, axis=0) <= AGREEMENT * np.abs(values).max(axis=0)
-    p = np.maximum(estimated.p(reference), np.where(agreed, 2.0 ** (1 - count), 0.0))  # what so many could show at most
-    low, high = estimated.ends(1 - alpha, least=-limit, most=limit)
-    includes = p >= alpha
-    return np.where(includes, np.minimum(low, reference), low), np.where(includes, np.maximum(high, reference), high), p
 
 
 def _spread_change(before: Scores, after: Scores) -> Change:

@@ -22,28 +22,17 @@ from posbias.evaluation.curve import (
     AGREEMENT,
     Contrast,
     Scores,
-    complete_samples,
-    is_binary,
     position_means,
 )
 from posbias.evaluation.endings import Undecided
+from posbias.evaluation.requirements import levels_of
 from posbias.limits import REPEATS
-from posbias.mitigation.judging.changes import (
-    ALPHA,
-    MEAN,
-    UNCHANGED,
-    Change,
-    bounds_of,
-    change_between,
-    changes_of,
-    gaps_of,
-    samples_needed,
-)
+from posbias.mitigation.judging.changes import MEAN, UNCHANGED, Change, change_between, changes_of, samples_needed
 from posbias.mitigation.judging.power import DetectableRise, detectable_rises, samples_for
-from posbias.mitigation.judging.verdicts import NOTHING, Effect, Levels, Verdict, corrected_together, settle
+from posbias.mitigation.judging.verdicts import NOTHING, Effect, Verdict, corrected_together, settle
 from posbias.runs.records import plain
 from posbias.runs.results import from_stored
-from posbias.statistics import CONFIDENCE, Interval, StoredInterval, mean_of, wilson
+from posbias.statistics import Interval, StoredInterval
 
 FLOOR, CEILING = 0.1, 0.9
 """Mean accuracy below or above which differences between methods cannot be told: log-probabilities still differ."""
@@ -206,40 +195,6 @@ def choose_measure(measures: Mapping[str, Scores], *, undecided: Undecided | Non
     if FLOOR <= level <= CEILING:
         return MeasureChoice("accuracy")
     return MeasureChoice("logprob" if "logprob" in measures else "accuracy", level)
-
-
-def levels_of(scores: Scores) -> Levels:
-    """Mean, worst position and spread of one curve.
-
-    The low end of the worst position needs no correction: it is the lowest of all low ends, and so not above the low
-    end of the position that is truly worst. The high end is the lowest of high ends that hold at once.
-    """
-    complete = complete_samples(scores, "a level", n_positions=1)
-    n_positions = complete.shape[1]
-    means = complete.mean(axis=0)
-    shares = bool(complete.min() >= 0 and complete.max() <= 1)
-    range_of = (0.0, 1.0) if shares else (-np.inf, np.inf)
-
-    def of(column: PerUnit, confidence: float) -> Interval:
-        if is_binary(column):
-            return wilson(column, confidence)
-        return mean_of(column).interval(confidence, least=range_of[0], most=range_of[1])
-
-    alone = [of(column, CONFIDENCE) for column in complete.T]
-    jointly = [of(column, 1 - ALPHA / n_positions) for column in complete.T]
-    worst = Interval(float(means.min()), min(ends.low for ends in alone), min(ends.high for ends in jointly))
-    return Levels(of(complete.mean(axis=1), CONFIDENCE), worst, _spread_level(complete))
-
-
-def _spread_level(scores: Scores) -> Interval:
-    """Best minus worst, within what holds for all pairs at once (low end) and for each alone (high end)."""
-    gaps = gaps_of(scores)
-    if not gaps.shape[1]:
-        return Interval(0.0, 0.0, 0.0)
-    low, _, _ = bounds_of(gaps, scores, ALPHA / gaps.shape[1])
-    _, high, _ = bounds_of(gaps, scores, ALPHA)
-    most = 1.0 if scores.min() >= 0 and scores.max() <= 1 else np.inf
-    return Interval(float(gaps.mean(axis=0).max()), max(0.0, float(low.max())), min(most, float(high.max())))
 
 
 def _complete(before: Scores, after: Scores) -> tuple[Complete, Complete]:

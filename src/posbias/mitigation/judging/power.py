@@ -22,8 +22,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from posbias.evaluation.curve import AGREEMENT, Scores, is_binary
+from posbias.evaluation.requirements import ALPHA
 from posbias.limits import CELLS
-from posbias.mitigation.judging.changes import ALPHA, MEAN, WORST, samples_needed
+from posbias.mitigation.judging.changes import MEAN, WORST, samples_needed
 from posbias.statistics import POWER, UNITS_FOR_SKEWNESS, Estimate, detectable
 
 PRECISION = 0.01

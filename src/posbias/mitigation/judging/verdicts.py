@@ -15,7 +15,6 @@
 The dependence on position is the spread, best minus worst position.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
@@ -23,17 +22,11 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import BeforeValidator
 
-from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.evaluation.endings import Undecided
-from posbias.mitigation.judging.changes import (
-    ALPHA,
-    FORMERLY_BEST,
-    JUDGED,
-    SPREAD,
-    Change,
-)
-from posbias.statistics import Interval, StoredInterval, holm
+from posbias.evaluation.requirements import ALPHA, Levels
+from posbias.mitigation.judging.changes import FORMERLY_BEST, JUDGED, SPREAD, Change
+from posbias.statistics import StoredInterval, holm
 
 APPLY, EVENS, RAISES, HARM = "apply", "evens out", "raises", "do not apply"
 SMALL, NOTHING, WITHHELD = "established but negligible", "no effect established", "no verdict by answers"
@@ -43,10 +36,6 @@ SHRANK, GREW, STEADY, OPEN = "shrank", "grew", "as before", "not decided"
 """Fates of the dependence on position; none of them with a single position or too few samples."""
 SAME_SPREAD = 0.5
 """Part of the former spread within which its change must lie, interval and all, for position to matter as before."""
-GRAMMAR = re.compile(
-    r"\s*(?P<what>[a-z]+)\s*(?P<sign>>=|<=)\s*(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*"
-)
-WHAT = ("worst", "mean", "spread")
 
 
 @dataclass(frozen=True)
@@ -67,15 +56,6 @@ class Effect:
     """It is a change of scores of the measure that decides, rather than of nats on ordinary text."""
     units_needed: int = SAMPLES_FOR_CLAIM
     """Units below which it is not tested."""
-
-
-@dataclass(frozen=True)
-class Levels:
-    """One curve in three numbers, each with the choice of its positions accounted for."""
-
-    mean: StoredInterval
-    worst: StoredInterval
-    spread: StoredInterval
 
 
 @dataclass(frozen=True)
@@ -139,42 +119,6 @@ class Established(NamedTuple):
     """The fall of the position that was best, if that is what evening out costs."""
     negligible: list[str]
     """Changes in either direction below what matters."""
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """A bound on one number of the recommended model's curve, such as `worst>=0.6`: for pipelines."""
-
-    what: str
-    """One of WHAT: the worst position, the mean over positions, or best minus worst."""
-    at_least: bool
-    number: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Requirement":
-        """Read a requirement from text: `worst>=0.6`, `mean>=.5` or `spread<=0.2`."""
-        match = GRAMMAR.fullmatch(text)
-        if match is None or match["what"] not in WHAT:
-            raise UsageError(f"requirement {text!r}: allowed are {', '.join(WHAT)}, >= or <=, and a number: worst>=0.6")
-        return cls(match["what"], match["sign"] == ">=", float(match["number"]))
-
-    def value(self, levels: Levels) -> Interval:
-        """The number of a curve that is bounded."""
-        value: Interval = getattr(levels, self.what)
-        return value
-
-    @property
-    def possible(self) -> bool:
-        """True if log-probabilities, none of which is above 0, could meet it."""
-        return self.what == "spread" or not self.at_least or self.number <= 0
-
-    def met(self, levels: Levels) -> bool:
-        """True if the estimate meets it; its interval may reach beyond."""
-        value = self.value(levels).value
-        return value >= self.number if self.at_least else value <= self.number
-
-    def __str__(self) -> str:
-        return f"{self.what}{'>=' if self.at_least else '<='}{self.number:g}"
 
 
 def corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:

@@ -7,9 +7,9 @@ from typing import Any
 from posbias.checks import check_number, check_size, checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions
+from posbias.evaluation.requirements import Requirement
 from posbias.limits import EXAMPLES, TOKENS
 from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.judging.verdicts import Requirement
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.runs.engines import Engine, Local
 
@@ -72,10 +72,10 @@ class MitigateOptions:
             raise UsageError(
                 f"mitigate: by {self.by} needs {needed}, which are switched off; switch them on or leave out `by`"
             )
-        if self.require is not None and not self.require.possible and not self.evaluation.generate:
-            raise UsageError(
-                f"require {self.require}: without generated answers it is about log-probabilities, which are below 0"
-            )
+        if self.evaluation.lengths:
+            raise UsageError("mitigate: methods are tried at one length; give a task of that length")
+        if self.require is not None:
+            self.evaluation.check_requirement(self.require)
 
     @property
     def unnamed(self) -> bool:

@@ -1,35 +1,26 @@
 """The phases *judge* and *record*: scores of all arms and their side effects become a judgement, and a record."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from posbias.errors import UsageError
-from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.endings import Undecided, why_undecided
 from posbias.evaluation.evaluation import GENERATED, measures_of
-from posbias.mitigation.judging.judge import (
-    ArmScores,
-    Judgement,
-    MeasureChoice,
-    SideEffect,
-    choose_measure,
-    judge,
-    levels_of,
-)
+from posbias.evaluation.requirements import RequirementCheck, check_requirement
+from posbias.mitigation.judging.judge import ArmScores, Judgement, MeasureChoice, SideEffect, choose_measure, judge
 from posbias.mitigation.methods.question import question_text
 from posbias.mitigation.trial.answers import Answers
 from posbias.mitigation.trial.arms import SHORT_VERDICT, LeftOut
 from posbias.mitigation.trial.influence import influence_scalars
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.plan import ARMS, TrialPlan
-from posbias.mitigation.trial.result import Reading, RequirementCheck
+from posbias.mitigation.trial.result import Reading
 from posbias.mitigation.trial.side_effects import SideEffects, effort_of
 from posbias.runs.parts import below, fingerprint
 from posbias.runs.records import Record, plain
-from posbias.statistics import Interval
 
 CUT_MATTERS = ("accuracy", "values_found")
 """Measures of answers that may be right anywhere, so that one that was cut off might have become right."""
@@ -74,7 +65,10 @@ def judge_trial(plan: TrialPlan, answers: Answers, effects: SideEffects) -> Outc
         left_out += [LeftOut(SHORT_VERDICT, arm=arm.name, form=form, undecided=cut) for form, cut in undecided.items()]
     positions = tuple(int(position) for position in answers.test[0].arrays["positions"])
     judgement = judge(measures[0][measure], scored, positions=positions, measure=measure)
-    requirement = _check_requirement(plan, judgement, measures, tables)
+    requirement, names = None, [arm.name for arm in plan.arms]
+    if plan.options.require is not None:  # of the recommended arm
+        number = 0 if judgement.recommended is None else names.index(judgement.recommended)
+        requirement = check_requirement(plan.options.require, measures[number], tables[number], arm=names[number])
     return Outcome(judgement, choice, measures, readings, requirement, tuple(left_out))
 
 
@@ -116,31 +110,6 @@ def _short_form_effects(answers: Answers, number: int, measure: str) -> tuple[li
             before, after = (_measures(record)[measure].mean(axis=1) for record in (old, new))
             side.append(SideEffect(form, before, after, unit=measure))
     return side, undecided
-
-
-def _check_requirement(
-    plan: TrialPlan,
-    judgement: Judgement,
-    measures: Sequence[Mapping[str, Scores]],
-    tables: Sequence[Mapping[str, Scores]],
-) -> RequirementCheck | None:
-    """The check of the requirement on the recommended arm: in accuracy, or in log-probability if none was judged.
-
-    It is not met by answers too many of which were cut off.
-    """
-    require = plan.options.require
-    if require is None:
-        return None
-    names = [arm.name for arm in plan.arms]
-    number = 0 if judgement.recommended is None else names.index(judgement.recommended)
-    measure = "accuracy" if "accuracy" in measures[number] else "logprob"
-    scores = measures[number][measure]
-    value, met = Interval(np.nan, -np.inf, np.inf), False
-    if (~np.isnan(scores).any(axis=1)).sum() >= SAMPLES_FOR_CLAIM:
-        levels = levels_of(scores)
-        value, met = require.value(levels), require.met(levels)
-    withheld: Undecided | None = why_undecided(tables[number], tables[number]) if measure in CUT_MATTERS else None
-    return RequirementCheck(str(require), names[number], measure, value, met and withheld is None, withheld)
 
 
 def record_trial(plan: TrialPlan, answers: Answers, effects: SideEffects, outcome: Outcome) -> Record:

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, SkipValidation, TypeAdapter
 
 from posbias.display.showing import Series, Shown
 from posbias.evaluation.endings import Undecided
+from posbias.evaluation.requirements import RequirementCheck
 from posbias.mitigation.judging.judge import Judgement, MeasureChoice
 from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.influence import FLAT
@@ -76,19 +77,6 @@ class ArmResult:
     directory: Text
     """Directory of its evaluation, below the run's."""
     needs_passages: bool
-
-
-@dataclass(frozen=True)
-class RequirementCheck:
-    """The requirement, and the number of the recommended model that it bounds."""
-
-    required: str
-    arm: str
-    measure: str
-    value: StoredInterval
-    met: bool
-    withheld: UndecidedAnswers = None
-    """Open answers because of which it is not met, whatever the number."""
 
 
 @dataclass(frozen=True)

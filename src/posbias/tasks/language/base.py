@@ -11,7 +11,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +34,12 @@ Message = Mapping[str, str]
 Span = tuple[int, int]
 """Begin and end of a part of a text or a prompt: of its first character or token, and one past its last."""
 BLANKS = " \t"
+MEASURED_SAMPLES = 4
+"""Samples whose prompts are measured to find how many items make a length."""
+FEWEST_ITEMS = 8
+"""A task has a prompt of fewer items than this."""
+FILLED = 0.9
+"""Least share of a length that the items of a task must fill."""
 NOTICES = {
     "gold_without_answer": "the passage marked as the right one holds none of the accepted answers",
     "gold_repeated": "the right passage stands in the prompt a second time",
@@ -211,6 +217,56 @@ class LanguageTask(ABC):
         if len(set(positions)) < len(positions):
             raise UsageError(f"{self.name}: each position once, got {list(positions)}")
         return tuple(sorted(positions))
+
+    def with_items(self, items: int) -> "LanguageTask":
+        """This task with another number of items."""
+        counted: dict[str, Any] = {self.counted: items}
+        return replace(self, **counted)
+
+    def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> "LanguageTask":
+        """This task with as many items as fit into prompts of so many tokens.
+
+        The longest prompt of `MEASURED_SAMPLES` samples decides; one of another sample may be a few tokens longer.
+
+        Raises:
+            UsageError: a task or tokenizer with which no length can be asked for, a length below the shortest prompt,
+                or one that the items do not fill.
+        """
+        if type(getattr(self, self.counted)) is not int or tokenizer is None:
+            why = "has a fixed number of items" if tokenizer is not None else "counts no tokens without a tokenizer"
+            raise UsageError(f"{self.name} {why}, so its prompts cannot be made {tokens} tokens long")
+        lengths: dict[int, int | None] = {}
+        reasons: list[str] = []
+
+        def length(items: int) -> int | None:
+            """Tokens of the longest prompt; None if there are not so many items."""
+            if items not in lengths:
+                try:
+                    task = self.with_items(items)
+                    prompts = task.examples(tokenizer, count=MEASURED_SAMPLES, positions=[0], seed=seed)
+                    lengths[items] = max(int(prompt.n_tokens or 0) for prompt in prompts)
+                except UsageError as error:
+                    lengths[items] = None
+                    reasons.append(str(error))
+            return lengths[items]
+
+        least = next((items for items in range(1, FEWEST_ITEMS) if length(items) is not None), None)
+        if least is None:
+            raise UsageError(reasons[-1])
+        shortest = int(length(least) or 0)
+        if shortest > tokens:
+            raise UsageError(f"{self}: its shortest prompt has {shortest} tokens; {tokens} are asked")
+        low, high = least, 2 * least
+        while (reached := length(high)) is not None and reached <= tokens:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            reached = length(middle)
+            low, high = (middle, high) if reached is not None and reached <= tokens else (low, middle)
+        filled = int(length(low) or 0)
+        if length(low + 1) is None and filled < FILLED * tokens:
+            raise UsageError(f"{self.name}: its {low} items make prompts of {filled} tokens; {tokens} are asked")
+        return self.with_items(low)
 
     def examples(
         self, tokenizer: Any, *, count: int, positions: Sequence[int] | None = None, seed: int = 0

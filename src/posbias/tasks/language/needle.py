@@ -7,7 +7,7 @@ while one needle moves through the text, which comes from the default corpus or 
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -90,6 +90,10 @@ class Needle(LanguageTask):
             check_size(f"{self.name}: {parameter}", getattr(self, parameter), ITEMS, least=least, numpy=True)
         if self.distractors >= len(CITIES):
             raise UsageError(f"{self.name}: distractors must be 0 ... {len(CITIES) - 1}, got {self.distractors}")
+
+    def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> "Needle":
+        """The same depths in a text of another length, which needs no measuring."""
+        return replace(self, tokens=tokens)
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Hidden]:
         """A text with its needles."""

@@ -1,0 +1,173 @@
+"""Levels of a curve (mean, worst position, spread), each with an honest interval; and bounds that a pipeline requires.
+
+A bound is judged at the end of the interval that is safe: `worst>=0.8` is met if the low end is at least 0.8.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import numpy as np
+from jaxtyping import Float64
+from pydantic import BeforeValidator
+
+from posbias.errors import UsageError
+from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Scores, complete_samples, is_binary
+from posbias.evaluation.endings import Undecided, why_undecided
+from posbias.statistics import CONFIDENCE, Interval, StoredInterval, estimate, mean_of, wilson
+
+ALPHA = 1 - CONFIDENCE
+GRAMMAR = re.compile(
+    r"\s*(?P<what>[a-z_]+)\s*(?P<sign>>=|<=)\s*(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*"
+)
+EFFECTIVE_LENGTH = "effective_length"
+LEVELS = ("worst", "mean", "spread")
+BOUNDED = (*LEVELS, EFFECTIVE_LENGTH)
+"""Numbers that may be required: the worst position, the mean over positions, best minus worst; and, of an evaluation at
+several lengths, the longest at which accuracy is high enough."""
+
+Gaps = Float64[np.ndarray, "n_samples pairs"]
+PerPair = Float64[np.ndarray, "pairs"]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """One curve in three numbers, each with the choice of its positions accounted for."""
+
+    mean: StoredInterval
+    worst: StoredInterval
+    spread: StoredInterval
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A bound on one number of a result, such as `worst>=0.6`: for pipelines."""
+
+    what: str
+    """One of BOUNDED."""
+    at_least: bool
+    number: float
+    by_estimate: bool = False
+    """True judges the estimate; False the safe end of its interval."""
+
+    @classmethod
+    def parse(cls, text: str, *, by_estimate: bool = False) -> "Requirement":
+        """Read a requirement from text: `worst>=0.6`, `mean>=.5`, `spread<=0.2` or `effective_length>=4096`."""
+        match = GRAMMAR.fullmatch(text)
+        if match is None or match["what"] not in BOUNDED:
+            raise UsageError(f"requirement {text!r}: allowed: {', '.join(BOUNDED)}, >= or <=, and a number: worst>=0.6")
+        return cls(match["what"], match["sign"] == ">=", float(match["number"]), by_estimate)
+
+    @property
+    def possible(self) -> bool:
+        """True if log-probabilities, none of which is above 0, could meet it."""
+        return self.what == "spread" or not self.at_least or self.number <= 0
+
+    def met(self, value: Interval) -> bool:
+        """True if the safe end of the interval meets it, or the estimate if that is to judge."""
+        judged = value.value if self.by_estimate else value.low if self.at_least else value.high
+        return judged >= self.number if self.at_least else judged <= self.number
+
+    def __str__(self) -> str:
+        return f"{self.what}{'>=' if self.at_least else '<='}{self.number:g}"
+
+
+@dataclass(frozen=True)
+class RequirementCheck:
+    """A requirement, and the number of a result that it bounds."""
+
+    required: str
+    measure: str
+    value: StoredInterval
+    met: bool
+    by_estimate: bool = False
+    arm: str = ""
+    """The model's arm of a trial; empty if there is one model."""
+    withheld: Annotated[Undecided | None, BeforeValidator(lambda stored: stored or None)] = None
+    """Open answers because of which it is not met, whatever the number."""
+
+
+def check_requirement(
+    require: Requirement, measures: Mapping[str, Scores], tables: Mapping[str, Scores], *, arm: str = ""
+) -> RequirementCheck:
+    """The check of a bound on accuracy, or on log-probability if no answer was judged.
+
+    It is not met with too few complete samples, nor by answers too many of which were cut off (`tables`).
+    """
+    measure = "accuracy" if "accuracy" in measures else "logprob"
+    scores, value = measures.get(measure), Interval(np.nan, -np.inf, np.inf)
+    if scores is not None and (~np.isnan(scores).any(axis=1)).sum() >= SAMPLES_FOR_CLAIM:
+        value = getattr(levels_of(scores), require.what)
+    withheld = why_undecided(tables, tables) if measure == "accuracy" else None
+    met = require.met(value) and withheld is None
+    return RequirementCheck(str(require), measure, value, met, require.by_estimate, arm, withheld)
+
+
+def levels_of(scores: Scores, *, curves: int = 1) -> Levels:
+    """Mean, worst position and spread of one curve of `curves` that are judged together.
+
+    The low end of the worst position needs no correction: it is the lowest of all low ends, and so not above the low
+    end of the position that is truly worst. The high end is the lowest of high ends that hold at once.
+    """
+    complete = complete_samples(scores, "a level", n_positions=1)
+    comparisons = complete.shape[1] * curves
+    means = complete.mean(axis=0)
+    shares = bool(complete.min() >= 0 and complete.max() <= 1)
+    range_of = (0.0, 1.0) if shares else (-np.inf, np.inf)
+
+    def of(column: Float64[np.ndarray, "n_samples"], confidence: float) -> Interval:
+        if is_binary(column):
+            return wilson(column, confidence)
+        return mean_of(column).interval(confidence, least=range_of[0], most=range_of[1])
+
+    alone = [of(column, CONFIDENCE) for column in complete.T]
+    jointly = [of(column, 1 - ALPHA / comparisons) for column in complete.T]
+    worst = Interval(float(means.min()), min(ends.low for ends in alone), min(ends.high for ends in jointly))
+    return Levels(of(complete.mean(axis=1), CONFIDENCE), worst, _spread_level(complete))
+
+
+def _spread_level(scores: Scores) -> Interval:
+    """Best minus worst, within what holds for all pairs at once (low end) and for each alone (high end)."""
+    gaps = gaps_of(scores)
+    if not gaps.shape[1]:
+        return Interval(0.0, 0.0, 0.0)
+    low, _, _ = bounds_of(gaps, scores, ALPHA / gaps.shape[1])
+    _, high, _ = bounds_of(gaps, scores, ALPHA)
+    most = 1.0 if scores.min() >= 0 and scores.max() <= 1 else np.inf
+    return Interval(float(gaps.mean(axis=0).max()), max(0.0, float(low.max())), min(most, float(high.max())))
+
+
+def gaps_of(scores: Scores) -> Gaps:
+    """First minus second of all ordered pairs of positions."""
+    first, second = np.nonzero(~np.eye(scores.shape[1], dtype=bool))
+    return np.asarray(scores[:, first] - scores[:, second])
+
+
+def bounds_of(
+    values: Gaps, scores: Scores, alpha: float, *, limit: float = math.inf, reference: float = 0.0
+) -> tuple[PerPair, PerPair, PerPair]:
+    """Ends at 1 - alpha of the means of columns, and their two-sided p-values of being `reference`.
+
+    Args:
+        values: value[sample, column], sums and differences of scores.
+        scores: These scores. If they are 0 and 1, the error is at least that of one sample which differs, as in
+            every contrast of such scores; if they are others, the estimate is cautious about skewness.
+        alpha: In (0, 1); an interval leaves the reference out exactly if its p-value is below it.
+        limit: Largest size of a mean.
+        reference: Mean that is tested.
+    """
+    count, agreed = len(values), np.zeros(values.shape[1], dtype=bool)
+    estimated = estimate(values.mean(axis=0), values, scale=2 * float(np.abs(scores).max(initial=0.0)))
+    if is_binary(scores):
+        small = estimated.error < 1 / count
+        error, skewness = np.where(small, 1 / count, estimated.error), np.where(small, 0.0, estimated.skewness)
+        estimated = replace(estimated, error=error, skewness=skewness)
+    else:
+        estimated = replace(estimated, cautious=True)
+        agreed = np.ptp(values, axis=0) <= AGREEMENT * np.abs(values).max(axis=0)
+    p = np.maximum(estimated.p(reference), np.where(agreed, 2.0 ** (1 - count), 0.0))  # what so many could show at most
+    low, high = estimated.ends(1 - alpha, least=-limit, most=limit)
+    includes = p >= alpha
+    return np.where(includes, np.minimum(low, reference), low), np.where(includes, np.maximum(high, reference), high), p

@@ -1,0 +1,194 @@
+"""Evaluations at several lengths: prompts as long as asked, the effective length as a bound, and the page."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+import posbias as pb
+from posbias.errors import UsageError
+from posbias.evaluation import EvaluateOptions, evaluate
+from posbias.evaluation.lengths import LengthLevel, effective_length
+from posbias.evaluation.options import LEAST_THRESHOLD
+from posbias.evaluation.requirements import Requirement
+from posbias.evaluation.responders import Reply, Responder, Response
+from posbias.report.page import html_of, report_of
+from posbias.statistics import Interval, wilson
+from posbias.tasks.language import LANGUAGE_TASKS
+
+OPTIONS = EvaluateOptions(count=20, positions="spread(3)", lengths=(500, 1000), score=False)
+
+
+class Reader(Responder):
+    """Knows every answer in prompts of at most so many characters, and else those at their begin."""
+
+    def __init__(self, tokenizer, most):
+        self.tokenizer, self.most = tokenizer, most
+        self.max_positions = 2048
+
+    def respond(self, requests, *, generate=True, score=False):
+        return [Reply(Response(self._answer(request.prompt), "stop"), None) for request in requests]
+
+    def _answer(self, prompt):
+        key = prompt.split('Key: "')[-1].split('"')[0]
+        place = prompt.index(f'"{key}": "')
+        first = place < 200
+        return prompt[place + len(key) + 5 :].split('"')[0] if len(prompt) <= self.most or first else "unknown"
+
+    def describe(self):
+        return {"kind": "reader", "model": {"source": "reader"}}
+
+
+@pytest.fixture
+def reader(long_model):
+    return Reader(long_model.tokenizer, 600)
+
+
+@pytest.mark.parametrize("task", ["documents", "key_value", "needle(depths=3)", "example_order"])
+def test_prompts_are_as_long_as_asked(task, long_model):
+    lengthened = LANGUAGE_TASKS.parse(task).at_length(700, long_model.tokenizer)
+    lengths = [
+        example.n_tokens
+        for example in lengthened.examples(long_model.tokenizer, count=4, positions=[lengthened.n_items - 1])
+    ]
+    assert max(lengths) <= 710, "samples differ by a few tokens"
+    more = replace(lengthened, **{lengthened.counted: lengthened.n_items + 1})
+    if task.startswith("needle"):
+        assert max(lengths) > 600
+    else:
+        longer = [prompt.n_tokens for prompt in more.examples(long_model.tokenizer, count=4, positions=[0])]
+        assert max(longer) > 700, "one item more would be too long"
+
+
+@pytest.mark.parametrize(
+    ("task", "tokens", "message"),
+    [
+        ("pairwise", 500, "pairwise has a fixed number of items, so its prompts cannot be made 500 tokens long"),
+        ("key_value", 20, r"its shortest prompt has \d+ tokens; 20 are asked"),
+        ("token_copy", 500, "token_copy: "),
+        ("documents", 100_000, r"documents: its 40 items make prompts of \d+ tokens; 100000 are asked"),
+    ],
+)
+def test_lengths_that_a_task_cannot_have_are_refused(task, tokens, message, long_model):
+    with pytest.raises(UsageError, match=message):
+        LANGUAGE_TASKS.parse(task).at_length(tokens, long_model.tokenizer)
+
+
+def test_without_a_tokenizer_no_length_is_promised():
+    with pytest.raises(UsageError, match="counts no tokens without a tokenizer"):
+        LANGUAGE_TASKS.parse("key_value").at_length(500, None)
+
+
+def test_what_a_reader_of_short_prompts_can_be_trusted_with(reader, tmp_path):
+    result = evaluate(reader, "key_value", options=OPTIONS)
+    assert result.lengths == (500, 1000)
+    np.testing.assert_array_equal(result.accuracy(), [[1, 1, 1], [1, 0, 0]])
+    assert (result.effective_length.at_least, result.effective_length.below) == (500, 1000)
+    assert [level.worst_depth for level in result.levels][1] == pytest.approx(result.depths[1])
+    first, second = result.verdict
+    assert first == "Effective length: at least 500 tokens with 0.8 accuracy at every depth (95% confidence)."
+    assert second.startswith("At 1000 tokens accuracy is lower: 0.0")
+    assert result.check(Requirement.parse("effective_length>=500")).met
+    assert not result.check(Requirement.parse("effective_length>=501")).met
+    assert not result.check(Requirement.parse("worst>=0.1")).met
+    again = pb.load_record(result.save(tmp_path / "run"))
+    assert again.verdict == result.verdict
+    assert again.effective_length == result.effective_length
+    np.testing.assert_array_equal(again.accuracy(), result.accuracy())
+    page = html_of(report_of(result))
+    assert "depth of the answer (0 begin, 1 end)" in page
+
+
+def test_each_length_is_resumed_from_its_own_directory(reader, tmp_path):
+    options = replace(OPTIONS, directory=tmp_path, count=8)
+    evaluate(reader, "key_value", options=options)
+    again = evaluate(reader, "key_value", options=replace(options, resume=True))
+    assert again.reused == 16
+    with pytest.raises(UsageError, match="holds 8 finished pieces"):
+        evaluate(reader, "key_value", options=options)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lengths": (500, 2040)}, r"prompts of 2040 tokens and 100 of an answer do not fit .* lengths up to 1948 do"),
+        ({"lengths": (350, 1000)}, r"as many positions at each, got 2 at 350, 3 at 1000; --positions 'spread\(2\)'"),
+    ],
+)
+def test_lengths_that_cannot_be_compared_are_refused(changed, message, reader):
+    with pytest.raises(UsageError, match=message):
+        evaluate(reader, "key_value", options=replace(OPTIONS, **changed))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lengths": (1000, 500)}, {"lengths": (500, 500)}, {"lengths": (0,)}, {"threshold": 1.0}]
+)
+def test_options_that_say_nothing_are_refused(wrong):
+    with pytest.raises(UsageError, match="evaluate: "):
+        replace(OPTIONS, **wrong)
+    with pytest.raises(UsageError, match="takes generated answers"):
+        replace(OPTIONS, generate=False, score=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "safe", "estimated"),
+    [
+        ("worst>=0.6", False, True),
+        (" worst >= .5", True, True),
+        ("spread<=7e-1", False, True),
+        ("spread<=0.8", True, True),
+        ("mean>=0.8", False, False),
+    ],
+)
+def test_requirements_are_judged_at_the_safe_end(text, safe, estimated):
+    value = Interval(0.7, 0.5, 0.75)
+    assert Requirement.parse(text).met(value) is safe
+    assert Requirement.parse(text, by_estimate=True).met(value) is estimated
+    assert Requirement.parse(str(Requirement.parse(text))) == Requirement.parse(text)
+
+
+@pytest.mark.parametrize("text", ["worst>0.6", "best>=0.6", "worst>=", "worst>=high", "", "worst>=0.6 mean>=1"])
+def test_requirements_that_say_nothing_are_refused(text):
+    with pytest.raises(UsageError, match=r"allowed: worst, mean, spread, effective_length, >= or <=, and a number"):
+        Requirement.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "message"),
+    [
+        (OPTIONS, "mean>=0.5", "allowed: worst, effective_length, with several lengths"),
+        (EvaluateOptions(), "effective_length>=5", "allowed: worst, mean, spread, with one length"),
+        (EvaluateOptions(generate=False), "worst>=0.5", "it is about log-probabilities, which are below 0"),
+    ],
+)
+def test_requirements_without_a_number_are_refused(options, text, message):
+    with pytest.raises(UsageError, match=message):
+        options.check_requirement(Requirement.parse(text))
+
+
+def level(length, value, low, high):
+    worst = Interval(value, low, high)
+    return LengthLevel(length, "task", float(length), 20, worst, 0.5, worst)
+
+
+def test_the_bound_ends_before_the_first_length_that_is_not_reached():
+    good, open_, bad = (0.95, 0.85, 1.0), (0.85, 0.7, 0.95), (0.5, 0.3, 0.7)
+    levels = [level(1000 * number, *ends) for number, ends in enumerate((good, good, open_, good), start=1)]
+    bound = effective_length(levels, 0.8)
+    assert (bound.at_least, bound.below, bound.undecided, bound.by_estimate) == (2000, None, 3000, 4000)
+    shares = np.arange(bound.samples_needed) < int(0.85 * bound.samples_needed)
+    assert wilson(shares.astype(float)).low >= 0.8
+    bound = effective_length([level(1000, *bad), level(2000, *good)], 0.8)
+    assert (bound.at_least, bound.below, bound.undecided, bound.by_estimate) == (0, 1000, None, 0)
+    bound = effective_length([level(1000, *good)], 0.8)
+    assert (bound.at_least, bound.below, bound.undecided) == (1000, None, None)
+
+
+@pytest.mark.parametrize(("threshold", "most"), [(LEAST_THRESHOLD, 0.05), (0.6, 0.05), (0.8, 0.029), (0.95, 0.026)])
+def test_a_length_that_fails_is_rarely_claimed(threshold, most):
+    """Exact: of a cell just at the threshold, the share of runs in which its low end is not below it."""
+    for count in (*range(6, 60), 100, 200, 500):
+        low = [wilson(1.0 * (np.arange(count) < right)).low for right in range(count + 1)]
+        passing = next((right for right in range(count + 1) if low[right] >= threshold), count + 1)
+        assert binom.sf(passing - 1, count, threshold) <= most
