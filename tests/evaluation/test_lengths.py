@@ -9,7 +9,8 @@ from scipy.stats import binom
 import posbias as pb
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate
-from posbias.evaluation.lengths import LengthLevel, effective_length
+from posbias.evaluation.evaluation import LengthLevel
+from posbias.evaluation.lengths import effective_length
 from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import Reply, Responder, Response

@@ -280,7 +280,7 @@ def _evaluate(
 ) -> "Evaluation":
     """Evaluate, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
     from posbias.evaluation import evaluate_responder, finished_evaluation, write_outputs
-    from posbias.evaluation.lengths import LengthEvaluation
+    from posbias.evaluation.evaluation import LengthEvaluation
     from posbias.report import conclude
 
     with running(context, flags, resume=settings.resume) as run:

@@ -7,113 +7,19 @@ threshold 0.8 (`tests/evaluation/test_lengths.py` computes it exactly).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 
 import numpy as np
-from jaxtyping import Float64
-from pydantic import InstanceOf
 
-from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
-from posbias.evaluation.evaluation import Evaluation
-from posbias.evaluation.requirements import EFFECTIVE_LENGTH, Requirement, RequirementCheck, levels_of
-from posbias.runs.parts import below
+from posbias.evaluation.evaluation import CORRECT, EffectiveLength, Evaluation, LengthEvaluation, LengthLevel
+from posbias.evaluation.requirements import levels_of
 from posbias.runs.records import Record, plain
-from posbias.runs.results import from_stored
-from posbias.statistics import Interval, StoredInterval, wilson
+from posbias.statistics import Interval, wilson
 
-CORRECT = "correct/"
-"""Arrays of right (1) and wrong (0) answers, by length: [n_samples n_depths], NaN if a prompt was too long."""
 MOST_SAMPLES = 10_000
 """Samples up to which it is looked how many would decide."""
-
-
-@dataclass(frozen=True)
-class LengthLevel:
-    """Accuracy at one length."""
-
-    length: int
-    """Tokens asked for."""
-    task: str
-    """The task at this length, as a literal call."""
-    prompt_tokens: float
-    """Mean tokens of its prompts; NaN if they were not counted."""
-    n_complete: int
-    """Samples answered at every depth."""
-    worst: StoredInterval
-    """Accuracy at the worst depth; its high end holds jointly over all cells."""
-    worst_depth: float
-    """The depth with the lowest accuracy, 0 (begin) to 1 (end); the first of several."""
-    mean: StoredInterval
-    cut_off: int = 0
-    """Answers that ended at `max_tokens`; they count as wrong unless they were right before."""
-    examples: int = 0
-
-
-@dataclass(frozen=True)
-class EffectiveLength:
-    """The length up to which accuracy is at least the threshold at every depth, so far as the samples decide it."""
-
-    threshold: float
-    at_least: int
-    """Longest length that is reached (tokens); 0 if none is."""
-    by_estimate: int
-    """The same by the estimates alone."""
-    below: int | None
-    """The length after it, if its worst depth is established to lie below the threshold."""
-    undecided: int | None
-    """The length after it, if the samples decide neither."""
-    samples_needed: int | None = None
-    """Samples that would decide about `undecided` if its worst depth stays as it is; None: more than MOST_SAMPLES."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class LengthEvaluation(Evaluation):
-    """Answers of a model to one task at several lengths; `Evaluation` has the sums over all of them."""
-
-    lengths: tuple[int, ...] = ()
-    depths: tuple[float, ...] = ()
-    """Depths of the columns, 0 (begin) to 1 (end)."""
-    levels: tuple[LengthLevel, ...] = ()
-    effective_length: EffectiveLength | None = None
-    correct: Mapping[int, InstanceOf[np.ndarray]] = field(default_factory=dict)
-    """Right and wrong answers of every length, [n_samples n_depths]."""
-    at: Mapping[int, InstanceOf[Evaluation]] = field(default_factory=dict)
-    """The evaluation at each length; a run that is read back has them in `length-N` below its directory."""
-
-    @classmethod
-    def from_record(cls, record: Record) -> "LengthEvaluation":
-        """The evaluations that a record holds, without their texts."""
-        tables = below(record.arrays, CORRECT)
-        correct = {length: tables[str(length)] for length in record.resolved["lengths"]}
-        return from_stored(cls, {**record.resolved, **record.scalars, "record": record, "correct": correct})
-
-    def cells(self) -> dict[int, tuple[Interval, ...]]:
-        """Accuracy of every length and depth, each with its own interval."""
-        return {length: position_means(table) for length, table in self.correct.items()}
-
-    def accuracy(self) -> Float64[np.ndarray, "lengths depths"]:
-        """Mean accuracy of every cell; NaN if nothing was answered there."""
-        return np.array([[cell.value for cell in cells] for cells in self.cells().values()])
-
-    def shown(self) -> Shown:
-        """The effective length."""
-        return Shown(f"{self.task} at {', '.join(map(str, self.lengths))} tokens", facts=self.facts())
-
-    def check(self, require: Requirement) -> RequirementCheck:
-        """The check of a bound on the effective length, or on the worst cell."""
-        effective = self.effective_length
-        assert effective is not None
-        if require.what == EFFECTIVE_LENGTH:
-            value = Interval(effective.by_estimate, effective.at_least, np.inf)
-        elif require.what == "worst":
-            ends = [level.worst for level in self.levels]
-            value = Interval(*(min(getattr(end, name) for end in ends) for name in ("value", "low", "high")))
-        else:
-            raise UsageError(f"requirement {require}: allowed with several lengths: worst, {EFFECTIVE_LENGTH}")
-        measure = EFFECTIVE_LENGTH if require.what == EFFECTIVE_LENGTH else "accuracy"
-        return RequirementCheck(str(require), measure, value, require.met(value), require.by_estimate)
 
 
 def length_evaluation(

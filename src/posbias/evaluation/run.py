@@ -17,9 +17,9 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.endings import endings_of
-from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, measures_of
+from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, LengthEvaluation, measures_of
 from posbias.evaluation.judges import judge_verdicts, reading_of
-from posbias.evaluation.lengths import LengthEvaluation, depths_of, length_evaluation
+from posbias.evaluation.lengths import depths_of, length_evaluation
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
 from posbias.evaluation.responders.local import as_responder

@@ -16,9 +16,8 @@ from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, PositionCurve
 from posbias.evaluation.endings import MOST_CUT, Undecided
-from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
+from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
 from posbias.evaluation.judges import MOST_UNREAD, UNBIASED, Verdicts
-from posbias.evaluation.lengths import LengthEvaluation
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.report.influence import (
     CORRELATION_CAVEAT,

@@ -4,7 +4,7 @@ import numpy as np
 
 from posbias.display.figures import Curve, Figure, HeatMap, Panel, interval_curves, ramp
 from posbias.evaluation.endings import MOST_CUT
-from posbias.evaluation.lengths import EffectiveLength, LengthEvaluation
+from posbias.evaluation.evaluation import EffectiveLength, LengthEvaluation
 from posbias.report.layout import caveats_of
 from posbias.report.page import Report
 from posbias.report.tables import Table
