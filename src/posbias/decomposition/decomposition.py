@@ -30,7 +30,8 @@ from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, e
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
-from posbias.measurement.cost import calibrate, report_cost, without_passes
+from posbias.measurement.cost import Work, calibrate
+from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts
 from posbias.models.model import Model
@@ -420,7 +421,9 @@ def preflight_decomposition(
     def run(token_ids: Int64[np.ndarray, "n"]) -> None:
         decompose(model, Prompts(token_ids[None]), options=first)
 
-    estimate = calibrate(model, prompts.n_positions, run) or without_passes(model, prompts.n_positions)
-    # A short run is the unchanged model and one intervention.
-    whole = replace(estimate, seconds=estimate.seconds * (1 + len(interventions)) / 2)
-    return report_cost(model, whole, prompts.count, max_memory=max_memory)
+    def probe() -> CostEstimate | None:
+        estimate = calibrate(model, prompts.n_positions, run)
+        # A short run is the unchanged model and one intervention.
+        return estimate and replace(estimate, seconds=estimate.seconds * (1 + len(interventions)) / 2)
+
+    return Work(model, prompts.n_positions, prompts.count, probe, max_memory=max_memory).announce()

@@ -27,7 +27,7 @@ from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.spans import SampleSpans, encoded_prompt, spans_of
-from posbias.measurement.cost import estimate_cost, report_cost, without_passes
+from posbias.measurement.cost import Work, estimate_cost
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
@@ -191,11 +191,9 @@ def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
         return replace(plan, cost={})
     longest = max(fitting)
     theories = beside_measured if plan.prompt_theories else None
-    estimate = estimate_cost(
-        model, longest, kinds=plan.resolved, passes=PassOptions(precision_prompts=0), beside=theories
-    )
-    estimate = replace(estimate or without_passes(model, longest), shorter=SHORTER)
-    cost = report_cost(model, estimate, len(fitting), max_memory=options.max_memory)
+    once = PassOptions(precision_prompts=0)
+    probe = partial(estimate_cost, model, longest, kinds=plan.resolved, passes=once, beside=theories)
+    cost = Work(model, longest, len(fitting), probe, shorter=SHORTER, max_memory=options.max_memory).announce()
     return replace(plan, cost={**cost, "prompts": len(fitting)} if cost else {})
 
 

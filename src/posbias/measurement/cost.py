@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -102,8 +102,52 @@ SHORTEST = 3
 HALVED = 0.75
 """Largest share of their float32 memory that passes take in bfloat16: norms and losses stay in float32."""
 
-Work = Callable[[Int64[np.ndarray, "n"]], object]
+OnPrompt = Callable[[Int64[np.ndarray, "n"]], object]
 """Something done with the token ids of one prompt; a float that it returns counts as its seconds."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work on prompts of a model: probed by short runs, scaled to the longest one, announced, refused if too much."""
+
+    model: Model
+    n_positions: int
+    """Tokens of the longest prompt."""
+    count: int
+    """Prompts."""
+    probe: Callable[..., CostEstimate | None]
+    """The cost of the longest prompt from short runs (`calibrate`), as the work is meant or with settings changed,
+    given by keyword; None: the short runs fail, as the work will itself."""
+    remedies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Changed settings that may take less, by what a user would write."""
+    half: str = "--dtype bfloat16"
+    """What asks for half precision, which may take less, too."""
+    shorter: str = "--length {}"
+    """What asks for fewer positions."""
+    workers: int = 1
+    """Processes on this machine."""
+    max_memory: int | None = None
+    """Bytes that they may hold; None: what is free."""
+
+    def announce(self) -> dict[str, Any]:
+        """Say what the work will take, before it begins.
+
+        Returns:
+            The estimate as plain values for a record; empty if the short runs fail.
+
+        Raises:
+            UsageError: it does not fit; the message says what would.
+        """
+        estimate = self.probe() or without_passes(self.model, self.n_positions)
+        return report_cost(
+            self.model,
+            replace(estimate, shorter=self.shorter),
+            self.count,
+            workers=self.workers,
+            max_memory=self.max_memory,
+            remedies={way: partial(self.probe, **changes) for way, changes in self.remedies.items()},
+            half=self.half,
+        )
 
 
 def estimate_cost(
@@ -228,22 +272,18 @@ def preflight(
         return replace(estimate, **redrawn) if estimate else None
 
     with pinned(engine.pinned_threads):
-        remedies: dict[str, Remedy] = {}
+        remedies: dict[str, dict[str, Any]] = {}
         if not passes.checkpointing:
-            remedies["--checkpointing"] = lambda: under(checkpointing=True)
+            remedies["--checkpointing"] = {"checkpointing": True}
         if passes.rows > 1:
-            remedies["rows=1"] = lambda: under(rows=1)
+            remedies["rows=1"] = {"rows": 1}
         if model.dtype in REDUCED and passes.precision_prompts:
-            remedies["--precision-prompts 0"] = lambda: under(precision_prompts=0)
-        return report_cost(
-            model,
-            under() or without_passes(model, prompts.n_positions),
-            prompts.count if units is None else len(units),
-            workers=engine.processes_here,
-            max_memory=max_memory,
-            remedies=remedies,
-            half="--dtype bfloat16 --precision-prompts 0",
-        )
+            remedies["--precision-prompts 0"] = {"precision_prompts": 0}
+        count = prompts.count if units is None else len(units)
+        half = "--dtype bfloat16 --precision-prompts 0"
+        workers = engine.processes_here
+        work = Work(model, prompts.n_positions, count, under, remedies, half, workers=workers, max_memory=max_memory)
+        return work.announce()
 
 
 def report_cost(
@@ -301,10 +341,10 @@ def _with_process(model: Model, estimate: CostEstimate) -> CostEstimate:
 def calibrate(
     model: Model,
     n_positions: int,
-    run: Work,
+    run: OnPrompt,
     *,
-    usual: Work | None = None,
-    squares: Work | None = None,
+    usual: OnPrompt | None = None,
+    squares: OnPrompt | None = None,
     say_why: bool = True,
 ) -> CostEstimate | None:
     """The cost of `run` on one prompt of a length, from short runs of it; None if these fail, as it will itself.
@@ -324,7 +364,7 @@ def calibrate(
     with torch.no_grad():
         tokens = np.resize(embedded_tokens(candidates, model), lengths[-1])
 
-    def counted(work: Work) -> tuple[list[int], list[float]]:
+    def counted(work: OnPrompt) -> tuple[list[int], list[float]]:
         """Bytes and seconds at every length; counting takes few of them."""
         sizes: list[int] = []
         times: list[float] = []
@@ -428,7 +468,7 @@ def _narrow_windows(model: Model, n_positions: int, *, width: int) -> Iterator[N
         config.sliding_window = window
 
 
-def _seconds(run: Work, token_ids: Int64[np.ndarray, "n"]) -> float:
+def _seconds(run: OnPrompt, token_ids: Int64[np.ndarray, "n"]) -> float:
     start = time.perf_counter()
     result = run(token_ids)
     return result if isinstance(result, float) else time.perf_counter() - start

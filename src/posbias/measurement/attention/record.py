@@ -34,8 +34,8 @@ from posbias.measurement.attention.statistics import (
     PromptMean,
 )
 from posbias.measurement.attention.streaming import attention, working_precision
-from posbias.measurement.cost import calibrate, report_cost, short_lengths, without_passes
-from posbias.measurement.cost_estimate import CostEstimate, Remedy
+from posbias.measurement.cost import Work, calibrate, short_lengths
+from posbias.measurement.cost_estimate import CostEstimate
 from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attention
 from posbias.models.model import Model
 from posbias.profiles import Profile, uniform_profile
@@ -259,13 +259,12 @@ def preflight_attention(
     def under(**changes: Any) -> CostEstimate | None:
         return estimate_attention(model, n_positions, options=replace(wanted, **changes))
 
-    remedies: dict[str, Remedy] = {}
+    remedies: dict[str, dict[str, Any]] = {}
     if wanted.by_head:
-        remedies["no --by-head"] = lambda: under(by_head=False)
+        remedies["no --by-head"] = {"by_head": False}
     if wanted.cells(n_positions) > KERNEL_CELLS:
-        remedies[f"--kernel-cells {KERNEL_CELLS}"] = lambda: under(kernel_cells=KERNEL_CELLS)
-    estimate = under() or without_passes(model, n_positions)
-    return report_cost(model, estimate, prompts.count, max_memory=max_memory, remedies=remedies)
+        remedies[f"--kernel-cells {KERNEL_CELLS}"] = {"kernel_cells": KERNEL_CELLS}
+    return Work(model, n_positions, prompts.count, under, remedies, max_memory=max_memory).announce()
 
 
 def estimate_attention(model: Model, n_positions: int, *, options: AttentionOptions) -> CostEstimate | None:

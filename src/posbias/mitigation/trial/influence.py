@@ -9,7 +9,6 @@ change of the scores, over positions within methods and over methods.
 import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from posbias.evaluation.correlation import Pair, correct_for_number, correlate_p
 from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.spans import SampleSpans, encoded_prompt
-from posbias.measurement.cost import estimate_cost, report_cost, without_passes
+from posbias.measurement.cost import Work, estimate_cost
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
@@ -54,10 +53,9 @@ def preflight_influence(plan: TrialPlan) -> None:
     fitting = [sample for sample in plan.spans if _fits(sample, model)]
     lengths = [sample.examples[gold].n_tokens or 0 for sample in fitting for gold in sample.positions]
     if lengths:
-        estimate = estimate_cost(model, max(lengths), kinds=KINDS, passes=PassOptions(precision_prompts=0))
-        estimate = replace(estimate or without_passes(model, max(lengths)), shorter=SHORTER)
-        n_prompts = len(plan.arms) * len(lengths)
-        report_cost(model, estimate, n_prompts, max_memory=plan.options.evaluation.max_memory)
+        probe = partial(estimate_cost, model, max(lengths), kinds=KINDS, passes=PassOptions(precision_prompts=0))
+        memory, n_prompts = plan.options.evaluation.max_memory, len(plan.arms) * len(lengths)
+        Work(model, max(lengths), n_prompts, probe, shorter=SHORTER, max_memory=memory).announce()
 
 
 def measure_influence(plan: TrialPlan) -> tuple[Shares, list[LeftOut]]:
