@@ -6,9 +6,12 @@ A name is the family's own, or the family's with a hyphen and what is special.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
+from posbias.mitigation.methods.adapter import Adapter, adapter_of, target_projections
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import attention_of, random_network
 
@@ -209,6 +212,20 @@ def shaken_model(
         for parameter in network.parameters():
             parameter.add_(0.25 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return HuggingFaceModel(network)
+
+
+def random_adapter(model: HuggingFaceModel, spelling: str = "adapter(rank=2)", *, seed: int = 2) -> Adapter:
+    """An adapter that changes the model visibly, and no row that is no target."""
+    template, generator = MITIGATIONS.parse(spelling), np.random.default_rng(seed)
+    tensors = {}
+    for one in target_projections(model, template):
+        made, read = one.shape
+        rows = torch.cat(list(one.rows.values())).numpy()
+        up = np.zeros((made, template.rank), dtype=np.float32)
+        up[rows] = 0.3 * generator.standard_normal((len(rows), template.rank))
+        down = 0.3 * generator.standard_normal((template.rank, read))
+        tensors |= {f"{one.path}.down": down.astype(np.float32), f"{one.path}.up": up}
+    return adapter_of(template, tensors)
 
 
 _PER_LAYER = {

@@ -53,6 +53,7 @@ Settings, all keyword arguments:
     DecomposeOptions: Settings of a decomposition, and where its finished pieces are kept.
     DesignOptions: Settings of `design`.
     EvaluateOptions: Settings of `evaluate`: the samples that are requested, and the folder of finished ones.
+    FitOptions: Settings of a fit by gradient, and the strengths from which any fit chooses.
     MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done
         and kept.
     MitigateOptions: Methods that are tried, the samples that judge them, and the measure that decides.
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from posbias.measurement.attention.streaming import attention
     from posbias.measurement.measurement import MeasureOptions, measure
     from posbias.mitigation import MitigateOptions, mitigate, mitigated
+    from posbias.mitigation.fitting.base import FitOptions
     from posbias.mitigation.fitting.fit import fit
     from posbias.models.loading import load_model
     from posbias.profiles import Profile, uniform_profile
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
         "DecomposeOptions",
         "DesignOptions",
         "EvaluateOptions",
+        "FitOptions",
         "LocalResponder",
         "MeasureOptions",
         "MitigateOptions",
@@ -152,6 +155,7 @@ _HOMES = {
         "measurement.attention.streaming": "attention",
         "measurement.measurement": "MeasureOptions measure",
         "mitigation": "MitigateOptions mitigate mitigated",
+        "mitigation.fitting.base": "FitOptions",
         "mitigation.fitting.fit": "fit",
         "models.loading": "load_model",
         "profiles": "Profile uniform_profile",

@@ -50,6 +50,8 @@ class Limit:
 
 READ_BYTES = Limit("POSBIAS_MAX_READ_BYTES", 1 << 25, "bytes")
 """A line, or a file that is read whole: as Python objects it can take twenty times as much memory."""
+NUMBERS_BYTES = Limit("POSBIAS_MAX_NUMBERS_BYTES", 1 << 32, "bytes")
+"""The numbers of a fitted method; an adapter of rank 64 to all projections of a model of 70 billion takes 3.3 GB."""
 BLANK_LINES = Limit("POSBIAS_MAX_BLANK_LINES", 100_000, "blank lines")
 """Blank lines before the next record of a file; 10 GB of line ends fit into 10 MB of gzip."""
 PARQUET_BYTES = Limit("POSBIAS_MAX_PARQUET_BYTES", 1 << 27, "bytes")

@@ -104,11 +104,11 @@ class Registry(Generic[Variant]):
                 raise UsageError(f"{self.sort} {variant.name}: {field.name} must be {words}, got {value!r}")
 
     def spell(self, variant: object) -> str:
-        """The literal spelling of a variant object, the inverse of `parse`."""
+        """The literal spelling of a variant object, the inverse of `parse` but for fields that are not shown."""
         values = {
             field.name: getattr(variant, field.name)
             for field in dataclasses.fields(variant)  # type: ignore[arg-type]
-            if getattr(variant, field.name) != field.default
+            if field.repr and getattr(variant, field.name) != field.default
         }
         name: str = variant.name  # type: ignore[attr-defined]
         if not values:

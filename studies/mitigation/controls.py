@@ -35,7 +35,7 @@ POSITIONS = {2: (0, 1), 4: (0, 1, 3), 8: (0, 4, 7)}
 ALL_OF_EIGHT = (0, 2, 4, 5, 7)
 """Of the right pair, by the number of pairs."""
 FITTED_PAIRS, SAMPLES, HELD_OUT, WINDOWS, WINDOW = 4, 40, 12, 12, 192
-OPTIONS = FitOptions(steps=200, scales=False)
+OPTIONS = FitOptions(steps=200, rate=0.05, batch=1, scales=False)
 KNOTS = OPTIONS.knots
 MOST_KEPT = 5000
 """Numbers of a form that are kept in the output."""
@@ -245,10 +245,10 @@ def adapted(model: Any, windows: Sequence[Any]) -> dict[str, Any]:
     encoded, form = encoded_answers(model, drawn), Adapter(model)
     options, begins = replace(OPTIONS, steps=ADAPTED_STEPS), [0] * len(encoded)
     before = exact(model)
-    losses = descend(model, form, Answers(model, encoded, begins), begins, windows, options, None)
+    descent = descend(model, form, Answers(model, encoded, begins), begins, windows, options, None)
     with torch.no_grad(), form.applied(model, 0):
         after = exact(model)
-    found = {"numbers": form.free.numel(), "losses": losses.round(5).tolist(), "judged": judged(model, form)}
+    found = {"numbers": form.free.numel(), "losses": descent.losses.round(5).tolist(), "judged": judged(model, form)}
     return {**found, "exact": {"before": before, "after": after}}
 
 
@@ -287,10 +287,10 @@ def main(out: Path, device: str = "cpu") -> None:
         if name in found:
             continue
         form, begins = made(), [0] * len(encoded)
-        losses = descend(model, form, Answers(model, encoded, begins), begins, windows, OPTIONS, None)
+        descent = descend(model, form, Answers(model, encoded, begins), begins, windows, OPTIONS, None)
         found[name] = {
             "numbers": form.free.numel(),
-            "losses": losses.round(5).tolist(),
+            "losses": descent.losses.round(5).tolist(),
             "values": np.round(form.free.detach().numpy(), 5).tolist() if form.free.numel() < MOST_KEPT else None,
             "judged": judged(model, form),
         }

@@ -7,10 +7,9 @@ import pytest
 
 from posbias.errors import UsageError
 from posbias.measurement.cost import peak_tensor_bytes
-from posbias.mitigation.fitting import bias as fit_cost
 from posbias.mitigation.fitting.base import Calibration, FitOptions, fit_of
-from posbias.mitigation.fitting.bias import fit_estimate
 from posbias.mitigation.fitting.fit import fit
+from posbias.mitigation.fitting.gradient_fit import GradientFit, StepCost
 from posbias.models.loading import load_model
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -44,11 +43,15 @@ def examples(model, pairs):
         ("key_bias", {"checkpointing": True}),
         ("key_bias", {"from_question": True}),
         ("context_bias", {}),
+        ("key_bias", {"batch": 6}),
+        ("adapter", {"batch": 5}),
+        ("adapter(targets='all')", {"batch": 4, "together": 2}),
     ],
 )
 def test_the_estimate_is_an_upper_bound_of_what_the_fit_takes(model, text, method, options, pairs):
     calibration, asked = examples(model, pairs), FitOptions(steps=8, **options)
-    found = fit_estimate(model, calibration, text, options=fit_of(method).settled(asked))
+    together = asked.together or fit_of(method).settled(asked).batch
+    found = fit_of(method).estimate(Calibration(model, calibration, text), asked).of(together)
     taken = peak_tensor_bytes(lambda: fit(method, model, calibration, text=text, options=asked), model.device)
     assert taken <= found.passes_bytes, "with the headroom"
     assert found.passes_bytes < 4 * taken, "and not far from it"
@@ -57,7 +60,7 @@ def test_the_estimate_is_an_upper_bound_of_what_the_fit_takes(model, text, metho
 def test_a_fit_that_does_not_fit_is_refused_or_computes_layers_again(model, text, capsys):
     calibration, options = examples(model, 8), FitOptions(steps=3)
     plain, again = (
-        fit_estimate(model, calibration, text, options=replace(fit_of("key_bias").settled(options), checkpointing=each))
+        fit_of("key_bias").estimate(Calibration(model, calibration, text), replace(options, checkpointing=each)).of(1)
         for each in (False, True)
     )
     assert again.passes_bytes < plain.passes_bytes
@@ -75,11 +78,13 @@ def test_checkpointing_is_turned_on_where_only_so_the_fit_keeps_its_limit(model,
     calibration, options = examples(model, 8), FitOptions(steps=3)
     found = {}
     for again in (False, True):
-        asked = replace(fit_of("key_bias").settled(options), checkpointing=again)
-        estimate = fit_estimate(model, calibration, text, options=asked)
-        found[again] = replace(estimate, process_bytes=0, loading_bytes=0)  # which differ from one moment to the next
-    monkeypatch.setattr(fit_cost, "fit_estimate", lambda *given, options: found[options.checkpointing])
-    between = (found[False].needed(1) + found[True].needed(1)) // 2
+        estimate = fit_of("key_bias").estimate(
+            Calibration(model, calibration, text), replace(options, checkpointing=again)
+        )
+        # which differ from one moment to the next
+        found[again] = StepCost(replace(estimate.of(1), process_bytes=0, loading_bytes=0))
+    monkeypatch.setattr(GradientFit, "estimate", lambda self, given, options: found[options.checkpointing])
+    between = (found[False].of(1).needed(1) + found[True].of(1).needed(1)) // 2
     chosen = preflight_fit("key_bias", model, calibration, text, options=options, max_memory=between)
     assert chosen.checkpointing
     assert "layers computed again in the backward pass:" in capsys.readouterr().err

@@ -45,6 +45,17 @@ def text(model):
 
 
 @pytest.fixture(scope="module")
+def uneven(model):
+    """Examples of two lengths."""
+    several = ((2, 4, 5), (3, 2, 6))
+    return [
+        example
+        for pairs, count, seed in several
+        for example in KeyValue(pairs=pairs).examples(model.tokenizer, count=count, seed=seed)
+    ]
+
+
+@pytest.fixture(scope="module")
 def fitted(model, calibration, text):
     return fit("key_bias", model, calibration, text=text, options=QUICK)
 
@@ -96,9 +107,11 @@ def numbers_of(method):
     return [float(number) for number in re.findall(r"-?\d+\.\d+(?:e-?\d+)?", str(method))]
 
 
-def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(model, calibration, text, tmp_path, monkeypatch):
-    monkeypatch.setattr("posbias.mitigation.fitting.gradient.STEPS_AT_ONCE", 2)
-    options = FitOptions(steps=7, knots=(0, 1, 90), seed=4)
+@pytest.mark.parametrize("method", ["key_bias", "adapter(rank=2)"])
+def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(method, model, calibration, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "STEPS_AT_ONCE", 2)
+    monkeypatch.setattr(fitting, "STEPS_BETWEEN_CHECKS", 3)
+    options = FitOptions(steps=7, knots=(0, 1, 90), seed=4, batch=2, held_out=0.25)
     divergence, steps = fitting.step_on_text, []
 
     def dying(*given, **named):
@@ -110,9 +123,9 @@ def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(model, calibration,
     def fitted(resume):
         steps.clear()
         checkpoint = Checkpoint(PartStore(tmp_path, {}, resume=resume), "steps")
-        return fit("key_bias", model, calibration, text=text, options=options, checkpoint=checkpoint)
+        return fit(method, model, calibration, text=text, options=options, checkpoint=checkpoint)
 
-    whole = fit("key_bias", model, calibration, text=text, options=options)
+    whole = fit(method, model, calibration, text=text, options=options)
     monkeypatch.setattr(fitting, "step_on_text", dying)
     with pytest.raises(KeyboardInterrupt):
         fitted(resume=False)
@@ -120,6 +133,48 @@ def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(model, calibration,
     assert len(steps) == 3, "the four steps that were kept are not done again"
     assert again.method == whole.method
     assert again.how == whole.how
+
+
+@pytest.mark.parametrize(
+    ("method", "more"), [("key_bias", {}), ("key_bias", {"from_question": True}), ("adapter", {"rate": 0.05})]
+)
+def test_prompts_of_a_batch_are_run_together_or_one_by_one_with_equal_losses(method, more, model, uneven, text):
+    """One by one, nothing is padded."""
+    assert len({len(model.tokenizer(example.prompt).input_ids) for example in uneven}) == 2
+    options = FitOptions(steps=3, batch=5, knots=(0, 1, 90), **more)
+    first, again = (
+        fit(method, model, uneven, text=text, options=replace(options, together=together)).how for together in (1, 5)
+    )
+    assert first["answer_loss"] == pytest.approx(again["answer_loss"], abs=2e-6)
+    assert first["text_loss"] == pytest.approx(again["text_loss"], abs=2e-6)
+    assert len(set(first["answer_loss"])) == 3
+
+
+def test_a_batch_has_the_mean_loss_and_gradient_of_its_prompts(model, uneven):
+    encoded, begins = fitting.encoded_answers(model, uneven), [0] * len(uneven)
+    numbers = fit_of("key_bias").numbers(model, FitOptions(knots=(0, 1, 90), scales=False))
+    answers, gradients = fitting.Answers(model, encoded, begins), []
+    for groups in ([[index] for index in range(len(uneven))], [list(range(len(uneven)))]):
+        numbers.free.grad = None
+        for group in groups:
+            with numbers.applied(model, 0):
+                answers.losses(group).sum().backward()
+        gradients.append(numbers.free.grad.clone())
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, calibration, text, monkeypatch):
+    monkeypatch.setattr(fitting, "STEPS_BETWEEN_CHECKS", 1)
+    options = FitOptions(steps=40, rate=5.0, batch=2, held_out=0.3, penalty=0.0)
+    found = fit("adapter(rank=1)", model, calibration, options=options)
+    losses = found.how["held_out_loss"]
+    assert found.how["held_out_prompts"] == 2, "both positions of a sample"
+    assert len(found.how["answer_loss"]) == len(losses) == 1 + int(np.argmin(losses)) + fitting.PATIENCE < 40
+    (held,) = {example.sample for example in calibration[-2:]}
+    requests = [Request(prompt=one.prompt, answer=one.target) for one in calibration if one.sample == held]
+    replies = answering_under(found.method, LocalResponder(model)).respond(requests, generate=False, score=True)
+    mean = np.mean([-reply.score.logprob / reply.score.n_tokens for reply in replies])
+    assert mean == pytest.approx(min(losses), abs=1e-4), "adapters are kept in float32"
 
 
 def test_calibration_samples_choose_the_strength(model, calibration):

@@ -11,7 +11,7 @@ import torch
 import posbias as pb
 from posbias.errors import UsageError
 from posbias.mitigation import MITIGATIONS, Mitigation, mitigated, resolve_method
-from tiny_families import VOCABULARY, shaken_model
+from tiny_families import VOCABULARY, random_adapter, shaken_model
 
 POSITIONS = 14
 SPANS = [(2, 5), (6, 9), (9, 11)]
@@ -45,8 +45,8 @@ TURNED = {"rtol": 1e-4, "atol": 1e-4}
 GENERATED = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "return_dict_in_generate": True}
 
 
-def spelled(name):
-    return SPELLED.get(name, name)
+def spelled(name, model=None):
+    return random_adapter(model) if name == "adapter" and model is not None else SPELLED.get(name, name)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -68,7 +68,7 @@ def test_strength_leads_from_the_model_as_it_is_to_the_method(model, name):
     before = logits(model)
     found = []
     for strength in (0.0, 1e-4, 1.0):
-        with mitigated(model, spelled(name), strength=strength, passages=SPANS):
+        with mitigated(model, spelled(name, model), strength=strength, passages=SPANS):
             found.append(logits(model))
     assert torch.equal(found[0], before)
     assert 0 < float((found[1] - before).abs().max()) < 0.01 * float((found[2] - before).abs().max())
@@ -81,7 +81,7 @@ def test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passe
     both = torch.cat([token_ids(model), token_ids(model, 5)])
     padded = torch.cat([torch.zeros_like(both[:, :3]), both], 1)
     shown = torch.cat([torch.zeros_like(both[:, :3]), torch.ones_like(both)], 1)
-    with mitigated(model, spelled(name), passages=SPANS), torch.no_grad():
+    with mitigated(model, spelled(name, model), passages=SPANS), torch.no_grad():
         cached = model.network.generate(both, attention_mask=torch.ones_like(both), **wanted)
         whole = model.network.generate(both, attention_mask=torch.ones_like(both), use_cache=False, **wanted)
         filled = model.network.generate(padded, attention_mask=shown, **wanted)
@@ -106,7 +106,7 @@ def ragged(model, side, shared=SPANS[-1][1]):
 def test_every_prompt_of_a_ragged_batch_is_as_alone(model, method, side):
     prompts, batch, shown = ragged(model, side)
     options = {"max_new_tokens": 6, "output_logits": True, **GENERATED}
-    with mitigated(model, spelled(method), passages=SPANS):
+    with mitigated(model, spelled(method, model), passages=SPANS):
         if method == "attention_calibration":
             with pytest.raises(UsageError, match="attention_calibration: one prompt at a time without padding"):
                 model.network(batch, attention_mask=shown)
@@ -129,7 +129,7 @@ def test_every_prompt_of_a_ragged_batch_is_as_alone(model, method, side):
 def test_beams_with_a_cache_score_what_whole_passes_do(model, method):
     prompts, batch, shown = ragged(model, "left")
     beams = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.0, "max_new_tokens": 5, **GENERATED}
-    with mitigated(model, spelled(method), passages=SPANS):
+    with mitigated(model, spelled(method, model), passages=SPANS):
         if method == "attention_calibration":
             with pytest.raises(UsageError, match="attention_calibration: one prompt at a time without padding"):
                 model.network.generate(prompts[0], attention_mask=torch.ones_like(prompts[0]), **beams)
@@ -153,7 +153,7 @@ def test_prompts_that_cannot_have_their_passages_at_the_same_places_are_refused_
     message = (
         rf"{method.partition('(')[0]}: (in a batch, prompts of several .* token {end}; these do not|one prompt at)"
     )
-    with mitigated(model, spelled(method), passages=SPANS):
+    with mitigated(model, spelled(method, model), passages=SPANS):
         for shared in (0, end - 1):
             _, batch, shown = ragged(model, side, shared)
             for given in ({"input_ids": batch}, {"inputs_embeds": model.embed(batch)}):
@@ -167,7 +167,7 @@ def test_a_static_cache_gives_the_tokens_of_a_growing_one_or_is_refused_by_name(
     model = shaken_model("gemma3_text")
     wanted = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     wanted["attention_mask"] = torch.ones_like(token_ids(model))
-    with mitigated(model, spelled(name), passages=SPANS):
+    with mitigated(model, spelled(name, model), passages=SPANS):
         growing = model.network.generate(token_ids(model), **wanted)
         if name == "positional_channel":
             with pytest.raises(UsageError, match="positional_channel: static caches are not allowed; dynamic ones are"):
@@ -183,7 +183,7 @@ def test_prompts_may_take_turns_between_their_steps(name):
     """What is kept of a prompt is known again by its cache."""
     model, long = shaken_model("llama"), token_ids(shaken_model("llama"), 5)
     step = {"logits_to_keep": 1, "use_cache": True}
-    with mitigated(model, spelled(name), passages=SPANS):
+    with mitigated(model, spelled(name, model), passages=SPANS):
         alone = model.network(long, **step).past_key_values
         expected = model.network(token_ids(model)[:, :1], past_key_values=alone, **step).logits
         cache = model.network(long, **step).past_key_values
@@ -195,9 +195,10 @@ def test_prompts_may_take_turns_between_their_steps(name):
 @torch.no_grad()
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_copy_of_an_installed_network_is_under_the_method_by_itself(name):
-    network = shaken_model("llama").network
+    model = shaken_model("llama")
+    network = model.network
     prompt, other = (torch.arange(first, first + POSITIONS)[None] for first in (3, 9))
-    mitigated(network, spelled(name), passages=SPANS).install()
+    mitigated(network, spelled(name, model), passages=SPANS).install()
     expected = network(prompt, logits_to_keep=1).logits
     network(other)
     copied = copy.deepcopy(network)
@@ -275,7 +276,7 @@ def test_half_precision_is_as_near_to_full_as_the_plain_model(name, dtype):
         return float((run(half).float() - run(full).float()).abs().max())
 
     plain = error(whole)
-    with mitigated(half, spelled(name), passages=SPANS), mitigated(full, spelled(name), passages=SPANS):
+    with mitigated(half, spelled(name, half), passages=SPANS), mitigated(full, spelled(name, full), passages=SPANS):
         assert error(whole) < HALF_ERROR * plain
         assert error(stepped) < HALF_ERROR * plain
 
@@ -414,7 +415,7 @@ def test_a_gpu_gives_what_the_cpu_gives(model):
     for name in [*INSIDE, "ms_poe(low=1.2, high=3.0, first_layer=1, variant='as_released')"]:
         found = []
         for each in (model, there):
-            with torch.no_grad(), mitigated(each, spelled(name), passages=SPANS):
+            with torch.no_grad(), mitigated(each, spelled(name, each), passages=SPANS):
                 made = each.network.generate(token_ids(each), max_new_tokens=6, output_logits=True, **GENERATED)
                 found.append(torch.stack([logits(each)[:, -1].cpu(), *(step.cpu() for step in made.logits)]))
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4, msg=lambda why, name=name: f"{name}: {why}")

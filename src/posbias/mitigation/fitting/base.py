@@ -21,7 +21,7 @@ from posbias.errors import UsageError
 from posbias.evaluation import MeasuredUse
 from posbias.evaluation.responders import Request, Responder
 from posbias.interventions.base import check_model
-from posbias.limits import UPDATES
+from posbias.limits import AT_ONCE, UPDATES
 from posbias.mitigation.fitting.calibration import LEAST_SAMPLES, best_of, check_samples
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, check_strength
 from posbias.models.hugging_face import HuggingFaceModel
@@ -44,12 +44,20 @@ FIT_OPTIONS: Registry["FitOptions"] = Registry("fit")
 @FIT_OPTIONS.register("options")
 @dataclass(frozen=True)
 class FitOptions:
-    """Settings of a key bias's fit, and the strengths from which any fit chooses."""
+    """Settings of a fit by gradient, and the strengths from which any fit chooses."""
 
-    steps: int = 300
-    """Steps of one calibration prompt each, and of one window of text if there is a penalty, >= 1."""
-    rate: float = 0.05
-    """Rate of Adam at the first step, in nats."""
+    steps: int | None = None
+    """Steps of one batch each, >= 1; None: 300 for biases, 100 for adapters."""
+    batch: int | None = None
+    """Calibration prompts of a step, >= 1, with a window of text for every four if there is a penalty; None: 1 for
+    biases, 4 for adapters."""
+    together: int | None = None
+    """Prompts of a batch that are run at once, the gradients of the others added, >= 1; None: as many as fit."""
+    rate: float | None = None
+    """Rate of Adam at the first step; None: .05 (nats) for biases, .002 for adapters."""
+    held_out: float | None = None
+    """Share of the calibration samples that no step sees, in [0, 1): the fit ends when their answers get no more
+    probable, with the numbers under which they were most; None: 0 for biases, .2 for adapters."""
     penalty: float = 1.0
     """Weight of the divergence on ordinary text, >= 0; unused if the bias acts from the question on."""
     knots: Sequence[int] = (0, 1, 8, 64, 512)
@@ -76,8 +84,13 @@ class FitOptions:
             if not isinstance(numbers, Iterable) or isinstance(numbers, str):
                 raise UsageError(f"fit: {name} must be a list of numbers, got {numbers!r}")
             object.__setattr__(self, name, tuple(map(plain, numbers)))
-        check_size("fit: steps", self.steps, UPDATES)
-        check_number("fit: rate", self.rate, above=0.0)
+        for name, limit in (("steps", UPDATES), ("batch", AT_ONCE), ("together", AT_ONCE)):
+            if getattr(self, name) is not None:
+                check_size(f"fit: {name}", getattr(self, name), limit)
+        if self.rate is not None:
+            check_number("fit: rate", self.rate, above=0.0)
+        if self.held_out is not None:
+            check_number("fit: held_out", self.held_out, below=1.0)
         check_number("fit: penalty", self.penalty)
         check_choice("fit: shared", self.shared, SHARING)
         check_seed(self.seed)
@@ -205,8 +218,12 @@ class GridFit(Fit):
         return (candidates + len(options.strengths)) * samples * positions
 
 
-def fit_of(name: str) -> Fit | None:
-    """The fit of a method; None if it has no parameters to find."""
+def fit_of(spelling: str) -> Fit | None:
+    """The fit of a method, by its name or the spelling of an unfitted one; None if it has no parameters to find."""
+    name = spelling.partition("(")[0].strip()
+    if name != spelling.strip():
+        method = MITIGATIONS.parse(spelling)
+        return FITS[name](method) if method.unfitted else None
     if name in FITS:
         fit: Fit = FITS[name]()
         return fit

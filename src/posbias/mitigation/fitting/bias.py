@@ -1,115 +1,127 @@
-"""The fits of `key_bias` and `context_bias` by gradient, and what they take of memory, which is said before they begin.
+"""The fits of `key_bias` and `context_bias`: numbers that are added to logits, and factors of them.
 
-One step is run on a few short prompts. It holds what the backward pass needs of every layer; the step on ordinary text
-after it holds log-probabilities of a whole vocabulary at every token. If that does not fit, layers are computed again
-in the backward pass.
+A key bias is splines of ln(1 + j), a few numbers per head and layer, or one number for all keys before the question.
+Biases that act from the question on have a scale of each head's own logits, too.
 """
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float
 from torch import Tensor
 
+from posbias.architecture import LogSpline
+from posbias.architecture.keys import log_spline_basis
 from posbias.errors import UsageError
-from posbias.evaluation.responders.local import EncodedRequest
-from posbias.measurement.cost import calibrate, peak_tensor_bytes, report_cost, without_passes
-from posbias.measurement.cost_estimate import CostEstimate
-from posbias.mitigation.fitting.base import FITS, Calibration, Checkpoint, Fit, FitOptions, Fitted, Windows
-from posbias.mitigation.fitting.gradient import (
-    KEPT_BYTES,
-    Answers,
-    BiasNumbers,
-    begins_of,
-    descend,
-    encoded_answers,
-    step_on_text,
-)
-from posbias.mitigation.methods.key_bias import ContextBias, KeyBiasMethod
-from posbias.mitigation.methods.recipe import read_recipe
-from posbias.models.hugging_face import HuggingFaceModel, Prefix
-from posbias.progress import report
-from posbias.tasks.language import Example
+from posbias.interventions.keys import KeyBiased, KeyLogits, biased
+from posbias.measurement.blocks import checkpointed
+from posbias.mitigation.fitting.base import FITS, Calibration, Checkpoint, FitOptions, Fitted
+from posbias.mitigation.fitting.gradient_fit import GradientFit
+from posbias.mitigation.methods.base import Method, Mitigation
+from posbias.mitigation.methods.key_bias import BEFORE, ContextBias, KeyBiasMethod
+from posbias.models.hugging_face import HuggingFaceModel
 
-SHORTER = "calibration prompts of {} tokens"
-PROBE = 16
-"""Tokens whose keys and values tell how many bytes one token's take."""
+SCALE_RATE = 0.4
+"""Rate of the logarithm of a head's scale, as a share of the rate of biases."""
 
 
-class BiasFit(Fit):
-    """A bias by key under which a model gives the right answers wherever they stand."""
+class BiasNumbers:
+    """The numbers that are fitted: biases at all knots but the last, which is 0; or of the context, with scales."""
 
-    @abstractmethod
-    def settled(self, options: FitOptions) -> FitOptions:
-        """The options as this bias takes them."""
+    def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
+        self.heads, self.depth = model.family.heads(model.config), model.family.depth(model.config)
+        self.options = options
+        shape = (
+            1 if options.shared in ("layers", "both") else self.depth,
+            1 if options.shared in ("heads", "both") else self.heads,
+            max(1, len(options.knots) - 1) + options.scales,
+        )
+        self.free = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+        """The numbers that change, all 0 for no change."""
+        self._bases: dict[int, Tensor] = {}
 
-    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
-        """Descend; the record has the losses of every step's prompt and window before it, in nats per token.
+    def begin_at(self, method: Method) -> None:
+        """Take the numbers of a fitted method, which must be of the form that is asked for."""
+        options, whole, scaled = self.options, np.zeros((0, 0, 0)), None
+        if isinstance(method, ContextBias) and not options.knots:
+            whole, scaled = np.array(method.values)[..., None], method.scales
+        elif isinstance(method, KeyBiasMethod) and method.from_question == options.from_question:
+            layers = KeyBiased(method.biases).layers(self.depth)
+            if all(isinstance(layer, LogSpline) and tuple(layer.knots) == options.knots for layer in layers):
+                values = np.stack([layer.parameters(self.heads) for layer in layers])
+                whole, scaled = (values - values[..., -1:])[..., :-1], method.scales
+        if scaled is not None:
+            whole = np.concatenate([whole, np.log(scaled)[..., None] / SCALE_RATE], axis=-1)
+        shared = whole[: len(self.free), : self.free.shape[1]]
+        alike = shared.shape == self.free.shape and np.array_equal(np.broadcast_to(shared, whole.shape), whole)
+        if not alike or method.strength != 1:
+            raise UsageError(
+                f"fit: begin={options.begin!r} is of another form than is fitted here (method, knots, shared, "
+                "from_question, scales)"
+            )
+        with torch.no_grad():
+            self.free.copy_(torch.tensor(shared))
 
-        Raises:
-            UsageError: too few samples, no text, or a family that does not allow it.
-            RunError: the loss is not a finite number.
-        """
-        options = self.settled(options)
-        model, text, counts = calibration.network, calibration.text, calibration.count()
-        if options.penalty > 0 and not len(text):
-            raise UsageError("fit: windows of ordinary text are needed if the penalty is above 0")
-        encoded = encoded_answers(model, calibration.examples)
-        begins = begins_of(model, calibration.examples, options)
-        values = BiasNumbers(model, options)
-        if options.begin:
-            values.begin_at(read_recipe(options.begin, model))
-        losses = descend(model, values, Answers(model, encoded, begins), begins, text, options, checkpoint)
-        how = {
-            **asdict(options),
-            "numbers": values.free.numel(),
-            **counts,
-            "answer_loss": np.round(losses[:, 0], 6).tolist(),
-            "text_loss": np.round(losses[:, 1], 6).tolist(),
-        }
-        return Fitted(values.method(), how)
+    @contextmanager
+    def applied(self, model: HuggingFaceModel, begins: int) -> Iterator[None]:
+        """The model with these numbers; the question begins at token `begins`."""
 
-    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
-        """A prompt and a window for each step; the part before the question is run once if nothing changes it."""
-        options = self.settled(options)
-        per_step = 1 if options.from_question else 3 + 4 * (options.penalty > 0)
-        return options.steps * per_step + len(options.strengths) * samples * positions
+        def of_layer(layer: int) -> Float[Tensor, "heads numbers"]:
+            return self.free[layer if len(self.free) > 1 else 0].expand(self.heads, -1)
 
-    def reads_text(self, options: FitOptions) -> bool:
-        """A penalty needs windows of text."""
-        return self.settled(options).penalty > 0
+        def logits(layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
+            basis = self._basis(n_positions) if self.options.knots else BEFORE[:, None]
+            return of_layer(layer)[:, : basis.shape[1]] @ basis.T
 
-    def preflight(self, calibration: Calibration, *, options: FitOptions, max_memory: int | None) -> FitOptions:
-        """Announce the fit; it computes layers again only if it does not fit otherwise.
+        def scales(layer: int) -> Float[Tensor, "heads"]:
+            return (SCALE_RATE * of_layer(layer)[:, -1]).exp()
 
-        Raises:
-            UsageError: it needs more than `max_memory` bytes, or than are free (None).
-        """
-        model, settled = calibration.network, self.settled(options)
+        added = KeyLogits(logits, scales if self.options.scales else None, by_side=not self.options.knots)
+        recomputed = self.options.checkpointing and not self.options.from_question
+        with (
+            biased(model, "fit", added, first_query=begins),
+            checkpointed(model.network, enabled=recomputed),
+        ):
+            yield
 
-        def estimate(*, checkpointing: bool) -> CostEstimate | None:
-            again = replace(settled, checkpointing=checkpointing)
-            return fit_estimate(model, calibration.examples, calibration.text, options=again)
+    def _basis(self, n_positions: int) -> Float[Tensor, "n knots"]:
+        if n_positions not in self._bases:
+            self._bases[n_positions] = torch.tensor(log_spline_basis(self.options.knots, n_positions)[:, :-1])
+        return self._bases[n_positions]
 
-        cost = estimate(checkpointing=options.checkpointing)
-        if cost is None:
-            return options
-        allowed = cost.allowed(max_memory)
-        if not settled.from_question and allowed is not None and cost.needed(1) > allowed:
-            smaller = estimate(checkpointing=True)
-            if smaller is not None and smaller.needed(1) < cost.needed(1):
-                cost, options = smaller, replace(options, checkpointing=True)
-        how = ", layers computed again in the backward pass" if options.checkpointing else ""
-        name = self.method.name
-        report(f"estimate: {name} is fitted in {settled.steps} steps, a prompt each with its backward pass{how}:")
-        try:
-            report_cost(model, cost, settled.steps, max_memory=max_memory)
-        except UsageError as error:
-            raise UsageError(f"the fit of {name}: {error}") from None
-        return options
+    def method(self) -> Mitigation:
+        """The method with these numbers, to six digits; one encoding if the layers share theirs."""
+        whole = self.free.detach().expand(self.depth, self.heads, -1)
+        scales = _rounded((SCALE_RATE * whole[..., -1]).exp()) if self.options.scales else None
+        if not self.options.knots:
+            return ContextBias(_rounded(whole[..., 0]), scales)
+        rounded = _rounded(self.free[..., : len(self.options.knots) - 1])
+        by_layer = [[[*head, 0.0] for head in layer] for layer in rounded]
+        encodings = [
+            str(LogSpline(values=heads[0] if len(heads) == 1 else heads, knots=self.options.knots))
+            for heads in by_layer
+        ]
+        biases = encodings[0] if len(by_layer) == 1 else encodings
+        return KeyBiasMethod(biases, from_question=self.options.from_question, scales=scales)
+
+
+def _rounded(numbers: Tensor) -> Any:
+    """Nested lists of numbers to six digits."""
+    return np.vectorize(lambda value: float(f"{value:.6g}"))(numbers.detach().numpy()).tolist()
+
+
+class BiasFit(GradientFit):
+    """A bias by key, and scales beside it."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {"steps": 300, "rate": 0.05, "batch": 1, "held_out": 0.0}
+
+    def numbers(self, model: HuggingFaceModel, options: FitOptions) -> BiasNumbers:
+        """All 0."""
+        return BiasNumbers(model, options)
 
 
 @FITS.register(KeyBiasMethod.name)
@@ -126,6 +138,7 @@ class KeyBiasFit(BiasFit):
 
     def settled(self, options: FitOptions) -> FitOptions:
         """Scales go with biases from the question on, a penalty with all others."""
+        options = super().settled(options)
         return replace(options, penalty=0.0) if options.from_question else replace(options, scales=False)
 
 
@@ -137,49 +150,4 @@ class ContextBiasFit(BiasFit):
 
     def settled(self, options: FitOptions) -> FitOptions:
         """It has no knots, acts from the question on, and so has no penalty."""
-        return replace(options, knots=(), from_question=True, penalty=0.0)
-
-
-def fit_estimate(
-    model: HuggingFaceModel, calibration: Sequence[Example], text: Windows, *, options: FitOptions
-) -> CostEstimate | None:
-    """The most that one step takes, on a prompt or on a window of text; None if short runs fail."""
-    encoded = encoded_answers(model, calibration)
-    begins = begins_of(model, calibration, options)
-    answer = max(len(request.answer) for request in encoded)
-    values = BiasNumbers(model, options)
-
-    def loss(token_ids: Int64[np.ndarray, "n"], begin: int = 0) -> Tensor:
-        scored = min(answer, len(token_ids) - 1)
-        request = EncodedRequest(token_ids[:-scored], token_ids[-scored:])
-        return Answers(model, [request], [begin]).loss(0)
-
-    def step(token_ids: Int64[np.ndarray, "n"], begin: int = 0) -> None:
-        with values.applied(model, begin):
-            loss(token_ids, begin).backward()  # type: ignore[no-untyped-call]
-
-    def forward(token_ids: Int64[np.ndarray, "n"]) -> None:
-        with torch.no_grad(), values.applied(model, 0):
-            loss(token_ids)
-
-    sizes = [len(request.prompt) + len(request.answer) for request in encoded]
-    longest = int(np.argmax(sizes))
-    if options.from_question:
-        # Behind the question few tokens have a backward pass: a whole step takes hardly more than an answer does.
-        whole = np.concatenate([encoded[longest].prompt, encoded[longest].answer])
-        peak = peak_tensor_bytes(lambda: step(whole, begins[longest]), model.device)
-        probe = model.embed(model.token_tensor([whole[:PROBE].tolist()]))
-        # What they hold alive is twice what they are: they are views of what the forward pass made.
-        prefixes = 2 * min(KEPT_BYTES, sum(begins) * Prefix(model, probe).n_bytes // PROBE)
-        cost = replace(without_passes(model, sizes[longest]), coefficients=(float(peak),), kept=lambda _: prefixes)
-        return replace(cost, shorter=SHORTER)
-    estimate = calibrate(model, sizes[longest], step, squares=forward if options.checkpointing else None)
-    if estimate is None:
-        return None
-    constant, *higher = estimate.coefficients
-    if options.penalty > 0 and len(text):
-        window = max(text, key=len)
-        on_text = peak_tensor_bytes(lambda: step_on_text(model, window, values, options.penalty), model.device)
-        on_answer = sum(value * sizes[longest] ** power for power, value in enumerate(estimate.coefficients))
-        constant += max(0.0, on_text - on_answer)
-    return replace(estimate, coefficients=(constant, *higher), shorter=SHORTER)
+        return replace(super().settled(options), knots=(), from_question=True, penalty=0.0)

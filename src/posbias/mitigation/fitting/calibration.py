@@ -1,10 +1,12 @@
-"""Calibration samples: their number and contents, the probability of their answers, the candidate that suits them."""
+"""Calibration samples and text: their contents, the probability of answers, the candidate that suits them."""
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
@@ -13,12 +15,19 @@ from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import Mitigation
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import track
+from posbias.prompts.loading import load_prompts
+from posbias.prompts.sources import default_corpus
 from posbias.tasks.language import Example
 
 DISTINCT = 32
 """Characters from which on a passage is taken to belong to one sample alone."""
 LEAST_SAMPLES = 4
 """Calibration samples below which a fit is refused: it would learn them by heart."""
+FIT_WINDOWS = 32
+"""Windows of ordinary text that a fit may read; of another source than those that are judged."""
+DEFAULT = "default"
+JUDGED_FILES = "jargon_file,us_founding_documents"
+"""Files of the default corpus that judge, unless another text is asked for; fits read the other files."""
 
 
 def check_samples(calibration: Sequence[Example]) -> int:
@@ -27,6 +36,17 @@ def check_samples(calibration: Sequence[Example]) -> int:
     if samples < LEAST_SAMPLES:
         raise UsageError(f"fit: {samples} calibration samples given; at least {LEAST_SAMPLES} are needed")
     return samples
+
+
+def text_beside(judging: str, model: HuggingFaceModel, *, length: int, seed: int) -> list[Int64[np.ndarray, "token"]]:
+    """Windows of ordinary text for fits, from the files of the default corpus that are not in the text that judges."""
+    source, _, files = judging.partition("#")
+    judged = {group.name for group in default_corpus(files)} if source == DEFAULT else set()
+    read = [Path(group.name).stem for group in default_corpus() if group.name not in judged]
+    if not read:
+        raise UsageError(f"--text {judging}: fits need files of the default corpus that are not judged; name fewer")
+    prompts = load_prompts(f"{DEFAULT}#{','.join(read)}", model=model, n_positions=length, seed=seed, count=FIT_WINDOWS)
+    return list(prompts.token_ids)
 
 
 def contents(examples: Sequence[Example]) -> set[str]:

@@ -11,8 +11,8 @@ from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.evaluation.responders import Request, Responder
 from posbias.interventions.base import check_model
 
-# Two of these register their fits.
-from posbias.mitigation.fitting import bias, channel_search  # noqa: F401
+# These register their fits.
+from posbias.mitigation.fitting import adapter, bias, channel_search  # noqa: F401
 from posbias.mitigation.fitting.base import (
     FITS,
     Calibration,
@@ -23,11 +23,14 @@ from posbias.mitigation.fitting.base import (
     Windows,
     fit_of,
 )
-from posbias.mitigation.fitting.calibration import best_of, contents
+from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, best_of, contents, text_beside
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.prompt_changes import Ordered
 from posbias.mitigation.methods.recipe import samples_of_recipe
 from posbias.tasks.language import Example
+
+WINDOW = 256
+"""Tokens of a window of ordinary text."""
 
 
 @checked
@@ -36,20 +39,21 @@ def fit(
     model: Any,
     calibration: Sequence[Example],
     *,
-    text: Windows = (),
+    text: Windows | None = None,
     options: FitOptions | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Fitted:
     """A method with the parameters that suit a model, from calibration samples alone.
 
     Args:
-        method: "key_bias", "context_bias", "positional_channel" (`fit_channel`), or a method with a grid of parameters:
-            the candidate is taken under which the right answers are most probable, per token, averaged over samples and
-            positions.
+        method: "adapter", "adapter(rank=2)", "key_bias", "context_bias", "positional_channel" (`fit_channel`), or a
+            method with a grid of parameters: the candidate is taken under which the right answers are most probable,
+            per token, averaged over samples and positions.
         model: What `load_model` returns.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
-        text: Token ids of windows of ordinary text, for a key bias or a channel.
-        options: Settings of a key bias's fit; for all others, the strengths to choose from.
+        text: Token ids of windows of ordinary text, for fits that read some; None: of the default corpus, from files
+            that `mitigate` does not judge by.
+        options: Settings of a fit by gradient; for all others, the strengths to choose from.
         checkpoint: Where a fit by gradient is kept as it goes, and taken up.
 
     Raises:
@@ -59,8 +63,11 @@ def fit(
     if how is None or not how.needs_model:
         names = [name for name in MITIGATIONS if (candidate := fit_of(name)) is not None and candidate.needs_model]
         raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(names)}")
-    material = Calibration(check_model(model), calibration, text)
-    return run_fit(how, material, options=options or FitOptions(), checkpoint=checkpoint)
+    loaded, options = check_model(model), options or FitOptions()
+    if text is None and how.reads_text(options):
+        length = min(WINDOW, loaded.max_positions or WINDOW)
+        text = text_beside(f"{DEFAULT}#{JUDGED_FILES}", loaded, length=length, seed=options.seed)
+    return run_fit(how, Calibration(loaded, calibration, text or ()), options=options, checkpoint=checkpoint)
 
 
 def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None = None) -> Fitted:

@@ -1,127 +1,54 @@
 """Fit numbers inside a model by gradient, on calibration answers, with a penalty that keeps ordinary text as it was.
 
-A key bias is splines of ln(1 + j), a few numbers per head and layer, or one number for all keys before the question.
-Biases that act from the question on have a scale of each head's own logits, too. The loss of a step is the negative
-log-likelihood of a right answer, per token, plus `penalty` times the Kullback-Leibler divergence, per token, of the
-changed model's next token from the unchanged model's on a window of ordinary text. Biases from the question on leave
-text without one as it is, and have no penalty. Adam, rate falling linearly to 0. No weight is touched.
+The loss of a step is the negative log-likelihood of right answers, per token, mean over a batch of prompts, plus
+`penalty` times the Kullback-Leibler divergence, per token, of the changed model's next token from the unchanged model's
+on windows of ordinary text. What leaves text without a question as it is has no penalty. Adam, rate falling linearly to
+0. No weight is touched.
+
+Prompts of different lengths are run together with padding behind their ends, which no token before it can see.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.architecture import LogSpline
-from posbias.architecture.keys import log_spline_basis
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, EncodedRequest, encode_requests
-from posbias.interventions.keys import KeyBiased, KeyLogits, biased
-from posbias.measurement.blocks import checkpointed
 from posbias.mitigation.fitting.base import Checkpoint, FitOptions, Windows
-from posbias.mitigation.methods.base import Method, Mitigation
-from posbias.mitigation.methods.key_bias import BEFORE, ContextBias, KeyBiasMethod
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
+from posbias.models.rotary import AngleLengths
 from posbias.progress import track
 from posbias.tasks.language import Example
 from posbias.tasks.language.base import locate
 
 KEPT_BYTES = 2 << 30
-"""Bytes of keys and values before the question that are kept if a bias acts from it on: no step changes them."""
-SCALE_RATE = 0.4
-"""Rate of the logarithm of a head's scale, as a share of the rate of biases."""
+"""Bytes of keys and values before the question that are kept if a method acts from it on: no step changes them."""
 STEPS_AT_ONCE = 25
 """Steps between two checkpoints: what an interruption costs at most."""
+PROMPTS_PER_WINDOW = 4
+"""Prompts of a step for each window of ordinary text in it."""
+STEPS_BETWEEN_CHECKS = 10
+"""Steps between two looks at the calibration samples that no step sees."""
+PATIENCE = 3
+"""Looks without an improvement after which a fit ends."""
 
 
-class BiasNumbers:
-    """The numbers that are fitted: biases at all knots but the last, which is 0; or of the context, with scales."""
+@runtime_checkable
+class Numbers(Protocol):
+    """The numbers that are fitted, and the model with them."""
 
-    def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
-        self.heads, self.depth = model.family.heads(model.config), model.family.depth(model.config)
-        self.options = options
-        shape = (
-            1 if options.shared in ("layers", "both") else self.depth,
-            1 if options.shared in ("heads", "both") else self.heads,
-            max(1, len(options.knots) - 1) + options.scales,
-        )
-        self.free = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
-        """The numbers that change, all 0 for no change."""
-        self._bases: dict[int, Tensor] = {}
+    free: Tensor
+    """A leaf with a gradient."""
 
-    def begin_at(self, method: Method) -> None:
-        """Take the numbers of a fitted method, which must be of the form that is asked for."""
-        options, whole, scaled = self.options, np.zeros((0, 0, 0)), None
-        if isinstance(method, ContextBias) and not options.knots:
-            whole, scaled = np.array(method.values)[..., None], method.scales
-        elif isinstance(method, KeyBiasMethod) and method.from_question == options.from_question:
-            layers = KeyBiased(method.biases).layers(self.depth)
-            if all(isinstance(layer, LogSpline) and tuple(layer.knots) == options.knots for layer in layers):
-                values = np.stack([layer.parameters(self.heads) for layer in layers])
-                whole, scaled = (values - values[..., -1:])[..., :-1], method.scales
-        if scaled is not None:
-            whole = np.concatenate([whole, np.log(scaled)[..., None] / SCALE_RATE], axis=-1)
-        shared = whole[: len(self.free), : self.free.shape[1]]
-        alike = shared.shape == self.free.shape and np.array_equal(np.broadcast_to(shared, whole.shape), whole)
-        if not alike or method.strength != 1:
-            raise UsageError(
-                f"fit: begin={options.begin!r} is of another form than is fitted here (method, knots, shared, "
-                "from_question, scales)"
-            )
-        with torch.no_grad():
-            self.free.copy_(torch.tensor(shared))
-
-    @contextmanager
-    def applied(self, model: HuggingFaceModel, begins: int) -> Iterator[None]:
+    def applied(self, model: HuggingFaceModel, begins: int) -> AbstractContextManager[None]:
         """The model with these numbers; the question begins at token `begins`."""
-
-        def of_layer(layer: int) -> Float[Tensor, "heads numbers"]:
-            return self.free[layer if len(self.free) > 1 else 0].expand(self.heads, -1)
-
-        def logits(layer: int, n_positions: int) -> Float[Tensor, "heads n"]:
-            basis = self._basis(n_positions) if self.options.knots else BEFORE[:, None]
-            return of_layer(layer)[:, : basis.shape[1]] @ basis.T
-
-        def scales(layer: int) -> Float[Tensor, "heads"]:
-            return (SCALE_RATE * of_layer(layer)[:, -1]).exp()
-
-        added = KeyLogits(logits, scales if self.options.scales else None, by_side=not self.options.knots)
-        recomputed = self.options.checkpointing and not self.options.from_question
-        with (
-            biased(model, "fit", added, first_query=begins),
-            checkpointed(model.network, enabled=recomputed),
-        ):
-            yield
-
-    def _basis(self, n_positions: int) -> Float[Tensor, "n knots"]:
-        if n_positions not in self._bases:
-            self._bases[n_positions] = torch.tensor(log_spline_basis(self.options.knots, n_positions)[:, :-1])
-        return self._bases[n_positions]
-
-    def method(self) -> Mitigation:
-        """The method with these numbers, to six digits; one encoding if the layers share theirs."""
-        whole = self.free.detach().expand(self.depth, self.heads, -1)
-        scales = _rounded((SCALE_RATE * whole[..., -1]).exp()) if self.options.scales else None
-        if not self.options.knots:
-            return ContextBias(_rounded(whole[..., 0]), scales)
-        rounded = _rounded(self.free[..., : len(self.options.knots) - 1])
-        by_layer = [[[*head, 0.0] for head in layer] for layer in rounded]
-        encodings = [
-            str(LogSpline(values=heads[0] if len(heads) == 1 else heads, knots=self.options.knots))
-            for heads in by_layer
-        ]
-        biases = encodings[0] if len(by_layer) == 1 else encodings
-        return KeyBiasMethod(biases, from_question=self.options.from_question, scales=scales)
-
-
-def _rounded(numbers: Tensor) -> Any:
-    """Nested lists of numbers to six digits."""
-    return np.vectorize(lambda value: float(f"{value:.6g}"))(numbers.detach().numpy()).tolist()
 
 
 def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
@@ -153,24 +80,49 @@ def begins_of(model: HuggingFaceModel, examples: Sequence[Example], options: Fit
 
 
 class Answers:
-    """Calibration prompts with their answers; the tokens before a bias begins to act are run once and kept."""
+    """Calibration prompts with their answers; the tokens before a method begins to act are run once and kept."""
 
     def __init__(self, model: HuggingFaceModel, encoded: Sequence[EncodedRequest], begins: Sequence[int]) -> None:
         self._model, self._encoded, self._begins = model, encoded, begins
         self._prefixes: dict[int, Prefix] = {}
+        self._lengths = AngleLengths.of(model.network)
 
-    def loss(self, index: int) -> Tensor:
-        """Negative log-likelihood of an answer, per token."""
-        prompt, answer, begin = self._encoded[index].prompt, self._encoded[index].answer, self._begins[index]
-        whole = np.concatenate([prompt, answer])[:-1]
-        embeddings = self._model.embed(self._model.token_tensor([whole.tolist()]))
-        rows = list(range(len(prompt) - 1 - begin, len(whole) - begin))
+    def together(self, indices: Sequence[int], most: int) -> Iterator[list[int]]:
+        """Groups of at most so many prompts that are run together, of similar length.
+
+        Alone is what begins to act within its prompt, behind keys and values of its own.
+        """
+        by_angles: dict[object, list[int]] = {}
+        for index in sorted(indices, key=lambda index: -self._n_tokens(index)):
+            alone = (index,) if self._begins[index] else ()
+            by_angles.setdefault((self._lengths.angles(self._n_tokens(index)), alone), []).append(index)
+        for alike in by_angles.values():
+            yield from (alike[first : first + most] for first in range(0, len(alike), most))
+
+    def losses(self, indices: Sequence[int]) -> Float[Tensor, "prompt"]:
+        """Negative log-likelihood of each answer, per token, of prompts that are run together."""
+        requests, begin = [self._encoded[index] for index in indices], self._begins[indices[0]]
+        starts = [len(request.prompt) - 1 for request in requests]
+        rows = sorted({row for start, one in zip(starts, requests, strict=True) for row in _rows(start, one)})
+        tokens = np.zeros((len(requests), rows[-1] + 1), dtype=np.int64)
+        for row, request in zip(tokens, requests, strict=True):
+            whole = np.concatenate([request.prompt, request.answer])[:-1]
+            row[: len(whole)] = whole
+        embeddings, after = self._model.embed(self._model.token_tensor(tokens.tolist())), [row - begin for row in rows]
         if begin:
-            outputs = self._prefix(index, embeddings[:, :begin]).outputs(begin, embeddings[:, begin:], rows)
+            (index,) = indices
+            outputs = self._prefix(index, embeddings[:, :begin]).outputs(begin, embeddings[:, begin:], after)
         else:
-            outputs = self._model.outputs(embeddings, rows)
-        logits = outputs.logits[0].float()
-        return torch.nn.functional.cross_entropy(logits, torch.as_tensor(answer, device=logits.device))
+            outputs = self._model.outputs(embeddings, after)
+        losses = []
+        for logits, start, request in zip(outputs.logits, starts, requests, strict=True):
+            first = rows.index(start)
+            answer = torch.as_tensor(request.answer, device=logits.device)
+            losses.append(torch.nn.functional.cross_entropy(logits[first : first + len(answer)].float(), answer))
+        return torch.stack(losses)
+
+    def _n_tokens(self, index: int) -> int:
+        return len(self._encoded[index].prompt) + len(self._encoded[index].answer) - 1
 
     def _prefix(self, index: int, embeddings: Tensor) -> Prefix:
         """The keys and values before the question; as many prompts as `KEPT_BYTES` hold keep theirs."""
@@ -182,84 +134,172 @@ class Answers:
         return prefix
 
 
+def _rows(start: int, request: EncodedRequest) -> range:
+    """The tokens whose next one is an answer's."""
+    return range(start, start + len(request.answer))
+
+
 def step_on_text(
-    model: HuggingFaceModel, window: Int64[np.ndarray, "token"], values: BiasNumbers, penalty: float
+    model: HuggingFaceModel, windows: Int64[np.ndarray, "window token"], values: Numbers, weight: float
 ) -> float:
-    """KL(unchanged || changed) of the next token, per token; its gradient, times the penalty, is added."""
-    embeddings, positions = model.embed(model.token_tensor([window.tolist()])), list(range(len(window)))
+    """KL(unchanged || changed) of the next token, per token; its gradient, times the weight, is added."""
+    embeddings, positions = model.embed(model.token_tensor(windows.tolist())), list(range(windows.shape[1]))
     with torch.no_grad():
-        unchanged = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
+        unchanged = model.outputs(embeddings, positions).logits.flatten(0, 1).float().log_softmax(-1)
     with values.applied(model, 0):  # layers may be computed again in the backward pass
-        changed = model.outputs(embeddings, positions).logits[0].float().log_softmax(-1)
+        changed = model.outputs(embeddings, positions).logits.flatten(0, 1).float().log_softmax(-1)
         divergence = torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
-        (penalty * divergence).backward()  # type: ignore[no-untyped-call]
+        (weight * divergence).backward()  # type: ignore[no-untyped-call]
     return float(divergence.detach())
+
+
+@dataclass
+class Descent:
+    """The losses of a fit, as it goes."""
+
+    losses: Float64[np.ndarray, "steps two"]
+    """Before every step, of its answers and of its windows of text."""
+    done: int = 0
+    """Steps that are done."""
+    held_out: list[float] = field(default_factory=list)
+    """Losses of the prompts that no step sees, at every look at them."""
+    best: Tensor | None = None
+    """The numbers at the lowest of these."""
+
+    @property
+    def stopped(self) -> bool:
+        """True if the last looks brought no improvement."""
+        return len(self.held_out) - 1 - int(np.argmin([*self.held_out, np.inf])) >= PATIENCE
+
+    def look(self, loss: float, free: Tensor) -> None:
+        """Note the loss of the prompts that no step sees, and the numbers if it is the lowest."""
+        if loss < min(self.held_out, default=np.inf):
+            self.best = free.detach().clone()
+        self.held_out.append(loss)
 
 
 def descend(
     model: HuggingFaceModel,
-    values: BiasNumbers,
+    values: Numbers,
     answers: Answers,
     begins: Sequence[int],
     text: Windows,
     options: FitOptions,
     checkpoint: Checkpoint | None,
-) -> Float64[np.ndarray, "steps two"]:
-    """Change the values in place, step by step; the losses before every step, of the answer and of ordinary text.
+    *,
+    held_out: Sequence[int] = (),
+) -> Descent:
+    """Change the numbers in place, step by step; the losses of every step that was made.
 
     Args:
-        values: Numbers with `free`, a tensor with a gradient, and `applied`, which opens the model with them.
         begins: The first token that the numbers act on, of every prompt.
+        options: All of them set, as `GradientFit.settled` returns them.
         checkpoint: Where the fit is kept as it goes, and taken up.
+        held_out: Prompts that no step sees: the numbers under which they are answered best are taken, and the fit ends
+            when these answers get no better.
 
     Raises:
         RunError: the loss is not a finite number.
     """
+    steps, batch, rate = options.steps, options.batch, options.rate
+    assert steps is not None and batch is not None and rate is not None, "settled"  # noqa: PT018
     generator = np.random.default_rng(options.seed)
-    order = _rounds(len(begins), options.steps, generator)
-    windows = _rounds(max(1, len(text)), options.steps, generator)
-    optimiser = torch.optim.Adam([values.free], lr=options.rate)
-    losses = np.zeros((options.steps, 2))
-    begun = 0 if checkpoint is None else _take_up(checkpoint, values.free, optimiser, losses)
-    for step in track(range(begun, options.steps), "steps of the fit"):
+    stepped = np.setdiff1d(np.arange(len(begins)), held_out)
+    order = stepped[_rounds(len(stepped), steps * batch, generator)].reshape(steps, batch)
+    n_windows = -(-batch // PROMPTS_PER_WINDOW)
+    windows = _rounds(max(1, len(text)), steps * n_windows, generator).reshape(steps, n_windows)
+    optimiser = torch.optim.Adam([values.free], lr=rate)
+    descent = Descent(np.zeros((steps, 2)))
+    if checkpoint is not None:
+        _take_up(checkpoint, values.free, optimiser, descent)
+    for step in track(range(descent.done, steps), "steps of the fit"):
+        if descent.stopped:
+            break
         for group in optimiser.param_groups:
-            group["lr"] = options.rate * (1 - step / options.steps)
+            group["lr"] = rate * (1 - step / steps)
         optimiser.zero_grad()
-        index = int(order[step])
-        with values.applied(model, begins[index]):
-            answer = answers.loss(index)
-            answer.backward()  # type: ignore[no-untyped-call]
-        losses[step, 0] = float(answer.detach())
+        descent.losses[step, 0] = _answer_loss(model, values, answers, begins, order[step].tolist(), options)
         if options.penalty > 0:
-            losses[step, 1] = step_on_text(model, text[int(windows[step])], values, options.penalty)
-        if not np.isfinite(losses[step]).all():
-            raise RunError(
-                f"fit: the loss of step {step} is not a finite number; try a smaller rate than {options.rate:g}"
-            )
+            chosen = [text[index] for index in windows[step]]
+            descent.losses[step, 1] = _text_loss(model, chosen, values, options)
+        if not np.isfinite(descent.losses[step]).all():
+            raise RunError(f"fit: the loss of step {step} is not a finite number; try a smaller rate than {rate:g}")
         optimiser.step()
-        if checkpoint is not None and (step + 1) % STEPS_AT_ONCE == 0:
-            moments = {name: moment.detach().numpy() for name, moment in optimiser.state[values.free].items()}
-            state = {"free": values.free.detach().numpy(), "done": np.array([step + 1]), "losses": losses}
-            checkpoint.store.keep(checkpoint.piece, {**moments, **state})
-    return losses
+        descent.done = step + 1
+        if len(held_out) and (descent.done % STEPS_BETWEEN_CHECKS == 0 or descent.done == steps):
+            with torch.no_grad():
+                loss = _answer_loss(model, values, answers, begins, list(held_out), options)
+            descent.look(loss, values.free)
+        if checkpoint is not None and descent.done % STEPS_AT_ONCE == 0:
+            checkpoint.store.keep(checkpoint.piece, _state(values.free, optimiser, descent))
+    if descent.best is not None:
+        with torch.no_grad():
+            values.free.copy_(descent.best)
+    descent.losses = descent.losses[: descent.done]
+    return descent
 
 
-def _take_up(
-    checkpoint: Checkpoint, free: Tensor, optimiser: torch.optim.Optimizer, losses: Float64[np.ndarray, "steps two"]
-) -> int:
-    """The first step that is still to be done; numbers, moments and losses become those before it, in place."""
+def _answer_loss(
+    model: HuggingFaceModel,
+    values: Numbers,
+    answers: Answers,
+    begins: Sequence[int],
+    indices: list[int],
+    options: FitOptions,
+) -> float:
+    """Mean loss of prompts; if gradients are wanted, its own are added, group by group."""
+    total = []
+    for group in answers.together(indices, options.together or len(indices)):
+        with values.applied(model, begins[group[0]]):
+            loss = answers.losses(group).sum() / len(indices)
+            if torch.is_grad_enabled():
+                loss.backward()  # type: ignore[no-untyped-call]
+        total.append(loss.detach())
+    return float(torch.stack(total).sum())
+
+
+def _text_loss(model: HuggingFaceModel, windows: Windows, values: Numbers, options: FitOptions) -> float:
+    """Mean divergence on windows; its gradient, times the penalty, is added, group by group of one length."""
+    by_length: dict[int, list[np.ndarray]] = {}
+    for window in windows:
+        by_length.setdefault(len(window), []).append(window)
+    most, total = options.together or len(windows), 0.0
+    for alike in by_length.values():
+        for first in range(0, len(alike), most):
+            group = np.stack(alike[first : first + most])
+            share = len(group) / len(windows)
+            total += share * step_on_text(model, group, values, options.penalty * share)
+    return total
+
+
+def _state(free: Tensor, optimiser: torch.optim.Optimizer, descent: Descent) -> dict[str, np.ndarray]:
+    """All that a fit goes on from, as a piece to keep."""
+    tensors = {**optimiser.state[free], "free": free} | ({} if descent.best is None else {"best": descent.best})
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    return {
+        **arrays,
+        "done": np.array([descent.done]),
+        "losses": descent.losses,
+        "held_out": np.array(descent.held_out, dtype=np.float64),
+    }
+
+
+def _take_up(checkpoint: Checkpoint, free: Tensor, optimiser: torch.optim.Optimizer, descent: Descent) -> None:
+    """Numbers, moments and losses become those that were kept, in place."""
     state = checkpoint.store.find(checkpoint.piece)
     if state is None:
-        return 0
+        return
+    descent.done = int(state.pop("done")[0])
+    descent.losses[:] = state.pop("losses")
+    descent.held_out = state.pop("held_out").tolist()
+    tensors = {name: torch.from_numpy(array).to(free.device) for name, array in state.items()}
     with torch.no_grad():
-        free.copy_(torch.from_numpy(state.pop("free")))
-    step = int(state.pop("done")[0])
-    losses[:step] = state.pop("losses")[:step]
-    optimiser.state[free] = {name: torch.from_numpy(moment) for name, moment in state.items()}
-    return step
+        free.copy_(tensors.pop("free"))
+    descent.best = tensors.pop("best", None)
+    optimiser.state[free] = {**tensors, "step": tensors["step"].cpu()}  # where Adam has it
 
 
-def _rounds(n_items: int, steps: int, generator: np.random.Generator) -> Int64[np.ndarray, "step"]:
-    """One item for each step: every item once in random order, then all of them again."""
-    rounds = [generator.permutation(n_items) for _ in range(-(-steps // n_items))]
-    return np.concatenate(rounds)[:steps].astype(np.int64)
+def _rounds(n_items: int, count: int, generator: np.random.Generator) -> Int64[np.ndarray, "count"]:
+    """So many items: every item once in random order, then all of them again."""
+    rounds = [generator.permutation(n_items) for _ in range(-(-count // n_items))]
+    return np.concatenate(rounds)[:count].astype(np.int64)

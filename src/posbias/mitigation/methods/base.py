@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+import numpy as np
+
 from posbias.checks import check_whole
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
@@ -66,9 +68,31 @@ class Method(Presented):
 
     def shown(self) -> Shown:
         """The parameters, in one line and in a table; of long tables the first numbers."""
-        brief = {parameter.name: BRIEF.repr(getattr(self, parameter.name)) for parameter in fields(self)}
+        shown = [parameter.name for parameter in fields(self) if parameter.repr]
+        brief = {name: BRIEF.repr(getattr(self, name)) for name in shown}
         line = ", ".join(f"{name}={value}" for name, value in brief.items())
         return Shown(line, facts={"method": self.name, **brief})
+
+    @property
+    def unfitted(self) -> bool:
+        """True if a fit still has to find what the spelling leaves open."""
+        return False
+
+    @property
+    def leaves_out_tensors(self) -> bool:
+        """True if a spelling does not hold all numbers of the method."""
+        return False
+
+    @property
+    def tensors(self) -> Mapping[str, np.ndarray]:
+        """Numbers that are too many for a spelling."""
+        return {}
+
+    def with_tensors(self, tensors: Mapping[str, np.ndarray]) -> "Method":
+        """The method with the numbers that were kept beside its spelling."""
+        if tensors:
+            raise UsageError(f"{self.name} has no numbers beside its spelling")
+        return self
 
     @property
     def copies(self) -> int:

@@ -1,14 +1,21 @@
-"""A recipe: a fitted method, with the model that it was fitted to and how, as a small JSON file."""
+"""A recipe: a fitted method, with the model that it was fitted to and how, as a small JSON file.
+
+Numbers that are too many for a spelling lie beside it, in a file of the same name that ends in .safetensors.
+"""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from posbias.errors import UsageError
 from posbias.files import parsed_json, read_whole, write_atomically
+from posbias.limits import NUMBERS_BYTES
 from posbias.mitigation.methods.base import MITIGATIONS, Method
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import weights_sha256
@@ -20,6 +27,8 @@ PRECISIONS = {
 }
 RECIPE_SUFFIX = ".json"
 """The ending that tells a recipe's path from a method's spelling."""
+TENSORS_SUFFIX = ".safetensors"
+"""The ending of the file beside it."""
 SNIPPET = """\
 import posbias as pb
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -48,6 +57,9 @@ with pb.mitigated(model, {recipe!r}, passages=PASSAGES, prompt=PROMPT, tokenizer
 
 def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitted: Mapping[str, Any]) -> None:
     """Write a method down for the model that it was fitted to; `fitted` says how, in plain values."""
+    if method.leaves_out_tensors:
+        whole = {name: np.ascontiguousarray(tensor) for name, tensor in method.tensors.items()}
+        write_atomically(Path(path).with_suffix(TENSORS_SUFFIX), save(whole))
     recipe = {"recipe": VERSION, "method": str(method), "model": _identity(model), "fitted": dict(fitted)}
     write_atomically(Path(path), json.dumps(recipe, indent=1).encode())
 
@@ -75,7 +87,13 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
                     f"{required.get(name)!r}, this model's {value!r}"
                 )
     try:
-        return MITIGATIONS.parse(recipe["method"])
+        method = MITIGATIONS.parse(recipe["method"])
+        if not method.leaves_out_tensors:
+            return method
+        beside = Path(path).with_suffix(TENSORS_SUFFIX)
+        return method.with_tensors(load(read_whole(beside, "file of numbers", NUMBERS_BYTES)))
+    except SafetensorError:
+        raise UsageError(f"{str(path)!r}: the file of numbers beside it, {beside.name!r}, is damaged") from None
     except UsageError as error:
         raise UsageError(f"{str(path)!r}: {error}") from None
 

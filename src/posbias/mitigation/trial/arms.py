@@ -11,7 +11,7 @@ from posbias.evaluation.endings import Undecided
 from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.mitigation.fitting.base import Fit, fit_of
 from posbias.mitigation.methods.applying import answering_under, resolve_method
-from posbias.mitigation.methods.base import MITIGATIONS, Method
+from posbias.mitigation.methods.base import Method
 from posbias.mitigation.trial.files import is_recipe, recipe_names, run_sha256
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -123,7 +123,7 @@ def resolve_arms(
     names = recipe_names(recipes, {UNCHANGED, *(str(entry) for entry in entries if entry not in recipes)})
     for entry in entries:
         try:
-            fit = fit_of(entry) if isinstance(entry, str) and entry in MITIGATIONS else None
+            fit = fit_of(entry) if isinstance(entry, str) and not is_recipe(entry) else None
             if fit is not None and (fit.required or calibration):
                 _check_fit(fit, responder, request=request, calibration=calibration)
                 arms.append(Arm(str(entry), responder, fit=fit))

@@ -14,6 +14,10 @@ from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.trial.arms import METHOD, Arm, LeftOut
 from posbias.mitigation.trial.ordinary_text import windows_of_fits
 from posbias.mitigation.trial.plan import TrialPlan
+from posbias.runs.parts import below
+
+TENSORS = "tensors/"
+"""Stem of the names, in the piece of a fit, of what the method's spelling leaves out."""
 
 
 def fit_arms(plan: TrialPlan) -> TrialPlan:
@@ -27,13 +31,15 @@ def fit_arms(plan: TrialPlan) -> TrialPlan:
             arms.append(arm)
             continue
         try:
-            fitted = read_json(plan.lasting.get(f"fit-{arm.slug}", partial(_fit, plan, arm, calibration)), "fit")
+            piece = plan.lasting.get(f"fit-{arm.slug}", partial(_fit, plan, arm, calibration))
         except UsageError as error:
             if not plan.options.unnamed:
                 raise
             left_out.append(LeftOut(METHOD, str(error), arm=arm.name))
             continue
-        arms.append(replace(arm, method=MITIGATIONS.parse(fitted["method"]), fitted=fitted["how"]))
+        fitted = read_json(piece, "fit")
+        method = MITIGATIONS.parse(fitted["method"]).with_tensors(below(piece, TENSORS))
+        arms.append(replace(arm, method=method, fitted=fitted["how"]))
     return plan.with_arms(arms, left_out)
 
 
@@ -44,7 +50,8 @@ def _fit(plan: TrialPlan, arm: Arm, calibration: Calibration) -> dict[str, np.nd
     memory = plan.options.evaluation.max_memory
     options = arm.fit.preflight(calibration, options=plan.options.fitting, max_memory=memory)
     fitted = run_fit(arm.fit, calibration, options=options, checkpoint=steps)
-    return {"fit": as_bytes({"method": str(fitted.method), "how": fitted.how})}
+    tensors = {f"{TENSORS}{name}": tensor for name, tensor in fitted.method.tensors.items()}
+    return {"fit": as_bytes({"method": str(fitted.method), "how": fitted.how}), **tensors}
 
 
 def _measured_curve(plan: TrialPlan) -> MeasuredUse:

@@ -6,14 +6,13 @@ heads at their end; it is given a whole window as one, as its paper ranks at the
 """
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.errors import UsageError
 from posbias.evaluation.responders.local import score_answer
+from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, text_beside
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.trial.arms import Arm
@@ -21,14 +20,8 @@ from posbias.mitigation.trial.plan import TrialPlan
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.loading import load_prompts
-from posbias.prompts.sources import default_corpus
 
 ORDINARY_TEXT = "ordinary text"
-FIT_WINDOWS = 32
-"""Windows of ordinary text that a fit may read; of another source than those that are judged."""
-DEFAULT = "default"
-JUDGED_FILES = "jargon_file,us_founding_documents"
-"""Files of the default corpus that judge, unless another text is asked for; fits read the other files."""
 SERVER, UNASKED = "server", "not asked"
 """Reasons why text is put to no arm: the model is behind a server; no windows were asked for."""
 
@@ -63,14 +56,8 @@ def windows_of_fits(plan: TrialPlan) -> list[Int64[np.ndarray, "token"]]:
     fits = [arm.to_fit for arm in plan.arms if arm.to_fit is not None]
     if plan.model is None or not any(fit.reads_text(plan.options.fitting) for fit in fits):
         return []
-    source, _, files = _source(plan).partition("#")
-    judging = {group.name for group in default_corpus(files)} if source == DEFAULT else set()
-    read = [Path(group.name).stem for group in default_corpus() if group.name not in judging]
-    if not read:
-        raise UsageError(
-            f"--text {plan.options.text}: fits need files of the default corpus that are not judged; name fewer"
-        )
-    return list(_load(plan, f"{DEFAULT}#{','.join(read)}", FIT_WINDOWS))
+    seed = plan.options.evaluation.seed
+    return text_beside(_source(plan), plan.model, length=window_length(plan.model, plan), seed=seed)
 
 
 def text_reason(plan: TrialPlan, arm: Arm) -> str:

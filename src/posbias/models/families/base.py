@@ -200,7 +200,11 @@ class Family:
             raise UsageError(
                 f"MLPs of {self.name} are mixtures of experts, which only the power rollout follows; one MLP is needed"
             )
-        return self.mlp_within(block.mlp)
+        return self.mlp_within(self.mlp_module(block))
+
+    def mlp_module(self, block: Block) -> nn.Module:
+        """The module in which the maps of the MLP lie."""
+        return block.mlp
 
     def mlp_within(self, module: nn.Module) -> MlpParts:
         """The MLP whose maps lie in a module."""

@@ -11,7 +11,6 @@ from torch import nn
 
 from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.models.families.base import FAMILIES, Angles, Block, Family
-from posbias.models.families.parts import MlpParts
 
 
 @FAMILIES.register("gpt2")
@@ -177,6 +176,6 @@ class OPT(Family):
             mlp_stream_norm=block.mlp_norm,
         )
 
-    def mlp_parts(self, block: Block, config: Any) -> MlpParts:
-        """The maps lie in the block itself."""
-        return self.mlp_within(block.module)
+    def mlp_module(self, block: Block) -> nn.Module:
+        """The block itself."""
+        return block.module

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
@@ -148,7 +148,7 @@ def read_attention(
     def three(tensors: list[Any]) -> Sequence[Any]:
         if len(tensors) == 3:
             return tensors
-        return (None, None, None) if tensors[0] is None else _split(tensors[0], heads, fusion)
+        return (None, None, None) if tensors[0] is None else split_fused(tensors[0], heads, fusion)
 
     query, key, value = three([weight_of(projection) for projection in projections])
     query_bias, key_bias, value_bias = three([bias_of(projection) for projection in projections])
@@ -168,7 +168,7 @@ def read_attention(
     )
 
 
-def _split(fused: Float[Tensor, "all *columns"], heads: tuple[int, int], fusion: Fusion) -> tuple[Tensor, ...]:
+def split_fused(fused: Shaped[Tensor, "all *columns"], heads: tuple[int, int], fusion: Fusion) -> tuple[Tensor, ...]:
     """Query, key and value rows of one map, heads in order within each."""
     columns, key_heads = fused.shape[1:], heads[1]
     if fusion == "by device":

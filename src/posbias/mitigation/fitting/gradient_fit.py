@@ -1,0 +1,205 @@
+"""A fit by gradient: its settings, and what it takes of memory, which is said before it begins.
+
+One step is run on a few short prompts. It holds what the backward pass needs of every layer; the step on ordinary text
+after it holds log-probabilities of a whole vocabulary at every token. As many prompts of a batch are run together as
+fit; if a single one does not, layers are computed again in the backward pass.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from posbias.errors import UsageError
+from posbias.evaluation.responders.local import EncodedRequest
+from posbias.measurement.cost import calibrate, peak_tensor_bytes, report_cost, without_passes
+from posbias.measurement.cost_estimate import CostEstimate
+from posbias.mitigation.fitting.base import Calibration, Checkpoint, Fit, FitOptions, Fitted
+from posbias.mitigation.fitting.gradient import (
+    KEPT_BYTES,
+    PROMPTS_PER_WINDOW,
+    Answers,
+    Numbers,
+    begins_of,
+    descend,
+    encoded_answers,
+    step_on_text,
+)
+from posbias.mitigation.methods.base import Method, Mitigation
+from posbias.mitigation.methods.recipe import read_recipe
+from posbias.models.hugging_face import HuggingFaceModel, Prefix
+from posbias.progress import report
+from posbias.tasks.language import Example
+
+SHORTER = "calibration prompts of {} tokens"
+COPIES = 5
+"""Of the numbers: themselves, their gradient, Adam's two moments, and the best ones so far."""
+PROBE = 16
+"""Tokens whose keys and values tell how many bytes one token's take."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The most that one step takes, on its prompts or on its windows of text."""
+
+    prompt: CostEstimate
+    """With one prompt at once."""
+    window: int = 0
+    """Bytes of one window's passes; 0 without any."""
+    windows: int = 1
+    """Windows of a step."""
+
+    def of(self, together: int) -> CostEstimate:
+        """The cost with so many prompts, or windows if there are as many, at once."""
+        cost = replace(self.prompt, coefficients=tuple(together * value for value in self.prompt.coefficients))
+        on_answers = sum(value * cost.n_positions**power for power, value in enumerate(cost.coefficients))
+        return cost.with_constant(max(0.0, min(together, self.windows) * self.window - on_answers))
+
+
+@runtime_checkable
+class FittedNumbers(Numbers, Protocol):
+    """Numbers that make a method."""
+
+    def begin_at(self, method: Method) -> None:
+        """Take the numbers of a fitted method, which must be of the form that is asked for."""
+
+    def method(self) -> Mitigation:
+        """The method with these numbers."""
+
+
+class GradientFit(Fit):
+    """Numbers with which a model gives the right answers wherever they stand."""
+
+    defaults: ClassVar[Mapping[str, Any]]
+    """Settings that have a value of their own in every such fit: steps, rate, batch, held_out."""
+
+    @abstractmethod
+    def numbers(self, model: HuggingFaceModel, options: FitOptions) -> FittedNumbers:
+        """The numbers at no change."""
+
+    def settled(self, options: FitOptions) -> FitOptions:
+        """The options as this fit takes them, all set."""
+        unset = {name: value for name, value in self.defaults.items() if getattr(options, name) is None}
+        return replace(options, **unset)
+
+    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
+        """Descend; the record has the losses of every step's prompts and windows before it, in nats per token.
+
+        Raises:
+            UsageError: too few samples, no text, or a family that does not allow it.
+            RunError: the loss is not a finite number.
+        """
+        options = self.settled(options)
+        model, text, counts = calibration.network, calibration.text, calibration.count()
+        if options.penalty > 0 and not len(text):
+            raise UsageError("fit: windows of ordinary text are needed if the penalty is above 0")
+        encoded = encoded_answers(model, calibration.examples)
+        begins = begins_of(model, calibration.examples, options)
+        values = self.numbers(model, options)
+        if options.begin:
+            values.begin_at(read_recipe(options.begin, model))
+        answers, held_out = Answers(model, encoded, begins), _held_out(calibration.examples, options.held_out or 0.0)
+        descent = descend(model, values, answers, begins, text, options, checkpoint, held_out=held_out)
+        lengths = [len(request.prompt) for request in encoded]
+        how = {
+            **asdict(options),
+            "numbers": values.free.numel(),
+            **counts,
+            "prompt_tokens": [min(lengths), max(lengths)],
+            "answer_loss": np.round(descent.losses[:, 0], 6).tolist(),
+            "text_loss": np.round(descent.losses[:, 1], 6).tolist(),
+        }
+        if held_out:
+            how |= {"held_out_prompts": len(held_out), "held_out_loss": np.round(descent.held_out, 6).tolist()}
+        return Fitted(values.method(), how)
+
+    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
+        """Prompts and windows of all steps; the part before the question is run once if nothing changes it."""
+        options = self.settled(options)
+        batch = options.batch or 1
+        per_window = 4 * (options.penalty > 0) * -(-batch // PROMPTS_PER_WINDOW)
+        per_step = batch if options.from_question else 3 * batch + per_window
+        return (options.steps or 0) * per_step + len(options.strengths) * samples * positions
+
+    def reads_text(self, options: FitOptions) -> bool:
+        """A penalty needs windows of text."""
+        return self.settled(options).penalty > 0
+
+    def preflight(self, calibration: Calibration, *, options: FitOptions, max_memory: int | None) -> FitOptions:
+        """Announce the fit, with as many prompts at once as fit; layers are computed again only if none fits otherwise.
+
+        Raises:
+            UsageError: it needs more than `max_memory` bytes, or than are free (None).
+        """
+        settled, name = self.settled(options), self.method.name
+        batch = settled.batch or 1
+        cost = self.estimate(calibration, settled)
+        if cost is None:
+            return options
+        allowed = cost.prompt.allowed(max_memory)
+        if not settled.from_question and allowed is not None and cost.of(1).needed(1) > allowed:
+            smaller = self.estimate(calibration, replace(settled, checkpointing=True))
+            if smaller is not None and smaller.of(1).needed(1) < cost.of(1).needed(1):
+                cost, options = smaller, replace(options, checkpointing=True)
+        together = 1 if settled.from_question else min(batch, settled.together or batch)
+        while together > 1 and allowed is not None and cost.of(together).needed(1) > allowed:
+            together -= 1
+        how = ", layers computed again in the backward pass" if options.checkpointing else ""
+        prompts = "a prompt each" if batch == 1 else f"{batch} prompts each, {together} at once,"
+        report(f"estimate: {name} is fitted in {settled.steps} steps, {prompts} with its backward pass{how}:")
+        try:
+            report_cost(calibration.network, cost.of(together), (settled.steps or 0) * batch, max_memory=max_memory)
+        except UsageError as error:
+            raise UsageError(f"the fit of {name}: {error}") from None
+        return options if batch == 1 else replace(options, together=together)
+
+    def estimate(self, calibration: Calibration, options: FitOptions) -> StepCost | None:
+        """The most that one step takes, by the number of prompts at once; None if short runs fail."""
+        model, text, settled = calibration.network, calibration.text, self.settled(options)
+        encoded = encoded_answers(model, calibration.examples)
+        begins = begins_of(model, calibration.examples, settled)
+        answer = max(len(request.answer) for request in encoded)
+        values = self.numbers(model, settled)
+
+        def step(token_ids: Int64[np.ndarray, "n"], begin: int = 0) -> None:
+            scored = min(answer, len(token_ids) - 1)
+            request = EncodedRequest(token_ids[:-scored], token_ids[-scored:])
+            with values.applied(model, begin):
+                loss = Answers(model, [request], [begin]).losses([0]).sum()
+                if torch.is_grad_enabled():
+                    loss.backward()  # type: ignore[no-untyped-call]
+
+        sizes = [len(request.prompt) + len(request.answer) for request in encoded]
+        longest = int(np.argmax(sizes))
+        if settled.from_question:
+            # Behind the question few tokens have a backward pass: a whole step takes hardly more than an answer does.
+            whole = np.concatenate([encoded[longest].prompt, encoded[longest].answer])
+            peak = peak_tensor_bytes(lambda: step(whole, begins[longest]), model.device)
+            probe = model.embed(model.token_tensor([whole[:PROBE].tolist()]))
+            # What they hold alive is twice what they are: they are views of what the forward pass made.
+            prefixes = 2 * min(KEPT_BYTES, sum(begins) * Prefix(model, probe).n_bytes // PROBE)
+            cost = replace(without_passes(model, sizes[longest]), coefficients=(float(peak),), kept=lambda _: prefixes)
+            return StepCost(replace(cost, shorter=SHORTER))
+        squares = torch.no_grad()(step) if settled.checkpointing else None
+        estimate = calibrate(model, sizes[longest], step, squares=squares)
+        if estimate is None:
+            return None
+        numbers = COPIES * values.free.nbytes
+        estimate = replace(estimate, shorter=SHORTER, kept=lambda _: numbers)
+        whole = StepCost(estimate, windows=-(-(settled.batch or 1) // PROMPTS_PER_WINDOW))
+        if settled.penalty == 0 or not len(text):
+            return whole
+        window = max(text, key=len)[None]
+        on_text = peak_tensor_bytes(lambda: step_on_text(model, window, values, settled.penalty), model.device)
+        return replace(whole, window=on_text)
+
+
+def _held_out(calibration: Sequence[Example], share: float) -> list[int]:
+    """The prompts of the last samples, so many of which are kept from the steps."""
+    samples = list(dict.fromkeys(example.sample for example in calibration))
+    kept = set(samples[len(samples) - int(share * len(samples)) :])
+    return [index for index, example in enumerate(calibration) if example.sample in kept]

@@ -1,0 +1,175 @@
+"""Low-rank updates of linear projections, as they act and as a method: W becomes W + s B A.
+
+A [rank, features read] and B [features made, rank] act beside the projection; the weights stay as they are. What other
+libraries call a LoRA adapter with alpha = rank.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from posbias.checks import check_size
+from posbias.errors import UsageError
+from posbias.interventions.base import hooked
+from posbias.limits import REPEATS
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
+from posbias.models.families.projections import ROLES, Projection, linear_projections
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.weights import quantised
+
+GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}
+"""Words for several targets at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """The update B A of one projection."""
+
+    down: Float[Tensor, "rank read"]
+    """A."""
+    up: Float[Tensor, "made rank"]
+    """B."""
+
+
+@contextmanager
+def updated(network: nn.Module, updates: Mapping[str, LowRank]) -> Iterator[None]:
+    """Within the context, projections compute with their updates, by their paths; a gradient flows through these."""
+
+    def beside(update: LowRank) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            down, up = update.down.to(output), update.up.to(output)
+            return output + linear(linear(inputs[0], down), up)
+
+        return hook
+
+    with hooked(network.get_submodule(path).register_forward_hook(beside(one)) for path, one in updates.items()):
+        yield
+
+
+@MITIGATIONS.register("adapter")
+@dataclass(frozen=True)
+class Adapter(Mitigation):
+    """Low-rank updates of linear projections, as fitted by `fit`; with a strength s, s times the update.
+
+    Its numbers are kept in a file beside its recipe. `posbias export` writes it for vLLM, llama.cpp and transformers.
+    Source: LoRA, arXiv 2106.09685.
+    """
+
+    rank: int = 4
+    """Of every update, >= 1."""
+    targets: str = "q,k"
+    """Projections by commas: q, k, v, o, gate, up, down; mlp: the last three; all."""
+    weights: str = ""
+    """Hash of the fitted numbers; empty: they are still to be fitted."""
+    updates: Mapping[str, Float32[np.ndarray, "_ _"]] = field(
+        default_factory=dict, repr=False, compare=False, kw_only=True
+    )
+    """The numbers: PATH.down [rank, features read] and PATH.up [features made, rank]."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_size("adapter: rank", self.rank, REPEATS)
+        _ = self.roles
+        if self.updates and tensors_hash(self.updates) != self.weights:
+            raise UsageError("adapter: its numbers are others than those that `weights` names")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The targets one by one, in the order of `ROLES`."""
+        asked = [word.strip() for word in self.targets.split(",")] if isinstance(self.targets, str) else []
+        roles = {role for word in asked for role in GROUPS.get(word, (word,))}
+        if not roles or not roles <= set(ROLES):
+            raise UsageError(f"adapter: targets must be among {', '.join((*ROLES, *GROUPS))}, got {self.targets!r}")
+        return tuple(role for role in ROLES if role in roles)
+
+    @property
+    def unfitted(self) -> bool:
+        """True without a hash of numbers."""
+        return not self.weights
+
+    @property
+    def leaves_out_tensors(self) -> bool:
+        """True if there are any."""
+        return bool(self.weights)
+
+    @property
+    def tensors(self) -> Mapping[str, np.ndarray]:
+        """The updates."""
+        return self.updates
+
+    def with_tensors(self, tensors: Mapping[str, np.ndarray]) -> "Adapter":
+        """The adapter with its updates; it has to name them by their hash."""
+        return replace(self, updates=dict(tensors))
+
+    def low_rank(self, model: HuggingFaceModel) -> dict[str, LowRank]:
+        """The updates at the method's strength, on the model's device, in float32 at least.
+
+        Raises:
+            UsageError: the numbers are not there, or are those of another model.
+        """
+        if not self.updates:
+            why = "it is not fitted yet" if self.unfitted else "its numbers lie beside its recipe"
+            raise UsageError(f"{self.name}: {why}; give what fit returns, or the path of a recipe")
+        dtype = torch.promote_types(model.dtype, torch.float32)
+        updates = {}
+        for projection in target_projections(model, self):
+            path = projection.path
+            made, read = projection.shape
+            down, up = (self.updates.get(f"{path}.{side}") for side in ("down", "up"))
+            if down is None or up is None or down.shape != (self.rank, read) or up.shape != (made, self.rank):
+                raise UsageError(f"{self.name}: it was fitted to another model, which has no {path} of {made} x {read}")
+            numbers = (torch.as_tensor(side, device=model.device).to(dtype) for side in (down, self.strength * up))
+            updates[path] = LowRank(*numbers)
+        return updates
+
+    @contextmanager
+    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
+        """Add B A x to what every projection makes of x."""
+        with updated(model.network, self.low_rank(model)):
+            yield
+
+
+def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projection]:
+    """The projections that an adapter updates, each with those of its rows alone that are targets.
+
+    Raises:
+        UsageError: a family without them, or quantised weights.
+    """
+    family, roles = model.family, set(adapter.roles)
+    if quantised(model.network):
+        raise UsageError(f"{adapter.name}: the weights of {model.origin.source!r} are quantised; others are allowed")
+    chosen = []
+    for one in linear_projections(model.network, family, model.config):
+        rows = {role: rows for role, rows in one.rows.items() if role in roles}
+        chosen += [replace(one, rows=rows)] if rows else []
+    depth = family.depth(model.config)
+    everywhere = [role for role in roles if sum(role in one.rows for one in chosen) == depth]
+    missing = sorted(roles - {*everywhere, "gate"})  # an MLP without a gate is one all the same
+    if missing or not chosen:
+        raise UsageError(
+            f"{adapter.name}: {family.name} has no linear projections {', '.join(missing or roles)} in every layer "
+            "(experts of a mixture are none); allowed: other targets"
+        )
+    return chosen
+
+
+def tensors_hash(tensors: Mapping[str, np.ndarray]) -> str:
+    """A hash of arrays with their names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode() + array.tobytes())
+    return digest.hexdigest()[:32]
+
+
+def adapter_of(template: Adapter, tensors: Mapping[str, np.ndarray]) -> Adapter:
+    """An adapter with its numbers."""
+    return replace(template, weights=tensors_hash(tensors), updates=dict(tensors))

@@ -1,0 +1,168 @@
+"""The method `adapter`: it computes as if its updates were in the weights, in every family; its numbers are kept."""
+
+import copy
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import posbias as pb
+from posbias.errors import UsageError
+from posbias.mitigation import MITIGATIONS, MitigateOptions, mitigate, mitigated
+from posbias.mitigation.fitting.base import FitOptions, fit_of
+from posbias.mitigation.methods.adapter import target_projections
+from posbias.mitigation.methods.recipe import read_recipe, write_recipe
+from posbias.models.families.parts import weight_of
+from posbias.tasks.language import KeyValue
+from tiny_families import CONFIGS, VOCABULARY, random_adapter, shaken_model
+
+TOKENS = torch.arange(3, 15)[None] % VOCABULARY
+FAMILIES = [name for name in CONFIGS if "-" not in name or name in ("falcon-new", "falcon-alibi", "opt-350m")]
+
+
+def logits(network):
+    with torch.no_grad():
+        return network(TOKENS).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_computes_as_if_its_updates_were_in_the_weights(family):
+    model = shaken_model(family)
+    before = logits(model.network)
+    for targets in ("q,k", "v,o", "mlp"):
+        adapter = random_adapter(model, f"adapter(rank=2, targets={targets!r}, strength=0.5)")
+        changed = copy.deepcopy(model.network)
+        for one in target_projections(model, adapter):
+            down, up = (torch.tensor(adapter.updates[f"{one.path}.{side}"]).double() for side in ("down", "up"))
+            others = set(range(one.shape[0])) - {int(row) for rows in one.rows.values() for row in rows}
+            assert not up[sorted(others)].any(), "rows that are no target stay"
+            with torch.no_grad():
+                weight_of(changed.get_submodule(one.path)).add_(0.5 * up @ down)
+        with mitigated(model, adapter):
+            torch.testing.assert_close(logits(model.network), logits(changed), rtol=1e-5, atol=1e-8)
+            assert not torch.allclose(logits(model.network), before, atol=1e-4)
+    assert torch.equal(logits(model.network), before)
+
+
+@pytest.mark.parametrize("family", ["llama", "falcon", "gpt2", "phi3", "bloom", "gpt_neox"])
+def test_the_targets_are_fitted_and_nothing_else(family):
+    model = shaken_model(family, dtype=torch.float32)
+    fit, options = fit_of("adapter(rank=1, targets='q,v')"), FitOptions(rate=0.1)
+    numbers = fit.numbers(model, fit.settled(options))
+    with numbers.applied(model, 0):
+        assert torch.equal(logits(model.network), logits(model.network))
+        model.network(TOKENS).logits.square().sum().backward()
+    assert numbers.free.grad.abs().sum() > 0
+    with torch.no_grad():
+        numbers.free -= 0.1 * numbers.free.grad.sign()
+    for one in target_projections(model, MITIGATIONS.parse("adapter(targets='k')")):
+        up = numbers.method().updates.get(f"{one.path}.up")
+        assert up is None or not up[one.rows["k"].numpy()].any()
+
+
+def test_adapters_are_refused_where_they_do_not_belong(tmp_path):
+    mixture, llama = shaken_model("mixtral"), shaken_model("llama")
+    for spelling, message in (
+        ("adapter(rank=0)", r"adapter: rank must be a whole number >= 1"),
+        ("adapter(targets='q,w')", r"adapter: targets must be among q, k, v, o, gate, up, down, mlp, all, got 'q,w'"),
+        ("adapter", r"adapter: it is not fitted yet; give what fit returns, or the path of a recipe"),
+        ("adapter(weights='ab')", r"adapter: its numbers lie beside its recipe; give what fit returns"),
+    ):
+        with pytest.raises(UsageError, match=message), mitigated(llama, spelling):
+            pass
+    with pytest.raises(UsageError, match=r"^adapter: mixtral has no linear projections down, up in every layer"):
+        target_projections(mixture, MITIGATIONS.parse("adapter(targets='q,mlp')"))
+    assert len(target_projections(mixture, MITIGATIONS.parse("adapter(targets='q')"))) == 3
+    other = random_adapter(shaken_model("qwen3"))
+    with pytest.raises(UsageError, match=r"^adapter: it was fitted to another model, which has no model.*q_proj of 32"):
+        mitigated(llama, other).install()
+    with pytest.raises(UsageError, match="its numbers are others than those that `weights` names"):
+        replace(other, weights="0" * 32)
+    llama.network.hf_quantizer = object()
+    with pytest.raises(UsageError, match=r"^adapter: the weights of 'network' are quantised; others are allowed"):
+        target_projections(llama, other)
+
+
+def test_a_recipe_brings_its_numbers(tmp_path):
+    model, path = shaken_model("llama", dtype=torch.float32), tmp_path / "recipe.json"
+    adapter = random_adapter(model)
+    write_recipe(path, adapter, model, {})
+    assert len(path.read_text()) < 1000
+    again = read_recipe(path, model)
+    assert again == adapter
+    with mitigated(model, adapter):
+        expected = logits(model.network)
+    with mitigated(model, str(path)):
+        assert torch.equal(logits(model.network), expected)
+    beside = path.with_suffix(".safetensors")
+    beside.write_bytes(beside.read_bytes()[:-9])
+    with pytest.raises(UsageError, match=r"^'.*recipe.json': the file of numbers beside it, 'recipe.safetensors', is"):
+        read_recipe(path, model)
+    beside.unlink()
+    with pytest.raises(UsageError, match=r"^'.*recipe.json': cannot read '.*recipe.safetensors': No such file"):
+        read_recipe(path, model)
+    write_recipe(path, random_adapter(model, seed=3), model, {})
+    recipe = json.loads(path.read_text())
+    path.write_text(json.dumps({**recipe, "method": str(adapter)}))
+    with pytest.raises(UsageError, match="its numbers are others than those that `weights` names"):
+        read_recipe(path, model)
+
+
+@pytest.fixture(scope="module")
+def trial(long_llama, tmp_path_factory):
+    """A run whose adapter lowers the loss of the answers, on samples with one answer."""
+    directory = tmp_path_factory.mktemp("trial")
+    options = MitigateOptions(
+        methods="adapter(rank=2)",
+        calibration=5,
+        evaluation=pb.EvaluateOptions(count=2, positions=(0, 1), generate=False, resume=True),
+        documents=2,
+        length=24,
+        short=False,
+        fitting=FitOptions(steps=2, rate=0.05, strengths=(0.5, 1.0)),
+    )
+    return mitigate(str(long_llama), "key_value(pairs=2)", options=options, directory=directory), options, directory
+
+
+def test_a_trial_fits_an_adapter_and_keeps_it(trial, long_llama, monkeypatch):
+    result, options, directory = trial
+    (arm,) = result.arms[1:]
+    assert re.match(r"adapter\((strength=0\.5, )?rank=2, weights='\w{32}'\)", arm.method)
+    assert arm.fitted["batch"] == 4
+    assert set(arm.fitted["strengths"]) == {"0.5", "1.0"}
+    model = pb.load_model(str(long_llama))
+    fitted = read_recipe(directory / arm.directory / "recipe.json", model)
+    assert str(fitted) == arm.method
+    scores = result.scores("logprob", 1) - result.scores("logprob", 0)
+    assert np.abs(scores).min() > 0
+    monkeypatch.setattr("posbias.mitigation.fitting.gradient.descend", None)  # the fit is taken over
+    again = mitigate(str(long_llama), "key_value(pairs=2)", options=replace(options, by="logprob"), directory=directory)
+    np.testing.assert_array_equal(again.scores("logprob", 1), result.scores("logprob", 1))
+
+
+def test_a_recipe_of_an_adapter_is_judged_like_any_other_method(trial, long_llama):
+    result, options, directory = trial
+    recipe = str(directory / result.arms[1].directory / "recipe.json")
+    given = replace(options, methods=[recipe], calibration=0, evaluation=replace(options.evaluation, seed=9))
+    judged = mitigate(str(long_llama), "key_value(pairs=2)", options=given)
+    assert judged.arms[1].name == "recipe"
+    with pytest.raises(UsageError, match=r"was fitted to \d of the \d test samples"):
+        mitigate(
+            str(long_llama),
+            "key_value(pairs=2)",
+            options=replace(given, evaluation=options.evaluation),
+        )
+
+
+def test_the_contract_of_fitting(long_llama):
+    model = pb.load_model(str(long_llama))
+    examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=5))
+    fitted = pb.fit("adapter(rank=2)", model, examples, options=pb.FitOptions(steps=3))
+    before = logits(model.network)
+    with pb.mitigated(model, fitted.method):
+        assert not torch.equal(logits(model.network), before)
+    assert len(fitted.how["text_loss"]) == 3, "ordinary text is read unless it is given"
+    assert fitted.how["prompt_tokens"][0] > 100
