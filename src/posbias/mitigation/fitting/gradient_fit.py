@@ -190,12 +190,12 @@ class GradientFit(Fit):
             return None
         numbers = COPIES * values.free.nbytes
         estimate = replace(estimate, shorter=SHORTER, kept=lambda _: numbers)
-        whole = StepCost(estimate, windows=-(-(settled.batch or 1) // PROMPTS_PER_WINDOW))
+        of_step = StepCost(estimate, windows=-(-(settled.batch or 1) // PROMPTS_PER_WINDOW))
         if settled.penalty == 0 or not len(text):
-            return whole
+            return of_step
         window = max(text, key=len)[None]
         on_text = peak_tensor_bytes(lambda: step_on_text(model, window, values, settled.penalty), model.device)
-        return replace(whole, window=on_text)
+        return replace(of_step, window=on_text)
 
 
 def _held_out(calibration: Sequence[Example], share: float) -> list[int]:
