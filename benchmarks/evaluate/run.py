@@ -4,6 +4,9 @@ Run `python benchmarks/evaluate/run.py` in an environment with the `bench` extra
 teacher forcing and generates greedily; results are asserted equal first, then the methods are timed in turn. The floor
 is in tokens, every distinct beginning run once; and in flops (`--flops`): those tokens' matrix products and causal
 attention at the rates that this machine reaches with nothing else, by products of the model's own shapes.
+
+`--batches` compares answers with transformers' `generate` on one left-padded batch, and scores with one padded pass:
+for prompts of mixed lengths that share next to nothing (targets: 1.3), and for one sample's items moved (1.0).
 """
 
 import argparse
@@ -19,9 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from posbias.evaluation.responders import LocalOptions, LocalResponder, Reply, Request
+from posbias.evaluation.responders import LocalResponder, Reply, Request
 from posbias.evaluation.responders.local import encode_requests
-from posbias.evaluation.responders.running import count_tokens, shared_length, visiting_order
+from posbias.evaluation.responders.passes import count_tokens, shared_length, visiting_order
 from posbias.models.loading import load_model
 from posbias.tasks.language import KeyValue
 
@@ -39,9 +42,13 @@ def requests_of(model: Any, pairs: int, samples: int, positions: int, tokens: in
     return [Request(item.prompt, answer=item.target, max_tokens=tokens, group=item.sample) for item in examples]
 
 
-def ours(model: Any, requests: Sequence[Request], options: LocalOptions, *, generate: bool) -> Outcome:
-    replies = LocalResponder(model, options).respond(requests, generate=generate, score=True)
-    return [outcome(reply) for reply in replies]
+def ours(model: Any, requests: Sequence[Request], *, generate: bool) -> Outcome:
+    return [outcome(reply) for reply in LocalResponder(model).respond(requests, generate=generate, score=True)]
+
+
+def one_by_one(model: Any, requests: Sequence[Request], *, generate: bool) -> Outcome:
+    responder = LocalResponder(model)
+    return [outcome(responder.respond([each], generate=generate, score=True)[0]) for each in requests]
 
 
 def outcome(reply: Reply) -> tuple[float | None, str | None]:
@@ -77,6 +84,79 @@ def check_equal(results: dict[str, Outcome]) -> None:
             assert expected is not None
             assert abs(score - expected) < TOLERANCE, (score, expected)
             assert (text or "").strip() == (words or "").strip(), (text, words)
+
+
+def mixed_requests(model: Any, count: int, *, tokens: int) -> list[Request]:
+    """Prompts of key-value pairs, each of another sample, from 2 pairs to 10: some 60 to 700 tokens of the demo."""
+    requests = []
+    for index in range(count):
+        pairs = 2 + 8 * index // max(1, count - 1)
+        examples = KeyValue(pairs=pairs).examples(model.tokenizer, count=1, positions=[index % pairs], seed=index)
+        requests += [Request(item.prompt, answer=item.target, max_tokens=tokens) for item in examples]
+    return requests
+
+
+def left_padded(model: Any, texts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask of a batch."""
+    longest = max(map(len, texts))
+    ids = [[0] * (longest - len(text)) + text for text in texts]
+    mask = [[0] * (longest - len(text)) + [1] * len(text) for text in texts]
+    return torch.tensor(ids, device=model.device), torch.tensor(mask, device=model.device)
+
+
+@torch.no_grad()
+def generated_by_peer(model: Any, requests: Sequence[Request]) -> list[str]:
+    """The answers of transformers' `generate` to one left-padded batch."""
+    ids, mask = left_padded(model, [tokens.prompt.tolist() for tokens in encode_requests(model.tokenizer, requests)])
+    output = model.network.generate(
+        input_ids=ids, attention_mask=mask, max_new_tokens=requests[0].max_tokens, do_sample=False, pad_token_id=0
+    )
+    texts: list[str] = model.tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
+    return texts
+
+
+@torch.no_grad()
+def scored_by_pass(model: Any, requests: Sequence[Request]) -> list[float]:
+    """Log-probabilities of the answers from one pass over one left-padded batch."""
+    encoded = encode_requests(model.tokenizer, requests)
+    ids, mask = left_padded(model, [[*each.prompt, *each.answer[:-1]] for each in encoded])
+    most = max(len(each.answer) for each in encoded)
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    rows = model.network(ids, attention_mask=mask, position_ids=places, logits_to_keep=most).logits.log_softmax(-1)
+    answers = [torch.as_tensor(each.answer, device=model.device) for each in encoded]
+    return [
+        float(row[-len(answer) :].gather(1, answer[:, None]).sum()) for row, answer in zip(rows, answers, strict=True)
+    ]
+
+
+def compare_batches(model: Any, requests: Sequence[Request], repeats: int) -> dict[str, float]:
+    """Our time over the peer's for answers and for scores, medians of pairs in turn; results are asserted equal."""
+
+    def answers() -> list[str]:
+        replies = LocalResponder(model).respond(requests)
+        return [reply.response.text for reply in replies if reply.response is not None]
+
+    def scores() -> list[float]:
+        replies = LocalResponder(model).respond(requests, generate=False, score=True)
+        return [reply.score.logprob for reply in replies if reply.score is not None]
+
+    def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
+        clock = time.process_time if model.device.type == "cpu" else time.perf_counter
+        begin = clock()
+        result = run()
+        return clock() - begin, result
+
+    ratios: dict[str, list[float]] = {"answers": [], "scores": []}
+    pairs = (("answers", answers, generated_by_peer), ("scores", scores, scored_by_pass))
+    for _ in range(repeats):
+        for name, own, peers in pairs:
+            (theirs, expected), (took, found) = seconds(lambda peers=peers: peers(model, requests)), seconds(own)  # type: ignore[misc]
+            if name == "answers":
+                assert found == expected, [pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1]]
+            else:
+                np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+            ratios[name].append(took / theirs)
+    return {name: statistics.median(values) for name, values in ratios.items()}
 
 
 def timed(methods: dict[str, Callable[[], Outcome]], repeats: int) -> tuple[dict[str, Outcome], dict[str, float]]:
@@ -140,13 +220,13 @@ def best_of(run: Callable[[], Any], repeats: int = 5) -> float:
     return min(seconds)
 
 
-def print_flops(model: Any, requests: Sequence[Request], options: LocalOptions, *, generate: bool) -> None:
+def print_flops(model: Any, requests: Sequence[Request], *, generate: bool) -> None:
     """Where the time of our method goes, beside the floor in flops; seconds of the clock."""
     products, attention = flops(model, requests)
     longest = max(len(tokens.prompt) for tokens in encode_requests(model.tokenizer, requests))
     linear_rate, attention_rate = rates(model, longest)
     begin = time.perf_counter()
-    ours(model, requests, options, generate=False)
+    ours(model, requests, generate=False)
     scored = time.perf_counter() - begin
     floor = products / linear_rate + attention / attention_rate
     print(f"prompts of up to {longest} tokens, {torch.get_num_threads()} threads")
@@ -155,7 +235,7 @@ def print_flops(model: Any, requests: Sequence[Request], options: LocalOptions, 
     print(f"scoring      {scored:8.1f} s, {scored / floor:.2f} of the floor of {floor:.1f} s")
     if generate:
         begin = time.perf_counter()
-        ours(model, requests, options, generate=True)
+        ours(model, requests, generate=True)
         whole = time.perf_counter() - begin
         print(f"with answers {whole:8.1f} s, {whole / floor:.2f} of the same floor")
 
@@ -168,19 +248,31 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=0, help="generated per answer; 0: scoring alone")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true", help="without lm-eval")
+    parser.add_argument(
+        "--batches", action="store_true", help="beside generate, on --samples prompts"
+    )
     parser.add_argument("--flops", action="store_true", help="ours alone, once, beside the floor in flops")
     arguments = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     model = load_model("demo")
     generate = arguments.tokens > 0
     requests = requests_of(model, arguments.pairs, arguments.samples, arguments.positions, max(1, arguments.tokens))
+    if arguments.batches:
+        moved = requests_of(model, arguments.pairs, 1, arguments.positions, max(1, arguments.tokens))
+        mixed = mixed_requests(model, arguments.samples, tokens=max(1, arguments.tokens))
+        print(f"process time over that of the peer, {arguments.repeats} pairs; load {os.getloadavg()[0]:.1f}")
+        for name, batch in (("mixed lengths", mixed), ("items moved", moved)):
+            lengths = [len(each.prompt) for each in encode_requests(model.tokenizer, batch)]
+            ratios = compare_batches(model, batch, arguments.repeats)
+            print(f"{len(batch)} prompts of {min(lengths)} to {max(lengths)} tokens, {name}: {ratios}", flush=True)
+        return
     if arguments.flops:
-        print_flops(model, requests, LocalOptions(), generate=generate)
+        print_flops(model, requests, generate=generate)
         return
     plain, floor = count_tokens([tokens.prompt for tokens in encode_requests(model.tokenizer, requests)])
     methods: dict[str, Callable[[], Outcome]] = {
-        "shared beginnings": lambda: ours(model, requests, LocalOptions(), generate=generate),
-        "plain loop": lambda: ours(model, requests, LocalOptions(reuse=False, batch=1), generate=generate),
+        "shared beginnings": lambda: ours(model, requests, generate=generate),
+        "plain loop": lambda: one_by_one(model, requests, generate=generate),
     }
     versions = ["torch", "transformers"]
     if not arguments.no_peer:

@@ -46,18 +46,18 @@ def test_the_estimate_is_near_what_requests_take(long_model, samples, batch):
 @pytest.mark.parametrize("max_tokens", [1, 40])
 def test_the_answer_counts_once(long_model, samples, monkeypatch, max_tokens):
     lengths, passed = [], []
-    calibrate, run = cost_module.calibrate, cost_module.Runner.run
+    calibrate, read = cost_module.calibrate, cost_module.Runner.read
 
     def calibrating(model, n_positions, work, **rest):
-        monkeypatch.setattr(cost_module.Runner, "run", running)
+        monkeypatch.setattr(cost_module.Runner, "read", reading)
         work(np.zeros(n_positions, dtype=np.int64))
-        monkeypatch.setattr(cost_module.Runner, "run", run)
+        monkeypatch.setattr(cost_module.Runner, "read", read)
         lengths.append(n_positions)
         return calibrate(model, n_positions, work, **rest)
 
-    def running(runner, token_ids, *, rows):
-        passed.append(len(token_ids))
-        return run(runner, token_ids, rows=rows)
+    def reading(runner, sequences, origins, **rest):
+        passed.append(max(map(len, sequences)))
+        return read(runner, sequences, origins, **rest)
 
     monkeypatch.setattr(cost_module, "calibrate", calibrating)
     preflight_answers(samples, TASK, replace(OPTIONS, max_tokens=max_tokens), LocalResponder(long_model))

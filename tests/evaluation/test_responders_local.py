@@ -1,5 +1,6 @@
-"""Reuse of beginnings changes nothing but the work: same tokens, same scores, as few tokens as distinct prefixes."""
+"""Batches and shared beginnings change nothing but the work: same tokens, same scores, in fewer tokens and passes."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,18 +13,22 @@ from transformers import PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
 from posbias.errors import UsageError
-from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.evaluation.responders import LocalOptions, LocalResponder, Request, running
+from posbias.evaluation.responders.base import Reply
 from posbias.evaluation.responders.local import encode_requests, score_answer
-from posbias.evaluation.responders.running import (
+from posbias.evaluation.responders.passes import (
+    PassLimits,
+    Reading,
     count_tokens,
+    plan_passes,
     shared_length,
-    trusted_runner,
     visiting_order,
 )
-from tiny_families import LONGROPE, READS_TOKENS, VOCABULARY, shaken_model
+from posbias.evaluation.responders.running import trusted_runner
+from tiny_families import CONFIGS, LONGROPE, MIXTURES, READS_TOKENS, VOCABULARY, shaken_model
 
 ITEMS = [f"t{3 + index} t{20 + index} t{33 + index}" for index in range(6)]
-CACHED = ["llama", "gemma3_text", "gemma2", "mistral", "gpt2", "bloom", "gpt_neox", "qwen2-window", "opt", "mpt"]
+EVERY_FAMILY = [*CONFIGS, *MIXTURES, *LONGROPE, *READS_TOKENS]
 
 
 def words() -> PreTrainedTokenizerFast:
@@ -35,8 +40,8 @@ def words() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
 
-def tiny(name: str) -> Any:
-    model = shaken_model(name)
+def tiny(name: str, **wanted: Any) -> Any:
+    model = shaken_model(name, **wanted)
     model.tokenizer = words()
     return model
 
@@ -47,55 +52,110 @@ def moved(gold: str = "t45 t46 t47", *, max_tokens: int = 5) -> list[Request]:
     return [Request(prompt, answer=" t46 t47 t9", max_tokens=max_tokens, group="g") for prompt in prompts]
 
 
-@pytest.mark.parametrize("name", [*CACHED, *LONGROPE, *READS_TOKENS])
-def test_reuse_gives_what_the_plain_way_gives(name: str) -> None:
-    model = tiny(name)
-    if name in READS_TOKENS:
-        model.compare_inputs()
-    ours = LocalResponder(model, LocalOptions(batch=3))
-    requests = moved()  # 22 tokens each; with LongRoPE, angles are others beyond 24
-    if name in LONGROPE:  # and others that share a beginning, on both sides of that
-        requests += [Request(f"{requests[0].prompt} t5{end}", answer=" t46 t9", max_tokens=4)
-                     for end in ("", " t6 t7", " t6 t7 t8 t9 t10")]  # fmt: skip
-    replies = ours.respond(requests, generate=True, score=True)
-    assert ours.reuses is (name != "gemma4_text")  # which finds no token again by its embedding in float64
-    for request, reply in zip(requests, replies, strict=True):
-        prompt = model.tokenizer(request.prompt)["input_ids"]
-        answer = model.tokenizer(request.answer)["input_ids"]
-        generated = list(prompt)
-        for _ in range(request.max_tokens):  # whole each time, no cache, no code of ours
-            with torch.no_grad():
-                logits = model.network(torch.tensor([generated]), use_cache=False).logits[0, -1]
-            generated.append(int(logits.argmax()))
+def mixed() -> list[Request]:
+    """Prompts of 1 to 30 tokens, on both sides of the 24 at which LongRoPE turns otherwise; some begin alike."""
+    several = [*moved(max_tokens=4)[::3], *moved("t45", max_tokens=3)[::4]]
+    longer = [
+        Request(f"{several[0].prompt} t5{end}", answer=" t46 t9", max_tokens=4) for end in ("", " t6 t7 t8 t9 t10")
+    ]
+    alone = [
+        Request("t9", answer=" t9 t3", max_tokens=2),
+        Request("t7 t8 t5 t6 t4 t9 " * 5, answer=" t9", max_tokens=3),
+    ]
+    return [*several, *longer, *alone]
+
+
+def check_against_network(model: Any, requests: Sequence[Request], replies: Sequence[Reply], tolerance: float) -> None:
+    """Replies are what the network alone gives: one prompt at a time, whole each time, no cache, no code of ours."""
+
+    def logits(token_ids: list[int]) -> torch.Tensor:
         with torch.no_grad():
-            forced = model.network(torch.tensor([(prompt + answer)[:-1]]), use_cache=False).logits[0].log_softmax(-1)
-        expected = [float(forced[len(prompt) - 1 + step, token]) for step, token in enumerate(answer)]
+            return model.network(torch.tensor([token_ids]), use_cache=False).logits[0]
+
+    for request, reply in zip(requests, replies, strict=True):
+        prompt, answer = (model.tokenizer(text)["input_ids"] for text in (request.prompt, request.answer))
+        generated = list(prompt)
+        for _ in range(request.max_tokens):
+            generated.append(int(logits(generated)[-1].argmax()))
+        forced = logits((prompt + answer)[:-1])[len(prompt) - 1 :]
+        expected = [float(row[token]) for row, token in zip(forced.log_softmax(-1), answer, strict=True)]
         assert reply.response is not None
         assert reply.score is not None
         ids = list(reply.response.token_ids or ())
         assert ids == generated[len(prompt) : len(prompt) + len(ids)]
-        assert reply.score.logprobs == pytest.approx(expected, abs=1e-5)
-        ranks = [int((forced[len(prompt) - 1 + step] > forced[len(prompt) - 1 + step, token]).sum()) + 1
-                 for step, token in enumerate(answer)]  # fmt: skip
+        assert reply.score.logprobs == pytest.approx(expected, abs=tolerance)
+        ranks = [int((row > row[token]).sum()) + 1 for row, token in zip(forced, answer, strict=True)]
         assert list(reply.score.ranks) == ranks
 
 
-def test_every_distinct_beginning_is_run_once_and_answers_beside() -> None:
-    model = tiny("llama")
+@pytest.mark.parametrize("name", EVERY_FAMILY)
+def test_prompts_of_mixed_lengths_are_answered_together_as_each_alone(name: str) -> None:
+    model = tiny(name, dtype=torch.float32)
+    if name in READS_TOKENS:
+        model.compare_inputs()
     responder = LocalResponder(model)
-    requests = moved()
-    scored(responder, requests[:1])  # the cache is tried on copies of its own
+    check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-4)
+    assert responder.together == "all lengths"
+
+
+@pytest.mark.parametrize("name", ["bloom", "gemma2", "mpt"])
+def test_if_padding_overflows_prompts_of_one_length_are_answered_together(name: str) -> None:
+    model = tiny(name)  # they take the softmax in float32, which has no room for the mask of float64
     responder = LocalResponder(model)
-    responder.respond(requests, generate=False, score=True)
+    check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-9)
+    assert responder.learnt()["together"] == "equal lengths"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "phi3-longrope"])
+def test_beginnings_are_shared_in_passes_of_several_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(name)
+    plain, sharing = LocalResponder(model), LocalResponder(model)
+    plain.respond(mixed(), score=True)
+    monkeypatch.setattr(running, "FIXED", 0)  # so that what is shared is never cheaper run again
+    check_against_network(model, mixed(), sharing.respond(mixed(), score=True), 1e-9)
+    assert sharing.processed < plain.processed
+
+
+def test_every_distinct_beginning_is_run_once_and_answers_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, requests = tiny("llama"), moved()
     plain, floor = count_tokens([tokens.prompt for tokens in encode_requests(model.tokenizer, requests)])
     # Each prompt has 22 tokens; the gold at place k differs from the next prompt after 3 k of them.
     assert plain == 7 * 22
     assert floor == 22 + sum(22 - 3 * place for place in range(6))
-    assert responder.processed == floor + 2 * len(requests)
-    again = LocalResponder(model, LocalOptions(reuse=False))
-    again.respond(requests, generate=False, score=True)
-    assert again.processed == plain + 2 * len(requests)
-    assert again.reuses is False
+
+    def processed() -> int:
+        responder = LocalResponder(model)
+        responder.respond(requests, generate=False, score=True)
+        assert responder.counts()["tokens_plain"] == plain + 2 * len(requests)
+        return responder.processed
+
+    assert processed() == plain + 2 * len(requests), "a pass costs more than these tokens"
+    monkeypatch.setattr(running, "FIXED", 0)
+    assert processed() == floor + 2 * len(requests)
+    monkeypatch.setattr(running, "FIXED", 8)
+    assert floor + 2 * len(requests) < processed() < plain
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=12), st.integers(0, 12))
+def test_plans_run_every_sequence_once_after_what_it_continues(lists: list[list[int]], fixed: int) -> None:
+    ordered = sorted(lists)
+    readings = [Reading(index, np.array(item), alike=5 + index % 3) for index, item in enumerate(ordered)]
+    for pads, rows in ((True, 4), (False, 4), (True, 1)):
+        plan = plan_passes(readings, PassLimits(fixed=fixed, tokens=20, rows=rows, pads=pads))
+        read: set[int] = set()
+        for each in plan.passes:
+            lengths = {len(ordered[member]) for member in each.members}
+            assert len(each.members) <= rows
+            assert len(each.members) == 1 or len(each.members) * each.columns <= 20
+            assert pads or len(lengths) == 1
+            for member in each.members:
+                origin, begin = plan.origins[member], max(0, len(ordered[member]) - each.columns)
+                assert begin == 0 or (origin in read and ordered[origin][:begin] == ordered[member][:begin])
+                assert begin <= readings[member].alike
+            assert not read & set(each.members)
+            read |= set(each.members)
+        assert read == set(range(len(lists)))
+        assert plan.cost(fixed) <= sum(fixed + len(item) for item in lists)
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8))
@@ -110,22 +170,19 @@ def test_the_floor_is_the_number_of_distinct_prefixes(lists: list[list[int]]) ->
     assert shared_length(prompts[0], prompts[0]) == len(prompts[0])
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8])
-def test_lengths_may_differ_and_batches_change_nothing(batch: int) -> None:
+@pytest.mark.parametrize("options", [LocalOptions(batch=1), LocalOptions(batch=3), LocalOptions(cache_bytes=20_000)])
+def test_limits_change_nothing_but_the_batches(options: LocalOptions) -> None:
     model = tiny("gemma3_text")
     requests = [*moved(max_tokens=3), *moved("t45", max_tokens=6), Request("t5", max_tokens=2), Request("t5 t6")]
-    ours = generated(LocalResponder(model, LocalOptions(batch=batch)), requests)
-    plain = generated(LocalResponder(model, LocalOptions(reuse=False, batch=1)), requests)
-    assert [response.token_ids for response in ours] == [response.token_ids for response in plain]
-    small = generated(LocalResponder(model, LocalOptions(cache_bytes=1)), requests)
-    assert [response.token_ids for response in small] == [response.token_ids for response in plain]
+    expected, ours = (generated(LocalResponder(model, each), requests) for each in (None, options))
+    assert [response.token_ids for response in ours] == [response.token_ids for response in expected]
 
 
 def test_a_cache_that_lies_is_not_used() -> None:
     model = tiny("llama")
     prompt = np.arange(3, 40, dtype=np.int64)
     assert trusted_runner(model, prompt).cached
-    plain = LocalResponder(model, LocalOptions(reuse=False)).respond(moved(), score=True)
+    plain = LocalResponder(model).respond(moved(), score=True)
     honest = model.network.forward
 
     def forgetful(**asked: Any) -> Any:
@@ -135,7 +192,7 @@ def test_a_cache_that_lies_is_not_used() -> None:
     assert not trusted_runner(model, prompt).cached
     responder = LocalResponder(model)
     replies = responder.respond(moved(), score=True)
-    assert responder.reuses is False
+    assert responder.together == "nothing"
     for ours, theirs in zip(replies, plain, strict=True):
         assert ours.response == theirs.response
         assert ours.score is not None

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import AddedToken
 
 import posbias as pb
@@ -140,7 +139,7 @@ def ending(long_llama: Path) -> Ending:
 
 def started(prompt: str = "q", *, stop: tuple[str, ...] = ("\n",), thinks: bool = False) -> Started:
     request = Request(prompt, max_tokens=500, stop=stop)
-    return Started(0, request, np.array([5]), torch.zeros(1), [], thinks)
+    return Started(0, request, np.array([5]), 0, thinks=thinks)
 
 
 def test_a_local_model_goes_on_until_the_answer_behind_its_thoughts_ends(ending: Ending) -> None:

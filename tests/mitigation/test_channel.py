@@ -9,7 +9,7 @@ import torch
 import dense_decoder
 import posbias as pb
 from posbias.errors import UsageError
-from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.evaluation.responders import LocalResponder, Request, passes
 from posbias.mitigation import MITIGATIONS as METHODS
 from posbias.mitigation import answering_under, mitigated
 from posbias.mitigation.fitting.channel_search import ChannelOptions, fit_channel, positional_channels
@@ -23,7 +23,6 @@ METHOD = "positional_channel(channel=5, factor=-1.0, first_layer=1, last_layer=2
 QUESTION = METHOD.replace(")", ", from_question=True)")
 TINY = METHOD.replace("first_layer=1, last_layer=2", "first_layer=0, last_layer=1")
 BIAS = "key_bias(biases='gamma_key(alpha=3.0)', from_question=True)"
-PLAIN = LocalOptions(reuse=False)
 TURNED = {"rtol": 1e-4, "atol": 1e-5}
 """Tolerance where the network takes cosines and sines in float32, the reference in float64."""
 FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
@@ -160,19 +159,20 @@ def test_middle_layers_are_those_of_the_released_configurations():
 
 
 @pytest.mark.parametrize("method", [TINY, TINY.replace(")", ", from_question=True)"), BIAS])
-def test_what_prompts_share_before_the_change_is_run_once(long_llama, method):
+def test_what_prompts_share_before_the_change_is_run_once(long_llama, method, monkeypatch):
     model = pb.load_model(str(long_llama), dtype="float64")
     examples = list(KeyValue(pairs=3).examples(model.tokenizer, count=2, seed=5))
     requests = [Request(one.prompt, answer=one.target, max_tokens=3, passages=one.passages) for one in examples]
-    shared, whole, plain = (LocalResponder(model, each) for each in (None, PLAIN, None))
-    shared, whole = (answering_under(METHODS.parse(method), each) for each in (shared, whole))
+    shared, whole = (answering_under(METHODS.parse(method), LocalResponder(model)) for _ in range(2))
     for asked in (requests, [requests[0], replace(requests[0], prompt=f"{requests[0].prompt} and more")]):
-        for own, other in zip(*(each.respond(asked, score=True) for each in (shared, whole)), strict=True):
+        replies = []
+        for responder, least in ((shared, 1), (whole, passes.UNBOUNDED)):
+            monkeypatch.setattr(passes, "LEAST_SHARED", (least,))
+            replies.append(responder.respond(asked, score=True))
+        for own, other in zip(*replies, strict=True):
             assert own.response == other.response
             np.testing.assert_allclose(own.score.logprobs, other.score.logprobs, rtol=1e-9)
-        if asked is requests:
-            plain.respond(asked, score=True)
-            assert shared.inner.processed == plain.processed < 0.9 * whole.inner.processed
+        assert shared.inner.processed < 0.9 * whole.inner.processed
 
 
 def planted(depth=8, positions=200, channels=12):

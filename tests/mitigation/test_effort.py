@@ -8,7 +8,7 @@ import posbias as pb
 from evaluation.serving import chat, stand_in
 from planted import trial_record
 from posbias.evaluation import EvaluateOptions
-from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerOptions, ServerResponder
+from posbias.evaluation.responders import LocalResponder, ServerOptions, ServerResponder, passes
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.mitigation import MitigateOptions
@@ -19,8 +19,12 @@ from posbias.tasks.language.base import locate
 
 TASK = LANGUAGE_TASKS.parse("key_value(pairs=3)")
 ASKED = EvaluateOptions(count=2, positions=(0, 2), generate=False)
-WHOLE = LocalOptions(reuse=False)
-"""Every prompt from its first token: then what a method takes has a closed form."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_shared(monkeypatch):
+    """Every prompt from its first token: then what a method takes has a closed form."""
+    monkeypatch.setattr(passes, "LEAST_SHARED", (passes.UNBOUNDED,))
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +37,10 @@ def requests(model):
     return requests_of(list(samples_of(TASK, model.tokenizer, ASKED)), TASK, ASKED)
 
 
-def taken(model, *methods, options=WHOLE):
+def taken(model, *methods):
     """Tokens of the unchanged model and under each method."""
     given = MitigateOptions(methods=list(methods), calibration=0, evaluation=ASKED, documents=0, short=False)
-    record = trial_record(TASK, LocalResponder(model, options), given)
+    record = trial_record(TASK, LocalResponder(model), given)
     assert [effort["requests"] for effort in record.scalars["effort"]] == [4] * (1 + len(methods))
     cells = report_of(record).folded["Every number"][-1].cells
     assert [row[3] for row in cells] == [f"{effort['tokens'] / 4:.4g}" for effort in record.scalars["effort"]]
@@ -53,11 +57,12 @@ ONCE = ("temperature(scale=0.3)", "initial_token(gamma=2.0)", "ms_poe(first_laye
 """Methods that run a prompt once."""
 
 
-def test_most_methods_run_every_prompt_once_and_several_bases_run_it_for_each(model, requests):
+def test_most_methods_run_every_prompt_once_and_several_bases_run_it_for_each(model, requests, monkeypatch):
     _, whole = lengths(model, requests)
     found = taken(model, *ONCE, "rotary_bases(bases=[1.0, 1.5, 2.0])")
     assert found == [sum(whole)] * (1 + len(ONCE)) + [3 * sum(whole)]
-    shared = taken(model, *ONCE, options=LocalOptions())
+    monkeypatch.setattr(passes, "LEAST_SHARED", (1,))
+    shared = taken(model, *ONCE)
     reusing = [True, *(MITIGATIONS.parse(name).shares_cache for name in ONCE)]
     assert reusing == [True, True, True, False, False]
     assert [tokens < sum(whole) for tokens in shared] == reusing, "what prompts share is run once, where keys allow it"
@@ -65,7 +70,7 @@ def test_most_methods_run_every_prompt_once_and_several_bases_run_it_for_each(mo
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_passages_are_sorted_in_passes_of_their_own(model, requests, rounds):
-    method, responder = MITIGATIONS.parse(f"attention_sorting(rounds={rounds})"), LocalResponder(model, WHOLE)
+    method, responder = MITIGATIONS.parse(f"attention_sorting(rounds={rounds})"), LocalResponder(model)
     with responder.counting():
         rewritten = [each for request in requests for each in method.asked(request, responder)]
     sorting = responder.processed
@@ -95,7 +100,7 @@ def test_generated_tokens_count_with_every_row_that_is_run(model):
         documents=0,
         short=False,
     )
-    record = trial_record(TASK, LocalResponder(model, WHOLE), given)
+    record = trial_record(TASK, LocalResponder(model), given)
     plain, *once, bases, voted = (effort["tokens"] for effort in record.scalars["effort"])
     assert once == [plain] * len(ONCE)
     assert bases == 2 * plain

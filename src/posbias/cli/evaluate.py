@@ -135,7 +135,10 @@ class GateFlags:
 class LocalFlags:
     """A model in this process."""
 
-    batch: Annotated[int, typer.Option(help="Prompts of a local model decoded together at most.", min=1)] = 8
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Prompts of a local model run together at most.", min=1, show_default="as memory allows"),
+    ] = None
     dtype: options.Dtype = options.AUTO
     device: options.Device = options.AUTO
     max_memory: options.MaxMemory = None

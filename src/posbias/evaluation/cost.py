@@ -1,14 +1,14 @@
 """Expected cost of requests to a local model, from short runs of the same work; refused before they begin if they
 cannot fit.
 
-One prompt after another runs through the live cache and is kept until a batch is full, which then goes on together:
-the memory of that is a polynomial of the length, as in `posbias.measurement.cost`.
+A pass of the longest prompts is the work that is measured; the keys and values of all others that are read and decoded
+with it are added: the memory of that is a polynomial of the length, as in `posbias.measurement.cost`.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from posbias.errors import RunError
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request, Responder
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.responders.running import Ending, Runner, Started, count_tokens, decode, size_of, trusted_runner
+from posbias.evaluation.responders.passes import Reading, plan_passes, visiting_order
+from posbias.evaluation.responders.running import Ending, Kept, Runner, Started, decode, trusted_runner
 from posbias.evaluation.samples import Sample, requests_of
 from posbias.measurement.cost import calibrate, report_cost, without_passes
 from posbias.measurement.cost_estimate import CostEstimate, Remedy
@@ -40,8 +41,8 @@ class PromptWork:
     """Tokens of the longest answer that is scored; 0 if none is."""
     generated: int
     """Tokens that are generated at most; 0 if none are."""
-    share: float
-    """Share of the prompts' tokens that is run, as shared beginnings run once, 0 ... 1."""
+    together: int
+    """Prompts that are asked at a time at most."""
 
     @property
     def probe(self) -> Int64[np.ndarray, "_"]:
@@ -49,64 +50,78 @@ class PromptWork:
         return np.arange(PROBE, dtype=np.int64) % self.model.vocabulary_size
 
     @cached_property
-    def cached(self) -> bool:
-        """True if the model's cache can be trusted; else every prompt runs whole for every token of its answer."""
-        return trusted_runner(self.model, self.probe).cached
+    def runner(self) -> Runner:
+        """A runner that keeps and pads as far as the model is trusted in that."""
+        return trusted_runner(self.model, self.probe)
 
-    def estimate(self, longest: int, options: LocalOptions) -> CostEstimate | None:
-        """Cost of the longest prompt (tokens) and its answer; seconds: mean over prompts. None: short runs fail."""
+    def estimate(self, longest: int, options: LocalOptions, *, share: float = 1.0) -> CostEstimate | None:
+        """Cost of the longest prompt (tokens) and its answer; seconds: mean over prompts. None: short runs fail.
+
+        `share` is the share of the prompts' tokens that is run, as shared beginnings run once, 0 ... 1.
+        """
         # The work itself adds the scored answer to a prompt; what is generated beyond its length counts as prompt.
         try:
-            cached = self.cached  # tried before anything is measured
+            runner = self.runner  # tried before anything is measured
             length = longest + max(0, self.generated - self.answer)
-            estimate = calibrate(self.model, length, self.run, usual=self.run_one)
+            rows = self._rows_of_pass(length, options)
+            estimate = calibrate(self.model, length, partial(self.run, rows=rows), usual=self.run_one)
             if estimate is None:
                 return None
             estimate = replace(estimate, pass_seconds=estimate.seconds)
-            if self.generated and not cached:
+            if self.generated and not runner.cached:
                 return replace(estimate, seconds=(1 + self.generated) * estimate.seconds)
-            estimate = replace(estimate, seconds=self.share * estimate.seconds)
-            return self._with_batch(estimate, options) if self.generated else estimate
+            estimate = replace(estimate, seconds=share * estimate.seconds)
+            return self._with_batch(estimate, options, rows) if runner.cached else estimate
         except RunError:
             return None
 
-    def _with_batch(self, estimate: CostEstimate, options: LocalOptions) -> CostEstimate:
-        """Estimate with the prompts that are kept and decoded together, as `LocalResponder` reckons their number."""
-        runner, probe = Runner(self.model, cached=True), self.probe
-        logits, cache = runner.run(probe, rows=1)[0], runner.keep(PROBE)
-        per_position = size_of(cache) / PROBE
-        room = max(1, min(options.batch, int(options.cache_bytes / (2 * per_position * estimate.n_positions))))
-        started = Started(0, Request(prompt="-", max_tokens=2), probe, logits, cache)
-        begin = time.perf_counter()
-        decode(runner, [started] * room, Ending(self.model.tokenizer, ()))
-        step = (time.perf_counter() - begin) / room
-        constant, slope, *higher = (*estimate.coefficients, 0.0)
-        # Each further prompt lies there twice, as kept and joined to one batch; one was kept in the short runs.
-        return replace(
-            estimate,
-            coefficients=(constant, slope + max(2 * (room - 1) - 1, 0) * per_position, *higher),
-            seconds=estimate.seconds + self.generated * step,
-        )
+    def _rows_at_once(self, length: int, options: LocalOptions) -> int:
+        """Prompts of a length that are kept together."""
+        slots = options.bytes_on(self.model.device) / max(self.runner.position_bytes, 1.0)
+        return max(1, min(options.rows, self.together, int(slots / length)))
 
-    def run(self, token_ids: Int64[np.ndarray, "_"]) -> None:
-        """The prompt with the answer that is scored, after one whose beginning it shares, and a step of decoding."""
-        runner = Runner(self.model, cached=self.cached)
-        half = len(token_ids) // 2
-        runner.run(np.concatenate([token_ids[:half], token_ids[half:][::-1]]), rows=1)
-        before = runner.keep(len(token_ids))
-        answer = np.zeros(self.answer, dtype=np.int64)
-        logits = runner.run(np.concatenate([token_ids, answer[:-1]]), rows=max(1, self.answer))
+    def _rows_of_pass(self, length: int, options: LocalOptions) -> int:
+        """Prompts of a length that run in one pass."""
+        limits = self.runner.limits(options.rows)
+        return max(1, min(limits.rows, self._rows_at_once(length, options), limits.tokens // length))
+
+    def _with_batch(self, estimate: CostEstimate, options: LocalOptions, rows: int) -> CostEstimate:
+        """Estimate with the prompts that are kept beside those of one pass, and decoded with them."""
+        room = self._rows_at_once(estimate.n_positions, options)
+        constant, slope, *higher = (*estimate.coefficients, 0.0)
+        coefficients = (constant, slope + (room - rows) * self.runner.position_bytes, *higher)
+        if not self.generated:
+            return replace(estimate, coefficients=coefficients)
+        probes = [self.probe] * room
+        _, kept = self.runner.read(probes, [None] * room, columns=PROBE, rows=1, keep=True)
+        begin = time.perf_counter()
+        decode(self.runner, [self._started(self.probe, of_probe) for of_probe in kept], self._ending)
+        step = (time.perf_counter() - begin) / room
+        return replace(estimate, coefficients=coefficients, seconds=estimate.seconds + self.generated * step)
+
+    def run(self, token_ids: Int64[np.ndarray, "_"], *, rows: int) -> None:
+        """A pass of so many prompts with the answers that are scored, and a step of decoding."""
+        runner, answer = self.runner, np.zeros(self.answer, dtype=np.int64)
+        whole = np.concatenate([token_ids, answer[:-1]])
+        several, keep = [whole] * rows, bool(self.generated) and runner.cached
+        logits, kept = runner.read(several, [None] * rows, columns=len(whole), rows=max(1, self.answer), keep=keep)
         if self.answer:
-            score_answer(logits, answer)
-        if self.generated and self.cached:
-            started = Started(0, Request(prompt="-", max_tokens=2), token_ids, logits[0], runner.keep(len(token_ids)))
-            decode(runner, [started], Ending(self.model.tokenizer, ()))
-        del before  # alive until here, as the prompts are that wait for their batch
+            score_answer(logits[0], answer)
+        del logits
+        if keep:
+            decode(runner, [self._started(token_ids, each.first(len(token_ids))) for each in kept], self._ending)
+
+    @property
+    def _ending(self) -> Ending:
+        return Ending(self.model.tokenizer, ())
+
+    def _started(self, token_ids: Int64[np.ndarray, "_"], kept: Kept) -> Started:
+        return Started(0, Request(prompt="-", max_tokens=2), token_ids, 0, kept)
 
     def run_one(self, token_ids: Int64[np.ndarray, "_"]) -> None:
         """The prompt alone with the answer that is scored, from its first token."""
         answer = np.zeros(max(0, self.answer - 1), dtype=np.int64)
-        Runner(self.model, cached=False).run(np.concatenate([token_ids, answer]), rows=1)
+        self.runner.whole(np.concatenate([token_ids, answer]), rows=1)
 
 
 def preflight_answers(
@@ -138,19 +153,21 @@ def preflight_answers(
     ]
     if not fitting:
         return {}
-    first = [encoded[index].prompt for index in fitting if requests[index].group == requests[fitting[0]].group]
-    plain, floor = count_tokens(first)
     work = PromptWork(
         responder.model,
         answer=max(len(encoded[index].answer) for index in fitting),
         generated=options.tokens_of(task),
-        share=floor / plain if responder.options.reuse else 1.0,
+        together=min(len(fitting), options.together * len(samples[0].examples)),
     )
     longest = copies * max(len(encoded[index].prompt) for index in fitting)
-    estimate = work.estimate(longest, responder.options) or without_passes(responder.model, longest)
+    first = [encoded[index].prompt for index in fitting if requests[index].group == requests[fitting[0]].group]
+    readings = [Reading(0, first[index]) for index in visiting_order(first)]
+    plan = plan_passes(readings, work.runner.limits(responder.options.rows))
+    share = plan.cost(0) / sum(map(len, first))
+    estimate = work.estimate(longest, responder.options, share=share) or without_passes(responder.model, longest)
     estimate = replace(estimate, shorter=SHORTER)
     remedies: dict[str, Remedy] = {}
-    if responder.options.batch > 1:
+    if responder.options.rows > 1:
         remedies["--batch 1"] = lambda: work.estimate(longest, replace(responder.options, batch=1))
     cost = report_cost(
         responder.model, estimate, len(fitting), workers=workers, max_memory=options.max_memory, remedies=remedies

@@ -92,7 +92,8 @@ class HuggingFaceModel(Model):
         self.reads_tokens: str | None = None
         """Why embeddings do not say all that the network reads of its tokens, as `compare_inputs` found; None: they do,
         or it was not asked."""
-        self._keeps_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
+        named = inspect.signature(network.forward).parameters
+        self._keeps_logits, self._takes_positions = "logits_to_keep" in named, "position_ids" in named
 
     @property
     def described(self) -> bool:
@@ -204,10 +205,18 @@ class HuggingFaceModel(Model):
 
     @torch.no_grad()
     def logits(
-        self, token_ids: Int[Tensor, "batch position"], positions: Sequence[int], *, cache: Any = None
+        self,
+        token_ids: Int[Tensor, "batch position"],
+        positions: Sequence[int],
+        *,
+        cache: Any = None,
+        padding: Int[Tensor, "batch"] | None = None,
     ) -> Float[Tensor, "batch output vocabulary"]:
-        """Logits of some positions as `outputs` has them, by token ids: what a network's users get from it."""
-        return self._forward(positions, cache=cache, input_ids=token_ids)
+        """Logits of some positions as `outputs` has them, by token ids: what a network's users get from it.
+
+        `padding` is how many slots at the beginning of every row, cached ones among them, hold no token of its prompt.
+        """
+        return self._forward(positions, cache=cache, padding=padding, input_ids=token_ids)
 
     @torch.no_grad()
     def compare_inputs(self) -> None:
@@ -287,12 +296,18 @@ class HuggingFaceModel(Model):
         return description
 
     def _forward(
-        self, positions: Sequence[int], *, cache: Any, **inputs: Tensor
+        self, positions: Sequence[int], *, cache: Any, padding: Int[Tensor, "batch"] | None = None, **inputs: Tensor
     ) -> Float[Tensor, "batch output vocabulary"]:
         """Logits of the positions, of token ids or embeddings by the network's own names."""
         arguments: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
+        (entering,) = inputs.values()
+        if padding is not None:
+            past = 0 if cache is None else int(cache.get_seq_length())
+            places = torch.arange(past + entering.shape[1], device=padding.device) - padding[:, None]
+            arguments["attention_mask"] = (places >= 0).long()
+            if self._takes_positions:
+                arguments["position_ids"] = places[:, past:].clamp(min=0)
         if self._keeps_logits:
-            (entering,) = inputs.values()
             last = [entering.shape[1] - 1]
             arguments["logits_to_keep"] = 1 if list(positions) == last else torch.as_tensor(list(positions))
         logits: Tensor = self.network(**inputs, use_cache=cache is not None, **arguments).logits

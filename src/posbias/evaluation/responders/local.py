@@ -1,14 +1,15 @@
-"""`LocalResponder`: a model in this process, run on as few tokens as its prompts have distinct beginnings.
+"""`LocalResponder`: a model in this process, which reads and answers as many prompts together as its memory takes.
 
-Prompts are run in lexicographic order of their tokens through one live cache (`running.py`), so that of prompts that
-differ in the place of one item only what follows the first difference is run: the floor of `count_tokens`, reached
-exactly. The answer to score runs in the same pass as the end of its prompt; generation goes on from the same keys and
-values. Memory: the cache of one prompt, and those of the prompts that are decoded together (`LocalOptions`).
+Prompts that begin alike stand together in lexicographic order of their tokens. A portion of them, as large as the
+memory for keys and values allows (`LocalOptions`), is read in few passes that run what they share once, if that takes
+less (`passes.py`), and is then decoded as one batch, whatever the lengths (`running.py`). The answer to score runs in
+the same pass as the end of its prompt; generation goes on from the same keys and values.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,18 +18,24 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from posbias.checks import check_size, check_whole, checked
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders.passes import (
+    UNBOUNDED,
+    Reading,
+    TokenIds,
+    in_portions,
+    plan_passes,
+    visiting_order,
+)
 from posbias.evaluation.responders.running import (
     Ending,
+    Kept,
     Runner,
     Started,
-    TokenIds,
     counting_tokens,
     decode,
-    size_of,
     trusted_runner,
-    visiting_order,
 )
 from posbias.evaluation.responders.thoughts import opens_thoughts
 from posbias.limits import AT_ONCE
@@ -43,23 +50,42 @@ WITHIN_THOUGHTS = (
     "the prompts end where the model's thoughts begin, and an answer would be scored within them; "
     "--template-options 'enable_thinking=False' closes them in templates that know it"
 )
+TOGETHER = ("nothing", "equal lengths", "all lengths")
+"""Prompts that a model runs together: if its cache proved wrong, if its padding did, and if both proved right."""
+MOST_ROWS, CACHE_BYTES = 256, 1 << 30
+"""Most prompts at a time, and bytes of their keys and values on a processor, if nothing is said."""
 CANNOT_READ = "so it cannot read a prompt; allowed: models with a tokenizer"
 
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """How a local model is run."""
+    """Limits on the prompts of a local model that are run together."""
 
-    reuse: bool = True
-    """True to run beginnings that prompts share once; False to run every prompt from its first token, the plain way."""
-    batch: int = 8
-    """Prompts of one length decoded together at most (>= 1)."""
-    cache_bytes: int = 1 << 30
-    """Memory that their keys and values may take together, both as kept and as one batch (bytes, >= 1)."""
+    batch: int | None = None
+    """Most prompts at a time (>= 1); None: as many as memory takes, at most MOST_ROWS."""
+    cache_bytes: int | None = None
+    """Memory that their keys and values may take (bytes, >= 1); None: 1 GiB on a processor, which so many prompts keep
+    busy, and half of what an accelerator has free."""
 
     def __post_init__(self) -> None:
-        check_size("local responder: batch", self.batch, AT_ONCE)
-        check_whole("local responder: cache_bytes", self.cache_bytes, least=1)
+        if self.batch is not None:
+            check_size("local responder: batch", self.batch, AT_ONCE)
+        if self.cache_bytes is not None:
+            check_whole("local responder: cache_bytes", self.cache_bytes, least=1)
+
+    @property
+    def rows(self) -> int:
+        """Most prompts at a time."""
+        return self.batch or MOST_ROWS
+
+    def bytes_on(self, device: torch.device) -> int:
+        """Memory that keys and values may take on a device."""
+        if self.cache_bytes is not None:
+            return self.cache_bytes
+        if device.type != "cuda":
+            return CACHE_BYTES
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (torch.cuda.mem_get_info(device)[0] + reserved) // 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +169,16 @@ class LocalResponder(Responder):
         self._ending = Ending(model.tokenizer, frozenset(end_tokens))
 
     @property
-    def reuses(self) -> bool | None:
-        """True if beginnings are reused; None before the first request, on which the model's cache is tried."""
-        return None if self._runner is None else self.options.reuse and self._runner.cached
+    def together(self) -> str | None:
+        """The prompts that are run together (TOGETHER); None before the first request, on which the model is tried."""
+        if self._runner is None:
+            return None
+        return TOGETHER[self._runner.cached + self._runner.padded]
+
+    @property
+    def reading(self) -> tuple[int, ...]:
+        """Numbers of the requests whose tokens the network now reads, row by row; empty if it reads none."""
+        return () if self._runner is None else self._runner.reading
 
     @property
     def processed(self) -> int:
@@ -159,8 +192,9 @@ class LocalResponder(Responder):
             yield
             return
 
-        def count(tokens: int) -> None:
-            self._processed += tokens
+        def count(slots: int) -> None:
+            tokens, of_slots = (1, 1) if self._runner is None else self._runner.tokens_of_slots
+            self._processed += slots * tokens // of_slots  # a method may run every row several times
 
         self._counting = True
         try:
@@ -169,46 +203,114 @@ class LocalResponder(Responder):
         finally:
             self._counting = False
 
-    def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """Answer requests (`Responder.respond`); one that does not fit into the context is skipped, never truncated."""
-        with self.counting():
-            return self._replies(requests, generate=generate, score=score)
+    def respond(
+        self,
+        requests: Sequence[Request],
+        *,
+        generate: bool = True,
+        score: bool = False,
+        alike: Sequence[int] | None = None,
+    ) -> list[Reply]:
+        """Answer requests (`Responder.respond`); one that does not fit into the context is skipped, never truncated.
 
-    def _replies(self, requests: Sequence[Request], *, generate: bool, score: bool) -> list[Reply]:
+        `alike` is how many first tokens of each prompt the network reads as in any other that begins with them; None:
+        all.
+        """
+        with self.counting():
+            return self._replies(requests, generate=generate, score=score, alike=alike)
+
+    def _replies(
+        self, requests: Sequence[Request], *, generate: bool, score: bool, alike: Sequence[int] | None
+    ) -> list[Reply]:
         encoded, responses = self.prepared(requests, generate=generate)
-        scores: dict[int, AnswerScore] = {}
-        waiting: list[Started] = []
         order = [index for index in visiting_order([tokens.prompt for tokens in encoded]) if index not in responses]
-        if not order:
-            return [Reply(responses.get(index), None) for index in range(len(requests))]
-        runner = self.tried(encoded[order[0]].prompt)
-        for index in track(order, "answers"):
-            prompt, answer = encoded[index].prompt, encoded[index].answer
-            thinks = encoded[index].thinks
-            self._unscored |= score and thinks and len(answer) > 0
-            if not score or thinks:
-                answer = answer[:0]
-            if not self.options.reuse:
-                runner.forget()
-            logits = runner.run(np.concatenate([prompt, answer[:-1]]), rows=max(1, len(answer)))
-            self._plain += len(prompt) + max(0, len(answer) - 1)
-            if len(answer):
-                scores[index] = score_answer(logits, answer)
-                self._apart += encoded[index].apart
-            if generate:
-                if runner.lengths.angles(len(prompt)) != runner.lengths.angles(len(prompt) + max(0, len(answer) - 1)):
-                    logits = runner.run(prompt, rows=1)  # with the answer behind it, it was turned by other angles
-                waiting.append(Started(index, requests[index], prompt, logits[0], runner.keep(len(prompt)), thinks))
-                if len(waiting) >= self._room(waiting[0]):
-                    responses.update(self._continue(runner, waiting))
-                    waiting.clear()
-        responses.update(self._continue(runner, waiting))
+        scores: dict[int, AnswerScore] = {}
+        if order:
+            runner = self.tried(encoded[order[0]].prompt)
+            readings, rooms = [], []
+            for index in order:
+                bound = UNBOUNDED if alike is None else alike[index]
+                several = self._readings(runner, index, encoded[index], bound, generate=generate, score=score)
+                readings += several
+                rooms += [each.length + requests[index].max_tokens * bool(each.kept) for each in several]
+            limit = self.options.bytes_on(self.model.device)
+            slots = int(limit / runner.position_bytes) if runner.position_bytes else UNBOUNDED
+            portions = list(in_portions(readings, rooms, rows=self.options.rows, slots=slots))
+            try:
+                for portion in track(portions, "answers"):
+                    try:
+                        started, scored = self._read(runner, portion, encoded, requests)
+                    except RunError:
+                        if not runner.padded:
+                            raise
+                        runner.padded = False  # what stands in padding may overflow, though no prompt does
+                        started, scored = self._read(runner, portion, encoded, requests)
+                    scores |= scored
+                    continuations = decode(runner, started, self._ending)
+                    for prompt, generated in zip(started, continuations, strict=True):
+                        responses[prompt.index] = self._ending.response(generated, prompt)
+            finally:
+                runner.reading = ()
         return [Reply(responses.get(i), scores.get(i)) for i in range(len(requests))]
 
-    def forget(self) -> None:
-        """Run the next prompt from its first token."""
-        if self._runner is not None:
-            self._runner.forget()
+    def _readings(
+        self, runner: Runner, index: int, tokens: "EncodedRequest", alike: int, *, generate: bool, score: bool
+    ) -> list[Reading]:
+        """What is to be read for a request: its prompt with the answer, if any; the prompt, if it is continued."""
+        prompt, given = tokens.prompt, score and len(tokens.answer) > 0
+        self._unscored |= given and tokens.thinks
+        scored = given and not tokens.thinks
+        read = np.concatenate([prompt, tokens.answer[:-1]]) if scored else prompt
+        self._plain += len(read)
+        self._apart += scored and tokens.apart
+        angles = runner.lengths.angles(len(read))
+        continued = Reading(index, prompt, kept=len(prompt), alike=alike, angles=runner.lengths.angles(len(prompt)))
+        if not scored:
+            return [continued if generate else replace(continued, kept=0)]
+        rows = len(read) - len(prompt) + 1
+        forced = Reading(index, read, rows=rows, scored=True, alike=alike, angles=angles)
+        if not generate or angles == continued.angles:
+            return [replace(forced, kept=continued.kept * generate)]
+        return [forced, continued]  # with the answer behind it, the prompt is turned by other angles
+
+    def _read(
+        self,
+        runner: Runner,
+        readings: Sequence[Reading],
+        encoded: Sequence[EncodedRequest],
+        requests: Sequence[Request],
+    ) -> tuple[list[Started], dict[int, AnswerScore]]:
+        """Run readings together: the prompts that are to be continued, and the scores of answers."""
+        readings = [readings[place] for place in visiting_order([reading.token_ids for reading in readings])]
+        plan = plan_passes(readings, runner.limits(self.options.rows))
+        waiting = Counter(plan.origins)
+        held: dict[int | None, Kept] = {}
+        started: list[Started] = []
+        scores: dict[int, AnswerScore] = {}
+        for step in plan.passes:
+            group = [readings[member] for member in step.members]
+            origins = [plan.origins[member] for member in step.members]
+            runner.reading = tuple(reading.request for reading in group)
+            logits, states = runner.read(
+                [reading.token_ids for reading in group],
+                [held.get(origin) for origin in origins],
+                columns=step.columns,
+                rows=max(reading.rows for reading in group),
+                keep=runner.cached and any(readings[member].kept or waiting[member] for member in step.members),
+            )
+            waiting.subtract(origins)
+            held = {origin: kept for origin, kept in held.items() if waiting[origin]}
+            for row, (member, reading) in enumerate(zip(step.members, group, strict=True)):
+                index, rows = reading.request, logits[row, -reading.rows :]
+                if reading.scored:
+                    scores[index] = score_answer(rows, encoded[index].answer)
+                if waiting[member]:
+                    held[member] = states[row]
+                if reading.kept:
+                    kept = states[row].first(reading.kept) if states else None
+                    first, tokens = int(rows[0].argmax()), encoded[index]
+                    started.append(Started(index, requests[index], tokens.prompt, first, kept, tokens.thinks))
+        return started, scores
 
     def prepared(
         self, requests: Sequence[Request], *, generate: bool
@@ -231,8 +333,8 @@ class LocalResponder(Responder):
         return {**described, **self.learnt(), **self.counts()}
 
     def learnt(self) -> dict[str, Any]:
-        """Reuse of beginnings, and the reason if answers were not scored."""
-        return {"reuse": self.reuses, **({"no_scores_because": WITHIN_THOUGHTS} if self._unscored else {})}
+        """What is run together, and the reason if answers were not scored."""
+        return {"together": self.together, **({"no_scores_because": WITHIN_THOUGHTS} if self._unscored else {})}
 
     def counts(self) -> dict[str, float]:
         """Tokens run through the network, how many a plain run would have taken without any method, and answers that
@@ -247,22 +349,6 @@ class LocalResponder(Responder):
             self._runner = trusted_runner(self.model, prompt)
             self._processed = before
         return self._runner
-
-    def _room(self, started: Started) -> int:
-        """Number of prompts that are decoded together."""
-        bytes_per_prompt = 2 * size_of(started.kept)  # as kept, and joined to one batch
-        return max(1, min(self.options.batch, self.options.cache_bytes // bytes_per_prompt)) if bytes_per_prompt else 1
-
-    def _continue(self, runner: Runner, waiting: Sequence[Started]) -> dict[int, Response]:
-        """The responses to prompts that have been run, those of one length together."""
-        by_length: dict[int, list[Started]] = {}
-        for started in waiting:
-            by_length.setdefault(len(started.prompt), []).append(started)
-        return {
-            started.index: self._ending.response(generated, started)
-            for batch in by_length.values()
-            for started, generated in zip(batch, decode(runner, batch, self._ending), strict=True)
-        }
 
 
 def as_responder(subject: Any, *, max_memory: int | None = None) -> Responder:

@@ -1,11 +1,9 @@
-"""Token ids through a local model: with one live cache that is cut back and continued, or whole each time.
+"""Token sequences through a local model: several together, whatever their lengths, each from where it is new.
 
-In lexicographic order of their tokens, prompts that share a beginning stand together, and what a prompt shares with
-all earlier ones it shares with the one just before. So one cache, cut back and continued, runs each distinct beginning
-exactly once: n - shared tokens per prompt, in sum the number of distinct prefixes, which no method that reuses
-prefixes can go below. The cache keeps every position of every layer: layers with a sliding window mask what they must
-not see, so that any of them can be cut back. Decoding is greedy; prompts of one length go on together, as one batch,
-without padding, and a sequence that has ended leaves the batch.
+Sequences of a pass are padded on the left, and begin where an earlier pass left the keys and values of a beginning that
+they share (`passes.py` says which). Decoding is greedy, of all prompts together; rows of prompts that have ended leave
+the batch. A model whose logits are others with padding or with a cache, tried on first use, runs prompts of one length
+together, or each alone and whole.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,102 +18,174 @@ from torch import Tensor, nn
 
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Request, Response
+from posbias.evaluation.responders.passes import PassLimits, TokenIds
 from posbias.evaluation.responders.thoughts import Told, told_apart
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model
 from posbias.models.rotary import AngleLengths
 
-TokenIds = Int64[np.ndarray, "_"]
-Layers = list[tuple[Tensor, Tensor]]
-"""Keys and values of every layer, each [batch, head, position, feature]."""
 SHORT_PROBE = 64
 """Tokens on which a cache is tried where no layer has a window; two windows and a half otherwise."""
+FIXED, FIXED_ACCELERATED = 32, 2048
+"""Tokens that take as long as a pass does at least: on a processor, reading the weights; on an accelerator, launching
+the kernels of some thirty layers (benchmarks/README.md)."""
+TOGETHER, TOGETHER_ACCELERATED = 512, 1 << 15
+"""Most tokens of a pass with several sequences: there a device is full, and memory is what more of them cost."""
+SPARE_ROWS = 0.75
+"""Share of a batch's rows that have not ended below which the others are dropped: that copies all keys and values."""
 
 
-def shared_length(first: TokenIds, second: TokenIds) -> int:
-    """Number of tokens that two sequences share before they first differ."""
-    shorter = min(len(first), len(second))
-    different = np.flatnonzero(first[:shorter] != second[:shorter])
-    return int(different[0]) if len(different) else shorter
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Keys and values of the first positions of one sequence, as views of those of its pass."""
 
+    layers: list[tuple[Tensor, Tensor]]
+    """Of every layer, each [1, head, position, feature]."""
+    length: int
 
-def visiting_order(prompts: Sequence[TokenIds]) -> list[int]:
-    """Indices in lexicographic order of the tokens; equal ones keep their order."""
-    # Big-endian bytes of non-negative numbers compare as the numbers do.
-    return sorted(range(len(prompts)), key=lambda index: prompts[index].astype(">i8").tobytes())
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
 
-
-def count_tokens(prompts: Sequence[TokenIds]) -> tuple[int, int]:
-    """Tokens of all prompts, each run whole; and with every distinct beginning run once.
-
-    A prompt that repeats another, or is the beginning of one, still runs its last token, whose output is wanted.
-    """
-    floor, previous = 0, np.zeros(0, dtype=np.int64)
-    for index in visiting_order(prompts):
-        floor += len(prompts[index]) - min(shared_length(previous, prompts[index]), len(prompts[index]) - 1)
-        previous = prompts[index]
-    return sum(map(len, prompts)), floor
+    def first(self, length: int) -> "Kept":
+        """The first positions alone."""
+        return Kept([(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers], length)
 
 
 class Runner:
-    """Runs token ids and counts how many.
+    """Runs token sequences and counts their tokens.
 
     Args:
         model: A Hugging Face model where `cached`.
-        cached: Whether one cache is cut back to what a sequence shares with the one before, and continued from there;
-            otherwise every sequence is run from its first token, the only way where no cache can be trusted.
+        cached: Whether sequences can go on from keys and values that were kept; otherwise every one is run alone from
+            its first token, the only way if no cache can be trusted.
+        padded: Whether sequences of several lengths can be run together.
     """
 
-    def __init__(self, model: Model, *, cached: bool) -> None:
+    def __init__(self, model: Model, *, cached: bool, padded: bool = False) -> None:
         self.model = model
-        self.cached = cached
+        self.cached, self.padded = cached, padded
         self.lengths = AngleLengths.of(model.network)
         self.processed = 0
-        """Tokens run through the network so far."""
-        self.forget()
+        """Tokens run through the network so far, without padding."""
+        self.position_bytes = 0.0
+        """Bytes of one position's keys and values in all layers, as tried."""
+        self.reading: tuple[int, ...] = ()
+        """Numbers of the requests in the rows that the network now reads; empty: of none."""
+        self.tokens_of_slots = (1, 1)
+        """Tokens among the slots that the network now reads, and these slots, which are more by the padding."""
 
-    def forget(self) -> None:
-        """Run the next sequence from its first token."""
-        self._held: TokenIds = np.zeros(0, dtype=np.int64)
-        self._layers: Layers = []
+    def limits(self, rows: int) -> PassLimits:
+        """What decides how sequences are run together, at most so many."""
+        on_processor = self.model.device.type == "cpu"
+        return PassLimits(
+            fixed=FIXED if on_processor else FIXED_ACCELERATED,
+            tokens=TOGETHER if on_processor else TOGETHER_ACCELERATED,
+            rows=rows if self.cached else 1,
+            pads=self.padded,
+            shares=self.cached,
+        )
 
-    def run(self, token_ids: TokenIds, *, rows: int) -> Float[Tensor, "rows vocabulary"]:
-        """Next-token logits of the last `rows` positions (>= 1) of a sequence, in order.
+    def whole(self, token_ids: TokenIds, *, rows: int) -> Float[Tensor, "rows vocabulary"]:
+        """Next-token logits of the last `rows` positions (>= 1) of a sequence alone, in order.
 
         Raises:
             RunError: the network fails, or its logits are not finite.
         """
-        start = min(shared_length(self._held, token_ids), len(token_ids) - rows)
-        if self.lengths.angles(len(self._held)) != self.lengths.angles(len(token_ids)):
-            start = 0  # what is held was turned by other angles
-        cache = _cache_of(self.keep(start) if start else []) if self.cached else None
-        self.forget()  # should the network fail, nothing is held
-        logits = self._outputs(token_ids[None, start:], rows, cache)[0]
-        if cache is not None:
-            self._held, self._layers = token_ids.copy(), _layers_of(cache)
+        logits: Tensor = self._outputs(token_ids[None], rows, None, [0])[0]
         return logits
 
-    def keep(self, n_positions: int) -> Layers:
-        """Keys and values of the first positions of the last sequence; none without a cache.
+    def read(
+        self, sequences: Sequence[TokenIds], origins: Sequence[Kept | None], *, columns: int, rows: int, keep: bool
+    ) -> tuple[Float[Tensor, "batch rows vocabulary"], list[Kept]]:
+        """The logits of the last `rows` positions of sequences, of which the last `columns` tokens are run.
 
-        Views, not copies: they stay as they are when the cache goes on.
+        Those before them are in `origins`. Also returned, if wanted, are the keys and values of every sequence.
         """
-        return [(keys[:, :, :n_positions], values[:, :, :n_positions]) for keys, values in self._layers]
+        longest = max(columns, *map(len, sequences))
+        padding, past = [longest - len(sequence) for sequence in sequences], longest - columns
+        tokens = np.stack(
+            [np.concatenate([np.repeat(row[:1], columns - len(row[-columns:])), row[-columns:]]) for row in sequences]
+        )
+        cache = self._begun(origins, padding, past) if past or keep else None
+        logits = self._outputs(tokens, rows, cache, padding)
+        if not keep:
+            return logits, []
+        return logits, kept_of(cache, padding)
 
-    def step(self, token_ids: Int64[np.ndarray, "batch new"], cache: Any) -> Float[Tensor, "batch vocabulary"]:
-        """Logits after more tokens of several sequences, whose cache goes on by as many positions."""
-        return self._outputs(token_ids, 1, cache)[:, 0]
+    def joined(self, batch: Sequence[Kept], *, room: int) -> tuple[Any, list[int]]:
+        """One cache of several sequences that has room for more positions, and the padding before each.
 
-    def _outputs(self, token_ids: Int64[np.ndarray, "batch new"], rows: int, cache: Any) -> Tensor:
+        Layer by layer what they held is given up.
+        """
+        from posbias.evaluation.responders.growing_cache import growing_cache
+
+        longest = max(kept.length for kept in batch)
+        padding, layers = [longest - kept.length for kept in batch], []
+        while batch[0].layers:
+            rooms = []
+            for parts in zip(*(kept.layers.pop(0) for kept in batch), strict=True):
+                _, heads, _, features = parts[0].shape
+                rooms.append(parts[0].new_zeros(len(batch), heads, longest + room, features))
+                for row, (begin, part) in enumerate(zip(padding, parts, strict=True)):
+                    rooms[-1][row, :, begin:longest] = part[0]
+            layers.append((rooms[0], rooms[1]))
+        return growing_cache(layers, longest), padding
+
+    def step(
+        self, token_ids: Sequence[int], cache: Any, padding: Sequence[int], *, wanted: int
+    ) -> Float[Tensor, "batch vocabulary"]:
+        """Logits after one more token of every row of a cache, of which so many rows are wanted."""
+        tokens = np.array(token_ids, dtype=np.int64)[:, None]
+        logits: Tensor = self._outputs(tokens, 1, cache, padding, idle=len(token_ids) - wanted)[:, 0]
+        return logits
+
+    def _begun(self, origins: Sequence[Kept | None], padding: Sequence[int], past: int) -> Any:
+        """A cache of the first slots of sequences, from what was kept."""
+        from transformers import DynamicCache
+
+        if not past:
+            return DynamicCache()
+        pieces = [
+            None if origin is None else origin.first(max(0, past - begin))
+            for origin, begin in zip(origins, padding, strict=True)
+        ]
+        layers: list[list[Tensor]] = []
+        for layer in range(max(len(piece.layers) for piece in pieces if piece is not None)):
+            layers.append([])
+            for part in (0, 1):
+                parts = [None if piece is None else piece.layers[layer][part][0] for piece in pieces]
+                like = next(part for part in parts if part is not None)
+                if len(parts) == 1:
+                    layers[-1].append(like[None])
+                    continue
+                joined = like.new_zeros(len(parts), like.shape[0], past, like.shape[2])
+                for row, tensor in enumerate(parts):
+                    if tensor is not None:
+                        joined[row, :, past - tensor.shape[1] :] = tensor
+                layers[-1].append(joined)
+        return DynamicCache([(keys, values) for keys, values in layers])
+
+    def _outputs(
+        self, token_ids: Int64[np.ndarray, "batch new"], rows: int, cache: Any, padding: Sequence[int], *, idle: int = 0
+    ) -> Tensor:
         batch, new = token_ids.shape
-        self.processed += batch * new
+        past = 0 if cache is None else int(cache.get_seq_length())
+        read = batch * new - sum(max(0, slots - past) for slots in padding) - idle
+        self.processed += read
         tokens, positions = self.model.token_tensor(token_ids.tolist()), list(range(new - rows, new))
-        with torch.no_grad():
-            if isinstance(self.model, HuggingFaceModel):
-                logits = self.model.logits(tokens, positions, cache=cache)
-            else:
-                logits = self.model.outputs(self.model.embed(tokens), positions).logits
-        if not bool(logits.isfinite().any(dim=-1).all()) or bool(logits.isnan().any()):
+        self.tokens_of_slots = read, batch * new
+        try:
+            with torch.no_grad():
+                if isinstance(self.model, HuggingFaceModel):
+                    slots = torch.tensor(padding, device=tokens.device) if any(padding) else None
+                    logits = self.model.logits(tokens, positions, cache=cache, padding=slots)
+                else:
+                    logits = self.model.outputs(self.model.embed(tokens), positions).logits
+        finally:
+            self.tokens_of_slots = 1, 1
+        if not bool(logits.amax(dim=-1).isfinite().all()):
             raise RunError(f"the model's logits are not finite numbers after {new} tokens; try dtype float32")
         return logits
 
@@ -145,51 +215,60 @@ def counting_tokens(model: Model, count: Callable[[int], None]) -> Iterator[None
         handle.remove()
 
 
-def size_of(layers: Layers) -> int:
-    """Bytes of keys and values."""
-    return sum(keys.nbytes + values.nbytes for keys, values in layers)
-
-
-def _cache_of(layers: Layers) -> Any:
-    """A cache as transformers takes it, of full layers whatever the configuration says; empty for no layers."""
-    from transformers import DynamicCache
-
-    return DynamicCache(layers) if layers else DynamicCache()
-
-
-def _layers_of(cache: Any) -> Layers:
-    return [(layer.keys, layer.values) for layer in cache.layers]
+def kept_of(cache: Any, padding: Sequence[int]) -> list[Kept]:
+    """What a cache holds of every row, behind its padding."""
+    layers = [(layer.keys, layer.values) for layer in cache.layers]
+    return [
+        Kept(
+            [(keys[row : row + 1, :, begin:], values[row : row + 1, :, begin:]) for keys, values in layers],
+            cache.get_seq_length() - begin,
+        )
+        for row, begin in enumerate(padding)
+    ]
 
 
 def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
-    """A runner with a live cache if the model's cache proves right on these tokens, else without.
+    """A runner that keeps and pads as far as the model proves right in that on these tokens.
 
     The tokens (as many as the widest window needs) are run, cut back to the half and continued with the second half
-    reversed, one token at the last step: each time the logits must be those of the whole sequence run alone. A model
-    that looks ahead is run the plain way, too.
+    reversed, one token at the last step; then both halves together as a batch, and each a token further. Each time the
+    logits must be those of the sequence run alone. A model that looks ahead is run the plain way, too.
     """
     window = getattr(getattr(model, "config", None), "sliding_window", None)
     # Long enough that every sliding window has left positions behind, before the cut and after it.
     probe = token_ids[: max(SHORT_PROBE, 5 * window // 2) if isinstance(window, int) else SHORT_PROBE]
-    live, whole = Runner(model, cached=True), Runner(model, cached=False)
-    if not isinstance(model, HuggingFaceModel) or len(probe) < 4:
+    whole, length, half = Runner(model, cached=False), len(probe), len(probe) // 2
+    if not isinstance(model, HuggingFaceModel) or length < 4:
         return whole
-    half = len(probe) // 2
     turned = np.concatenate([probe[:half], probe[half:][::-1]])
+    live = Runner(model, cached=True, padded=True)
+
+    def continued(sequences: list[TokenIds], origins: Sequence[Kept | None], columns: int, rows: int) -> list[Kept]:
+        """What is kept of sequences, if their logits are those of each alone."""
+        logits, kept = live.read(sequences, origins, columns=columns, rows=rows, keep=True)
+        for ours, tokens in zip(logits, sequences, strict=True):
+            theirs = whole.whole(tokens, rows=rows)
+            epsilon = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
+            if not float((ours - theirs).abs().max()) <= epsilon**0.5 * float(theirs.abs().max()):
+                raise RunError("the logits are others than those of the sequence alone")
+        return kept
+
     try:
         if looks_ahead(model, model.embed(model.token_tensor([probe.tolist()]))):
             return whole
-        pairs = [
-            (live.run(tokens, rows=rows), whole.run(tokens, rows=rows))
-            for tokens, rows in ((probe, 1), (turned[:-1], half // 2), (turned, 1))
-        ]
+        (first,) = continued([probe], [None], length, 1)
+        live.position_bytes = first.n_bytes / length
+        (second,) = continued([turned[:-1]], [first.first(half)], length - 1 - half, half // 2)
+        continued([turned], [second], 1, 1)
     except Exception:  # whatever an architecture without such a cache may raise; it is run whole then
-        return Runner(model, cached=False)
-    epsilon = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
-    agree = all(
-        float((ours - theirs).abs().max()) <= epsilon**0.5 * float(theirs.abs().max()) for ours, theirs in pairs
-    )
-    return Runner(model, cached=agree and live.processed < whole.processed)
+        return whole
+    try:
+        both = [turned, probe[half - 1 :]]
+        kept = continued([tokens[:-1] for tokens in both], [first.first(half), None], length - half + 1, 1)
+        continued(both, kept, 1, 1)
+    except Exception:
+        live.padded = False
+    return live
 
 
 @dataclass(frozen=True)
@@ -199,10 +278,10 @@ class Started:
     index: int
     request: Request
     prompt: TokenIds
-    logits: Float[Tensor, "vocabulary"]
-    """After the prompt's last token."""
-    kept: Layers
-    """Its keys and values; none where it is continued without a cache."""
+    first: int
+    """The first token of the answer."""
+    kept: Kept | None = None
+    """Keys and values of the prompt; None if it is continued without a cache."""
     thinks: bool = False
     """True if the prompt ends within thoughts, as with chat templates of some models."""
 
@@ -256,34 +335,67 @@ class Ending:
         )
 
 
-def decode(runner: Runner, batch: Sequence[Started], ending: Ending) -> list[list[int]]:
-    """The continuations of prompts of one length, from the keys and values that were kept of them."""
-    generated = [[int(started.logits.argmax())] for started in batch]
+def decode(runner: Runner, started: Sequence[Started], ending: Ending) -> list[list[int]]:
+    """The continuations of prompts, from the keys and values that were kept of them and are given up."""
+    continuations: list[list[int]] = [[] for _ in started]
+    batches: dict[tuple[int, ...], list[int]] = {}
+    for place, prompt in enumerate(started):
+        length = len(prompt.prompt)
+        angles = runner.lengths.angles(length)
+        steady = angles == runner.lengths.angles(length + prompt.request.max_tokens)
+        alike = angles if runner.padded and steady else (length,)
+        batches.setdefault(alike if runner.cached else (place,), []).append(place)
+    for places in batches.values():
+        batch = [started[place] for place in places]
+        generated = _decode_batch(runner, batch, ending) if runner.cached else _decode_whole(runner, batch, ending)
+        for place, tokens in zip(places, generated, strict=True):
+            continuations[place] = tokens
+    return continuations
 
-    def unfinished(indices: Sequence[int]) -> list[int]:
-        return [index for index in indices if not ending.reached(generated[index], batch[index])]
 
-    active, cache = unfinished(range(len(batch))), None
-    if runner.cached:
-        columns = zip(*(batch[index].kept for index in active), strict=True)
-        cache = _cache_of(
-            [(torch.cat([pair[0] for pair in layer]), torch.cat([pair[1] for pair in layer])) for layer in columns]
-        )
+def _decode_whole(runner: Runner, started: Sequence[Started], ending: Ending) -> list[list[int]]:
+    """The continuations of prompts, each run whole for every token."""
+    generated = [[prompt.first] for prompt in started]
+    for tokens, prompt in zip(generated, started, strict=True):
+        runner.reading = (prompt.index,)
+        while not ending.reached(tokens, prompt):
+            tokens.append(int(runner.whole(np.array([*prompt.prompt, *tokens]), rows=1).argmax()))
+    return generated
+
+
+def _decode_batch(runner: Runner, started: Sequence[Started], ending: Ending) -> list[list[int]]:
+    """The continuations of prompts that are decoded together: of one length where rotary angles may change."""
+    generated = [[prompt.first] for prompt in started]
+    kept = {place: prompt.kept for place, prompt in enumerate(started) if prompt.kept is not None}
+    cache, rows, padding = None, list[int](), list[int]()
+
+    def unfinished(places: Sequence[int]) -> list[int]:
+        return [place for place in places if not ending.reached(generated[place], started[place])]
+
+    active = unfinished(range(len(started)))
     while active:
-        whole = np.array([[*batch[index].prompt, *generated[index]] for index in active], dtype=np.int64)
-        n_positions = whole.shape[1]
-        if cache is None:
-            choices = [int(runner.run(sequence, rows=1)[0].argmax()) for sequence in whole]
-        elif runner.lengths.angles(n_positions) != runner.lengths.angles(n_positions - 1):
-            cache = _cache_of([])  # from here on, all positions are turned by other angles
-            choices = runner.step(whole, cache).argmax(dim=-1).tolist()
+        length = len(started[active[0]].prompt) + len(generated[active[0]])
+        if runner.lengths.angles(length) != runner.lengths.angles(length - 1):
+            rows, cache = active, None  # from here on, all positions are turned by other angles
+            runner.reading = tuple(started[place].index for place in rows)
+            wholes = [np.array([*started[place].prompt, *generated[place]]) for place in rows]
+            logits, states = runner.read(wholes, [None] * len(rows), columns=length, rows=1, keep=True)
+            kept, choices = dict(zip(rows, states, strict=True)), logits[:, 0].argmax(dim=-1)
         else:
-            choices = runner.step(whole[:, -1:], cache).argmax(dim=-1).tolist()
-        for index, choice in zip(active, choices, strict=True):
-            generated[index].append(choice)
-        unended = unfinished(active)
-        if cache is not None and unended and len(unended) < len(active):
-            rows = [active.index(index) for index in unended]
-            cache = _cache_of([(keys[rows], values[rows]) for keys, values in _layers_of(cache)])
-        active = unended
+            if cache is None:
+                rows = active
+                room = max(started[place].request.max_tokens - len(generated[place]) for place in rows)
+                cache, padding = runner.joined([kept[place] for place in rows], room=room)
+                kept = {}
+            runner.reading = tuple(started[place].index for place in rows)
+            last = [generated[place][-1] for place in rows]
+            choices = runner.step(last, cache, padding, wanted=len(active)).argmax(dim=-1)
+        going = set(active)
+        for place, choice in zip(rows, choices.tolist(), strict=True):
+            if place in going:
+                generated[place].append(choice)
+        active = unfinished(active)
+        if cache is not None and len(active) < SPARE_ROWS * len(rows):
+            kept = dict(zip(rows, kept_of(cache, padding), strict=True))
+            cache = None
     return generated

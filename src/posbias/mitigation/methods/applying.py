@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -13,8 +12,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
-from posbias.evaluation.responders.local import encode_requests
-from posbias.evaluation.responders.running import shared_length, visiting_order
+from posbias.evaluation.responders.local import TOGETHER, encode_requests
 from posbias.interventions.base import check_model
 from posbias.mitigation.methods.base import (
     MITIGATIONS,
@@ -26,7 +24,7 @@ from posbias.mitigation.methods.base import (
     Wrapped,
     inside_methods,
 )
-from posbias.mitigation.methods.question import Question
+from posbias.mitigation.methods.question import KnownQuestions, Question
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, LOOKS_AHEAD_MARK, HuggingFaceModel
 from posbias.models.loading import COMPILED_CALL, model_in_hand
@@ -79,9 +77,9 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
                 f"{resolved.name} changes prompts, not the model; allowed here: {', '.join(inside_methods())}"
             )
         self._method, self._open = resolved, ExitStack()
-        self._places: Places = _spans(passages, prompt, self._model.tokenizer)
+        self.places: Places = _spans(passages, prompt, self._model.tokenizer)
         if question is not None:
-            self._places = _question(resolved, question, passages, self._model.tokenizer)
+            self.places = _question(resolved, question, passages, self._model.tokenizer)
 
     def __enter__(self) -> Any:
         model, method = self._model, self._method
@@ -90,7 +88,7 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
                 f"{method.name}: the model is already under {model.intervention}; one at a time is allowed"
             )
         with ExitStack() as opened:
-            opened.enter_context(method.on(model, self._places))
+            opened.enter_context(method.on(model, self.places))
             if method.strength > 0:
                 opened.enter_context(_uncompiled(model.network, self._given))
                 setattr(model.network, INTERVENTION_MARK, str(method))
@@ -207,36 +205,48 @@ def _loaded(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
 
 
 class _Mitigated(Wrapped):
-    """A local model that answers under a method; it keeps keys and values of its own."""
+    """A local model that answers under a method.
+
+    Prompts are read together, each with its own place at which the question begins. A method that has to know more of
+    the passages than that takes one list of them, and so one prompt at a time.
+    """
 
     inner: LocalResponder
 
     def __init__(self, method: Mitigation, inner: Responder) -> None:
         if not isinstance(inner, LocalResponder):
             raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
-        options = replace(inner.options, reuse=inner.options.reuse and method.shares_cache)
-        super().__init__(method, LocalResponder(inner.model, options))
+        super().__init__(method, LocalResponder(inner.model, inner.options))
         self.method = method
-        self._before, self._began = np.zeros(0, dtype=np.int64), 0  # what the inner one's cache holds, of any call
+
+    def learnt(self) -> dict[str, Any]:
+        """Facts that the inner responder has learnt, and whether prompts were answered one at a time."""
+        alone = self.method.needs_passages and not self.method.needs_question
+        return {**self.inner.learnt(), **({"together": TOGETHER[0]} if alone else {})}
 
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """The replies of the model under the method, like those of `Responder.respond`."""
         model: Any = self.inner.model
         if self.method.on_prompt((), 1)[0] is self.method and not self.method.needs_passages:
+            alike = None if self.method.shares_cache else [0] * len(requests)
             with mitigated(model, self.method):
-                return self.inner.respond(requests, generate=generate, score=score)
+                return self.inner.respond(requests, generate=generate, score=score, alike=alike)
         prompts = [encoded.prompt for encoded in encode_requests(self.tokenizer, requests)]
-        replies: dict[int, Reply] = {}
-        for index in visiting_order(prompts):
-            request = requests[index]
+        opened: list[tuple[Mitigation, Spans]] = []
+        for request, prompt in zip(requests, prompts, strict=True):
             located, _ = locate(request.prompt, request.passages, self.tokenizer, own_control=request.own_control)
-            method, passages = self.method.on_prompt(located or (), len(prompts[index]))
-            begins = passages[-1][1] if passages else 0
-            if begins != self._began and shared_length(self._before, prompts[index]) > min(begins, self._began):
-                self.inner.forget()  # what they share, the method has changed in one and not in the other
-            self._before, self._began = prompts[index], begins
-            if not method.shares_cache:
-                self.inner.tried(prompts[index])  # without it: a trial cuts prompts where no prompt of its is cut
+            method, passages = self.method.on_prompt(located or (), len(prompt))
+            method.check_passages(passages)
+            opened.append((method, passages))
+        if self.method.needs_question and opened:
+            begins = [passages[-1][1] if passages else 0 for _, passages in opened]
+            entering = mitigated(model, opened[0][0])
+            entering.places = KnownQuestions(begins, lambda: self.inner.reading, self.inner.model.device)
+            with entering:
+                return self.inner.respond(requests, generate=generate, score=score, alike=begins)
+        replies: list[Reply] = []
+        for request, prompt, (method, passages) in zip(requests, prompts, opened, strict=True):
+            self.inner.tried(prompt)  # without it: a trial cuts prompts where no prompt of its is cut
             with mitigated(model, method, passages=passages):
-                (replies[index],) = self.inner.respond([requests[index]], generate=generate, score=score)
-        return [replies[index] for index in range(len(requests))]
+                replies += self.inner.respond([request], generate=generate, score=score)
+        return replies

@@ -151,6 +151,11 @@ class Mitigation(Method, Intervention):
         """The method that answers one prompt of so many tokens, and the passages that it is to know."""
         return self, passages
 
+    def check_passages(self, passages: Places) -> None:
+        """Refuse a prompt without passages if the method needs them."""
+        if self.needs_passages and not passages:
+            raise UsageError(f"{self.name} needs the passages of the prompt: passages=[(first token, one past last)]")
+
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
         """Open the method on a model, without passages."""
         return self.on(model, ())
@@ -158,8 +163,7 @@ class Mitigation(Method, Intervention):
     @contextmanager
     def on(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Open the method at any strength; at 0 nothing is changed."""
-        if self.needs_passages and not passages:
-            raise UsageError(f"{self.name} needs the passages of the prompt: passages=[(first token, one past last)]")
+        self.check_passages(passages)
         if self.strength == 0:
             yield
             return

@@ -7,8 +7,8 @@ text without a question is left as it is.
 import re
 import warnings
 from bisect import bisect_left
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -123,6 +123,25 @@ class Question:
             return NOWHERE
         last = first + holding - 1  # the text begins in this token: at its beginning, or behind the end of a passage
         return last if behind(last).startswith(self._text) else last + 1
+
+
+class KnownQuestions(Question):
+    """The first token of the question in prompts that a responder reads in batches; it knows which ones it reads."""
+
+    def __init__(self, begins: Sequence[int], reading: Callable[[], Sequence[int]], device: torch.device) -> None:
+        self._begins, self._reading, self._device = begins, reading, device
+        self._last: tuple[Sequence[int], Int[Tensor, "prompt one"]] | None = None
+
+    def begins(self) -> Int[Tensor, "prompt one"]:
+        """The first token of the question in every row; if nobody says what is read, in the first prompt."""
+        rows = self._reading() or (0,)
+        if self._last is None or self._last[0] != rows:
+            self._last = rows, torch.tensor([[self._begins[row]] for row in rows], device=self._device)
+        return self._last[1]
+
+    def followed(self, network: nn.Module) -> AbstractContextManager[None]:
+        """Nothing is looked for."""
+        return nullcontext()
 
 
 class _Read(NamedTuple):

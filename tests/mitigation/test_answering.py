@@ -1,0 +1,57 @@
+"""Under every method prompts of mixed lengths are answered together as each alone, each with places of its own."""
+
+import pytest
+
+from evaluation.test_responders_local import ITEMS, tiny
+from mitigation.test_methods import RAGGED, spelled
+from posbias.errors import UsageError
+from posbias.evaluation.responders import LocalResponder, Request, running
+from posbias.mitigation import MITIGATIONS
+from posbias.mitigation.methods.applying import answering_under
+
+ALONE = ["attention_calibration", "ms_poe", "parallel_windows", "pine"]
+"""Methods that take one list of passages for a whole batch."""
+
+
+def asked(*passages, question="t48 t40"):
+    """A prompt of passages, each its own, and a question."""
+    text, spans = "t2", []
+    for passage in passages:
+        spans.append((len(text) + 1, len(text) + 1 + len(passage)))
+        text += f" {passage}"
+    return Request(f"{text} {question}", answer=" t46 t9", max_tokens=3, passages=tuple(spans))
+
+
+REQUESTS = [
+    asked(*ITEMS[:2]),
+    asked(*ITEMS[:3], question="t48"),
+    asked("t9 t8", *ITEMS[:2]),
+    asked(ITEMS[0], "t21 t22 t23 t24", ITEMS[2]),
+]
+"""Of several lengths, with the question at several places; some begin alike."""
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text"])
+def model(request):
+    return tiny(request.param)
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_mixed_lengths_together_are_as_each_alone(model, name, monkeypatch):
+    method = MITIGATIONS.parse(spelled(name))
+    together = answering_under(method, LocalResponder(model))
+    monkeypatch.setattr(running, "FIXED", 0)  # so that beginnings are shared where keys allow it
+    replies = together.respond(REQUESTS, score=True)
+    assert together.learnt()["together"] == ("nothing" if method.name in ALONE else "all lengths")
+    for request, reply in zip(REQUESTS, replies, strict=True):
+        (alone,) = answering_under(method, LocalResponder(model)).respond([request], score=True)
+        assert reply.response == alone.response
+        assert reply.score.logprobs == pytest.approx(alone.score.logprobs, abs=1e-5)
+
+
+def test_a_prompt_without_passages_is_refused_among_others(model):
+    method = MITIGATIONS.parse("positional_channel(channel=5, from_question=True)")
+    responder = answering_under(method, LocalResponder(model))
+    with pytest.raises(UsageError, match="needs the passages"):
+        responder.respond([*REQUESTS, Request("t3 t4")])
+    assert responder.respond([]) == []
