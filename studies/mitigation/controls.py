@@ -24,7 +24,7 @@ from torch import Tensor
 
 import posbias as pb
 from posbias.architecture.keys import log_spline_basis
-from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.evaluation.responders import LocalResponder, Request
 from posbias.interventions.keys import biased
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.fitting.gradient import Answers, descend, encoded_answers
@@ -172,7 +172,7 @@ def answers(model: Any, pairs: int) -> list[list[float]]:
     """Log-probability per token of right answers, [sample][position]."""
     drawn = examples(model, pairs, HELD_OUT, seed=7)
     requests = [Request(prompt=item.prompt, answer=item.target, passages=item.passages) for item in drawn]
-    replies = LocalResponder(model, LocalOptions(reuse=False)).respond(requests, generate=False, score=True)
+    replies = LocalResponder(model).respond(requests, generate=False, score=True)
     return np.reshape([reply.score.logprob / reply.score.n_tokens for reply in replies], (HELD_OUT, -1)).tolist()
 
 
