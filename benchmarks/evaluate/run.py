@@ -248,9 +248,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=0, help="generated per answer; 0: scoring alone")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true", help="without lm-eval")
-    parser.add_argument(
-        "--batches", action="store_true", help="beside generate, on --samples prompts"
-    )
+    parser.add_argument("--batches", action="store_true", help="beside generate, on --samples prompts")
     parser.add_argument("--flops", action="store_true", help="ours alone, once, beside the floor in flops")
     arguments = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
