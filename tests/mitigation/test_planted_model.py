@@ -1,6 +1,6 @@
-"""The judgement on a trained model with a planted bias: what is known to be wrong is found and cured, nothing else is.
+"""The judgement on a model with a planted bias: what is known to be wrong is found and cured, nothing else is.
 
-A Llama of two layers learns to find one of eight documents, wherever it stands, without an error. Then its attention
+A Llama of two layers is built to find one of eight documents, wherever it stands, without an error. Then its attention
 gets a fixed key bias of the middle, as if it had been born with it: how much is lost, and what undoes it, is known.
 """
 
@@ -40,7 +40,7 @@ PLANTED = -DEPTH * np.interp(np.arange(64), [24, 27, 39, 42], [0, 1, 1, 0])
 """By token."""
 PASSAGES = range(22, 44, 3)
 """The documents' tokens."""
-RUNS = 500
+RUNS = 200
 
 
 def key_bias(values):
@@ -69,58 +69,66 @@ def word_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
 
 
-def trained(tokenizer, example):
-    """Half a minute of a core; taught to name the value behind the key asked for, and behind the last token."""
-    template = torch.tensor(tokenizer(example.prompt)["input_ids"])
-    slots = [place for place, token in enumerate(template.tolist()) if 0 < token < FIRST_KEY]
-    (asked,) = [place for place, token in enumerate(template.tolist()) if token >= FIRST_KEY]
+HEADS = 4
+KEY, VALUE, ASKED, HELD, ANSWER = (slice(8 * place, 8 * place + 8) for place in range(5))
+"""Of the stream: what a document says, which key the question names, that key at the last token, and what it reads."""
+PLAIN = 40
+"""The coordinate of all other words."""
+SLOW = [2, 3, 4, 5, 6, 7, 10, 11]
+"""Coordinates of a head that rotary embeddings hardly turn within 64 tokens."""
+
+
+@torch.no_grad()
+def built():
+    """A Llama whose first layer takes to the last token the key asked for, and whose second reads what stands by it."""
     config = LlamaConfig(
         vocab_size=len(WORDS),
         hidden_size=64,
-        intermediate_size=128,
+        intermediate_size=8,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=HEADS,
         num_key_value_heads=2,
         max_position_embeddings=64,
-        initializer_range=0.1,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e12},
         attn_implementation="eager",  # whose mask is always there to be added to
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = LlamaForCausalLM(config)
-    generator = torch.Generator().manual_seed(0)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=500, pct_start=0.1)
-    for _ in range(500):
-        keys, values = (torch.argsort(torch.rand(64, ITEMS, generator=generator), 1) for _ in range(2))
-        gold = torch.randint(ITEMS, (64, 1), generator=generator)
-        tokens = template.repeat(64, 1)
-        tokens[:, slots] = 1 + keys * ITEMS + values
-        tokens[:, asked] = FIRST_KEY + keys.gather(1, gold)[:, 0]
-        right = FIRST_VALUE + values.gather(1, gold)
-        logits = network(tokens, logits_to_keep=len(template) - asked).logits
-        loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), right.expand(-1, logits.shape[1]))
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-    return network.eval()
+    network = LlamaForCausalLM(config).eval()
+    for parameter in network.model.layers.parameters():
+        if parameter.ndim == 2:
+            parameter.zero_()
+    generator, one = torch.Generator().manual_seed(0), torch.eye(ITEMS)
+    words = 0.05 * torch.randn(len(WORDS), 64, generator=generator)  # so that samples differ in difficulty
+    words[0, PLAIN] += 2**0.5
+    words[1:FIRST_KEY, KEY] += one.repeat_interleave(ITEMS, 0)
+    words[1:FIRST_KEY, VALUE] += one.repeat(ITEMS, 1)
+    words[FIRST_KEY:FIRST_VALUE, ASKED] += 2**0.5 * one
+    network.get_input_embeddings().weight.copy_(words)
+    network.get_output_embeddings().weight.zero_()[FIRST_VALUE:, ANSWER] = 2 * one
+    taking, reading = (layer.self_attn for layer in network.model.layers)
+    for head in range(0, 16 * HEADS, 16):
+        slow = [head + place for place in SLOW]
+        taking.q_proj.weight[slow[0], : PLAIN + 1] = 1.0
+        reading.q_proj.weight[slow, HELD] = one
+        taking.o_proj.weight[HELD, slow] = reading.o_proj.weight[ANSWER, slow] = one / HEADS
+        if head < 32:
+            taking.k_proj.weight[slow[0], ASKED] = 1.0
+            reading.k_proj.weight[slow, KEY] = 0.8 * one
+            taking.v_proj.weight[slow, ASKED], reading.v_proj.weight[slow, VALUE] = 0.25 * one, 0.3 * one
+    return network
 
 
 @pytest.fixture(scope="module")
-def trained_at(tmp_path_factory):
+def built_at(tmp_path_factory):
     directory = tmp_path_factory.mktemp("planted")
     save_questions(directory / "questions.jsonl", 400)
-    task, tokenizer = Documents(documents=ITEMS, file=str(directory / "questions.jsonl")), word_tokenizer()
-    network = trained(tokenizer, next(task.examples(tokenizer, count=1, positions=(0,))))
-    for saved in (network, tokenizer):
+    for saved in (built(), word_tokenizer()):
         saved.save_pretrained(directory / "model")
-    return directory, task
+    return directory, Documents(documents=ITEMS, file=str(directory / "questions.jsonl"))
 
 
 @pytest.fixture(scope="module")
-def task(trained_at):
-    return trained_at[1]
+def task(built_at):
+    return built_at[1]
 
 
 def loaded(directory, planted):
@@ -138,16 +146,16 @@ def loaded(directory, planted):
 
 
 @pytest.fixture(scope="module")
-def sound(trained_at):
-    return loaded(trained_at[0], 0 * PLANTED)
+def sound(built_at):
+    return loaded(built_at[0], 0 * PLANTED)
 
 
 @pytest.fixture(scope="module")
-def biased(trained_at):
-    return loaded(trained_at[0], PLANTED)
+def biased(built_at):
+    return loaded(built_at[0], PLANTED)
 
 
-def scores_of(task, responder, *methods, count=40, **further):
+def scores_of(task, responder, *methods, count=24, **further):
     """The record of a run, by log-probability."""
     evaluation = pb.EvaluateOptions(count=count, positions=POSITIONS, generate=False)
     given = {"calibration": 0, "documents": 0, "short": False, **further}
@@ -156,8 +164,8 @@ def scores_of(task, responder, *methods, count=40, **further):
 
 @pytest.fixture(scope="module")
 def many(task, biased):
-    """Scores of 150 samples, [sample, position]: unchanged, cured, half cured."""
-    record = scores_of(task, biased, CURE, HALF, count=150)
+    """Scores of 80 samples, [sample, position]: unchanged, cured, half cured."""
+    record = scores_of(task, biased, CURE, HALF, count=80)
     return [record.arrays[f"scores/logprob/{arm}"] for arm in range(3)]
 
 
@@ -184,9 +192,9 @@ def test_the_verdicts_are_those_of_what_was_planted(task, biased, sound):
     assert not {*GAINS} & {*verdicts(on_sound)}
 
 
-def test_a_lost_beginning_is_told_from_a_lost_middle(task, trained_at):
+def test_a_lost_beginning_is_told_from_a_lost_middle(task, built_at):
     lost = -DEPTH * np.interp(np.arange(64), [21, 22, 30, 33], [0, 1, 1, 0])
-    record = scores_of(task, loaded(trained_at[0], lost), key_bias(-lost), CURE, IDLE)
+    record = scores_of(task, loaded(built_at[0], lost), key_bias(-lost), CURE, IDLE)
     before = record.arrays["scores/logprob/0"].mean(axis=0)
     assert (before[:2] < -1).all()
     assert (before[2:] > -0.1).all()
@@ -195,7 +203,7 @@ def test_a_lost_beginning_is_told_from_a_lost_middle(task, trained_at):
 
 def test_a_fit_finds_the_bias_that_was_planted(task, biased):
     knots = (0, 24, 27, 30, 33, 36, 39, 42, 46)
-    options = FitOptions(steps=300, rate=0.2, penalty=0.0, knots=knots, shared="both")
+    options = FitOptions(steps=150, rate=0.2, penalty=0.0, knots=knots, shared="both")
     calibration = list(task.examples(biased.tokenizer, count=12, positions=POSITIONS))
     fitted = fit("key_bias", biased.model, calibration, options=options).method
     record = scores_of(task, biased, str(fitted), calibration=12)
@@ -209,14 +217,14 @@ def test_a_gain_is_found_in_most_runs_and_its_interval_holds_the_true_one(many):
     plain, cured, _ = many
     generator = np.random.default_rng(0)
     found = covered = 0
-    for _ in range(60):
-        rows = generator.choice(len(plain), size=40, replace=False)
+    for _ in range(30):
+        rows = generator.choice(len(plain), size=24, replace=False)
         (verdict,) = judge(plain[rows], [ArmScores("cure", cured[rows])], positions=POSITIONS).verdicts
         change = verdict.changes[MEAN].value
         found += verdict.verdict in GAINS and verdict.changes[MEAN].detectable < (cured - plain).mean()
         covered += change.low <= (cured - plain).mean() <= change.high
-    assert found >= 57
-    assert covered >= 54
+    assert found >= 28
+    assert covered >= 27
 
 
 def test_no_gain_is_found_where_real_scores_have_none(many):
@@ -225,8 +233,8 @@ def test_no_gain_is_found_where_real_scores_have_none(many):
     generator, options = np.random.default_rng(0), JudgeOptions(draws=0)
     found = []
     for _ in range(RUNS):
-        rows = generator.choice(len(plain), size=40, replace=False)
-        swapped = generator.random((40, 1)) < 0.5
+        rows = generator.choice(len(plain), size=24, replace=False)
+        swapped = generator.random((24, 1)) < 0.5
         before, after = np.where(swapped, half[rows], plain[rows]), np.where(swapped, plain[rows], half[rows])
         (verdict,) = judge(before, [ArmScores("none", after)], positions=POSITIONS, options=options).verdicts
         found.append(verdict.verdict)

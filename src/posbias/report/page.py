@@ -8,7 +8,7 @@ a report can be mailed around and opened years later.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from posbias.runs.results import Result, result_of
 from posbias.version import __version__
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from rich.console import Console
 
 TEMPLATE = "page.html.jinja"
@@ -175,6 +176,22 @@ def _pictures(report: Report) -> dict[str, bytes]:
 
 def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
     """The page as text, with `links` to pages beside it; all is escaped, a name that the template lacks is an error."""
+    figures = [*report.picture, *report.figures, *(figure for part in report.sections for figure in part.figures)]
+    return _page_template().render(
+        chart=partial(interactive, most=points_that_fit(figures)),
+        report=report,
+        title=real_name(report.title),
+        called=any(real_name(text) != text for text in _named(report)),
+        demo=DEMO_NAME,
+        links=links or {},
+        script=chart_script(),
+        version=__version__,
+    )
+
+
+@cache
+def _page_template() -> "Template":
+    """The template of pages, compiled once: that takes longer than drawing most pages."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -184,18 +201,8 @@ def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    figures = [*report.picture, *report.figures, *(figure for part in report.sections for figure in part.figures)]
-    chart = partial(interactive, most=points_that_fit(figures))
-    environment.globals.update(chart=chart, condensed=condensed, command_of=command_of, conditions_of=conditions_of)
-    return environment.get_template(TEMPLATE).render(
-        report=report,
-        title=real_name(report.title),
-        called=any(real_name(text) != text for text in _named(report)),
-        demo=DEMO_NAME,
-        links=links or {},
-        script=chart_script(),
-        version=__version__,
-    )
+    environment.globals.update(condensed=condensed, command_of=command_of, conditions_of=conditions_of)
+    return environment.get_template(TEMPLATE)
 
 
 def _named(report: Report) -> Iterator[str]:
