@@ -11,9 +11,9 @@ import numpy as np
 from scipy.special import stdtr
 
 from planted import Planted, verdict_rates
+from posbias.evaluation.changes import SAMPLES_FOR_MEANS
 from posbias.evaluation.curve import contrast_of
 from posbias.evaluation.requirements import bounds_of
-from posbias.mitigation.judging.changes import SAMPLES_FOR_MEANS
 from posbias.mitigation.judging.verdicts import GAINS, HARM
 from posbias.statistics import mean_of
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from planted import Planted, planted_scores
-from posbias.mitigation.judging.changes import WORST
+from posbias.evaluation.changes import WORST
 from posbias.mitigation.judging.judge import ArmScores, judge
 
 RUNS, RESAMPLES, FOLDS = 400, 400, 10

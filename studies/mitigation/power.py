@@ -10,7 +10,7 @@ drawn with the same luck in .7 of cases, or in none. If in none, a rise of the m
 import numpy as np
 
 from planted import Planted, judged
-from posbias.mitigation.judging.changes import MEAN, WORST
+from posbias.evaluation.changes import MEAN, WORST
 
 CURVE = (0.8, 0.5, 0.3, 0.5, 0.7)
 RUNS = 40

@@ -9,8 +9,8 @@ from scipy import stats
 
 from planted import Planted, planted_scores, reasons_of
 from posbias.errors import UsageError
+from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST
 from posbias.evaluation.requirements import levels_of
-from posbias.mitigation.judging.changes import FORMERLY_BEST, MEAN, SPREAD, WORST
 from posbias.mitigation.judging.judge import (
     ArmScores,
     Judgement,

@@ -5,8 +5,8 @@ import pytest
 
 from planted import Planted, planted_scores, reasons_of
 from posbias.errors import UsageError
+from posbias.evaluation.changes import MEAN, WORST, change_text, changes_of
 from posbias.mitigation.judging import power
-from posbias.mitigation.judging.changes import MEAN, WORST, change_text, changes_of
 from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, SideEffect, judge
 from posbias.mitigation.judging.power import DetectableRise, detectable_rises
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, SMALL

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planted import reasons_of
+from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST, changes_of
 from posbias.evaluation.requirements import bounds_of
-from posbias.mitigation.judging.changes import FORMERLY_BEST, MEAN, SPREAD, WORST, changes_of
 from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, SideEffect, judge
 from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING
 from posbias.report.mitigate_wording import recommendation

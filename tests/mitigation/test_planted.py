@@ -5,7 +5,7 @@ import pytest
 
 from planted import Planted, judged, planted_scores, verdict_rates
 from posbias.errors import UsageError
-from posbias.mitigation.judging.changes import MEAN, WORST
+from posbias.evaluation.changes import MEAN, WORST
 from posbias.mitigation.judging.judge import JudgeOptions
 from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING
 

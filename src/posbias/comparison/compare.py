@@ -4,7 +4,7 @@ A run may hold several subjects (an audit: the model as trained and re-initialis
 subject of each run is compared, and `CompareOptions` says which, and which of its profiles.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,8 +36,9 @@ from posbias.display.naming import Settings
 from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
+from posbias.registry import Registry
 from posbias.runs.records import ARRAYS_FILE, Record, read_record
-from posbias.runs.results import RESULTS, result_of
+from posbias.runs.results import RESULTS, Result, result_of
 
 Entry = TypeVar("Entry", MeasuredKind, TheoryProfile)
 PREFERRED = "trained"
@@ -135,8 +136,12 @@ class ComparisonRun(ProfileRun):
         return dict(zip(self._entries, names_beside([self.curves[key] for key in self._entries]), strict=True))
 
 
+COMPARISONS: Registry[Callable[[Result, Result], Result]] = Registry("comparison")
+"""How two finished runs that hold no profiles are compared, by their verb."""
+
+
 @checked
-def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -> ComparisonRun:
+def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -> Any:
     """Every registered distance of the first profile to the second, beside the flat line's.
 
     Every theory of the first is compared to every kind measured in the second. If the first has no predictions, its
@@ -145,18 +150,26 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
     made. A prediction that read no prompts is taken as it is.
 
     Args:
-        first: A `Profile`, a prediction, a measurement, an audit, or a finished run of these or its directory.
+        first: A `Profile`, a prediction, a measurement, an audit, or a finished run of these or its directory; or an
+            evaluation, which is compared to another of the same samples.
         second: The same; distances are to it.
         options: Which profiles are compared, and the seed of resamples.
 
     Returns:
-        Every comparison, with intervals if the second was measured on prompts; `wasserstein`, `flat` and `intervals`
-        are those of one pair: of the first kind that both have, if there is one.
+        Of evaluations, an `EvaluationComparison`: the second less the first. Of profiles, a `ComparisonRun`, with
+        intervals if the second was measured on prompts; its `wasserstein`, `flat` and `intervals` are those of one
+        pair: of the first kind that both have, if there is one.
 
     Raises:
         UsageError: something else, profiles over different numbers of positions, or a profile that a run lacks.
     """
     options = options or CompareOptions()
+    first, second = (_finished(source) for source in (first, second))
+    verbs = [source.record.verb for source in (first, second) if isinstance(source, Result)]
+    if alone := [verb for verb in verbs if verb in COMPARISONS]:
+        if verbs != [alone[0]] * 2 or options != CompareOptions(seed=options.seed):
+            raise UsageError(f"a run of {alone[0]} is compared to another one, without theory, kind and subject")
+        return COMPARISONS[alone[0]](first, second)
     predicted_run, measured_run = told_apart([_with_profiles(source) for source in (first, second)])
     predicted, measured = _subjects((predicted_run, measured_run), options.subject)
     kinds = dict(measured.measured) or {name: MeasuredKind(entry.profile) for name, entry in measured.theories.items()}
@@ -187,13 +200,18 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
     return replace(stored, subjects=(compared,))  # a record knows no infinite distance
 
 
+def _finished(source: Any) -> Any:
+    """The typed result, if a directory or a record holds one that is compared in its own way."""
+    if isinstance(source, str | Path) and (Path(source) / ARRAYS_FILE).is_file():
+        source = read_record(source)
+    return result_of(source) if isinstance(source, Record) and source.verb in COMPARISONS else source
+
+
 def _with_profiles(source: Any) -> ProfileRun:
     """The run as stored; refused if its verb measures or predicts no profiles of influence."""
     if isinstance(source, Profile):
         arrays = {f"profile/{name}": array for name, array in vars(source).items() if array is not None}
         source = Record("predict", {}, {"title": "profile", "theory": "profile"}, arrays=arrays)
-    elif isinstance(source, str | Path) and (Path(source) / ARRAYS_FILE).is_file():
-        source = read_record(source)
     record = source.as_run() if isinstance(source, Record | Showing) else None
     if not isinstance(record, Record):
         raise UsageError(

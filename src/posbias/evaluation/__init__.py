@@ -1,5 +1,6 @@
 """Accuracy by position: does a model use what stands at each position of its context?"""
 
+from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
 from posbias.evaluation.correlation import Pair, correlate_pairs
 from posbias.evaluation.evaluation import Evaluation, load_evaluation, write_outputs
 from posbias.evaluation.options import EvaluateOptions
@@ -11,11 +12,13 @@ __all__ = [
     "CorrelateOptions",
     "EvaluateOptions",
     "Evaluation",
+    "EvaluationComparison",
     "InfluenceCorrelation",
     "MeasuredUse",
     "Pair",
     "PlaceOptions",
     "Placement",
+    "compare_evaluations",
     "correlate",
     "correlate_pairs",
     "evaluate",

@@ -313,16 +313,22 @@ def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
     return path
 
 
-def load_evaluation(run: str | Path, purpose: str) -> Evaluation:
-    """Read a finished evaluation from its directory, or from that of the audit above it.
+def load_evaluation(run: Evaluation | str | Path, purpose: str) -> Evaluation:
+    """A finished evaluation at one length, read from its directory, or from that of the audit above it.
 
     Raises:
-        UsageError: no run there, another sort of run or an unfinished one, for which `purpose` names what needs it.
+        UsageError: no run there, another sort of run, an unfinished one, or one at several lengths, for which
+            `purpose` names what needs it.
     """
+    if isinstance(run, LengthEvaluation):
+        at_length = f"length-{run.lengths[0]}"
+        raise UsageError(f"{purpose} needs an evaluation at one length, such as {at_length} below the directory")
+    if isinstance(run, Evaluation):
+        return run
     below = Path(run) / BEHAVIOUR
     record = read_record(below if below.is_dir() else run)
     if record.verb != "evaluate" or record.status != "done":
         raise UsageError(f"{purpose} needs a finished run of posbias evaluate, got {record.verb!r} ({record.status})")
     evaluation = result_of(record)
     assert isinstance(evaluation, Evaluation)
-    return evaluation
+    return load_evaluation(evaluation, purpose)

@@ -190,7 +190,7 @@ def place(
     CELLS.check("passages x resamples", len(weights) * DRAWS)
     evaluation = None
     if not isinstance(run, MeasuredUse):
-        evaluation = run if isinstance(run, Evaluation) else load_evaluation(run, "placing")
+        evaluation = load_evaluation(run, "placing")
     use = run if isinstance(run, MeasuredUse) else measured_use(evaluation or "", by=options.by)
     complete = complete_samples(use.scores, "placing")
     spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
@@ -268,7 +268,7 @@ def measured_use(run: Evaluation | str | Path, *, by: str | None = None) -> Meas
     Raises:
         UsageError: another sort of run, an unfinished one, or a measure it does not have.
     """
-    evaluation = run if isinstance(run, Evaluation) else load_evaluation(run, "placing")
+    evaluation = load_evaluation(run, "placing")
     if evaluation.record.status != "done":
         raise UsageError("placing needs a finished run of posbias evaluate, got one that failed")
     tables = evaluation.tables

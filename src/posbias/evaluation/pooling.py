@@ -157,7 +157,7 @@ def correlate(
         UsageError: no runs, other sorts of run, or samples that come twice.
     """
     seed = (options or CorrelateOptions()).seed
-    evaluations = [run if isinstance(run, Evaluation) else load_evaluation(run, "a correlation") for run in runs]
+    evaluations = [load_evaluation(run, "a correlation") for run in runs]
     groups = group_runs([read_run(evaluation) for evaluation in evaluations])
     pooled, alone = pool(groups, seed=seed)
     for family in (pooled, alone):

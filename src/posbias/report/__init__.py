@@ -3,6 +3,7 @@
 # Each registers the report of its verb.
 from posbias.report import (  # noqa: F401
     attention,
+    compare_evaluations,
     correlate,
     decompose,
     design,

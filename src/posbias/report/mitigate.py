@@ -11,9 +11,9 @@ import numpy as np
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
+from posbias.evaluation.changes import JUDGED, MEAN, SPREAD, WORST, Change, change_text
 from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
-from posbias.mitigation.judging.changes import JUDGED, MEAN, SPREAD, WORST, Change, change_text
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
 from posbias.mitigation.trial.arms import UNCHANGED

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posbias.evaluation.requirements import ALPHA
-from posbias.mitigation.judging.changes import (
+from posbias.evaluation.changes import (
     FORMERLY_BEST,
     JUDGED,
     MEAN,
@@ -15,6 +14,7 @@ from posbias.mitigation.judging.changes import (
     Change,
     change_text,
 )
+from posbias.evaluation.requirements import ALPHA
 from posbias.mitigation.judging.judge import CEILING, Judgement, MeasureChoice
 from posbias.mitigation.judging.verdicts import (
     APPLY,

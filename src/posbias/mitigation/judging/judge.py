@@ -2,7 +2,7 @@
 effects.
 
 Endpoints: the mean over positions, the worst position, the spread (best minus worst), and the position that was best
-(`changes.py`).
+(`evaluation/changes.py`).
 
 The verdict that follows for each method is the matter of `verdicts.py`, with the smallest detectable rise (`power.py`).
 Gains of all methods are one family of tests, harms, side effects among them, another, each corrected by Holm: under no
@@ -18,6 +18,7 @@ from jaxtyping import Float64
 
 from posbias.checks import check_number, check_size, check_whole
 from posbias.errors import UsageError
+from posbias.evaluation.changes import MEAN, UNCHANGED, Change, change_between, changes_of, samples_needed
 from posbias.evaluation.curve import (
     AGREEMENT,
     Contrast,
@@ -27,7 +28,6 @@ from posbias.evaluation.curve import (
 from posbias.evaluation.endings import Undecided
 from posbias.evaluation.requirements import levels_of
 from posbias.limits import REPEATS
-from posbias.mitigation.judging.changes import MEAN, UNCHANGED, Change, change_between, changes_of, samples_needed
 from posbias.mitigation.judging.power import DetectableRise, detectable_rises, samples_for
 from posbias.mitigation.judging.verdicts import NOTHING, Effect, Verdict, corrected_together, settle
 from posbias.runs.records import plain

@@ -21,10 +21,10 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from posbias.evaluation.changes import MEAN, WORST, samples_needed
 from posbias.evaluation.curve import AGREEMENT, Scores, is_binary
 from posbias.evaluation.requirements import ALPHA
 from posbias.limits import CELLS
-from posbias.mitigation.judging.changes import MEAN, WORST, samples_needed
 from posbias.statistics import POWER, UNITS_FOR_SKEWNESS, Estimate, detectable
 
 PRECISION = 0.01

@@ -22,10 +22,10 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import BeforeValidator
 
+from posbias.evaluation.changes import FORMERLY_BEST, JUDGED, SPREAD, Change
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.evaluation.endings import Undecided
 from posbias.evaluation.requirements import ALPHA, Levels
-from posbias.mitigation.judging.changes import FORMERLY_BEST, JUDGED, SPREAD, Change
 from posbias.statistics import StoredInterval, holm
 
 APPLY, EVENS, RAISES, HARM = "apply", "evens out", "raises", "do not apply"

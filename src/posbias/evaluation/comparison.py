@@ -1,0 +1,177 @@
+"""Several evaluations of one task side by side: what differs from the first, paired over the same samples.
+
+Before and after quantising, with a longer context, under a method, or another model. The endpoints of every other
+evaluation (mean, worst position, spread) are one family of tests, its differences by position another; both are
+corrected (Holm) over all evaluations.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import InstanceOf
+
+from posbias.checks import checked
+from posbias.comparison.compare import COMPARISONS
+from posbias.display.naming import numbered
+from posbias.display.showing import Series, Shown
+from posbias.errors import UsageError
+from posbias.evaluation.changes import FORMERLY_BEST, Change, changes_of, samples_needed
+from posbias.evaluation.curve import Contrast, Scores, paired_difference, position_means
+from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation
+from posbias.runs.records import Record, plain
+from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.statistics import StoredInterval, holm
+
+SAME = ("task", "file_sha256", "skip", "max_tokens", "thinking_tokens", "answer_pattern")
+"""Settings that evaluations must share to be paired."""
+ENDS = ("value", "low", "high")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One evaluation beside the first; of the first itself only names and means."""
+
+    name: str
+    means: tuple[StoredInterval, ...]
+    """Mean at every shared position."""
+    changes: Mapping[str, Change]
+    """Its mean, worst position and spread less those of the first; empty for the first, or with too few samples."""
+    p: Mapping[str, float]
+    """Holm-corrected p-values of these changes."""
+    differences: tuple[Contrast, ...] = ()
+    """Its mean less the first's, at every position."""
+    difference_p: tuple[float, ...] = ()
+    """Holm-corrected p-values of the differences."""
+
+
+@RESULTS.register("compare_evaluations")
+@dataclass(frozen=True, eq=False, repr=False)
+class EvaluationComparison(Result):
+    """Evaluations of one task on the same samples, each less the first."""
+
+    record: InstanceOf[Record]
+    task: str
+    measure: str
+    """A key of `MEASURES`."""
+    positions: tuple[int, ...]
+    n_items: int
+    n_samples: int
+    """Samples that are complete in all evaluations."""
+    samples_needed: int
+    """Complete samples below which nothing is compared."""
+    compared: tuple[Compared, ...]
+    """The first, then the others."""
+
+    @classmethod
+    def from_record(cls, record: Record) -> "EvaluationComparison":
+        """The comparison that a record holds."""
+        return from_stored(cls, {**record.resolved, **record.scalars, "record": record})
+
+    def shown(self) -> Shown:
+        """A curve for every evaluation."""
+        series = []
+        for entry in self.compared:
+            values, low, high = (np.array([getattr(mean, end) for mean in entry.means]) for end in ENDS)
+            series.append(Series(entry.name, values, low, high))
+        measure = MEASURES[self.measure]
+        title = f"{self.task}: {measure} by position"
+        return Shown(title, tuple(series), measure, places=np.array(self.positions), facts=self.facts())
+
+
+@checked
+def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = None) -> EvaluationComparison:
+    """Evaluations of one task on the same samples, each less the first.
+
+    Args:
+        evaluations: Two or more `Evaluation` results or directories of finished runs; the first is the baseline. The
+            first samples and the positions that all of them have are compared.
+        measure: A key of `MEASURES`; None: the first that all of them have.
+
+    Raises:
+        UsageError: fewer than two, other settings or samples, several lengths, or a measure that one of them lacks.
+    """
+    loaded = [load_evaluation(evaluation, "a comparison") for evaluation in evaluations]
+    if len(loaded) < 2:
+        raise UsageError(f"a comparison needs at least 2 evaluations, got {len(loaded)}")
+    first = loaded[0]
+    for other in loaded[1:]:
+        _check_same(first, other)
+    shared = [name for name in MEASURES if all(name in evaluation.measures for evaluation in loaded)]
+    if not shared or measure not in (None, *shared):
+        asked = "a measure" if measure is None else repr(measure)
+        raise UsageError(
+            f"a comparison needs {asked} that all evaluations have; allowed: {', '.join(shared) or 'none'}"
+        )
+    measure = measure or shared[0]
+    positions = [place for place in first.positions if all(place in other.positions for other in loaded)]
+    if not positions:
+        raise UsageError("the evaluations share no position, so nothing can be compared")
+    count = min(evaluation.count for evaluation in loaded)
+    tables = [
+        evaluation.measures[measure][:count, [evaluation.positions.index(place) for place in positions]]
+        for evaluation in loaded
+    ]
+    complete = ~np.isnan(np.hstack(tables)).any(axis=1)
+    needed = samples_needed(np.hstack(tables))
+    paired = [table[complete] for table in tables]
+    names = numbered([evaluation.title.removesuffix(f": {evaluation.task}") for evaluation in loaded])
+    compared = _compared(names, paired, enough=int(complete.sum()) >= needed)
+    record = Record(
+        "compare_evaluations",
+        {"measure": measure},
+        {
+            "title": f"{first.task}: {', '.join(names[1:])} beside {names[0]}",
+            "task": first.task,
+            "runs": [evaluation.record.run_id for evaluation in loaded],
+            "measure": measure,
+            "positions": positions,
+        },
+        scalars={
+            "n_items": first.n_items,
+            "n_samples": int(complete.sum()),
+            "samples_needed": needed,
+            "compared": [plain(asdict(entry)) for entry in compared],
+        },
+        arrays={f"{SCORES}{number}": table for number, table in enumerate(paired)},
+        seeds=dict(first.record.seeds),
+    )
+    return EvaluationComparison.from_record(record)
+
+
+@COMPARISONS.register("evaluate")
+def _pair(first: Result, second: Result) -> EvaluationComparison:
+    """Two finished evaluations; the first is the baseline."""
+    return compare_evaluations([first, second])
+
+
+def _check_same(first: Evaluation, other: Evaluation) -> None:
+    """Refuse evaluations whose samples are others, or were asked in another way."""
+    settings = [(name, *(run.record.resolved.get(name) for run in (first, other))) for name in SAME]
+    settings.append(("seed", *(run.record.seeds["samples"] for run in (first, other))))
+    for name, one, another in settings:
+        if one != another:
+            raise UsageError(f"evaluations with another {name} cannot be paired: {one!r:.100} and {another!r:.100}")
+
+
+def _compared(names: Sequence[str], tables: Sequence[Scores], *, enough: bool) -> list[Compared]:
+    """Every evaluation less the first, on the same complete samples, corrected over all of them."""
+    baseline, *others = tables
+    means = [position_means(table) if len(table) else () for table in tables]
+    if not enough:
+        return [Compared(name, mean, {}, {}) for name, mean in zip(names, means, strict=True)]
+    changes = [
+        {name: change for name, change in changes_of(baseline, other).items() if name != FORMERLY_BEST}
+        for other in others
+    ]
+    differences = [
+        tuple(paired_difference(new, old) for new, old in zip(other.T, baseline.T, strict=True)) for other in others
+    ]
+    p_changes = iter(holm(np.array([change.p for by_name in changes for change in by_name.values()])).tolist())
+    p_places = iter(holm(np.array([contrast.p for row in differences for contrast in row])).tolist())
+    compared = [Compared(names[0], means[0], {}, {})]
+    for name, mean, by_name, row in zip(names[1:], means[1:], changes, differences, strict=True):
+        p = {key: next(p_changes) for key in by_name}
+        compared.append(Compared(name, mean, by_name, p, row, tuple(next(p_places) for _ in row)))
+    return compared
