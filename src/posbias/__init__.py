@@ -39,6 +39,8 @@ Change a model within a context, or for good:
     intervened: Within the context, the model with one ingredient replaced; measure it like any other.
     mitigated: Within the context, a model under a method against position bias; `install` leaves it so.
     fit: A method with the parameters that suit a model, from calibration samples alone.
+    export: Write a fitted method for other programs: an adapter that PEFT, vLLM and llama.cpp load, or a whole
+        checkpoint.
 
 Exact values:
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from posbias.errors import RunError, UsageError
     from posbias.evaluation import CorrelateOptions, EvaluateOptions, PlaceOptions, correlate, evaluate, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
+    from posbias.exporting import export
     from posbias.interventions import intervened
     from posbias.measurement.attention.statistics import AttentionOptions
     from posbias.measurement.attention.streaming import attention
@@ -123,6 +126,7 @@ if TYPE_CHECKING:
         "decompose",
         "design",
         "evaluate",
+        "export",
         "fit",
         "intervened",
         "load_model",
@@ -150,6 +154,7 @@ _HOMES = {
         "errors": "RunError UsageError",
         "evaluation": "CorrelateOptions EvaluateOptions PlaceOptions correlate evaluate place",
         "evaluation.responders": "LocalResponder ServerResponder",
+        "exporting": "export",
         "interventions": "intervened",
         "measurement.attention.statistics": "AttentionOptions",
         "measurement.attention.streaming": "attention",

@@ -16,6 +16,7 @@ from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Response
 from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.mitigation import MitigateOptions
+from posbias.mitigation.fitting import calibration
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
@@ -252,7 +253,8 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
         read.append(source)
         return load_prompts(source, **asked)
 
-    monkeypatch.setattr(ordinary_text, "load_prompts", loaded)
+    for reader in (ordinary_text, calibration):
+        monkeypatch.setattr(reader, "load_prompts", loaded)
     options = MitigateOptions(
         methods=["key_bias"],
         calibration=4,

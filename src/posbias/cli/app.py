@@ -20,6 +20,7 @@ from posbias.cli import (
     design,
     evaluate,
     explore,
+    export,
     listing,
     measure,
     mitigate,
@@ -58,6 +59,7 @@ app.command(epilog=compare.EXAMPLE)(compare.compare)
 app.command(epilog=audit.EXAMPLE)(audit.audit)
 app.command(epilog=evaluate.EXAMPLE)(evaluate.evaluate)
 app.command(epilog=mitigate.EXAMPLE)(mitigate.mitigate)
+app.command(epilog=export.EXAMPLE)(export.export)
 app.command(epilog=correlate.EXAMPLE)(correlate.correlate)
 app.command(epilog=place.EXAMPLE)(place.place)
 app.command(epilog=verify.EXAMPLE)(verify.verify)

@@ -16,8 +16,9 @@ from posbias.errors import UsageError
 from posbias.measurement.blocks import checkpointed
 from posbias.mitigation.fitting.base import FITS, FitOptions
 from posbias.mitigation.fitting.gradient_fit import GradientFit
-from posbias.mitigation.methods.adapter import Adapter, LowRank, adapter_of, target_projections, updated
+from posbias.mitigation.methods.adapter import Adapter, adapter_of, target_projections
 from posbias.mitigation.methods.base import Method
+from posbias.mitigation.methods.weight_changes import LowRank, updated
 from posbias.models.hugging_face import HuggingFaceModel
 
 

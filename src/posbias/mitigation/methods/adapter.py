@@ -5,53 +5,25 @@ libraries call a LoRA adapter with alpha = rank.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from jaxtyping import Float32
 
 from posbias.checks import check_size
 from posbias.errors import UsageError
-from posbias.interventions.base import hooked
 from posbias.limits import REPEATS
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
+from posbias.mitigation.methods.weight_changes import LowRank, updated
 from posbias.models.families.projections import ROLES, Projection, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import quantised
 
 GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}
 """Words for several targets at once."""
-
-
-@dataclass(frozen=True, eq=False)
-class LowRank:
-    """The update B A of one projection."""
-
-    down: Float[Tensor, "rank read"]
-    """A."""
-    up: Float[Tensor, "made rank"]
-    """B."""
-
-
-@contextmanager
-def updated(network: nn.Module, updates: Mapping[str, LowRank]) -> Iterator[None]:
-    """Within the context, projections compute with their updates, by their paths; a gradient flows through these."""
-
-    def beside(update: LowRank) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            down, up = update.down.to(output), update.up.to(output)
-            return output + linear(linear(inputs[0], down), up)
-
-        return hook
-
-    with hooked(network.get_submodule(path).register_forward_hook(beside(one)) for path, one in updates.items()):
-        yield
 
 
 @MITIGATIONS.register("adapter")
@@ -109,7 +81,7 @@ class Adapter(Mitigation):
         """The adapter with its updates; it has to name them by their hash."""
         return replace(self, updates=dict(tensors))
 
-    def low_rank(self, model: HuggingFaceModel) -> dict[str, LowRank]:
+    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
         """The updates at the method's strength, on the model's device, in float32 at least.
 
         Raises:
@@ -133,7 +105,7 @@ class Adapter(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Add B A x to what every projection makes of x."""
-        with updated(model.network, self.low_rank(model)):
+        with updated(model.network, self.weight_updates(model)):
             yield
 
 

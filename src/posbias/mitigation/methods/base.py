@@ -19,6 +19,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
 from posbias.interventions.base import Intervention
 from posbias.mitigation.methods.question import Question
+from posbias.mitigation.methods.weight_changes import LowRank
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
 
@@ -131,6 +132,8 @@ class Mitigation(Method, Intervention):
     has to know the passages, up to the end of the last one."""
     looks_ahead: ClassVar[bool] = False
     """Passages see tokens behind them, so that they are read in one call."""
+    not_in_weights: ClassVar[str] = "what it does to attention depends on the places of tokens"
+    """Why no change of weights does the same."""
 
     @abstractmethod
     def apply(self, model: HuggingFaceModel, passages: Spans) -> AbstractContextManager[None]:
@@ -146,6 +149,17 @@ class Mitigation(Method, Intervention):
         if not self.needs_passages or self.reads_whole_text:
             return ""
         return FROM_QUESTION if self.needs_question else NO_PASSAGES
+
+    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
+        """Updates of projections, by path, that do exactly the same.
+
+        Raises:
+            UsageError: there are none, and why.
+        """
+        raise UsageError(
+            f"{self.name} cannot be exported: {self.not_in_weights}, which no weight knows; allowed: adapter, and "
+            "positional_channel with every_query"
+        )
 
     def on_prompt(self, passages: Spans, length: int) -> tuple["Mitigation", Spans]:
         """The method that answers one prompt of so many tokens, and the passages that it is to know."""

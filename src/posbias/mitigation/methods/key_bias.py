@@ -32,6 +32,7 @@ class KeyBiasMethod(Mitigation):
     """
 
     needs_question: ClassVar[bool] = True
+    not_in_weights: ClassVar[str] = "its numbers are by the position of the key"
 
     biases: str | Sequence[str]
     """A key encoding for all layers, or one for each, layer 0 nearest the input: `"gamma_key(alpha=1.5)"`."""
@@ -87,6 +88,7 @@ class ContextBias(Mitigation):
 
     needs_passages: ClassVar[bool] = True
     needs_question: ClassVar[bool] = True
+    not_in_weights: ClassVar[str] = "it depends on where the question begins"
 
     values: Sequence[Sequence[float]]
     """Nats, by layer and head, layer 0 nearest the input; with a strength s, s times as much."""
@@ -156,6 +158,7 @@ class InitialToken(Mitigation):
     which chooses gamma, and heads, on calibration prompts.
     """
 
+    not_in_weights: ClassVar[str] = "its number is that of the first token"
     grid: ClassVar[Mapping[str, Sequence[float]]] = {"gamma": (0.1, 0.25, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0)}
 
     gamma: float
@@ -189,6 +192,7 @@ class Temperature(Mitigation):
     scale is learnt in training; as a change of a finished model it is calibrated.
     """
 
+    not_in_weights: ClassVar[str] = "its factor depends on the length of the prompt"
     grid: ClassVar[Mapping[str, Sequence[float]]] = {"scale": (0.12, 0.14, 0.16, 0.18, 0.2, 0.25)}
 
     scale: float = 0.15

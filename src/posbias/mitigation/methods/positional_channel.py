@@ -19,7 +19,10 @@ from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.passage_attention import question_begins
+from posbias.mitigation.methods.weight_changes import LowRank, updated
 from posbias.models.families.base import Block
+from posbias.models.families.parts import weight_of
+from posbias.models.families.projections import linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 
 COUNTED_HEADS = ("opt", "stablelm")
@@ -41,6 +44,7 @@ class PositionalChannel(Mitigation):
     """
 
     needs_question: ClassVar[bool] = True
+    not_in_weights: ClassVar[str] = "it changes some queries of a prompt, by their place"
 
     channel: int
     """Index in the hidden state, 0 ... width - 1; `fit_channel` finds one."""
@@ -52,6 +56,8 @@ class PositionalChannel(Mitigation):
     """The last that is changed; None: layer 25 of 32, and as far up in other depths."""
     from_question: bool = False
     """Change all queries behind the last passage, which has to be known then."""
+    every_query: bool = False
+    """Change all queries: another method, with another effect, which is a change of weights and can be exported."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,6 +66,8 @@ class PositionalChannel(Mitigation):
         for name in ("first_layer", "last_layer"):
             if getattr(self, name) is not None:
                 check_whole(f"positional_channel: {name}", getattr(self, name), least=0)
+        if self.every_query and self.from_question:
+            raise UsageError("positional_channel: every_query and from_question exclude each other; set one")
 
     @property
     def needs_passages(self) -> bool:  # type: ignore[override]
@@ -68,7 +76,9 @@ class PositionalChannel(Mitigation):
 
     def on_prompt(self, passages: Spans, length: int) -> tuple[Mitigation, Spans]:
         """The prompt's last token counts as the question, so that the change is a matter of position."""
-        return (self, passages) if self.from_question else (replace(self, from_question=True), [(0, length - 1)])
+        if self.from_question or self.every_query:
+            return self, passages
+        return replace(self, from_question=True), [(0, length - 1)]
 
     def layers(self, depth: int) -> range:
         """The layers that are changed, of so many."""
@@ -83,6 +93,10 @@ class PositionalChannel(Mitigation):
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Make queries and keys twice, and attend with the changed ones if a query predicts."""
+        if self.every_query:
+            with updated(model.network, self.weight_updates(model)):
+                yield
+            return
         blocks = model.family.blocks(model.network)
         layers = self.layers(len(blocks))
         if self.channel >= model.width:
@@ -108,6 +122,28 @@ class PositionalChannel(Mitigation):
             projections = [module for layer in layers for module in _projections(model, blocks[layer])]
             with hooked(module.register_forward_hook(twice) for module in projections):
                 yield
+
+    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
+        """With every query changed, the column of the channel in the maps of queries and keys, times factor - 1."""
+        if not self.every_query:
+            return super().weight_updates(model)
+        layers = self.layers(model.family.depth(model.config))
+        if self.channel >= model.width:
+            raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
+        updates = {}
+        for one in linear_projections(model.network, model.family, model.config):
+            rows = [rows for role, rows in one.rows.items() if role in ("q", "k")]
+            if one.layer not in layers or not rows:
+                continue
+            weight = weight_of(one.module)
+            made, read = weight.shape
+            changed = torch.zeros(made, 1, dtype=weight.dtype, device=weight.device)
+            changed[torch.cat(rows)] = 1.0
+            down = torch.zeros(1, read, dtype=weight.dtype, device=weight.device)
+            down[0, self.channel] = 1.0
+            factor = self.strength * (self.factor - 1)
+            updates[one.path] = LowRank(down, factor * weight[:, self.channel, None] * changed)
+        return updates
 
 
 class _PredictingTokens:

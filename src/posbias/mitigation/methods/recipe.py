@@ -98,12 +98,26 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
         raise UsageError(f"{str(path)!r}: {error}") from None
 
 
-def samples_of_recipe(path: str | Path) -> set[str]:
-    """`contents` of the samples that a recipe was fitted to; empty if it does not say."""
+def how_fitted(path: str | Path) -> dict[str, Any]:
+    """How the method of a recipe was fitted; empty if it does not say."""
     fitted = _content(path).get("fitted", {})
     if not isinstance(fitted, dict):
         raise UsageError(f"{str(path)!r}: its field 'fitted' must be an object, got {fitted!r:.80}")
-    samples = fitted.get("samples", [])
+    return fitted
+
+
+def source_of_recipe(path: str | Path) -> str:
+    """The name of the model that a recipe was fitted to."""
+    model = _content(path).get("model")
+    source = model.get("source") if isinstance(model, dict) else None
+    if not isinstance(source, str):
+        raise UsageError(f"{str(path)!r} does not say which model it belongs to")
+    return source
+
+
+def samples_of_recipe(path: str | Path) -> set[str]:
+    """`contents` of the samples that a recipe was fitted to; empty if it does not say."""
+    samples = how_fitted(path).get("samples", [])
     if not isinstance(samples, list) or not all(isinstance(sample, str) for sample in samples):
         raise UsageError(f"{str(path)!r}: its samples must be a list of texts, got {samples!r:.80}")
     return set(samples)

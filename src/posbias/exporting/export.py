@@ -1,0 +1,137 @@
+"""`export`: a fitted method leaves the library, as an adapter or in the weights, with a card that says what it is.
+
+What is written does to every prompt exactly what the method does here. A method for which there is no such file, since
+it depends on the places of tokens, is refused.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posbias.checks import checked
+from posbias.display.showing import Presented, Shown
+from posbias.errors import RunError, UsageError
+from posbias.exporting.formats import ADAPTER_GGUF, Exporting, write_adapter, write_gguf, write_merged
+from posbias.files import file_exists
+from posbias.interventions.base import check_model
+from posbias.mitigation import MITIGATIONS, Mitigation, MitigationTrial
+from posbias.mitigation.fitting.base import Fitted
+from posbias.mitigation.methods.base import Method
+from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, how_fitted, read_recipe
+from posbias.mitigation.trial.result import ArmResult
+from posbias.mitigation.trial.run import RECIPE
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.weights import dispatched, quantised
+from posbias.report.export import Card, card_text
+from posbias.runs.results import load_record
+
+CARD = "README.md"
+
+
+@dataclass(frozen=True, repr=False)
+class Exported(Presented):
+    """A method as files."""
+
+    directory: str
+    method: str
+    """Spelling of the method."""
+    form: str
+    """`adapter` or `merged`."""
+    files: tuple[str, ...]
+    """Names of the files, sorted."""
+
+    def shown(self) -> Shown:
+        """Where the files are."""
+        return Shown(f"{self.form} of {self.method} in {self.directory}: {', '.join(self.files)}")
+
+
+@checked
+def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = False, gguf: bool = False) -> Exported:
+    """Write a fitted method for other programs: an adapter that PEFT, vLLM and llama.cpp load, or a whole checkpoint.
+
+    Args:
+        fitted: What `fit` returns, a method or its spelling, the path of a recipe, or the directory of a run of
+            `mitigate` with one method that can be exported.
+        directory: A new directory; it gets a card, `README.md`, too.
+        model: What `load_model` returns for the model that it was fitted to.
+        merged: Write the model with the change in its weights, with tokenizer and generation settings, in place of a
+            PEFT adapter.
+        gguf: Write `adapter.gguf`, too, which llama.cpp loads beside the base model.
+
+    Raises:
+        UsageError: a directory that exists, a method that no weight can express, or that was fitted to another model,
+            or weights that are quantised or not all in memory.
+        RunError: the files cannot be written.
+    """
+    target, loaded = Path(directory), check_model(model)
+    if file_exists(target):
+        raise UsageError(f"{str(target)!r} exists; a method is exported to a new directory only")
+    if quantised(loaded.network):
+        raise UsageError(f"export: the weights of {loaded.origin.source!r} are quantised; load the model unquantised")
+    if dispatched(loaded.network):
+        raise UsageError("export: the model is spread over devices; load it on one, such as device='cpu'")
+    method, how, judged = _subject(fitted, loaded)
+    if not isinstance(method, Mitigation):
+        raise UsageError(f"{method.name} cannot be exported: it changes prompts, not the model; allowed: adapter")
+    work = Exporting(loaded, method, method.weight_updates(loaded))
+    card = Card(method, loaded, how, judged, rank=work.rank, merged=merged, gguf=gguf)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+            made = Path(scratch) / "made"
+            made.mkdir()
+            if gguf:
+                write_gguf(work, made / ADAPTER_GGUF)
+            (write_merged if merged else write_adapter)(work, made)
+            (made / CARD).write_text(card_text(card, name=target.name))
+            made.rename(target)
+    except OSError as error:
+        raise RunError(f"cannot write to {str(target)!r}: {error.strerror or error}") from None
+    files = tuple(sorted(path.name for path in target.iterdir()))
+    return Exported(str(target), str(method), "merged" if merged else "adapter", files)
+
+
+def recipe_of(path: str | Path, *, method: str | None = None) -> tuple[str, tuple[MitigationTrial, ArmResult] | None]:
+    """The recipe that a path names, itself or as the directory of a run, with what judged it there.
+
+    Args:
+        method: Name of the run's method; None: the recommended one, or the only one that was fitted.
+    """
+    path = Path(path)
+    if path.suffix == RECIPE_SUFFIX:
+        return str(path), None
+    trial = load_record(path)
+    if not isinstance(trial, MitigationTrial):
+        raise UsageError(
+            f"{str(path)!r} is a run of posbias {trial.record.verb}; export takes one of mitigate, or a recipe"
+        )
+    fitted = {
+        arm.name: arm for arm in trial.arms if arm.fitted is not None and (path / arm.directory / RECIPE).exists()
+    }
+    names = [method] if method is not None else [name for name in fitted if name == trial.judgement.recommended]
+    names = names or list(fitted)
+    if len(names) != 1 or names[0] not in fitted:
+        asked = "" if method is None else f" {method!r}"
+        raise UsageError(
+            f"{str(path)!r} has no single fitted method{asked}; fitted in it: {', '.join(fitted) or 'none'}; name one"
+        )
+    arm = fitted[names[0]]
+    return str(path / arm.directory / RECIPE), (trial, arm)
+
+
+def _subject(
+    fitted: Any, model: HuggingFaceModel
+) -> tuple[Method, dict[str, Any], tuple[MitigationTrial, ArmResult] | None]:
+    """The method, how it was fitted, and what judged it, as far as these are known."""
+    if isinstance(fitted, Fitted):
+        return fitted.method, fitted.how, None
+    if isinstance(fitted, Method):
+        return fitted, {}, None
+    if not isinstance(fitted, str | Path):
+        raise UsageError(f"export: give what fit returns, a method, a recipe or a run, got {type(fitted).__name__}")
+    spelled = str(fitted).partition("(")[0]
+    if spelled in MITIGATIONS and not file_exists(fitted):
+        return MITIGATIONS.parse(str(fitted)), {}, None
+    path, judged = recipe_of(fitted)
+    return read_recipe(path, model), how_fitted(path), judged

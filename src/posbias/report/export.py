@@ -1,0 +1,136 @@
+"""The card that lies beside an exported method, and the commands by which other programs load it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from posbias.mitigation.methods.base import Mitigation
+from posbias.mitigation.trial.result import ArmResult, MitigationTrial
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.weights import weights_sha256
+from posbias.report.mitigate_wording import measure_words, reasons, words
+from posbias.version import __version__
+
+
+@dataclass(frozen=True, eq=False)
+class Card:
+    """The facts of an exported method."""
+
+    method: Mitigation
+    model: HuggingFaceModel
+    how: Mapping[str, Any]
+    """How it was fitted; empty if that is not known."""
+    judged: tuple[MitigationTrial, ArmResult] | None
+    """The trial and its arm that judged it."""
+    rank: int
+    merged: bool
+    gguf: bool
+
+
+def card_text(card: Card, *, name: str) -> str:
+    """The card, in Markdown; `name` is the directory's."""
+    source, method = card.model.origin.source, str(card.method)
+    form = "The whole model with the change in its weights" if card.merged else "A PEFT (LoRA) adapter"
+    also = "; `adapter.gguf` is the same change for llama.cpp" if card.gguf else ""
+    kind = [] if card.merged else [f"base_model: {source}", "library_name: peft"]
+    return "\n".join(
+        [
+            *["---", *kind, "tags: [position-bias]", "---"],
+            f"# {method.partition('(')[0]} against position bias, for {source}",
+            "",
+            f"{form}, written by posbias {__version__}{also}. Its method is `{method}`.",
+            "",
+            *_base_lines(card),
+            *_fit_lines(card.how),
+            "",
+            "## Does it help?",
+            "",
+            *_verdict_lines(card),
+            "",
+            "## Use",
+            "",
+            "```bash",
+            *(merged_commands(name) if card.merged else adapter_commands(source, name)),
+            *(gguf_commands(name) if card.gguf else []),
+            "```",
+            *_sample_lines(card.how),
+            "",
+        ]
+    )
+
+
+def adapter_commands(source: str, directory: str) -> list[str]:
+    """Commands that serve an adapter beside its base model."""
+    return [
+        f"vllm serve {source} --enable-lora --lora-modules posbias={directory}",
+        f"transformers chat {directory}  # or AutoModelForCausalLM.from_pretrained({directory!r}), with peft installed",
+    ]
+
+
+def merged_commands(directory: str) -> list[str]:
+    """Commands that serve a merged checkpoint."""
+    return [f"vllm serve {directory}", f"transformers serve {directory}"]
+
+
+def gguf_commands(directory: str) -> list[str]:
+    """The command that serves a GGUF adapter beside a GGUF file of the base model."""
+    return [f"llama-server -m BASE.gguf --lora {directory}/adapter.gguf"]
+
+
+def _base_lines(card: Card) -> list[str]:
+    model = card.model
+    revision = f", revision {model.origin.revision}" if model.origin.revision else ""
+    precision = str(model.dtype).removeprefix("torch.")
+    weights = weights_sha256(model.network)[:16]
+    return [
+        f"- Base model: {model.origin.source}{revision}, weights {weights} ({precision}); made for these alone.",
+        f"- Size: updates of rank {card.rank}, which cost no time once merged.",
+    ]
+
+
+def _fit_lines(how: Mapping[str, Any]) -> list[str]:
+    """What it was fitted to; a record may lack any of it."""
+    if not how.get("calibration_samples"):
+        return ["- Fitted to: nothing that is on record."]
+    tokens = how.get("prompt_tokens")
+    lengths = "" if not tokens else f" of {tokens[0]} to {tokens[1]} tokens, beyond which nothing is known,"
+    prompts = f"{how.get('calibration_prompts', '?')} prompts{lengths}"
+    lines = [
+        f"- Fitted to: {how['calibration_samples']} samples in {prompts} in {len(how.get('answer_loss', []))} steps."
+    ]
+    if held := how.get("held_out_loss"):
+        lines.append(
+            f"- Answers that no step saw ({how['held_out_prompts']} prompts): {held[0]:.3f} nats per token at first, "
+            f"{min(held):.3f} at the best, which was taken."
+        )
+    if how.get("penalty") and how.get("text_loss"):
+        last = float(np.mean(how["text_loss"][-10:]))
+        lines.append(f"- Ordinary text while it was fitted: {last:.4f} nats per token away from the base model.")
+    return lines
+
+
+def _verdict_lines(card: Card) -> list[str]:
+    if card.judged is None:
+        return ["Not judged yet: `posbias mitigate MODEL --task TASK --methods RECIPE.json`, on samples of no fit."]
+    trial, arm = card.judged
+    judgement = trial.judgement
+    verdict = next(one for one in judgement.verdicts if one.name == arm.name)
+    measure, number = judgement.measure, trial.arms.index(arm)
+    rows = zip(judgement.positions, trial.curves[measure][0], trial.curves[measure][number], strict=True)
+    return [
+        f"On {verdict.n_samples} samples of `{trial.task}` that no fit saw: **{words(verdict)}**. "
+        + " ".join(reasons(verdict, judgement)),
+        "",
+        f"| position | {measure_words(measure)}, before | with it |",
+        "|---|---|---|",
+        *(f"| {position} | {before} | {after} |" for position, before, after in rows),
+    ]
+
+
+def _sample_lines(how: Mapping[str, Any]) -> list[str]:
+    """Hashes by which samples of the fit are known again."""
+    samples = [str(sample) for sample in how.get("samples", []) if re.fullmatch(r"\w+", str(sample))]
+    return ["", "## Samples of the fit, by hash", "", " ".join(samples)] if samples else []

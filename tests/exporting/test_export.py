@@ -1,0 +1,250 @@
+"""What is exported computes what the method does here, wherever it is loaded; what cannot be exported is refused."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
+from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
+
+import posbias as pb
+from posbias.exporting.formats import module_names
+from posbias.mitigation import MITIGATIONS
+from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.tasks.language import KeyValue
+from tiny_families import VOCABULARY, random_adapter, shaken_model
+
+TOKENS = torch.arange(3, 15)[None] % VOCABULARY
+SERVED = {"rtol": 0, "atol": 1e-4}
+"""In float32."""
+PEFT_ASKS = "ignore:`is_gradient_checkpointing` is deprecated"
+CASES = [
+    *(("llama", targets) for targets in ("q,k", "v,o", "mlp", "all")),
+    *(
+        (family, "q,k")
+        for family in ("falcon", "falcon-new", "gpt_neox", "phi3", "bloom", "gpt2", "mixtral", "gemma3_text")
+    ),
+    *((family, "all") for family in ("gpt2", "phi3", "opt", "qwen3", "codegen")),
+]
+
+
+def logits(network):
+    with torch.no_grad():
+        return network(TOKENS).logits
+
+
+def under(model, method):
+    with pb.mitigated(model, method):
+        return logits(model.network)
+
+
+def single(family):
+    """A model in float32, and its network anew, as a server would load it."""
+    model = shaken_model(family, dtype=torch.float32)
+    config = transformers.AutoConfig.for_model(**model.network.config.to_dict())
+    fresh = type(model.network)(config).eval()
+    fresh.load_state_dict(model.network.state_dict())
+    return model, fresh
+
+
+@pytest.mark.filterwarnings(PEFT_ASKS)
+@pytest.mark.parametrize(("family", "targets"), CASES)
+def test_a_peft_directory_and_a_checkpoint_give_the_logits_of_the_method(family, targets, tmp_path):
+    import peft
+
+    model, fresh = single(family)
+    method = random_adapter(model, f"adapter(rank=2, targets={targets!r}, strength=0.6)")
+    expected, before = under(model, method), logits(model.network)
+    assert float((expected - before).abs().max()) > 0.01
+    pb.export(method, tmp_path / "adapter", model=model)
+    pb.export(method, tmp_path / "merged", model=model, merged=True)
+    served = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    torch.testing.assert_close(logits(served), expected, **SERVED)
+    loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
+    torch.testing.assert_close(logits(loaded), expected, **SERVED)
+    assert torch.equal(logits(model.network), before), "no weight is touched"
+
+
+@pytest.mark.filterwarnings(PEFT_ASKS)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "falcon", "gpt2"])
+def test_a_channel_of_all_queries_is_an_adapter_of_rank_1(family, tmp_path):
+    import peft
+
+    model, fresh = single(family)
+    method = MITIGATIONS.parse(
+        "positional_channel(channel=5, factor=-1.0, first_layer=1, every_query=True, strength=0.7)"
+    )
+    expected = under(model, method)
+    assert float((expected - logits(model.network)).abs().max()) > 1e-3
+    exported = pb.export(method, tmp_path / "adapter", model=model)
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["r"] == 1
+    assert exported.method == str(method)
+    loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
+    torch.testing.assert_close(logits(loaded), expected, **SERVED)
+
+
+def test_a_channel_of_all_queries_is_what_the_channel_of_every_query_is():
+    """Where a call asks for all logits, all queries predict."""
+    model = shaken_model("llama")
+    every, predicting = (f"positional_channel(channel=5, first_layer=0{more})" for more in (", every_query=True", ""))
+    torch.testing.assert_close(under(model, every), under(model, predicting))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2-uncapped", "gemma3_text"])
+def test_a_gguf_adapter_holds_the_updates_in_the_order_of_llama_cpp(family, tmp_path):
+    model = shaken_model(family, dtype=torch.float32)
+    method = random_adapter(model, "adapter(rank=2, targets='all', strength=0.5)")
+    pb.export(method, tmp_path / "exported", model=model, gguf=True)
+    reader = gguf.GGUFReader(tmp_path / "exported" / "adapter.gguf")
+    facts = {name: field.contents() for name, field in reader.fields.items()}
+    assert facts["general.type"] == "adapter"
+    assert (facts["adapter.type"], facts["adapter.lora.alpha"]) == ("lora", 2.0)
+    assert reader.fields["adapter.lora.alpha"].types == [gguf.GGUFValueType.FLOAT32]
+    in_pairs = facts["general.architecture"] == "llama"
+    assert in_pairs == (family in ("llama", "mistral"))
+    tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    names |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+    back = LlamaTensorProcessor()
+    for path, update in method.weight_updates(model).items():
+        layer, module = path.split(".")[2], path.rpartition(".")[2]
+        down, up = (tensors.pop(f"blk.{layer}.{names[module]}.weight.lora_{side}") for side in "ab")
+        if in_pairs and module in ("q_proj", "k_proj"):  # transformers' own reading of GGUF files turns them back
+            up = back._reverse_permute_weights(up, 4, 4 if module == "q_proj" else 2)
+        np.testing.assert_array_equal(down, update.down)
+        np.testing.assert_array_equal(up, update.up)
+    assert not tensors
+
+
+def test_a_checkpoint_keeps_tokenizer_template_and_generation_settings(long_llama, tmp_path):
+    model = pb.load_model(str(long_llama), device="cpu")
+    model.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    model.network.generation_config.repetition_penalty = 1.25
+    exported = pb.export(random_adapter(model), tmp_path / "merged", model=model, merged=True)
+    assert exported.form == "merged"
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(exported.files)
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "merged").repetition_penalty == 1.25
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert tokenizer.chat_template == model.tokenizer.chat_template
+    assert tokenizer("A text.").input_ids == model.tokenizer("A text.").input_ids
+    for path in (tmp_path / "merged").iterdir():
+        assert str(long_llama.parent).encode() not in path.read_bytes(), "no path of this machine"
+
+
+def test_the_contract_of_exporting_and_the_card(long_llama, tmp_path, posbias):
+    model = pb.load_model(str(long_llama), device="cpu")
+    examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=5, seed=5))
+    fitted = pb.fit("adapter(rank=2)", model, examples, options=pb.FitOptions(steps=3, rate=0.1))
+    with pb.mitigated(model, fitted.method):
+        expected = logits(model.network)
+    pb.export(fitted, tmp_path / "merged", model=model, merged=True)
+    served = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    torch.testing.assert_close(logits(served), expected, **SERVED)
+    card = (tmp_path / "merged" / "README.md").read_text()
+    for part in (
+        f"`{fitted.method}`",
+        "Fitted to: 5 samples in 10 prompts of 318 to 318 tokens",
+        "in 3 steps",
+        "Answers that no step saw (2 prompts)",
+        "Ordinary text while it was fitted",
+        "Not judged yet",
+        "vllm serve merged",
+        *fitted.how["samples"],
+    ):
+        assert part in card, part
+    assert str(long_llama.parent) not in card
+
+
+def test_a_run_is_exported_with_its_verdict(long_llama, tmp_path, posbias):
+    words = ["--task", "key_value(pairs=2)", "--positions", "0,1", "--count", 6, "--calibration", 4, "--no-generate"]
+    words += ["--documents", 0, "--no-short", "--fit", "steps=1, rate=0.1", "--device", "cpu"]
+    run = tmp_path / "run"
+    made = posbias("mitigate", long_llama, *words, "--methods", "adapter(rank=1)", "--out", run)
+    assert made.returncode == 0, made.stderr
+    done = posbias("export", run, "--to", tmp_path / "adapter", "--model", long_llama, "--gguf", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["files"] == [
+        *("README.md", "adapter.gguf", "adapter_config.json", "adapter_model.safetensors"),
+    ]
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert "On 6 samples of `key_value(pairs=2)` that no fit saw: **" in card
+    assert "| position | log-probability per token, before | with it |" in card
+    (recipe,) = run.glob("arms/*/recipe.json")
+    again = posbias("export", recipe, "--to", tmp_path / "again", "--model", long_llama)
+    assert again.returncode == 0
+    assert "Not judged yet" in (tmp_path / "again" / "README.md").read_text()
+    first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapter", "again"))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path, long_llama, posbias):
+    model, new = shaken_model("llama", dtype=torch.float32), tmp_path / "new"
+    for method, why in (
+        (
+            "context_bias(values=[[1.0, 1.0, 1.0, 1.0]])",
+            "context_bias cannot be exported: it depends on where the question begins",
+        ),
+        (
+            "key_bias(biases='gamma_key(alpha=2.0)')",
+            "its numbers are by the position of the key, which no weight knows",
+        ),
+        ("temperature", "temperature cannot be exported: its factor depends on the length of the prompt"),
+        ("positional_channel(channel=3)", "positional_channel cannot be exported: it changes some queries of a prompt"),
+        ("repeat_prompt", "repeat_prompt cannot be exported: it changes prompts, not the model"),
+        ("adapter", "adapter: it is not fitted yet"),
+        (random_adapter(shaken_model("qwen3")), "it was fitted to another model"),
+        (3, "export: give what fit returns, a method, a recipe or a run, got int"),
+        (str(tmp_path / "none"), "none"),
+    ):
+        with pytest.raises(pb.UsageError, match=why.replace("(", r"\(")) as refusal:
+            pb.export(method, new, model=model)
+        assert "\n" not in str(refusal.value)
+    falcon = shaken_model("falcon", dtype=torch.float32)
+    with pytest.raises(pb.UsageError, match=r"^export: no GGUF adapter of a falcon model can be written; "):
+        pb.export(random_adapter(falcon), new, model=falcon, gguf=True)
+    assert list(tmp_path.iterdir()) == []
+    new.mkdir()
+    for merged in (False, True):
+        with pytest.raises(pb.UsageError, match=r"^'.*new' exists; a method is exported to a new directory only$"):
+            pb.export(random_adapter(model), new, model=model, merged=merged)
+    method = random_adapter(model)
+    model.network.hf_quantizer = object()
+    with pytest.raises(pb.UsageError, match=r"^export: the weights of 'network' are quantised; load "):
+        pb.export(method, tmp_path / "other", model=model, merged=True)
+    for words in (
+        (tmp_path / "none", "--to", tmp_path / "other"),
+        (tmp_path / "none.json", "--to", tmp_path / "other"),
+    ):
+        done = posbias("export", *words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_a_recipe_of_other_weights_is_refused(long_llama, tmp_path):
+    from posbias.mitigation.methods.recipe import write_recipe
+
+    model = pb.load_model(str(long_llama), device="cpu")
+    write_recipe(tmp_path / "recipe.json", random_adapter(model), model, {})
+    with torch.no_grad():
+        model.network.model.layers[0].mlp.down_proj.weight[0, 0] += 1.0  # another revision
+    with pytest.raises(pb.UsageError, match=r"is a recipe of another model, .*: its weights_sha256 is"):
+        pb.export(str(tmp_path / "recipe.json"), tmp_path / "out", model=model)
+
+
+def test_modules_are_named_by_the_shortest_ends_that_name_no_other():
+    network = shaken_model("gpt2").network
+    paths = [path for path, module in network.named_modules() if path.endswith(("attn.c_proj", "c_attn"))]
+    assert module_names(network, set(paths)) == ["attn.c_proj", "c_attn"]
+    assert module_names(network, {paths[0]}) == ["0.attn.c_attn"], "of one layer alone"
+
+
+def test_the_name_and_revision_of_the_base_model_are_written(tmp_path):
+    model = shaken_model("llama", dtype=torch.float32)
+    named = HuggingFaceModel(model.network, origin=Origin("someone/model", revision="abc"))
+    pb.export(random_adapter(named), tmp_path / "adapter", model=named)
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["revision"]) == ("someone/model", "abc")
+    assert settings["target_modules"] == ["k_proj", "q_proj"]
