@@ -21,8 +21,8 @@ from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.responders.passes import Reading, plan_passes, visiting_order
 from posbias.evaluation.responders.running import Ending, Kept, Runner, Started, decode, trusted_runner
 from posbias.evaluation.samples import Sample, requests_of
-from posbias.measurement.cost import calibrate, report_cost, without_passes
-from posbias.measurement.cost_estimate import CostEstimate, Remedy
+from posbias.measurement.cost import Work, calibrate
+from posbias.measurement.cost_estimate import CostEstimate
 from posbias.models.model import Model
 from posbias.tasks.language import LanguageTask
 
@@ -162,14 +162,20 @@ def preflight_answers(
     longest = copies * max(len(encoded[index].prompt) for index in fitting)
     first = [encoded[index].prompt for index in fitting if requests[index].group == requests[fitting[0]].group]
     readings = [Reading(0, first[index]) for index in visiting_order(first)]
-    plan = plan_passes(readings, work.runner.limits(responder.options.rows))
+    local = responder.options
+    plan = plan_passes(readings, work.runner.limits(local.rows))
     share = plan.cost(0) / sum(map(len, first))
-    estimate = work.estimate(longest, responder.options, share=share) or without_passes(responder.model, longest)
-    estimate = replace(estimate, shorter=SHORTER)
-    remedies: dict[str, Remedy] = {}
-    if responder.options.rows > 1:
-        remedies["--batch 1"] = lambda: work.estimate(longest, replace(responder.options, batch=1))
-    cost = report_cost(
-        responder.model, estimate, len(fitting), workers=workers, max_memory=options.max_memory, remedies=remedies
-    )
-    return {**cost, "prompts": len(fitting), "seconds_per_pass": estimate.pass_seconds} if cost else {}
+
+    def probe(**changes: Any) -> CostEstimate | None:
+        return work.estimate(longest, replace(local, **changes), share=share)
+
+    return Work(
+        responder.model,
+        longest,
+        len(fitting),
+        probe,
+        remedies={"--batch 1": {"batch": 1}} if local.rows > 1 else {},
+        shorter=SHORTER,
+        workers=workers,
+        max_memory=options.max_memory,
+    ).announce()

@@ -193,8 +193,8 @@ def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
     theories = beside_measured if plan.prompt_theories else None
     once = PassOptions(precision_prompts=0)
     probe = partial(estimate_cost, model, longest, kinds=plan.resolved, passes=once, beside=theories)
-    cost = Work(model, longest, len(fitting), probe, shorter=SHORTER, max_memory=options.max_memory).announce()
-    return replace(plan, cost={**cost, "prompts": len(fitting)} if cost else {})
+    work = Work(model, longest, len(fitting), probe, shorter=SHORTER, max_memory=options.max_memory)
+    return replace(plan, cost=work.announce())
 
 
 def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory: Path | None) -> Evaluation:

@@ -138,16 +138,31 @@ class Work:
         Raises:
             UsageError: it does not fit; the message says what would.
         """
+        bounds: dict[str, Any] = {"workers": self.workers, "max_memory": self.max_memory}
         estimate = self.probe() or without_passes(self.model, self.n_positions)
-        return report_cost(
-            self.model,
-            replace(estimate, shorter=self.shorter),
-            self.count,
-            workers=self.workers,
-            max_memory=self.max_memory,
-            remedies={way: partial(self.probe, **changes) for way, changes in self.remedies.items()},
-            half=self.half,
-        )
+        roomy = estimate.keeping(**bounds)
+        estimate = replace(roomy or estimate, shorter=self.shorter)
+        remedies: dict[str, Remedy] = {way: partial(self.probe, **changes) for way, changes in self.remedies.items()}
+        if self.model.dtype.itemsize > torch.bfloat16.itemsize:
+            remedies[self.half] = partial(_in_half_precision, estimate, self.model.dtype)
+        estimate.check(**bounds, remedies=remedies)
+        if roomy:
+            keep_freed_memory()
+        if not estimate.coefficients:
+            return {}
+        report(estimate.line(self.count, workers=self.workers))
+        return estimate.describe(self.count, workers=self.workers)
+
+
+def _in_half_precision(estimate: CostEstimate, dtype: torch.dtype) -> CostEstimate:
+    """The estimate for weights and passes in bfloat16; while they load, the weights of the file lie beside them."""
+    halved = replace(
+        estimate,
+        weights_bytes=estimate.weights_bytes * torch.bfloat16.itemsize // dtype.itemsize,
+        coefficients=tuple(HALVED * value for value in estimate.coefficients),
+    )
+    loading = max(0, estimate.weights_bytes - halved.passes_bytes)
+    return replace(halved, kept=lambda n_positions: estimate.kept(n_positions) + loading)
 
 
 def estimate_cost(
@@ -284,45 +299,6 @@ def preflight(
         workers = engine.processes_here
         work = Work(model, prompts.n_positions, count, under, remedies, half, workers=workers, max_memory=max_memory)
         return work.announce()
-
-
-def report_cost(
-    model: Model,
-    estimate: CostEstimate,
-    count: int,
-    *,
-    workers: int = 1,
-    max_memory: int | None = None,
-    remedies: Mapping[str, Remedy] | None = None,
-    half: str = "--dtype bfloat16",
-) -> dict[str, Any]:
-    """Announce the cost of `count` prompts, the longest as in the estimate, and refuse a run that cannot fit.
-
-    `workers` processes on this machine may hold `max_memory` bytes (None: what is free). The remedies, by what a user
-    would write, always include half precision, which `half` asks for.
-
-    Returns:
-        The estimate as plain values for a record; empty if the passes are not known.
-    """
-    remedies = dict(remedies or {})
-    if model.dtype.itemsize > torch.bfloat16.itemsize:
-        halved = replace(
-            estimate,
-            weights_bytes=estimate.weights_bytes * torch.bfloat16.itemsize // model.dtype.itemsize,
-            coefficients=tuple(HALVED * value for value in estimate.coefficients),
-        )
-        # While it loads, the weights of the file lie beside those made of them.
-        loading = max(0, estimate.weights_bytes - halved.passes_bytes)
-        remedies[half] = lambda: replace(halved, kept=lambda n_positions: estimate.kept(n_positions) + loading)
-    roomy = estimate.keeping(workers=workers, max_memory=max_memory)
-    estimate = roomy or estimate
-    estimate.check(workers=workers, max_memory=max_memory, remedies=remedies)
-    if roomy:
-        keep_freed_memory()
-    if not estimate.coefficients:
-        return {}
-    report(estimate.line(count, workers=workers))
-    return estimate.describe(count, workers=workers)
 
 
 def without_passes(model: Model, n_positions: int) -> CostEstimate:

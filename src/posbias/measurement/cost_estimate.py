@@ -69,13 +69,16 @@ class CostEstimate:
 
     def describe(self, count: int, *, workers: int = 1) -> dict[str, Any]:
         """Plain values for a record."""
+        alone = {"seconds_per_pass": self.pass_seconds} if self.pass_seconds else {}
         return {
+            "prompts": count,
             "weights_bytes": self.weights_bytes,
             "passes_bytes": self.passes_bytes,
             "process_bytes": self.process_bytes,
             "peak_bytes": max(self.needed(workers), self.loading_bytes),
             "seconds_per_prompt": self.seconds,
             "seconds": self.seconds * -(-count // workers),
+            **alone,
         }
 
     def line(self, count: int, *, workers: int = 1) -> str:

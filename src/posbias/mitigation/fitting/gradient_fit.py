@@ -8,6 +8,7 @@ fit; if a single one does not, layers are computed again in the backward pass.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,7 +17,7 @@ from jaxtyping import Int64
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders.local import EncodedRequest
-from posbias.measurement.cost import calibrate, peak_tensor_bytes, report_cost, without_passes
+from posbias.measurement.cost import Work, calibrate, peak_tensor_bytes, without_passes
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.mitigation.fitting.base import Calibration, Checkpoint, Fit, FitOptions, Fitted
 from posbias.mitigation.fitting.gradient import (
@@ -152,7 +153,14 @@ class GradientFit(Fit):
         prompts = "a prompt each" if batch == 1 else f"{batch} prompts each, {together} at once,"
         report(f"estimate: {name} is fitted in {settled.steps} steps, {prompts} with its backward pass{how}:")
         try:
-            report_cost(calibration.network, cost.of(together), (settled.steps or 0) * batch, max_memory=max_memory)
+            Work(
+                calibration.network,
+                cost.prompt.n_positions,
+                (settled.steps or 0) * batch,
+                partial(cost.of, together),
+                shorter=SHORTER,
+                max_memory=max_memory,
+            ).announce()
         except UsageError as error:
             raise UsageError(f"the fit of {name}: {error}") from None
         return options if batch == 1 else replace(options, together=together)
@@ -183,13 +191,13 @@ class GradientFit(Fit):
             # What they hold alive is twice what they are: they are views of what the forward pass made.
             prefixes = 2 * min(KEPT_BYTES, sum(begins) * Prefix(model, probe).n_bytes // PROBE)
             cost = replace(without_passes(model, sizes[longest]), coefficients=(float(peak),), kept=lambda _: prefixes)
-            return StepCost(replace(cost, shorter=SHORTER))
+            return StepCost(cost)
         squares = torch.no_grad()(step) if settled.checkpointing else None
         estimate = calibrate(model, sizes[longest], step, squares=squares)
         if estimate is None:
             return None
         numbers = COPIES * values.free.nbytes
-        estimate = replace(estimate, shorter=SHORTER, kept=lambda _: numbers)
+        estimate = replace(estimate, kept=lambda _: numbers)
         of_step = StepCost(estimate, windows=-(-(settled.batch or 1) // PROMPTS_PER_WINDOW))
         if settled.penalty == 0 or not len(text):
             return of_step
