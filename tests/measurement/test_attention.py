@@ -7,14 +7,22 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbias.errors import RunError, UsageError
-from posbias.measurement.attention.layer import prefix_monotonicity
+from posbias.measurement.attention.layer import (
+    KernelSums,
+    Pairs,
+    prefix_monotonicity,
+    reduce_content,
+    reduce_layer,
+)
 from posbias.measurement.attention.statistics import AttentionOptions, AttentionStatistics
 from posbias.measurement.attention.streaming import attention
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models import attention as model_attention
-from posbias.models.attention import blocks_of
+from posbias.models.attention import AttentionLayer, block_ranges, blocks_of, elements_at_once, project_attention
+from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from tiny_families import VOCABULARY, shaken_model
@@ -404,37 +412,70 @@ def test_equal_keys_attend_evenly() -> None:
     assert not found.monotonicity.violated.per_prompt.any()
 
 
-def test_only_accumulators_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tensor made by the recomputation exceeds heads x block x positions, and long prompts take shorter blocks."""
-    model, prompts, largest = _model("llama"), _prompts(60, 2), 0
-    original, counted = model_attention.query_blocks, 0
+@pytest.mark.parametrize("reach", [None, 100])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_blocks_hold_every_query_once_and_no_more_than_the_device_is_made_for(reach: int | None, device: str) -> None:
+    n_positions, heads = 5000, 32
+    most = elements_at_once(torch.device(device))
+    ranges = list(block_ranges(heads, n_positions, reach=reach, device=torch.device(device)))
+    assert [position for queries, _ in reversed(ranges) for position in range(queries.start, queries.stop)] == [
+        *range(n_positions)
+    ]
+    for queries, keys in ranges:
+        assert keys.stop == queries.stop
+        assert keys.start == (0 if reach is None else max(0, queries.start - reach + 1))
+        assert heads * (queries.stop - queries.start) * (keys.stop - keys.start) <= most
+    assert reach or (len(ranges) < 60) == (device == "meta")  # large enough to keep an accelerator busy
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        nonlocal largest
-        for block in original(*args, **kwargs):
-            largest = max(largest, block.weights.numel())
-            yield block
 
-    from posbias.measurement.attention import layer
+class Operations(TorchDispatchMode):
+    """Operations that would start work on an accelerator (views start none), and the largest result, in elements."""
 
-    count_cells = layer.count_cells
+    count = largest = 0
 
-    def counting(logits: Any, *args: Any) -> Any:
-        nonlocal counted
-        counted = max(counted, logits.numel())
-        return count_cells(logits, *args)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view and isinstance(result, torch.Tensor):
+            self.count += 1
+            self.largest = max(self.largest, result.numel())
+        return result
 
-    monkeypatch.setattr("posbias.measurement.attention.layer.query_blocks", watched)
-    monkeypatch.setattr(layer, "count_cells", counting)
-    lean = AttentionOptions(kernel_cells=7, mean_content=False, block=8)
-    found = attention(model, prompts, options=lean)
-    assert max(largest, counted) <= HEADS * 8 * 60
+
+def reduced_without_values(n_positions: int, *, block: int | None = None) -> Operations:
+    """Reduce one layer on a device that holds no values and refuses to give any, so what runs there waits for none."""
+    heads, size = 32, 16
+    with torch.device("meta"):
+        maps = {name: torch.randn(heads * size, heads * size) for name in ("query", "key", "value", "output")}
+        parts = AttentionParts(heads=heads, key_heads=heads, head_dim=size, scale=0.25, **maps)
+        layer = AttentionLayer(0, nn.Identity(), parts, reach=None, angles=None)
+        state = project_attention(parts, torch.randn(n_positions, heads * size))
+        kernels = KernelSums(torch.arange(9) * n_positions // 8, torch.zeros(8, 8), torch.zeros(8, 8), None)
+        with Operations() as operations:
+            content = reduce_content(state, scale=0.25, pairs=Pairs(None, block), into=None)
+            found = reduce_layer(layer, state, thresholds=THRESHOLDS, block=block, kernels=kernels)
+    assert found.distance.is_meta
+    assert content.counts.is_meta
+    return operations
+
+
+@pytest.mark.parametrize(("n_positions", "launches"), [(64, 150), (2048, 720)])
+def test_a_layer_on_an_accelerator_is_reduced_in_few_launches_that_wait_for_none(
+    n_positions: int, launches: int
+) -> None:
+    assert reduced_without_values(n_positions).count <= launches
+
+
+def test_only_accumulators_are_kept() -> None:
+    """No tensor of a layer exceeds heads x block x positions, and long prompts take shorter blocks."""
+    largest = 32 * 40 * 3000
+    assert largest // 2 < reduced_without_values(3000, block=40).largest <= largest
+    with blocks_of(largest):
+        assert largest // 2 < reduced_without_values(3000).largest <= largest
+    model, prompts = _model("llama"), _prompts()
+    with blocks_of(HEADS * 4 * N_POSITIONS):
+        found = attention(model, prompts, options=AttentionOptions(kernel_cells=7))
     assert found.kernels.mean.shape == (DEPTH, 7, 7)
-    largest = counted = 0
-    with blocks_of(HEADS * 60 * 2):
-        again = attention(model, prompts, options=AttentionOptions(kernel_cells=7, mean_content=False))
-    assert max(largest, counted) <= HEADS * 2 * 60
-    np.testing.assert_allclose(again.entropy.per_prompt, found.entropy.per_prompt)
+    np.testing.assert_allclose(found.entropy.per_prompt, attention(model, prompts).entropy.per_prompt)
 
 
 def test_kept_matrices_are_counted_before_the_run_and_refused_when_too_large() -> None:

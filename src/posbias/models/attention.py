@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
@@ -22,12 +22,18 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 
 BLOCK_ELEMENTS = 1 << 20
-"""Attention weights held at once (4 MB in float32): a block of queries times all heads times all keys."""
+"""Attention weights held at once on a CPU (4 MB in float32, near its caches): queries times all heads times keys."""
 BLOCK_QUERIES = 128
-"""Most queries in a block: shorter blocks skip more of the masked half, longer ones multiply faster."""
+"""Most queries in a block there: shorter blocks skip more of the masked half, longer ones multiply faster."""
+FILLING_ELEMENTS = 1 << 24
+"""Attention weights of a block that keeps an accelerator busy for longer than its operations take to start."""
+MEMORY_SHARE = 1 / 128
+"""Largest share of an accelerator's memory for the weights of a block, of which several copies exist."""
+BLOCKS = 8
+"""Blocks of long prompts on an accelerator, unless memory asks for more: 9/16 of the square are computed, not all."""
 Turn = Float[Tensor, "position rotary"] | None
 """RoPE cosines or sines of a layer; None if it has no RoPE."""
-_block_elements = ContextVar("block_elements", default=BLOCK_ELEMENTS)
+_block_elements: ContextVar[int | None] = ContextVar("block_elements", default=None)
 
 
 @dataclass(frozen=True)
@@ -37,10 +43,20 @@ class AttentionState:
     query: Float[Tensor, "key_head group position head_dim"]
     """After q/k norm; as the dot product sees them once `rotated`."""
     key: Float[Tensor, "key_head position head_dim"]
-    value: Float[Tensor, "key_head position head_dim"]
     raw_query: Float[Tensor, "position query_features"]
     """Queries as projected and clamped, before q/k norm."""
     raw_key: Float[Tensor, "position key_features"]
+    parts: AttentionParts
+    read: Float[Tensor, "position feature"]
+    """What the attention module reads."""
+
+    @cached_property
+    def value(self) -> Float[Tensor, "key_head position head_dim"]:
+        """Values, projected when they are first asked for."""
+        value = affine(self.read, self.parts.value, self.parts.value_bias)
+        if self.parts.clip is not None:
+            value = value.clamp(-self.parts.clip, self.parts.clip)
+        return value.reshape(len(value), self.parts.key_heads, self.parts.head_dim).transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -144,9 +160,8 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
     """Queries, keys and values of a layer before any rotation, from what its attention module reads."""
     raw_query = affine(read, parts.query, parts.query_bias)
     raw_key = affine(read, parts.key, parts.key_bias)
-    value = affine(read, parts.value, parts.value_bias)
     if parts.clip is not None:
-        raw_query, raw_key, value = (raw.clamp(-parts.clip, parts.clip) for raw in (raw_query, raw_key, value))
+        raw_query, raw_key = (raw.clamp(-parts.clip, parts.clip) for raw in (raw_query, raw_key))
 
     def heads(raw: Float[Tensor, "position features"], norm: Norm | None) -> Float[Tensor, "head position head_dim"]:
         # A q/k norm works on each head, or on all features at once.
@@ -157,9 +172,10 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
     return AttentionState(
         query=query.reshape(parts.key_heads, -1, *query.shape[1:]),
         key=heads(raw_key, parts.key_norm),
-        value=value.reshape(len(value), parts.key_heads, parts.head_dim).transpose(0, 1),
         raw_query=raw_query,
         raw_key=raw_key,
+        parts=parts,
+        read=read,
     )
 
 
@@ -168,19 +184,49 @@ def rotated(state: AttentionState, cosine: Turn, sine: Turn) -> AttentionState:
     return replace(state, query=rotary_forward(state.query, cosine, sine), key=rotary_forward(state.key, cosine, sine))
 
 
-def rows_at_once(heads: int, n_positions: int, block: int) -> int:
-    """Most queries, at least one and at most `block`, whose logits may exist together: `elements_at_once` of them."""
-    return max(1, min(block, elements_at_once() // (heads * n_positions)))
+def block_ranges(
+    heads: int, n_positions: int, *, reach: int | None, device: torch.device, block: int | None = None
+) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries, last queries first, each with the keys that any of them sees; every query comes once.
+
+    A query sees `reach` keys, its own included (None: all before it). Blocks have at most `block` queries, and as many
+    as the device's caches or memory are made for.
+    """
+    most, keys = block or n_positions, n_positions
+    if reach is not None:
+        most = min(most, max(reach, BLOCK_QUERIES))  # of longer blocks most keys are hidden
+        keys = min(n_positions, most + reach)
+    rows = max(1, block_elements(heads, keys, device=device, block=most) // (heads * keys))
+    for start in reversed(range(0, n_positions, rows)):
+        stop = min(start + rows, n_positions)
+        yield slice(start, stop), slice(0 if reach is None else max(0, start - reach + 1), stop)
 
 
-def elements_at_once() -> int:
-    """Attention weights that may be held at once."""
-    return _block_elements.get()
+def block_elements(heads: int, keys: int, *, device: torch.device, block: int | None = None) -> int:
+    """Attention weights of a block of queries that see so many keys on a device; of a single query if no more fit."""
+    queries = min(keys, block or keys, BLOCK_QUERIES if device.type == "cpu" else keys)
+    elements = elements_at_once(device)
+    if device.type != "cpu":
+        elements = min(elements, max(FILLING_ELEMENTS, heads * keys * -(-keys // BLOCKS)))
+    return max(heads * keys, min(elements, heads * keys * queries))
+
+
+def elements_at_once(device: torch.device) -> int:
+    """Attention weights that may be held at once on a device."""
+    chosen = _block_elements.get()
+    if chosen is not None:
+        return chosen
+    if device.type == "cpu":
+        return BLOCK_ELEMENTS
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return FILLING_ELEMENTS
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return int(memory * MEMORY_SHARE) // torch.float32.itemsize
 
 
 @contextmanager
-def blocks_of(elements: int) -> Iterator[None]:
-    """Within the context that many attention weights are held at once in place of BLOCK_ELEMENTS; results are equal."""
+def blocks_of(elements: int | None) -> Iterator[None]:
+    """Hold that many attention weights at once within the context (None: as suits the device); results are equal."""
     token = _block_elements.set(elements)
     try:
         yield
@@ -189,41 +235,55 @@ def blocks_of(elements: int) -> Iterator[None]:
 
 
 def query_blocks(
-    parts: AttentionParts, state: AttentionState, *, reach: int | None, block: int = BLOCK_QUERIES
+    parts: AttentionParts, state: AttentionState, *, reach: int | None, block: int | None = None
 ) -> Iterator[AttentionBlock]:
-    """A layer's attention weights, a block of queries at a time, last queries first; every query comes once.
+    """A layer's attention weights, a block of queries at a time, as `block_ranges` has them.
 
-    The state is as the dot product sees it. A query sees `reach` keys, its own included (None: all before it); others
-    have weight zero. A block has at most `block` queries, >= 1; of long prompts fewer, see BLOCK_ELEMENTS.
+    The state is as the dot product sees it. Hidden keys have weight zero.
     """
-    n_positions = state.key.shape[1]
-    rows = rows_at_once(parts.heads, n_positions, block)
-    position = torch.arange(n_positions, device=state.key.device)
-    added = None if parts.position_logits is None else parts.position_logits(n_positions).to(state.key)
-    for start in reversed(range(0, n_positions, rows)):
-        stop = min(start + rows, n_positions)
-        first = 0 if reach is None else max(0, start - reach + 1)
-        query, key = position[start:stop, None], position[None, first:stop]
-        hidden = key > query
-        if reach is not None:
-            hidden |= key <= query - reach
-        logits = (state.query[:, :, start:stop] * parts.scale).flatten(1, 2) @ state.key[:, first:stop].transpose(1, 2)
-        logits = logits.reshape(parts.key_heads, -1, stop - start, stop - first)
+    n_positions, device = state.key.shape[1], state.key.device
+    added = None
+    if parts.position_logits is not None:
+        added = parts.position_logits(n_positions).to(state.key, non_blocking=True)
+    for queries, keys in block_ranges(parts.heads, n_positions, reach=reach, device=device, block=block):
+        logits = (state.query[:, :, queries] * parts.scale).flatten(1, 2) @ state.key[:, keys].transpose(1, 2)
+        logits = logits.reshape(parts.key_heads, -1, queries.stop - queries.start, keys.stop - keys.start)
         if parts.softcap is not None:
-            logits = parts.softcap * (logits / parts.softcap).tanh()
+            logits = logits.div_(parts.softcap).tanh_().mul_(parts.softcap)
         if added is not None:
             # Less the last query's own: only differences between keys count, and small numbers keep their digits. A
             # learned sink stands beside every query's own position, so each row is set against its own.
-            diagonal = added[:, stop - 1 : stop] if parts.sinks is None else added[:, start:stop]
-            fall = added[:, None, first:stop] - diagonal[..., None]
-            logits += fall.reshape(parts.key_heads, -1, diagonal.shape[1], stop - first)
-        logits = logits.masked_fill_(hidden, -torch.inf)
+            diagonal = added[:, queries.stop - 1 : queries.stop] if parts.sinks is None else added[:, queries]
+            fall = added[:, None, keys] - diagonal[..., None]
+            logits += fall.reshape(parts.key_heads, -1, *fall.shape[1:])
+        hide(logits, queries, keys, reach=reach, value=-torch.inf)
         if parts.sinks is None:
-            yield AttentionBlock(slice(start, stop), slice(first, stop), logits.softmax(-1))
+            yield AttentionBlock(queries, keys, logits.softmax(-1))
             continue
         learned = parts.sinks.to(logits).reshape(parts.key_heads, -1, 1, 1).expand(*logits.shape[:-1], 1)
         shares = torch.cat([logits, learned], -1).softmax(-1)
-        yield AttentionBlock(slice(start, stop), slice(first, stop), shares[..., :-1], shares[..., -1])
+        yield AttentionBlock(queries, keys, shares[..., :-1], shares[..., -1])
+
+
+def hide(
+    values: Shaped[Tensor, "*heads query key"],
+    queries: slice,
+    keys: slice,
+    *,
+    reach: int | None,
+    value: float,
+    itself: bool = False,
+) -> None:
+    """Write `value` in place wherever a query does not see the key, or the key is the query `itself` if that is asked.
+
+    Only the keys from the first query on, and those that leave a window, are touched: all others are seen by all.
+    """
+    rows, start = queries.stop - queries.start, queries.start - keys.start
+    pairs = partial(torch.ones, dtype=torch.bool, device=values.device)
+    values[..., start:].masked_fill_(pairs(rows, rows).triu(0 if itself else 1), value)
+    left = 0 if reach is None else queries.stop - reach - keys.start
+    if reach is not None and left > 0:
+        values[..., :left].masked_fill_(pairs(rows, left).tril(start - reach), value)
 
 
 def affine(

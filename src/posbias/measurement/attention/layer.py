@@ -15,26 +15,41 @@ Source: arXiv 2602.16837, appendix E, and its notebook attention_stats. There th
 million of entries, among them those above the diagonal, which no query sees.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.measurement.attention.statistics import MeanSimilarity, PrefixMonotonicity
-from posbias.models.attention import AttentionBlock, AttentionLayer, AttentionState, query_blocks
+from posbias.models.attention import (
+    AttentionBlock,
+    AttentionLayer,
+    AttentionState,
+    block_ranges,
+    hide,
+    query_blocks,
+)
 
 CELLS = 8192
 """Cells of the fine histograms: a head whose B is ten times the model's range of logits has 2 cells for each bin."""
 
+HIDDEN = CELLS + 1
+"""Slot of the entries that do not count; the slot before it is the upper bound's own."""
 SMALLEST_BOUND = 1e-30
 """B of a head whose logits are all zero, so that its cells have a width."""
+SHIFT_FEATURES = 4
+"""Features that add half the cells to a logit, as many as keep rows aligned in memory."""
+MOST_COUNTED = 255
+"""Heads whose entries above a threshold are counted in one byte."""
 BINS = 199
 TAILS = (0.005, 0.995)
 """Quantiles at which the bins begin and end."""
-BISECTIONS = 60
+SECTIONS, DIVISIONS = 64, 9
+"""Parts of an interval that holds a quantile, and how often it is divided: to 64^-9 of the range."""
 ROUND_OFF = 1e-6
 """Prefix masses are sums of softmaxes computed in float32; a rise below this is not a violation."""
 
@@ -59,20 +74,18 @@ class PrefixWatch:
         if self._below is not None:
             below = torch.cat([below, self._below[None, keys]])
         rise = below - mass[: len(below)]
-        query = torch.arange(queries.start, queries.start + len(rise), device=mass.device)
-        key = torch.arange(keys.start, keys.stop, device=mass.device)
-        rise = rise * ((rise > ROUND_OFF) & (key < query[:, None]))
-        self._violations += (rise > 0).sum()
+        # Of the keys before a query alone; what rounding alone can give is no rise.
+        rise = torch.nn.functional.threshold_(rise.tril_(queries.start - keys.start - 1), ROUND_OFF, 0.0)
+        self._violations += rise.count_nonzero()
         self._rise += rise.sum()
         self._below = torch.ones(self._n_positions, dtype=mass.dtype, device=mass.device)
         self._below[: keys.start] = 0
         self._below[keys] = mass[0]
 
-    def result(self) -> tuple[float, float]:
+    def result(self) -> tuple[Float64[Tensor, ""], Float64[Tensor, ""]]:
         """Share of violated triples and their mean rise."""
-        violations = float(self._violations)
         triples = (self._n_positions - 1) * (self._n_positions - 2) // 2
-        return violations / triples, float(self._rise) / violations if violations else 0.0
+        return self._violations / triples, self._rise / self._violations.clamp_min(1)
 
 
 def prefix_monotonicity(kernels: Float[Tensor, "layers n_positions n_positions"]) -> PrefixMonotonicity:
@@ -87,8 +100,8 @@ def prefix_monotonicity(kernels: Float[Tensor, "layers n_positions n_positions"]
     for kernel in kernels:
         watch = PrefixWatch(n_positions, kernel.device)
         watch.add(prefix_mass(kernel), everything, everything)
-        results.append(watch.result())
-    return PrefixMonotonicity(*np.array(results).T)
+        results.append(torch.stack(watch.result()))
+    return PrefixMonotonicity(*torch.stack(results, 1).numpy(force=True))
 
 
 def prefix_mass(rows: Float[Tensor, "*rows key"]) -> Float64[Tensor, "*rows key"]:
@@ -109,9 +122,9 @@ class KernelSums:
 
     def add(self, part: AttentionBlock, mass: Float64[Tensor, "query key"]) -> None:
         """Add a block of queries, `mass` the prefix sums of its mean over heads."""
-        queries = torch.arange(part.queries.start, part.queries.stop).to(self.bounds)
+        queries = torch.arange(part.queries.start, part.queries.stop, device=self.bounds.device)
         cell_of_query = torch.searchsorted(self.bounds, queries, right=True)
-        edges = self.bounds.clamp(part.keys.start, part.keys.stop) - part.keys.start
+        edges = (self.bounds.clamp(part.keys.start, part.keys.stop) - part.keys.start).to(mass.device)
         squares = part.weights.square().mean((0, 1)).double().cumsum(-1)
         self.mean.index_add_(0, cell_of_query - 1, _between(mass, edges).to(self.mean))
         self.squared.index_add_(0, cell_of_query - 1, _between(squares, edges).to(self.squared))
@@ -124,23 +137,28 @@ class KernelSums:
 class LayerStatistics:
     """Statistics of one layer's attention on one prompt; `AttentionStatistics` has the definitions."""
 
-    distance: Float64[np.ndarray, "heads"]
-    entropy: Float64[np.ndarray, "heads"]
-    sinks: Float64[np.ndarray, "thresholds n_positions"]
+    distance: Float64[Tensor, "heads"]
+    entropy: Float64[Tensor, "heads"]
+    sinks: Float64[Tensor, "thresholds n_positions"]
     """Mean over heads."""
-    learned_sink: Float64[np.ndarray, "heads"] | None
-    violated: float
-    gap: float
-    row_error: float
+    learned_sink: Float64[Tensor, "heads"] | None
+    violated: Float64[Tensor, ""]
+    gap: Float64[Tensor, ""]
+    row_error: Float64[Tensor, ""]
 
 
 def reduce_layer(
-    layer: AttentionLayer, state: AttentionState, *, thresholds: Sequence[float], block: int, kernels: KernelSums
+    layer: AttentionLayer,
+    state: AttentionState,
+    *,
+    thresholds: Sequence[float],
+    block: int | None,
+    kernels: KernelSums,
 ) -> LayerStatistics:
     """Recompute one layer's attention on one prompt, keep its sums and add its kernels.
 
     Every query but the first must see at least 2 keys; `state` is as the dot product sees it, `thresholds` are those of
-    the sink score, `block` the most queries at a time.
+    the sink score, `block` the most queries at a time. Nothing is read back from an accelerator.
     """
     n_positions, device = state.key.shape[1], state.key.device
     position = torch.arange(n_positions, dtype=torch.float64, device=device)
@@ -153,25 +171,23 @@ def reduce_layer(
     counts = torch.zeros(len(thresholds), n_positions, dtype=torch.float64, device=device)
     sink_mass = None if layer.parts.sinks is None else torch.zeros_like(distance)
     prefix = PrefixWatch(n_positions, device)
-    row_error = 0.0
+    row_error = torch.zeros((), dtype=torch.float64, device=device)
     for part in query_blocks(layer.parts, state, reach=layer.reach, block=block):
-        weights, among_keys = part.weights, part.among_keys()
+        weights, start, rows = part.weights, part.queries.start, part.queries.stop - part.queries.start
         # sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise.
-        start = part.queries.start
         back = start - torch.arange(part.keys.start, part.keys.stop, dtype=weights.dtype, device=device)
-        offset = torch.arange(part.queries.stop - start, dtype=torch.float64, device=device)
-        distance += ((among_keys @ back).double() + offset).sum(-1)
-        # -sum_j A_ij log A_ij; zeros add nothing.
-        logarithms = among_keys.clamp_min(torch.finfo(among_keys.dtype).tiny).log_()
-        entropies = logarithms.mul_(among_keys).sum(-1).double().neg_()
-        entropy += (entropies * entropy_weights[part.queries]).sum(-1)
+        moment, total = (weights @ torch.stack([back, torch.ones_like(back)], 1)).unbind(-1)
+        if part.sink is None or sink_mass is None:
+            row_error = torch.maximum(row_error, (total - 1).abs().max())
+        else:
+            row_error = torch.maximum(row_error, (total + part.sink - 1).abs().max())
+            sink_mass += part.sink.sum(-1, dtype=torch.float64)
+            moment = moment / total.clamp_min(torch.finfo(total.dtype).tiny)
+        distance += moment.sum(-1, dtype=torch.float64) + rows * (rows - 1) / 2
+        entropy += (_row_entropy(part.among_keys()).double() * entropy_weights[part.queries]).sum(-1)
         for row, threshold in zip(counts, thresholds, strict=True):
-            row[part.keys] += (weights > threshold).to(weights.dtype).sum((0, 1, 2))
-        rows = weights.sum(-1) - 1
-        if part.sink is not None and sink_mass is not None:
-            rows += part.sink
-            sink_mass += part.sink.double().sum(-1)
-        row_error = max(row_error, float(rows.abs().max()))
+            for heads in (weights > threshold).view(torch.uint8).flatten(0, 1).split(MOST_COUNTED):
+                row[part.keys] += heads.sum(0, dtype=torch.uint8).sum(0)
         mean = weights.mean((0, 1))
         mass = prefix_mass(mean)
         prefix.add(mass, part.queries, part.keys)
@@ -181,14 +197,22 @@ def reduce_layer(
     queries_of_key = (n_positions - position).clamp(max=reach)
     violated, gap = prefix.result()
     return LayerStatistics(
-        distance=(distance / n_positions).flatten().numpy(force=True),
-        entropy=(entropy / (visible > 1).sum()).flatten().numpy(force=True),
-        sinks=(counts / (layer.parts.heads * queries_of_key)).numpy(force=True),
-        learned_sink=None if sink_mass is None else (sink_mass / n_positions).flatten().numpy(force=True),
+        distance=(distance / n_positions).flatten(),
+        entropy=(entropy / (visible > 1).sum()).flatten(),
+        sinks=counts / (layer.parts.heads * queries_of_key),
+        learned_sink=None if sink_mass is None else (sink_mass / n_positions).flatten(),
         violated=violated,
         gap=gap,
         row_error=row_error,
     )
+
+
+def _row_entropy(weights: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows"]:
+    """-sum_j A_ij log A_ij; zeros add nothing."""
+    if weights.is_cpu:  # there `entr` takes four times as long
+        logarithms = weights.clamp_min(torch.finfo(weights.dtype).tiny).log_()
+        return logarithms.mul_(weights).sum(-1).neg_()
+    return torch.special.entr(weights).sum(-1)
 
 
 def _between(running: Float64[Tensor, "*rows key"], edges: Int64[Tensor, "edges"]) -> Float64[Tensor, "*rows cells"]:
@@ -200,164 +224,174 @@ def _between(running: Float64[Tensor, "*rows key"], edges: Int64[Tensor, "edges"
 class LayerContent:
     """One layer's content logits on one prompt."""
 
-    diagonal: Float64[np.ndarray, "heads n_positions"]
+    diagonal: Float64[Tensor, "heads n_positions"]
     """All entries j = i."""
-    off_diagonal: Float64[np.ndarray, "heads"]
+    off_diagonal: Float64[Tensor, "heads"]
     """Mean over visible j < i."""
-    counts: Int64[np.ndarray, "heads cells"]
+    counts: Float64[Tensor, "heads cells"]
     """Histogram of the visible entries j < i."""
-    bound: Float64[np.ndarray, "heads"]
+    bound: Float64[Tensor, "heads"]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of a layer that count, and the number of queries that are looked at together."""
+    """The pairs of a layer that count, and the most queries that are looked at together."""
 
-    reach: int
-    """Keys a query sees, its own included, >= 2."""
-    rows: int
+    reach: int | None
+    """Keys a query sees, its own included, >= 2; None: all before it."""
+    block: int | None
 
 
 def reduce_content(
     state: AttentionState, *, scale: float, pairs: Pairs, into: Float[Tensor, "heads query key"] | None
 ) -> LayerContent:
-    """Diagonal, mean and histogram of scale * q_i.k_j, without positions; the logits are added `into` if given."""
+    """Diagonal, mean and histogram of scale * q_i.k_j, without positions; the logits are added `into` if given.
+
+    Queries are scaled by head so that logits are counted in cells, and four more features add half the cells: what a
+    product gives is a cell, once truncated. What is not finite is counted as zero, and shows in the bound.
+    """
     key_length = state.key.norm(dim=-1).amax(-1)
-    bound = (state.query.norm(dim=-1).amax(-1) * key_length[:, None] * abs(scale)).flatten().clamp_min(SMALLEST_BOUND)
-    counts = torch.zeros(len(bound), CELLS, dtype=torch.long, device=bound.device)
-    for queries, keys, logits in _content_blocks(state, scale=scale, pairs=pairs):
-        counts += count_cells(logits, bound, _hidden(queries, keys, pairs.reach, logits.device))
+    bound = (state.query.norm(dim=-1).amax(-1) * key_length[:, None] * abs(scale)).clamp_min(SMALLEST_BOUND)
+    finite = bound.isfinite()[..., None, None]
+    unit = CELLS * scale / (2 * bound[..., None, None])
+    query = torch.nn.functional.pad(torch.where(finite, state.query * unit, 0), (0, SHIFT_FEATURES), value=1.0)
+    key = torch.where(finite.all(1), state.key, 0)
+    key = torch.nn.functional.pad(key, (0, SHIFT_FEATURES), value=CELLS / 2 / SHIFT_FEATURES).transpose(1, 2)
+    heads, n_positions = bound.numel(), state.key.shape[1]
+    counts = torch.zeros(heads, HIDDEN + 1, dtype=torch.float64, device=bound.device)
+    ranges = block_ranges(heads, n_positions, reach=pairs.reach, device=bound.device, block=pairs.block)
+    for queries, keys in ranges:
+        shape = (heads, queries.stop - queries.start, keys.stop - keys.start)
+        cells = (query[:, :, queries].flatten(1, 2) @ key[..., keys]).to(torch.int64).view(shape)
+        add_cells(counts, cells, queries, keys, reach=pairs.reach)
         if into is not None:
-            into[:, queries, keys] += logits
+            logits = (state.query[:, :, queries] * scale).flatten(1, 2) @ state.key[:, keys].transpose(1, 2)
+            into[:, queries, keys] += logits.view(shape).to(into)
     diagonal = (state.query.double() * state.key.double()[:, None]).sum(-1).flatten(0, 1) * scale
     return LayerContent(
-        diagonal=diagonal.numpy(force=True),
-        off_diagonal=off_diagonal_mean(state, scale=scale, reach=pairs.reach).numpy(force=True),
-        counts=counts.numpy(force=True),
-        bound=bound.double().numpy(force=True),
+        diagonal=diagonal,
+        off_diagonal=off_diagonal_mean(state, scale=scale, reach=pairs.reach),
+        counts=in_cells(counts),
+        bound=bound.double().flatten(),
     )
 
 
 def reduce_mean_content(
-    mean: Float[Tensor, "heads n_positions n_positions"], *, pairs: Pairs, diagonal: Float64[np.ndarray, "heads n"]
+    mean: Float[Tensor, "heads n_positions n_positions"],
+    *,
+    pairs: Pairs,
+    diagonal: Float64[Tensor, "heads n_positions"],
 ) -> LayerContent:
     """Diagonal, mean and histogram of content logits averaged over prompts; entries that no query sees do not matter.
 
     `diagonal` has the precise values at j = i.
     """
-    n_positions = mean.shape[-1]
-    everything = slice(0, n_positions)
-    visible = ~_hidden(everything, everything, pairs.reach, mean.device)
-    below = torch.where(visible, mean, 0)
-    bound = torch.maximum(below.amax((1, 2)), -below.amin((1, 2)))
-    bound = torch.maximum(bound, torch.as_tensor(np.abs(diagonal).max(1)).to(below))
+    heads, n_positions, device = len(mean), mean.shape[-1], mean.device
+    ranges = partial(block_ranges, heads, n_positions, reach=pairs.reach, device=device, block=pairs.block)
+    bound, total = diagonal.abs().amax(1).to(mean), torch.zeros(heads, dtype=torch.float64, device=device)
+    for queries, keys in ranges():
+        logits = mean[:, queries, keys].clone()
+        hide(logits, queries, keys, reach=pairs.reach, value=0.0, itself=True)
+        bound = torch.maximum(bound, logits.abs().amax((1, 2)))
+        total += logits.sum((1, 2), dtype=torch.float64)
     bound = bound.clamp_min(SMALLEST_BOUND)
-    counts = torch.zeros(len(mean), CELLS, dtype=torch.long, device=mean.device)
-    for start in range(0, n_positions, pairs.rows):
-        rows = slice(start, min(start + pairs.rows, n_positions))
-        counts += count_cells(mean[:, rows], bound, ~visible[rows])
-    off_diagonal = below.sum((1, 2), dtype=torch.float64) / visible.sum()
-    numbers = (values.numpy(force=True) for values in (off_diagonal, counts, bound.double()))
-    return LayerContent(diagonal, *numbers)
+    unit = (CELLS / (2 * bound))[:, None, None]
+    counts = torch.zeros(heads, HIDDEN + 1, dtype=torch.float64, device=device)
+    for queries, keys in ranges():
+        cells = (mean[:, queries, keys] * unit + CELLS / 2).clamp(0, CELLS).to(torch.int64)
+        add_cells(counts, cells, queries, keys, reach=pairs.reach)
+    return LayerContent(diagonal, total / _visible_pairs(n_positions, pairs.reach), in_cells(counts), bound.double())
 
 
-def count_cells(
-    logits: Float[Tensor, "heads query key"], bound: Float[Tensor, "heads"], hidden: Bool[Tensor, "query key"]
-) -> Int64[Tensor, "heads cells"]:
-    """Number of entries in each cell, hidden ones apart."""
-    width = 2 * bound / CELLS
-    cell = ((logits + bound[:, None, None]) / width[:, None, None]).to(torch.int32).clamp_(0, CELLS - 1)
-    cell.masked_fill_(hidden, CELLS)
-    return torch.stack([torch.bincount(head.flatten(), minlength=CELLS + 1)[:CELLS] for head in cell])
+def add_cells(
+    counts: Float64[Tensor, "heads slots"],
+    cells: Int64[Tensor, "heads query key"],
+    queries: slice,
+    keys: slice,
+    *,
+    reach: int | None,
+) -> None:
+    """Count the visible entries j < i of every head by their cell; the slot HIDDEN takes the others."""
+    hide(cells, queries, keys, reach=reach, value=HIDDEN, itself=True)
+    one = torch.ones(1, 1, dtype=counts.dtype, device=counts.device)
+    counts.scatter_add_(1, cells.flatten(1), one.expand(len(cells), cells[0].numel()))
 
 
-def off_diagonal_mean(state: AttentionState, *, scale: float, reach: int) -> Float64[Tensor, "heads"]:
+def in_cells(counts: Float64[Tensor, "heads slots"]) -> Float64[Tensor, "heads cells"]:
+    """Counts by cell: what lies at the upper bound, or beyond it by rounding, belongs to the last."""
+    counts[:, CELLS - 1] += counts[:, CELLS]
+    return counts[:, :CELLS]
+
+
+def off_diagonal_mean(state: AttentionState, *, scale: float, reach: int | None) -> Float64[Tensor, "heads"]:
     """Mean of scale * q_i.k_j over visible j < i, from running sums of keys; `reach` >= 2 counts a query's own key.
 
     sum_{j < i} q_i.k_j = q_i . (K_{i-1} - K_{i-reach}), K the cumulative sum: order N d, no pair is formed.
     """
-    query, key = state.query.double(), state.key.double()
-    before = torch.nn.functional.pad(key.cumsum(1), (0, 0, 1, 0))  # before[i] = k_0 + ... + k_(i-1)
-    index = torch.arange(key.shape[1], device=key.device)
-    first = (index - reach + 1).clamp(min=0)
-    earlier = before[:, index] - before[:, first]
-    pairs = int((index - first).sum())
-    total = (query * earlier[:, None]).sum((-1, -2))
-    mean: Tensor = total.flatten() * scale / pairs
-    return mean
-
-
-def _content_blocks(
-    state: AttentionState, *, scale: float, pairs: Pairs
-) -> Iterator[tuple[slice, slice, Float[Tensor, "heads query key"]]]:
-    """Queries, keys and their logits; keys outside a block's range are seen by none of its queries."""
     n_positions = state.key.shape[1]
-    for start in range(0, n_positions, pairs.rows):
-        stop = min(start + pairs.rows, n_positions)
-        first = max(0, start - pairs.reach + 1)
-        query = (state.query[:, :, start:stop] * scale).flatten(1, 2)
-        logits = query @ state.key[:, first:stop].transpose(1, 2)
-        yield slice(start, stop), slice(first, stop), logits.reshape(-1, stop - start, stop - first)
+    before = torch.nn.functional.pad(state.key.double().cumsum(1), (0, 0, 1, 0))  # before[i] = k_0 + ... + k_(i-1)
+    earlier = before[:, :-1].clone()
+    if reach is not None:
+        earlier[:, reach - 1 :] -= before[:, : n_positions - reach + 1]
+    total = torch.einsum("kgic,kic->kg", state.query.double(), earlier)
+    return total.flatten() * (scale / _visible_pairs(n_positions, reach))
 
 
-def _hidden(queries: slice, keys: slice, reach: int, device: torch.device) -> Bool[Tensor, "query key"]:
-    """All pairs except visible j < i."""
-    query = torch.arange(queries.start, queries.stop, device=device)[:, None]
-    key = torch.arange(keys.start, keys.stop, device=device)
-    return (key >= query) | (key <= query - reach)
+def _visible_pairs(n_positions: int, reach: int | None) -> int:
+    """Pairs j < i that are seen."""
+    most = n_positions - 1 if reach is None else min(reach, n_positions) - 1
+    return most * (most + 1) // 2 + (n_positions - 1 - most) * most
 
 
-def similarity_of(layers: Sequence[LayerContent]) -> tuple[MeanSimilarity, Float64[np.ndarray, "2"]]:
-    """Similarity of all layers and heads over bins that they share, and the outer edges of these.
+def similarity_of(layers: Sequence[LayerContent]) -> tuple[dict[str, Float64[Tensor, "layers heads"]], Tensor]:
+    """Similarity of all layers and heads over bins that they share, by field of `MeanSimilarity`, and the outer edges.
 
     If the bins together are narrower than a fine cell, all entries count as equal: similarity 1, none outside.
     """
-    bound = np.stack([layer.bound for layer in layers])
-    counts = np.stack([layer.counts for layer in layers])
-    cumulative = np.concatenate([np.zeros((*counts.shape[:2], 1)), counts.cumsum(axis=2)], axis=2)
-    diagonal = np.stack([layer.diagonal for layer in layers])
-    ordered = np.sort(diagonal, axis=None)
+    device = layers[0].bound.device  # a model's layers may lie on several
+    bound, counts, diagonal = (
+        torch.stack([getattr(layer, name).to(device) for layer in layers]) for name in ("bound", "counts", "diagonal")
+    )
+    cumulative = torch.nn.functional.pad(counts.cumsum(2), (1, 0))
+    ordered = diagonal.flatten().sort().values
 
-    def below(value: float) -> float:
-        return float(_counted(cumulative, bound, np.array([value])).sum() + np.searchsorted(ordered, value, "right"))
+    def below(values: Float64[Tensor, "values"]) -> Float64[Tensor, "values"]:
+        return _counted(cumulative, bound, values).sum((0, 1)) + torch.searchsorted(ordered, values, right=True)
 
-    total = counts.sum() + ordered.size
-    limit = float(bound.max())
-    low, high = (_solve(below, share * total, limit=limit) for share in TAILS)
-    if high - low <= 2 * limit / CELLS:
-        return MeanSimilarity(*np.ones((2, *bound.shape)), *np.zeros((2, *bound.shape))), np.array([low, high])
-    edges = np.linspace(low, high, BINS + 1)
-    off = np.diff(_counted(cumulative, bound, edges), axis=-1)
-    place = np.searchsorted(edges, diagonal, "right") - 1
-    on = np.stack([(place == index).sum(axis=-1) for index in range(BINS)], axis=-1).astype(np.float64)
-    binned, sizes = np.stack([on, off]), np.stack([np.full(bound.shape, diagonal.shape[-1]), counts.sum(-1)])
+    # Both quantiles at once, between the largest bounds: the one section of many that holds a quantile is divided next.
+    wanted = torch.tensor(TAILS, dtype=torch.float64, device=device) * (counts.sum() + ordered.numel())
+    limit = bound.max()
+    low, high = -limit.expand(2), limit.expand(2)
+    steps = torch.linspace(0, 1, SECTIONS + 1, dtype=torch.float64, device=device)
+    for _ in range(DIVISIONS):
+        ends = low[:, None] + (high - low)[:, None] * steps
+        short = (below(ends.flatten()).view_as(ends) < wanted[:, None]).sum(1, keepdim=True)
+        section = (short - 1).clamp(0, SECTIONS - 1)
+        low, high = ends.gather(1, section)[:, 0], ends.gather(1, section + 1)[:, 0]
+    outer = (low + high) / 2
+    width = outer[1] - outer[0]
+    edges = outer[0] + width * torch.linspace(0, 1, BINS + 1, dtype=torch.float64, device=device)
+    off = _counted(cumulative, bound, edges).diff(dim=-1)
+    on = torch.zeros(*bound.shape, BINS + 2, dtype=torch.float64, device=device)
+    on.scatter_add_(2, torch.searchsorted(edges, diagonal, right=True), torch.ones_like(diagonal))
+    binned = torch.stack([on[..., 1:-1], off])
+    sizes = torch.stack([torch.full_like(bound, diagonal.shape[-1]), counts.sum(-1)])
     inside = binned.sum(-1)
     # 1 - entropy / log(BINS); 0 where nothing is inside, as in the published code.
-    share = binned / np.maximum(inside, 1e-300)[..., None]
-    entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(axis=-1)
-    similarity = np.where(inside > 0, 1 - entropy / np.log(BINS), 0.0)
-    return MeanSimilarity(*similarity, *(1 - inside / sizes)), np.array([low, high])
+    entropy = torch.special.entr(binned / inside.clamp_min(1e-300)[..., None]).sum(-1)
+    similarity = torch.where(inside > 0, 1 - entropy / np.log(BINS), 0.0)
+    narrow = width <= 2 * limit / CELLS
+    values = (*similarity.masked_fill(narrow, 1.0), *(1 - inside / sizes).masked_fill(narrow, 0.0))
+    return dict(zip((part.name for part in fields(MeanSimilarity)), values, strict=True)), outer
 
 
 def _counted(
-    cumulative: Float64[np.ndarray, "layers heads edges"],
-    bound: Float64[np.ndarray, "layers heads"],
-    values: Float64[np.ndarray, "values"],
-) -> Float64[np.ndarray, "layers heads values"]:
+    cumulative: Float64[Tensor, "layers heads edges"],
+    bound: Float64[Tensor, "layers heads"],
+    values: Float64[Tensor, "values"],
+) -> Float64[Tensor, "layers heads values"]:
     """Number of entries below each value, linear within a fine cell."""
-    place = np.clip((values / bound[..., None] + 1) * (CELLS / 2), 0, CELLS)
-    cell = np.minimum(place.astype(np.int64), CELLS - 1)
-    start, stop = (np.take_along_axis(cumulative, index, axis=-1) for index in (cell, cell + 1))
-    return np.asarray(start + (stop - start) * (place - cell))
-
-
-def _solve(below: Callable[[float], float], count: float, *, limit: float) -> float:
-    """The value below which `count` entries lie, by bisection from -limit to limit."""
-    low, high = -limit, limit
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        if below(middle) < count:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    place = ((values / bound[..., None] + 1) * (CELLS / 2)).clamp(0, CELLS)
+    cell = place.long().clamp(max=CELLS - 1)
+    start, stop = cumulative.gather(-1, cell), cumulative.gather(-1, cell + 1)
+    return start + (stop - start) * (place - cell)

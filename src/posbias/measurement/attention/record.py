@@ -36,7 +36,7 @@ from posbias.measurement.attention.statistics import (
 from posbias.measurement.attention.streaming import attention, working_precision
 from posbias.measurement.cost import Work, calibrate, short_lengths
 from posbias.measurement.cost_estimate import CostEstimate
-from posbias.models.attention import BLOCK_ELEMENTS, blocks_of, describe_attention
+from posbias.models.attention import block_elements, blocks_of, describe_attention
 from posbias.models.model import Model
 from posbias.profiles import Profile, uniform_profile
 from posbias.prompts.prompts import Prompts
@@ -281,7 +281,7 @@ def estimate_attention(model: Model, n_positions: int, *, options: AttentionOpti
         attention_rollouts(model, Prompts(token_ids[None]))
 
     def both(token_ids: Int64[np.ndarray, "n"]) -> None:
-        with blocks_of(BLOCK_ELEMENTS):
+        with blocks_of(None):
             measured(token_ids)
             rolled_out(token_ids)
 
@@ -304,5 +304,6 @@ def estimate_attention(model: Model, n_positions: int, *, options: AttentionOpti
     # One after the other: short prompts take most for the one's histograms, long ones for what the other keeps.
     larger = max(statistics, rollouts, key=lambda estimate: estimate.passes_bytes)
     constant, *others = larger.coefficients
-    block = min(BLOCK_ELEMENTS, heads * options.block * n_positions) * NUMBERS_PER_WEIGHT * number_bytes
+    block = block_elements(heads, n_positions, device=model.device, block=options.block)
+    block *= NUMBERS_PER_WEIGHT * number_bytes
     return replace(statistics, coefficients=(constant + block, *others), kept=kept)

@@ -16,7 +16,6 @@ from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, CELLS
 from posbias.memory import show_bytes
-from posbias.models.attention import BLOCK_QUERIES
 from posbias.statistics import Interval, mean_ends, mean_of
 
 
@@ -319,8 +318,9 @@ class AttentionOptions:
     """Keep the mean kernel of every head beside the mean over heads."""
     mean_content: bool | None = None
     """Keep the mean content logits of every head and pair; by default if they fit CONTENT_BYTES."""
-    block: int = BLOCK_QUERIES
-    """Most queries at a time, >= 1; long prompts take fewer. Never changes what is measured."""
+    block: int | None = None
+    """Most queries at a time, >= 1; long prompts take fewer. None: as suits the device. Never changes what is measured.
+    """
     memory_limit: int = MEMORY_LIMIT
     """Bytes that the kept matrices may take together, >= 0."""
 
@@ -329,7 +329,8 @@ class AttentionOptions:
         if not thresholds or not all(0 < threshold < 1 for threshold in thresholds):
             raise UsageError(f"sink_thresholds must be numbers in (0, 1), at least one; got {self.sink_thresholds!r}")
         object.__setattr__(self, "sink_thresholds", thresholds)
-        check_size("block", self.block, AT_ONCE)
+        if self.block is not None:
+            check_size("block", self.block, AT_ONCE)
         check_whole("memory_limit", self.memory_limit, least=0)
         if self.kernel_cells is not None:
             check_size("kernel_cells", self.kernel_cells, CELLS)

@@ -5,7 +5,7 @@ array of layers x heads x positions x positions unless it is asked for or small 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 
@@ -48,7 +48,6 @@ from posbias.models.attention import (
     describe_attention,
     project_attention,
     rotated,
-    rows_at_once,
     watch_attention,
 )
 from posbias.models.hugging_face import HuggingFaceModel, watch_branches
@@ -61,9 +60,9 @@ PER_LAYER = ("distance", "entropy", "violated", "gap")
 
 
 class Accumulators:
-    """Sums over prompts of large quantities, and a row per prompt of small ones.
+    """Sums over prompts of large quantities, on the model's device, and a row per prompt of small ones.
 
-    Kernels and content logits lie in the working precision on the model's device, the rest in float64 on the CPU.
+    Kernels and content logits are in the working precision, the rest in float64.
     """
 
     def __init__(
@@ -73,42 +72,46 @@ class Accumulators:
         size = dtype.itemsize
         options.check_memory(layers=depth, heads=heads, n_positions=n_positions, number_bytes=size)
         cells = options.cells(n_positions)
-        zeros = partial(torch.zeros, dtype=dtype, device=model.device)
-        self.layers, self.options = layers, options
-        self.bounds = -(-torch.arange(cells + 1, device=model.device) * n_positions // cells)
+        self.layers, self.options, self.n_positions, self.device = layers, options, n_positions, model.device
+        zeros = partial(torch.zeros, dtype=dtype, device=self.device)
+        self.bounds = -(-torch.arange(cells + 1, device=self.device) * n_positions // cells)
         self.mean, self.squared = zeros(depth, cells, cells), zeros(depth, cells, cells)
         self.by_head = zeros(depth, heads, cells, cells) if options.by_head else None
         keeps_content = options.keeps_content(depth * heads, n_positions, number_bytes=size)
         self.content_sum = zeros(depth, heads, n_positions, n_positions) if keeps_content else None
+        self.diagonal = torch.zeros(depth, heads, n_positions, dtype=torch.float64, device=self.device)
+        """Of the content logits, summed if these are kept."""
         self.sinks_by_layer = np.zeros((len(options.sink_thresholds), depth, n_positions))
-        self.diagonal = np.zeros((depth, heads, n_positions))
         self.mixing_by_position = np.zeros((depth, n_positions))
         self.rows: dict[str, list[np.ndarray]] = defaultdict(list)
         self.row_error = 0.0
 
-    def pairs(self, layer: AttentionLayer, n_positions: int) -> Pairs:
+    def pairs(self, layer: AttentionLayer) -> Pairs:
         """The content logits of a layer that count."""
-        rows = rows_at_once(layer.parts.heads, n_positions, self.options.block)
-        return Pairs(reach=layer.reach or n_positions, rows=rows)
+        return Pairs(reach=layer.reach, block=self.options.block)
 
     def add(self, layers: Sequence[LayerStatistics], content: Sequence[LayerContent], mixing: Mixing) -> None:
-        """Add a prompt's numbers."""
+        """Add a prompt's numbers, which are read from the device here, all at once."""
         similarity, edges = similarity_of(content)
-        sinks = np.stack([layer.sinks for layer in layers], axis=1)
-        diagonal = np.stack([layer.diagonal for layer in content])
+
+        def stacked(values: Iterable[Tensor]) -> Tensor:
+            return torch.stack([value.to(self.device) for value in values])
+
+        new = {name: stacked(getattr(layer, name) for layer in layers) for name in PER_LAYER}
+        new |= {f"similarity/{name}": values for name, values in similarity.items()}
+        new |= {"diagonal": stacked(layer.diagonal.mean(1) for layer in content), "edges": edges}
+        new |= {"off_diagonal": stacked(layer.off_diagonal for layer in content)}
+        if all(layer.learned_sink is not None for layer in layers):
+            new["learned_sink"] = stacked(layer.learned_sink for layer in layers if layer.learned_sink is not None)
+        sinks = stacked(layer.sinks for layer in layers).transpose(0, 1).numpy(force=True)
+        if self.content_sum is not None:
+            self.diagonal += stacked(layer.diagonal for layer in content)
         self.sinks_by_layer += sinks
-        self.diagonal += diagonal
         self.mixing_by_position += mixing.by_position
-        self.row_error = max(self.row_error, *(layer.row_error for layer in layers))
-        new = {name: np.stack([getattr(layer, name) for layer in layers]) for name in PER_LAYER}
-        new |= {f"similarity/{name}": values for name, values in vars(similarity).items()}
-        new |= {"sinks": sinks.mean(axis=1), "diagonal": diagonal.mean(axis=2), "edges": edges}
-        new |= {"off_diagonal": np.stack([layer.off_diagonal for layer in content])}
-        new |= {"tokens": mixing.tokens, "frobenius": mixing.frobenius}
-        learned_sinks = [layer.learned_sink for layer in layers if layer.learned_sink is not None]
-        if learned_sinks:
-            new["learned_sink"] = np.stack(learned_sinks)
-        for name, row in new.items():
+        self.row_error = max(self.row_error, float(stacked(layer.row_error for layer in layers).max()))
+        rows = {name: values.numpy(force=True) for name, values in new.items()}
+        rows |= {"sinks": sinks.mean(axis=1), "tokens": mixing.tokens, "frobenius": mixing.frobenius}
+        for name, row in rows.items():
             self.rows[name].append(row)
 
     def average(self, name: str) -> PromptMean:
@@ -170,29 +173,32 @@ def _reduce_prompt(
     options = sums.options
     layers: list[LayerStatistics] = []
     content: list[LayerContent] = []
+    finite: list[Tensor] = []
 
     def receive(layer: AttentionLayer, inputs: AttentionInput) -> None:
         unrotated = project_attention(layer.parts, inputs.read)
         into = None if sums.content_sum is None else sums.content_sum[layer.index]
-        logits = reduce_content(unrotated, scale=layer.parts.scale, pairs=sums.pairs(layer, len(token_ids)), into=into)
+        logits = reduce_content(unrotated, scale=layer.parts.scale, pairs=sums.pairs(layer), into=into)
         state = rotated(unrotated, inputs.cosine, inputs.sine)
         by_head = None if sums.by_head is None else sums.by_head[layer.index]
         kernels = KernelSums(sums.bounds, sums.mean[layer.index], sums.squared[layer.index], by_head)
         result = reduce_layer(layer, state, thresholds=options.sink_thresholds, block=options.block, kernels=kernels)
-        numbers = np.concatenate([result.distance, result.entropy, logits.off_diagonal, logits.diagonal.mean(axis=1)])
-        if not np.all(np.isfinite(numbers)):
-            raise RunError(f"attention on prompt {prompt} is not finite, first in layer {layer.index}")
+        numbers = (result.distance, result.entropy, logits.off_diagonal, logits.diagonal.mean(1), logits.bound)
+        finite.append(torch.cat(numbers).isfinite().all().to(sums.device))
         layers.append(result)
         content.append(logits)
 
     blocks = model.family.blocks(model.network)
     with watch_branches(blocks) as branches, watch_attention(sums.layers, receive, dtype=working_precision(model)):
         model.last(model.embed(model.token_tensor([token_ids.tolist()])))
+    flags = torch.stack(finite).tolist()
+    if not all(flags):
+        raise RunError(f"attention on prompt {prompt} is not finite, first in layer {flags.index(False)}")
     sums.add(layers, content, mixing_from_norms(branches.norms(), prompt=prompt))
 
 
 def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
-    count, n_positions = len(sums.rows["distance"]), sums.diagonal.shape[-1]
+    count, n_positions = len(sums.rows["distance"]), sums.n_positions
     complete = sums.mean.shape[-1] == n_positions
     monotonicity = prefix_monotonicity(sums.mean) if complete and count > 1 else None
     if count == 1:  # the mean kernel is that prompt's own
@@ -230,10 +236,10 @@ def _similarity(sums: Accumulators, count: int) -> Similarity:
     of_mean = None
     if sums.content_sum is not None:
         mean = [
-            reduce_mean_content(total / count, pairs=sums.pairs(layer, total.shape[-1]), diagonal=diagonal / count)
+            reduce_mean_content(total / count, pairs=sums.pairs(layer), diagonal=diagonal / count)
             for layer, total, diagonal in zip(sums.layers, sums.content_sum, sums.diagonal, strict=True)
         ]
-        of_mean, _ = similarity_of(mean)
+        of_mean = MeanSimilarity(*(values.numpy(force=True) for values in similarity_of(mean)[0].values()))
     parts = {part.name: sums.by_heads(f"similarity/{part.name}") for part in fields(MeanSimilarity)}
     return Similarity(**parts, edges=np.stack(sums.rows["edges"]), of_mean=of_mean)
 
