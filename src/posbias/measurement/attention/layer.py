@@ -75,7 +75,7 @@ class PrefixWatch:
             below = torch.cat([below, self._below[None, keys]])
         rise = below - mass[: len(below)]
         # Of the keys before a query alone; what rounding alone can give is no rise.
-        rise = torch.nn.functional.threshold_(rise.tril_(queries.start - keys.start - 1), ROUND_OFF, 0.0)
+        rise = torch.threshold(rise.tril_(queries.start - keys.start - 1), ROUND_OFF, 0.0)
         self._violations += rise.count_nonzero()
         self._rise += rise.sum()
         self._below = torch.ones(self._n_positions, dtype=mass.dtype, device=mass.device)
@@ -186,7 +186,7 @@ def reduce_layer(
         distance += moment.sum(-1, dtype=torch.float64) + rows * (rows - 1) / 2
         entropy += (_row_entropy(part.among_keys()).double() * entropy_weights[part.queries]).sum(-1)
         for row, threshold in zip(counts, thresholds, strict=True):
-            for heads in (weights > threshold).view(torch.uint8).flatten(0, 1).split(MOST_COUNTED):
+            for heads in torch.split((weights > threshold).view(torch.uint8).flatten(0, 1), MOST_COUNTED):
                 row[part.keys] += heads.sum(0, dtype=torch.uint8).sum(0)
         mean = weights.mean((0, 1))
         mass = prefix_mass(mean)
@@ -211,8 +211,9 @@ def _row_entropy(weights: Float[Tensor, "*rows key"]) -> Float[Tensor, "*rows"]:
     """-sum_j A_ij log A_ij; zeros add nothing."""
     if weights.is_cpu:  # there `entr` takes four times as long
         logarithms = weights.clamp_min(torch.finfo(weights.dtype).tiny).log_()
-        return logarithms.mul_(weights).sum(-1).neg_()
-    return torch.special.entr(weights).sum(-1)
+        return -logarithms.mul_(weights).sum(-1)
+    entropy: Tensor = torch.special.entr(weights).sum(-1)
+    return entropy
 
 
 def _between(running: Float64[Tensor, "*rows key"], edges: Int64[Tensor, "edges"]) -> Float64[Tensor, "*rows cells"]:
