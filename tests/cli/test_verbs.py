@@ -150,7 +150,7 @@ def test_list_knows_every_sort(posbias):
     "verb",
     [
         *("predict", "measure", "attention", "decompose", "compare", "audit", "evaluate", "place", "verify"),
-        *("reproduce", "train", "report", "list", "models"),
+        *("reproduce", "train", "report", "list", "models", "mitigate", "export"),
     ],
 )
 def test_help_answers_with_an_example(posbias, verb):

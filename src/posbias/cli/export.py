@@ -31,7 +31,7 @@ def export(
     seed: options.UnusedSeed = 0,
     json: options.Json = False,
 ) -> None:
-    """Write a fitted method for other programs: a PEFT adapter, a checkpoint, a GGUF adapter. With a card."""
+    """Write a fitted method as files that other programs load."""
     from dataclasses import asdict
 
     from posbias.errors import UsageError
