@@ -376,7 +376,7 @@ def beside(subject: Subject, title: str, names: Sequence[str]) -> Figure:
         for name in names
     }
     figure = profiles_figure("panel", title, theories, measured={"measured (Jacobian)": measured})
-    flat = pb.compare(pb.uniform_profile(measured.n_positions), measured).wasserstein
+    flat = pb.compare(pb.Profile.uniform(measured.n_positions), measured).wasserstein
     curves = (*figure.curves[:-1], replace(figure.curves[-1], name=f"flat line, W1 {flat:.3f}"))
     return replace(figure, curves=curves)
 

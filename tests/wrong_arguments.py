@@ -50,7 +50,7 @@ ALONE = RIGHT.keys() - {"evaluate"}
 
 
 def wrong_values(model, prompts):
-    profile = pb.uniform_profile(4)
+    profile = pb.Profile.uniform(4)
     record = pb.predict(pb.Architecture(depth=1), 4).record({})
     return ([1, 2], [[1, 2], [3, 4]], np.array([[1, 2]]), torch.tensor([[1, 2]]), "demo", ["a", "b"], None, 7, 1.5,
             {"a": 1}, Path("nowhere"), object(), model, prompts, profile, record)  # fmt: skip
@@ -66,7 +66,7 @@ def public():
 def attempts(model):
     """(name, function, parameter, value, all arguments) of every call."""
     prompts = pb.load_prompts("default", model, n_positions=12, count=2)
-    architecture, profile = pb.Architecture(depth=2), pb.uniform_profile(12)
+    architecture, profile = pb.Architecture(depth=2), pb.Profile.uniform(12)
     values = wrong_values(model, prompts)
     known = {"model": model, "prompts": prompts, "subject": architecture, "n_positions": 12, "path": "nowhere",
              "source": "default", "first": profile, "second": profile, "task": "key_value"}  # fmt: skip

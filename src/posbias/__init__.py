@@ -45,7 +45,6 @@ Change a model within a context, or for good:
 Exact values:
     closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
         length.
-    uniform_profile: The flat baseline: every position weighs 1/N.
 
 Settings, all keyword arguments:
     AttentionOptions: Settings of `attention`: thresholds, the matrices that are kept, and their memory.
@@ -90,7 +89,7 @@ if TYPE_CHECKING:
     from posbias.mitigation.fitting.base import FitOptions
     from posbias.mitigation.fitting.fit import fit
     from posbias.models.loading import load_model
-    from posbias.profiles import Profile, uniform_profile
+    from posbias.profiles import Profile
     from posbias.prompts.loading import load_prompts
     from posbias.report import load_record, write_report
     from posbias.runs.records import Record
@@ -138,7 +137,6 @@ if TYPE_CHECKING:
         "place",
         "predict",
         "train",
-        "uniform_profile",
         "write_report",
     ]
     # At run time `dir` lists these names: with `__all__` there, `help` would print every docstring in full.
@@ -163,7 +161,7 @@ _HOMES = {
         "mitigation.fitting.base": "FitOptions",
         "mitigation.fitting.fit": "fit",
         "models.loading": "load_model",
-        "profiles": "Profile uniform_profile",
+        "profiles": "Profile",
         "prompts.loading": "load_prompts",
         "report": "load_record write_report",
         "runs.records": "Record",

@@ -46,6 +46,13 @@ class Profile(Showing):
         return cls(values / total)
 
     @classmethod
+    def uniform(cls, n_positions: int) -> "Profile":
+        """The flat baseline: every position weighs 1/N."""
+        if n_positions < 1:
+            raise UsageError(f"a profile needs at least 1 position, got {n_positions}")
+        return cls(np.full(n_positions, 1 / n_positions))
+
+    @classmethod
     def mean_of(cls, units: Float64[np.ndarray, "n_units n_positions"], *, confidence: float = CONFIDENCE) -> "Profile":
         """The mean of independent units' profiles (rows that sum to 1), with its pointwise interval."""
         return cls(units.mean(axis=0), *mean_ends(units, confidence=confidence, least=0.0, most=1.0))
@@ -69,11 +76,3 @@ class Profile(Showing):
     def relative_positions(self) -> Float64[np.ndarray, "n_positions"]:
         """Positions scaled to [0, 1]: j / (N - 1); a single position sits at 0."""
         return np.arange(self.n_positions, dtype=np.float64) / max(self.n_positions - 1, 1)
-
-
-@checked
-def uniform_profile(n_positions: int) -> Profile:
-    """The flat baseline: every position weighs 1/N."""
-    if n_positions < 1:
-        raise UsageError(f"a profile needs at least 1 position, got {n_positions}")
-    return Profile(np.full(n_positions, 1 / n_positions))

@@ -85,7 +85,7 @@ def test_the_summary_of_a_rollout_is_that_of_its_profile(posbias, tiny_llama, li
     scalars = json.loads(printed.stdout, parse_constant=pytest.fail)["scalars"]
     for name, rows in library[1].rollouts.items():
         summary, influence = scalars["rollouts"][name], rows.mean(axis=0)
-        flat = pb.compare(pb.uniform_profile(24), pb.Profile.mean_of(rows)).wasserstein
+        flat = pb.compare(pb.Profile.uniform(24), pb.Profile.mean_of(rows)).wasserstein
         assert summary["first_token"]["value"] == pytest.approx(influence[0], rel=1e-3)
         assert summary["flat"]["value"] == pytest.approx(flat, rel=1e-3)
         assert summary["flat"]["low"] <= summary["flat"]["value"] <= summary["flat"]["high"]

@@ -141,7 +141,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(both):
         (measurement, [1, 2], None, "compare takes profiles, predictions, measurements and runs; a model is measured"),
         (measurement, design, None, "compare takes profiles"),
         (measurement, measurement, "fisher", "second run holds no profile 'fisher'; it holds: jacobian, logit"),
-        (measurement, pb.uniform_profile(25), None, "24 positions with one of 25"),
+        (measurement, pb.Profile.uniform(25), None, "24 positions with one of 25"),
         (measurement, pb.Record("design", {}), None, "a run of design cannot be compared"),
         (measurement, "nowhere/at/all", None, "compare takes profiles"),
     ):

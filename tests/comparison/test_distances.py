@@ -12,7 +12,7 @@ import posbias.comparison.metrics as metrics
 from posbias.comparison import METRICS, STATISTICS, compare
 from posbias.comparison.metrics import share_of_span
 from posbias.errors import UsageError
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import Profile
 
 
 def profile(seed: int, n_positions: int = 40) -> Profile:
@@ -98,7 +98,7 @@ def test_minimum_shift_counts_positions_between_interior_minima() -> None:
 def test_the_flat_line_stands_beside_every_comparison() -> None:
     measured = profile(5)
     assert compare(profile(6), measured).flat.values == pytest.approx(
-        compare(uniform_profile(40), measured).values, nan_ok=True
+        compare(Profile.uniform(40), measured).values, nan_ok=True
     )
 
 
@@ -125,7 +125,7 @@ def test_statistics_broadcast_over_leading_axes(name: str) -> None:
 
 @given(n_positions=st.integers(1, 500))
 def test_a_flat_profile_has_a_tenth_in_every_tenth(n_positions: int) -> None:
-    flat = uniform_profile(n_positions).influence
+    flat = Profile.uniform(n_positions).influence
     for name in ("first_tenth", "middle_tenth", "last_tenth"):
         assert float(STATISTICS[name](flat)) == pytest.approx(0.1, abs=1e-12)
     if n_positions >= 20:

@@ -20,7 +20,7 @@ from posbias.comparison import (
 from posbias.comparison.contrasts import contrast
 from posbias.comparison.distances import split_half_noise
 from posbias.errors import UsageError
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import Profile
 from posbias.statistics import jackknife, leave_one_out
 
 
@@ -47,13 +47,13 @@ def test_a_right_theory_is_closer_than_the_flat_line() -> None:
     assert result.difference.value == pytest.approx(result.distance.value - result.flat.value)
     average = Profile(Sample.of(measured).average)
     assert result.distance.value == pytest.approx(compare(Profile.normalised(u_shape()), average).wasserstein)
-    assert result.flat.value == pytest.approx(compare(uniform_profile(128), average).wasserstein)
+    assert result.flat.value == pytest.approx(compare(Profile.uniform(128), average).wasserstein)
 
 
 def test_a_wrong_theory_is_farther_and_a_flat_one_undecided() -> None:
     measured = prompts_around(u_shape(), seed=1)
     assert compare_with_prompts(Profile.normalised(u_shape()[::-1] ** 2), measured, generator=generator()).decides == 1
-    same = compare_with_prompts(uniform_profile(128), measured, generator=generator())
+    same = compare_with_prompts(Profile.uniform(128), measured, generator=generator())
     assert same.decides == 0
     assert same.difference.value == 0
     assert str(same.difference) == "0.000", "equal by construction: nothing is known, and no width is printed"
@@ -94,7 +94,7 @@ def test_paired_prompts_are_left_out_together() -> None:
 
 def test_the_interval_is_that_of_the_slow_loop() -> None:
     units = Sample.of(prompts_around(u_shape(), seed=5)).units
-    flat = uniform_profile(128)
+    flat = Profile.uniform(128)
 
     def distance(rows: np.ndarray) -> float:
         return compare(flat, Profile(rows.mean(axis=0))).wasserstein
@@ -135,10 +135,10 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     sample = Sample.of(prompts_around(u_shape(), seed=12))
     whole = summarise(sample, generator=generator())
-    compared = compare_with_prompts(uniform_profile(128), sample, generator=generator())
+    compared = compare_with_prompts(Profile.uniform(128), sample, generator=generator())
     monkeypatch.setattr(statistics, "BLOCK_VALUES", 128 * 37)
     assert summarise(sample, generator=generator()) == whole
-    assert compare_with_prompts(uniform_profile(128), sample, generator=generator()) == compared
+    assert compare_with_prompts(Profile.uniform(128), sample, generator=generator()) == compared
 
 
 def test_bad_prompts_are_refused() -> None:
@@ -146,7 +146,7 @@ def test_bad_prompts_are_refused() -> None:
     with pytest.raises(UsageError, match="15 predictions for 16 prompts"):
         compare_with_prompts(rows[:15], rows, generator=generator())
     with pytest.raises(UsageError, match="64 positions with one of 128"):
-        compare_with_prompts(uniform_profile(64), rows, generator=generator())
+        compare_with_prompts(Profile.uniform(64), rows, generator=generator())
     rows[3] = 0
     with pytest.raises(UsageError, match="prompt 3 has no profile"):
         Sample.of(rows)

@@ -17,7 +17,7 @@ from posbias.interventions import intervened
 from posbias.models.loading import load_model
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.profiles import uniform_profile
+from posbias.profiles import Profile
 from posbias.prompts.loading import load_prompts
 from posbias.report.page import report_of
 from posbias.runs.results import load_record, result_of
@@ -168,7 +168,7 @@ def test_the_last_position_counts_where_the_target_says_what_it_has():
     exact = design(weights, over="key_bias", options=DesignOptions(depth=20, mixing=0.3, n_positions=30))
     assert exact.met
     assert exact.distances[30][0] < 1e-14
-    flat = uniform_profile(30)
+    flat = Profile.uniform(30)
     assert distance_apart(flat, exact.targets[30]) < 1e-14
     # What lies above 1/30 on the last position comes from all others alike, 15 of 29 steps on average.
     assert exact.distance(flat) == pytest.approx((0.5 - 1 / 30) * 15 / 29)

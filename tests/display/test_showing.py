@@ -152,7 +152,7 @@ def test_xarray_holds_every_curve_with_its_interval(name, results):
 def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it(package, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, package, None)
     with pytest.raises(pb.UsageError, match=rf"^{package} is not installed; pip install 'posbias\[notebook\]'$"):
-        getattr(pb.uniform_profile(3), f"to_{package}")()
+        getattr(pb.Profile.uniform(3), f"to_{package}")()
 
 
 @pytest.mark.parametrize("ending", FILES)
@@ -361,7 +361,7 @@ def test_results_on_the_same_axes_share_one_flat_line():
 
 
 def test_a_new_picture_has_the_size_asked_for_in_inches():
-    profile = pb.uniform_profile(3)
+    profile = pb.Profile.uniform(3)
     for size, inches in ((None, (6.4, 2.8)), ((3.0, 2.0), (3.0, 2.0))):
         figure = profile.plot(size=size).figure
         assert tuple(figure.get_size_inches()) == inches
@@ -383,7 +383,7 @@ def test_unknown_ends_of_intervals_are_left_out(results):
 def test_html_is_escaped():
     class Named(Showing):
         def shown(self):
-            return pb.uniform_profile(3).shown().__class__("<b>&", facts={"<i>": "<script>"})
+            return pb.Profile.uniform(3).shown().__class__("<b>&", facts={"<i>": "<script>"})
 
     assert "<script>" not in Named()._repr_html_()
     assert "&lt;b&gt;&amp;" in Named()._repr_html_()

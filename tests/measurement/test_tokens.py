@@ -62,7 +62,7 @@ def test_wrong_requests_are_refused(measurement, model):
     for arguments, said in (
         ({"prompt": 2}, "prompt must be a whole number in"),
         ({"kind": "fisher"}, "kind must be one of jacobian, logit"),
-        ({"theory": pb.uniform_profile(3)}, "prediction or profile of 14 positions"),
+        ({"theory": pb.Profile.uniform(3)}, "prediction or profile of 14 positions"),
         ({"theory": "rollout"}, "prediction or profile of 14 positions"),
     ):
         with pytest.raises(pb.UsageError, match=said):

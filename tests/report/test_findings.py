@@ -20,7 +20,7 @@ from posbias.comparison import (
     compare,
 )
 from posbias.comparison.stored import ProfileRun
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import Profile
 from posbias.report import Finding, grouped_findings, verdict
 from posbias.report.findings import verdict_of
 from posbias.runs.records import Record
@@ -42,7 +42,7 @@ def view(
     *, summary: dict[str, Interval] | None = None, prompts: PromptComparison | None = None, count: int = 16
 ) -> ProfileRun:
     """A run whose numbers are given outright; the profiles behind them play no part."""
-    flat = uniform_profile(64)
+    flat = Profile.uniform(64)
     measured = MeasuredKind(flat, np.tile(flat.influence, (count, 1)))
     block = KindComparison("jacobian", "rollout", compare(flat, flat).pair.comparison, prompts)
     subject = Subject(

@@ -19,7 +19,7 @@ from safetensors.numpy import save
 from conftest import record_schema
 from posbias.errors import RunError, UsageError
 from posbias.files import TEMPORARY, write_atomically
-from posbias.profiles import uniform_profile
+from posbias.profiles import Profile
 from posbias.report import write_report
 from posbias.runs.directories import LOCK_FILE, exclusive, held
 from posbias.runs.records import (
@@ -229,7 +229,7 @@ def test_a_second_run_into_one_directory_is_refused(tmp_path):
 
 def with_report(directory):
     """A finished run with its report, and two pictures of the user's own beside it."""
-    record = Prediction(uniform_profile(8), "rollout", None, 8).record({})
+    record = Prediction(Profile.uniform(8), "rollout", None, 8).record({})
     record.save(directory)
     write_report([record], directory, png=True)
     drawn = {path.name for path in directory.glob("*.png")}

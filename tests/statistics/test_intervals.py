@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import Profile
 from posbias.statistics import Interval, draw_weights, expanded_tail, percentile_interval, weighted_median
 
 
@@ -88,4 +88,4 @@ def test_profiles_refuse_what_is_not_a_distribution():
             Profile(np.array(values))
     with pytest.raises(UsageError, match="cannot normalise"):
         Profile.normalised(np.zeros(3))
-    assert uniform_profile(4).influence.sum() == 1
+    assert Profile.uniform(4).influence.sum() == 1

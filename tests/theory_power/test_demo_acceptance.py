@@ -5,7 +5,7 @@ import pytest
 from posbias.comparison.metrics import wasserstein
 from posbias.measurement.measurement import measure
 from posbias.models.loading import load_model
-from posbias.profiles import uniform_profile
+from posbias.profiles import Profile
 from posbias.prompts.loading import load_prompts
 from posbias.theory.power_rollout import attention_rollout
 from theory_calls import power_rollout
@@ -22,7 +22,7 @@ def test_power_rollout_on_the_demo_model() -> None:
     predicted = power_rollout(model, prompts).profile.influence
     assert measured.mixing is not None
     published = attention_rollout(model, prompts, measured.mixing.tolist()).profile.influence
-    flat = uniform_profile(256).influence
+    flat = Profile.uniform(256).influence
     for kind, bound in BOUNDS.items():
         truth = measured.profiles[kind].influence
         distance = float(wasserstein(predicted, truth))

@@ -14,7 +14,7 @@ from jaxtyping import Float64
 
 from posbias.comparison.metrics import METRICS, finite, wasserstein
 from posbias.errors import UsageError
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import Profile
 from posbias.statistics import (
     CONFIDENCE,
     DRAWS,
@@ -191,7 +191,7 @@ def undecided(difference: Interval, n_units: int) -> str:
 
 def _gaps(averages: Averages, profiles: Averages) -> Float64[np.ndarray, "two rows"]:
     """W1 to the averages: of the other profiles, and of the flat line."""
-    flat = uniform_profile(averages.shape[1]).influence[None]
+    flat = Profile.uniform(averages.shape[1]).influence[None]
     distances = wasserstein(profiles, averages)
     return np.stack([distances, np.broadcast_to(wasserstein(flat, averages), distances.shape)])
 
@@ -222,7 +222,7 @@ def _medians(
     """Median over units of W1 to the single unit: of the prediction, and of the flat line."""
     units, n_units = sample.units, len(sample.units)
     weights = draw_weights(n_units, generator=generator, draws=draws)
-    flat = uniform_profile(units.shape[1]).influence[None]
+    flat = Profile.uniform(units.shape[1]).influence[None]
     first, second = (
         percentile_interval(float(np.median(values)), weighted_median(values, weights), n_units)
         for values in (wasserstein(predicted, units), wasserstein(flat, units))
@@ -265,6 +265,6 @@ def distances(predicted: Profile, measured: Profile) -> Comparison:
         )
     values, flat = (
         {name: float(METRICS[name](profile.influence, measured.influence)) for name in METRICS}
-        for profile in (predicted, uniform_profile(measured.n_positions))
+        for profile in (predicted, Profile.uniform(measured.n_positions))
     )
     return Comparison(values, Distances(flat))

@@ -17,7 +17,7 @@ from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import reinitialise
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.runs.records import Record
@@ -142,7 +142,7 @@ def _distances_of(design: Design) -> dict[str, Any]:
                 "n_positions": n,
                 "after": finite(after),
                 "before": finite(before),
-                "flat": design.distance(uniform_profile(n)),
+                "flat": design.distance(Profile.uniform(n)),
             }
             for n, (after, before) in design.distances.items()
         ],

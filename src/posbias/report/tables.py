@@ -24,7 +24,7 @@ from posbias.comparison.stored import IngredientCosts, ProfileRun
 from posbias.display.wording import KINDS, MIXINGS, label
 from posbias.display.wording import METRICS as METRIC_NAMES
 from posbias.display.wording import STATISTICS as STATISTIC_NAMES
-from posbias.profiles import uniform_profile
+from posbias.profiles import Profile
 from posbias.report.findings import point_statistics
 from posbias.statistics import MISSING, Interval
 
@@ -234,7 +234,7 @@ def _depth_table(views: Sequence[ProfileRun]) -> Table:
     for _, state, subject in _states(views):
         if subject.depth is None:
             continue
-        flat, last = uniform_profile(subject.depth.influence.shape[1]).influence, subject.depth.influence[-1]
+        flat, last = Profile.uniform(subject.depth.influence.shape[1]).influence, subject.depth.influence[-1]
         for row in shown_rows(len(subject.depth.layers)):
             profile = subject.depth.influence[row]
             shares = [f"{100 * float(STATISTICS[share](profile)):.1f} %" for share in (*TENTHS, *ENDS)]

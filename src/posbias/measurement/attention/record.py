@@ -38,7 +38,7 @@ from posbias.measurement.cost import Work, calibrate, short_lengths
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.models.attention import block_elements, blocks_of, describe_attention
 from posbias.models.model import Model
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
@@ -182,7 +182,7 @@ def attention_record(
 def _summary(sample: Sample) -> dict[str, Any]:
     """Shares of the profile, and its distance to the flat line, with intervals over prompts."""
     shares = summarise(sample, generator=np.random.default_rng(0))
-    flat = uniform_profile(sample.units.shape[1])
+    flat = Profile.uniform(sample.units.shape[1])
     shares["flat"] = compare_with_prompts(flat, sample, generator=np.random.default_rng(0)).distance
     return {name: share.as_record() for name, share in shares.items()}
 

@@ -16,7 +16,7 @@ from posbias.comparison.metrics import METRICS, wasserstein
 from posbias.display.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share
 from posbias.papers.reproduction import PAPERS, Experiment, Reproduction
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import Profile
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.statistics import jackknife, leave_one_out
 
@@ -81,7 +81,7 @@ def theory_rows(measured: Measured, generator: np.random.Generator) -> list[dict
     seed = int(generator.integers(2**63))
     sample = measured.sample
     noise = split_half_noise(sample, generator=np.random.default_rng(seed))
-    flat = uniform_profile(sample.units.shape[1])
+    flat = Profile.uniform(sample.units.shape[1])
     rows = []
     for name, theory in {**measured.theories, "flat": flat}.items():
         pair = compare_with_prompts(theory, sample, generator=np.random.default_rng(seed))
@@ -112,7 +112,7 @@ def shape_row(measured: Measured, generator: np.random.Generator) -> dict[str, A
         "model": measured.case.model,
         "tokens": measured.case.tokens,
         **shares,
-        "flat_interior_recency": float(STATISTICS["interior_recency"](uniform_profile(n_positions).influence)),
+        "flat_interior_recency": float(STATISTICS["interior_recency"](Profile.uniform(n_positions).influence)),
         "middle_over_flat": float(n_positions * average[n_positions // 2]),
         "least_over_flat": float(n_positions * average.min()),
         "last_over_flat": float(n_positions * average[-1]),
@@ -140,7 +140,7 @@ def rope_rows(cases: Sequence[Measured], generator: np.random.Generator) -> list
                     row[name] = jackknife(values).interval(least=least, most=most).as_record()
                 row["noise"] = vars(split_half_noise(first, generator=generator))
                 row["flat_wasserstein"] = float(
-                    wasserstein(uniform_profile(first.units.shape[1]).influence, first.average)
+                    wasserstein(Profile.uniform(first.units.shape[1]).influence, first.average)
                 )
                 rows.append(row)
     return rows

@@ -17,7 +17,7 @@ from posbias.comparison import STATISTICS
 from posbias.comparison.distances import distances
 from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.papers.reproduction import PAPERS, Experiment, Reproduction
-from posbias.profiles import Profile, uniform_profile
+from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.report.tables import Table, number_text
 from posbias.theory import predict
@@ -149,7 +149,7 @@ def _row(model: PublishedModel, slopes: str, variant: str, profiles: Profiles) -
         "measured_mean_low": expected.low,
         "measured_mean_high": expected.high,
         "bound": bound,
-        "flat_bound": expected.gap(_mean(uniform_profile(model.n_positions))),
+        "flat_bound": expected.gap(_mean(Profile.uniform(model.n_positions))),
         "contradicts_table": bound > published + TABLE_DIGIT,
         "first_token": float(profile.influence[0]),
         "last_token": float(profile.influence[-1]),
