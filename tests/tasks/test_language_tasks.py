@@ -1,6 +1,7 @@
 """Every task in language: the paired design, exact places of the moved item, and the published wording."""
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ SPELLINGS = (
     "documents(documents=4, entry='<doc id={number}>{title}: {text}</doc>')",
     "needle(tokens=1200, depths=5)",
     "needle(tokens=1600, depths=5, needles=2, distractors=3)",
+    "needle(tokens=1200, depths=5, literal=False, distractors=2)",
     "example_order(shots=6, classes=3)",
     "example_order(ask='same')",
     "token_copy(length=6, cue='counted')",
@@ -449,7 +451,10 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("example_order(shots=99, classes=2)", "2 classes have words for 11 shots, got 99"),
         ("token_copy(length=121)", "length must be 2 ... 120 words, got 121"),
         ("token_copy(cue='sung')", "cue must be one of counted, numbered, repeated"),
-        ("ruler()", "unknown task 'ruler'; known: documents, example_order, key_value, needle, pairwise"),
+        (
+            "ruler()",
+            "unknown task 'ruler'; known: documents, example_order, key_value, multiple_choice, needle, pairwise",
+        ),
     ],
 )
 def test_wrong_parameters_are_refused_in_one_line(spelling: str, complaint: str) -> None:
@@ -486,3 +491,17 @@ def test_too_many_depths_for_the_text_are_refused(tokenizer: Any) -> None:
         asked(Needle(tokens=300, depths=11), tokenizer, count=1)
     with pytest.raises(UsageError, match="tokens=64 leaves no room"):
         asked(Needle(tokens=64), tokenizer, count=1)
+
+
+def test_a_needle_that_is_not_literal_shares_no_word_with_its_question(tokenizer: Any) -> None:
+    def words(text: str) -> set[str]:
+        return set(re.findall(r"\w+", text.lower()))
+
+    examples = asked(Needle(tokens=1200, depths=2, literal=False, distractors=3), tokenizer, count=4)
+    for example in examples:
+        needle, question = item_of(example, tokenizer), example.text.rpartition("Question: ")[2].partition("\n")[0]
+        assert example.answers[0] in needle
+        assert not words(needle) & words(question)
+    for text in ("needles=2", "distractors=20"):
+        with pytest.raises(UsageError, match="literal=False takes one needle and at most 19 distractors"):
+            LANGUAGE_TASKS.parse(f"needle(literal=False, {text})")

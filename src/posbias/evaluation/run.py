@@ -234,7 +234,15 @@ def _with_unmarked_thoughts(pieces: Sequence[Pieces]) -> list[Pieces]:
             {**row, "thoughts": row["text"], **within} if inside else row
             for row, inside in zip(rows, hidden, strict=True)
         ]
-        blank = {"correct": 0.0, "found": 0.0, "starts": 0.0, "cut": 1.0, "first_pick": np.nan, "tie": np.nan}
+        blank = {
+            "correct": 0.0,
+            "found": 0.0,
+            "starts": 0.0,
+            "cut": 1.0,
+            "first_pick": np.nan,
+            "tie": np.nan,
+            "chosen": np.nan,
+        }
         tables = {
             name: np.where(hidden & ~np.isnan(piece[name]), value, piece[name])
             for name, value in blank.items()

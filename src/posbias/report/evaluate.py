@@ -32,7 +32,8 @@ from posbias.report.layout import caveats_of, notice_sentences
 from posbias.report.lengths import length_report
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
-from posbias.statistics import MISSING, Interval
+from posbias.statistics import MISSING, Interval, mean_of
+from posbias.tasks.language.multiple_choice import LETTERS
 
 NOTE = (
     "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "
@@ -252,7 +253,7 @@ def judge_findings(verdicts: Verdicts) -> list[str]:
 def tables_of(evaluation: Evaluation) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation if it was measured."""
     curves, series = evaluation.curves, _series(evaluation)
-    tables = [*_verdict_tables(evaluation), _score_table(evaluation)]
+    tables = [*_verdict_tables(evaluation), _score_table(evaluation), *_choice_tables(evaluation)]
     tables += [_difference_table(name, curve) for name, curve in curves.items()]
     tables += [
         correlation_table(f"Influence and {label(MEASURES, measure)} over positions", series, measure)
@@ -365,6 +366,24 @@ def _verdict_tables(evaluation: Evaluation) -> list[Table]:
     cells = [[name, getattr(verdicts, rate).text()] for rate, name in VERDICTS.items()]
     title = f"{verdicts.n_pairs} pairs in both orders, {verdicts.n_both} with a response named in both"
     return [Table(title, ["rate", "value"], cells)]
+
+
+def _choice_tables(evaluation: Evaluation) -> list[Table]:
+    """How often each letter was chosen, of answers that name one; without a preference each is as often as it is right.
+
+    The share is a mean over samples, which were asked once for every evaluated letter.
+    """
+    chosen = evaluation.tables.get("chosen")
+    if chosen is None or np.isnan(chosen).all() or _withheld(evaluation):
+        return []
+    named = chosen[~np.isnan(chosen).any(axis=1)]
+    cells = []
+    for slot, letter in enumerate(LETTERS[: evaluation.n_items]):
+        share = mean_of((named == slot).mean(axis=1)).interval(least=0.0, most=1.0) if len(named) > 1 else None
+        expected = 1 / len(evaluation.positions) if slot in evaluation.positions else 0.0
+        cells.append([letter, MISSING if share is None else share.text(), f"{expected:.3f}"])
+    title = f"Letters chosen, {len(named)} samples in which every answer names one"
+    return [Table(title, ["letter", "chosen", "right"], cells)]
 
 
 def _difference_table(name: str, curve: PositionCurve) -> Table:

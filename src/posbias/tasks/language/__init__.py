@@ -12,6 +12,7 @@ from posbias.tasks.language.base import (
     rendered,
 )
 from posbias.tasks.language.lost_in_the_middle import Documents, KeyValue
+from posbias.tasks.language.multiple_choice import MultipleChoice
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.pairwise import Pairwise
 from posbias.tasks.language.word_lists import ExampleOrder, TokenCopy
@@ -24,6 +25,7 @@ __all__ = [
     "ExampleOrder",
     "KeyValue",
     "LanguageTask",
+    "MultipleChoice",
     "Needle",
     "Pairwise",
     "Span",

@@ -58,6 +58,30 @@ def verdict_match(prediction: str, answers: Sequence[str]) -> float:
     return float(verdict_of(prediction) in _checked(answers))
 
 
+@SCORERS.register("choice")
+def choice_match(prediction: str, answers: Sequence[str]) -> float:
+    """1 if the option that is named (`choice_of`) is the accepted letter; else 0, also if none is named."""
+    return float(choice_of(prediction, string.ascii_uppercase[:10]) in _checked(answers))
+
+
+def choice_of(text: str, letters: str) -> str | None:
+    """The option that an answer names by its letter, or None.
+
+    The last letter in double brackets or `\\boxed{}`, else behind a label ("Answer: B", "the answer is B"); else the
+    one with which the answer begins, alone or before a sign or the option's text ("B", "(B)", "B. Oslo"). An article
+    ("A dog") is none.
+    """
+    one_of = f"([{letters}])"
+    for pattern in (
+        rf"(?:\[\[\s*|\\boxed\{{\s*(?:\\text\{{)?){one_of}\b",
+        rf"(?i:\b(?:answer|option|choice)\s*(?:is|:|=)+\s*)[(\[*]*{one_of}\b(?!\s+[a-z])",
+    ):
+        if labelled := re.findall(pattern, text):
+            return str(labelled[-1])
+    begun = re.match(rf"[\W_]*{one_of}(?=[).:,\]*]|\s*\Z|\s*\n)", text)
+    return None if begun is None else begun[1]
+
+
 def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> float | None:
     """1 if the prediction begins with an accepted answer, as whole words, both normalised; else 0.
 

@@ -19,7 +19,7 @@ from posbias.limits import ITEMS, TOKENS
 from posbias.prompts.control_tokens import spelled_in, tokenised
 from posbias.prompts.sources import Group, default_corpus, text_file
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path, encode
-from posbias.tasks.language.words import CITIES
+from posbias.tasks.language.words import CITIES, LANDMARKS, PEOPLE
 
 OPENING = "Read the text and answer the question that follows it.\n\n"
 MERGES = 2
@@ -74,6 +74,9 @@ class Needle(LanguageTask):
     """Numbers of the asked city in the text, all asked for; one moves, the others keep their places (>= 1)."""
     distractors: int = 0
     """Sentences that state the numbers of other cities, at fixed places; 0 ... 39."""
+    literal: bool = True
+    """False asks in words that the needle does not share: it names a landmark, the question the town it stands in,
+    which a model must know (Modarressi et al. 2025, "NoLiMa"); the answer is a name. One needle then."""
     corpus: str | None = None
     """A UTF-8 text file; None: the default corpus of the package."""
 
@@ -88,6 +91,11 @@ class Needle(LanguageTask):
         check_size(f"{self.name}: distractors", self.distractors, ITEMS, least=0)
         for parameter, least in (("depths", 2), ("needles", 1)):
             check_size(f"{self.name}: {parameter}", getattr(self, parameter), ITEMS, least=least, numpy=True)
+        if not isinstance(self.literal, bool):
+            raise UsageError(f"{self.name}: literal must be True or False, got {self.literal!r}")
+        if not self.literal and (self.needles > 1 or self.distractors >= len(LANDMARKS)):
+            most = len(LANDMARKS) - 1
+            raise UsageError(f"{self.name}: literal=False takes one needle and at most {most} distractors")
         if self.distractors >= len(CITIES):
             raise UsageError(f"{self.name}: distractors must be 0 ... {len(CITIES) - 1}, got {self.distractors}")
 
@@ -107,6 +115,27 @@ class Needle(LanguageTask):
         return (self._hidden(tokenizer, groups, source) for source in sources)
 
     def _hidden(self, tokenizer: Any, groups: list[Group], source: random.Random) -> Hidden:
+        gold, facts, question, values = self._told(source)
+        bare = _prompt(" ".join([gold, *facts]), question)
+        room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - MERGES * (3 + len(facts))
+        if room < 1:
+            raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needles")
+        for _ in range(ATTEMPTS):
+            haystack = drawn_haystack(groups, room, tokenizer, source)
+            if len({self._border(haystack, position) for position in range(self.depths)}) == self.depths:
+                return Hidden(haystack, gold, facts, question, values)
+        raise UsageError(
+            f"{self.name}: texts of {self.tokens} tokens do not have {self.depths} different depths between clauses; "
+            "ask for fewer depths or more tokens"
+        )
+
+    def _told(self, source: random.Random) -> tuple[str, list[str], str, tuple[str, ...]]:
+        """The needle, what stays in place, the question, and the values that it asks for."""
+        if not self.literal:
+            towns = source.sample(sorted(LANDMARKS), 1 + self.distractors)
+            people = source.sample(PEOPLE, 1 + self.distractors)
+            told = [f"{name} lives beside {LANDMARKS[town]}." for name, town in zip(people, towns, strict=True)]
+            return told[0], told[1:], f"Who has been to {towns[0]}?", (people[0],)
         city, *other_cities = source.sample(CITIES, 1 + self.distractors)
         values = [str(value) for value in source.sample(range(1_000_000, 10_000_000), self.needles + self.distractors)]
         fixed = [(city, value) for value in values[1 : self.needles]]
@@ -115,18 +144,7 @@ class Needle(LanguageTask):
         article = "One" if self.needles > 1 else "The"
         gold, *facts = (f"{article} number of {name} is {value}." for name, value in [(city, values[0]), *fixed])
         question = f"What {'are all the numbers' if self.needles > 1 else 'is the number'} of {city}?"
-        bare = _prompt(" ".join([gold, *facts]), question)
-        room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - MERGES * (2 + len(values))
-        if room < 1:
-            raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needles")
-        for _ in range(ATTEMPTS):
-            haystack = drawn_haystack(groups, room, tokenizer, source)
-            if len({self._border(haystack, position) for position in range(self.depths)}) == self.depths:
-                return Hidden(haystack, gold, facts, question, tuple(values[: self.needles]))
-        raise UsageError(
-            f"{self.name}: texts of {self.tokens} tokens do not have {self.depths} different depths between clauses; "
-            "ask for fewer depths or more tokens"
-        )
+        return gold, facts, question, tuple(values[: self.needles])
 
     def _border(self, haystack: Haystack, position: int) -> int:
         return haystack.border_at(position / (self.depths - 1))

@@ -37,3 +37,32 @@ CITIES = (
     *("Riga", "Turin", "Lyon", "Bremen", "Krakow", "Zagreb", "Sofia", "Malaga", "Perth", "Osaka"),
 )
 """Names of places, all different."""
+
+LANDMARKS = {
+    "Paris": "the Eiffel Tower",
+    "London": "Big Ben",
+    "Rome": "the Colosseum",
+    "Athens": "the Acropolis",
+    "Berlin": "the Brandenburg Gate",
+    "Moscow": "the Kremlin",
+    "Sydney": "the famous sail-shaped Opera House",
+    "Dresden": "the Semperoper",
+    "Barcelona": "the Sagrada Familia",
+    "Istanbul": "the Hagia Sophia",
+    "Agra": "the Taj Mahal",
+    "Amsterdam": "the Rijksmuseum",
+    "Madrid": "the Prado Museum",
+    "Florence": "the Uffizi Gallery",
+    "Granada": "the Alhambra",
+    "Pisa": "the Leaning Tower",
+    "Cairo": "the Khan el-Khalili bazaar",
+    "Beijing": "the Forbidden City",
+    "Copenhagen": "the Tivoli Gardens",
+    "Vienna": "the Belvedere Palace",
+}
+"""Landmarks by their towns, which share no word with them."""
+PEOPLE = (
+    *("Yuki", "Stuart", "Katie", "Veronica", "Gary", "Megan", "Calvin", "Mandy", "Diana", "Caleb"),
+    *("Nadia", "Omar", "Ingrid", "Hugo", "Priya", "Felix", "Leila", "Marek", "Tessa", "Viktor"),
+)
+"""First names, all different."""
