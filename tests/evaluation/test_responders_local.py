@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
 from posbias.errors import UsageError
@@ -25,6 +25,8 @@ from posbias.evaluation.responders.passes import (
     visiting_order,
 )
 from posbias.evaluation.responders.running import trusted_runner
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.networks import random_network
 from tiny_families import CONFIGS, LONGROPE, MIXTURES, READS_TOKENS, VOCABULARY, shaken_model
 
 ITEMS = [f"t{3 + index} t{20 + index} t{33 + index}" for index in range(6)]
@@ -96,6 +98,25 @@ def test_prompts_of_mixed_lengths_are_answered_together_as_each_alone(name: str)
     responder = LocalResponder(model)
     check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-4)
     assert responder.together == "all lengths"
+
+
+RECURRENT = {
+    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
+    "recurrent_gemma": {"head_dim": 8, "lru_width": 32, "attention_window_size": 8, "num_attention_heads": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_attention_heads": 4, "num_key_value_heads": 2},
+}
+"""Families with a state beside keys and values, or in place of them, that cannot be cut back."""
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_models_with_a_state_answer_one_prompt_at_a_time(name: str) -> None:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    network = random_network(AutoConfig.for_model(name, **sizes, **special, **RECURRENT[name]), seed=0)
+    model = HuggingFaceModel(network, words())
+    responder = LocalResponder(model)
+    check_against_network(model, mixed()[::3], responder.respond(mixed()[::3], score=True), 1e-4)
+    assert responder.together == "nothing"
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma2", "mpt"])

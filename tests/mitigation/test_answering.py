@@ -7,7 +7,7 @@ from mitigation.test_methods import RAGGED, spelled
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder, Request, running
 from posbias.mitigation import MITIGATIONS
-from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.methods.applying import answering_under, resolve_method
 
 ALONE = ["attention_calibration", "ms_poe", "parallel_windows", "pine"]
 """Methods that take one list of passages for a whole batch."""
@@ -38,7 +38,7 @@ def model(request):
 
 @pytest.mark.parametrize("name", RAGGED)
 def test_mixed_lengths_together_are_as_each_alone(model, name, monkeypatch):
-    method = MITIGATIONS.parse(spelled(name))
+    method = resolve_method(spelled(name, model), model)
     together = answering_under(method, LocalResponder(model))
     monkeypatch.setattr(running, "FIXED", 0)  # so that beginnings are shared where keys allow it
     replies = together.respond(REQUESTS, score=True)

@@ -136,6 +136,7 @@ def test_attention_is_that_of_queries_and_keys_put_where_the_paper_puts_them(mon
         query_positions=positions,
         key_positions=positions,
         kernel=lambda *given: given,
+        slots=n_tokens,
     )
     documents = pine._Documents(windows_of(spans), strength, whole, reach)
     output, weights = documents.attended(call, torch.tensor(key)[None])

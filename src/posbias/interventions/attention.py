@@ -66,6 +66,8 @@ class AttentionCall:
     are padded (padding counts as 0)."""
     key_positions: Int[Tensor, "_ key"]
     kernel: Callable[..., Attended]
+    slots: int
+    """Slots of a prompt that were read so far, padding and those of the call included: positions are below."""
     cached_keys: Tensor | None = None
     """The tensor of keys that the layer's cache held before the call; None if there was none, or it is not known."""
 
@@ -335,6 +337,7 @@ class _Site:
                 query_positions=self.padding.between(self.past, total, query.device),
                 key_positions=self.padding.between(first, first + key.shape[2], query.device),
                 kernel=self.kernel,
+                slots=total,
                 cached_keys=self.cached_keys,
             )
         )

@@ -182,7 +182,10 @@ def biased(
     def attend(call: AttentionCall) -> Attended:
         first = first_query if isinstance(first_query, int) else first_query().to(call.query.device)
         entries = (call.key_positions >= first).long() if by_side else call.key_positions
-        added = bias(call.layer, 2 if by_side else int(entries.max()) + 1, call.query)
+        try:  # with the number of slots, for which an accelerator need not wait
+            added = bias(call.layer, 2 if by_side else call.slots, call.query)
+        except UsageError:  # padding takes slots, but needs no bias
+            added = bias(call.layer, int(entries.max()) + 1, call.query)
         acts = call.query_positions >= first
         if scales is not None:
             factor = scales(call.layer).to(call.query)[:, None].where(acts[:, None], 1.0)

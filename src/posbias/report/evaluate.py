@@ -41,6 +41,12 @@ NOTE = (
     "positions and are corrected for the number of comparisons. A position that is missing was too long for the "
     "model, or refused."
 )
+BATCHES = {
+    "nothing": "no prompts were answered together, which takes longer: in a batch the logits would have been others",
+    "equal lengths": "only prompts of one length were answered together, which takes longer: with padding the logits "
+    "would have been others",
+}
+"""What a model does not run together, by `LocalResponder.together`."""
 VERDICTS = {
     "accuracy": "right verdicts",
     "flip_rate": "verdict follows the slot (preference flips with the order)",
@@ -316,6 +322,8 @@ def _reasons(evaluation: Evaluation) -> list[str]:
             f"{evaluation.unscored} of {evaluation.answered} right answers were not scored: the server's tokens do not "
             "tell where they begin"
         )
+    if responder.get("together") in BATCHES:
+        reasons.append(BATCHES[responder["together"]])
     if apart := responder.get("answers_apart"):
         reasons.append(
             f"{apart} right answers were scored as separate tokens, although joined to their prompts they form others"

@@ -8,6 +8,7 @@ be cut back and joined with others.
 from collections.abc import Sequence
 from typing import Any
 
+from jaxtyping import Int
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -32,6 +33,13 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
             room[..., begin:end, :] = new
         self._hold(self._rooms, end)
         return self._held
+
+    def narrow(self, rows: Int[Tensor, "kept"], begin: int) -> None:
+        """Go on with some rows alone, without their first `begin` positions."""
+        length = self.keys.shape[-2]
+        rooms = self._rooms if self.keys is self._held[0] else (self.keys, self.values)
+        keys, values = (room.index_select(0, rows.to(room.device))[..., begin:, :] for room in rooms)
+        self._hold((keys, values), length - begin)
 
     def _hold(self, rooms: tuple[Tensor, Tensor], n_positions: int) -> None:
         self._rooms = rooms

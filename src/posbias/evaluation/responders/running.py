@@ -133,13 +133,14 @@ class Runner:
             layers.append((rooms[0], rooms[1]))
         return growing_cache(layers, longest), padding
 
-    def step(
-        self, token_ids: Sequence[int], cache: Any, padding: Sequence[int], *, wanted: int
-    ) -> Float[Tensor, "batch vocabulary"]:
-        """Logits after one more token of every row of a cache, of which so many rows are wanted."""
+    def step(self, token_ids: Sequence[int], cache: Any, padding: Sequence[int], *, wanted: int) -> list[int]:
+        """The most probable token after one more of every row of a cache, of which so many rows are wanted."""
         tokens = np.array(token_ids, dtype=np.int64)[:, None]
-        logits: Tensor = self._outputs(tokens, 1, cache, padding, idle=len(token_ids) - wanted)[:, 0]
-        return logits
+        best = self._logits(tokens, 1, cache, padding, idle=len(token_ids) - wanted)[:, 0].max(dim=-1)
+        # Both in one transfer: an accelerator waits for each.
+        choices, finite = torch.stack([best.indices, best.values.isfinite().long()]).tolist()
+        self._check(all(finite), 1)
+        return list(choices)
 
     def _begun(self, origins: Sequence[Kept | None], padding: Sequence[int], past: int) -> Any:
         """A cache of the first slots of sequences, from what was kept."""
@@ -168,8 +169,21 @@ class Runner:
         return DynamicCache([(keys, values) for keys, values in layers])
 
     def _outputs(
+        self, token_ids: Int64[np.ndarray, "batch new"], rows: int, cache: Any, padding: Sequence[int]
+    ) -> Tensor:
+        """Logits of the last tokens of several rows, which are finite."""
+        logits = self._logits(token_ids, rows, cache, padding)
+        self._check(bool(logits.amax(dim=-1).isfinite().all()), token_ids.shape[1])
+        return logits
+
+    def _check(self, finite: bool, new: int) -> None:
+        if not finite:
+            raise RunError(f"the model's logits are not finite numbers after {new} tokens; try dtype float32")
+
+    def _logits(
         self, token_ids: Int64[np.ndarray, "batch new"], rows: int, cache: Any, padding: Sequence[int], *, idle: int = 0
     ) -> Tensor:
+        """Logits of the last tokens of several rows, of which so many are idle."""
         batch, new = token_ids.shape
         past = 0 if cache is None else int(cache.get_seq_length())
         read = batch * new - sum(max(0, slots - past) for slots in padding) - idle
@@ -180,14 +194,10 @@ class Runner:
             with torch.no_grad():
                 if isinstance(self.model, HuggingFaceModel):
                     slots = torch.tensor(padding, device=tokens.device) if any(padding) else None
-                    logits = self.model.logits(tokens, positions, cache=cache, padding=slots)
-                else:
-                    logits = self.model.outputs(self.model.embed(tokens), positions).logits
+                    return self.model.logits(tokens, positions, cache=cache, padding=slots)
+                return self.model.outputs(self.model.embed(tokens), positions).logits
         finally:
             self.tokens_of_slots = 1, 1
-        if not bool(logits.amax(dim=-1).isfinite().all()):
-            raise RunError(f"the model's logits are not finite numbers after {new} tokens; try dtype float32")
-        return logits
 
 
 @contextmanager
@@ -380,7 +390,7 @@ def _decode_batch(runner: Runner, started: Sequence[Started], ending: Ending) ->
             runner.reading = tuple(started[place].index for place in rows)
             wholes = [np.array([*started[place].prompt, *generated[place]]) for place in rows]
             logits, states = runner.read(wholes, [None] * len(rows), columns=length, rows=1, keep=True)
-            kept, choices = dict(zip(rows, states, strict=True)), logits[:, 0].argmax(dim=-1)
+            kept, choices = dict(zip(rows, states, strict=True)), logits[:, 0].argmax(dim=-1).tolist()
         else:
             if cache is None:
                 rows = active
@@ -389,13 +399,16 @@ def _decode_batch(runner: Runner, started: Sequence[Started], ending: Ending) ->
                 kept = {}
             runner.reading = tuple(started[place].index for place in rows)
             last = [generated[place][-1] for place in rows]
-            choices = runner.step(last, cache, padding, wanted=len(active)).argmax(dim=-1)
+            choices = runner.step(last, cache, padding, wanted=len(active))
         going = set(active)
-        for place, choice in zip(rows, choices.tolist(), strict=True):
+        for place, choice in zip(rows, choices, strict=True):
             if place in going:
                 generated[place].append(choice)
         active = unfinished(active)
-        if cache is not None and len(active) < SPARE_ROWS * len(rows):
-            kept = dict(zip(rows, kept_of(cache, padding), strict=True))
-            cache = None
+        if cache is not None and active and len(active) < SPARE_ROWS * len(rows):
+            places = [rows.index(place) for place in active]
+            rows, begin = active, min(padding[row] for row in places)
+            padding = [padding[row] - begin for row in places]
+            for layer in cache.layers:
+                layer.narrow(torch.tensor(places), begin)
     return generated
