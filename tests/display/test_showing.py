@@ -350,6 +350,21 @@ def test_what_holds_no_curves_says_so_and_still_shows_itself():
     assert "predict, failed" in run._repr_html_()
 
 
+def test_the_range_of_shared_axes_is_that_of_every_curve_on_them():
+    axes = Figure().subplots()
+    steep, gentle = (pb.predict(pb.Architecture(depth=depth, mixing=0.9), LENGTH) for depth in (6, 1))
+    steep.plot(axes)
+    gentle.plot(axes)
+    low, high = axes.get_ylim()
+    values = np.concatenate([one.profile.influence * LENGTH for one in (steep, gentle)])
+    assert (low, high) == pytest.approx((values.min() / 2, 2 * values.max()))
+
+
+@pytest.mark.parametrize("name", ["prediction", "measurement"])
+def test_a_result_just_made_has_the_verdict_of_its_run(results, name):
+    assert results[name].verdict == verdict(results[name].as_run()) != ()
+
+
 def test_results_on_the_same_axes_share_one_flat_line():
     axes = Figure().subplots()
     for influence in ([0.2, 0.3, 0.5], [0.6, 0.3, 0.1]):

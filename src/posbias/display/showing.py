@@ -254,9 +254,10 @@ def _draw(ax: "Axes", view: Shown) -> None:
     if flat:
         if not flat_line_is_there:
             ax.axhline(1, color="0.5", linestyle=":", label=FLAT_LINE)
-        values = np.concatenate([series.values for series in view.series if series.drawn]) * view.scale
-        if values.min() > 0:  # the range is the curves': the lower ends of intervals may be zero
-            ax.set(yscale="log", ylim=(max(values.min() / 2, values.max() / 10**DECADES), 2 * max(values.max(), 1.0)))
+        # The range is that of all curves on these axes, whoever drew them: lower ends of intervals may be zero.
+        values = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in ax.get_lines()])
+        if values.min() > 0:
+            ax.set(yscale="log", ylim=(max(values.min() / 2, values.max() / 10**DECADES), 2 * values.max()))
     ax.set(xlabel=view.axis, ylabel=view.label)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # places are counted
     if flat or len(view.series) > 1:

@@ -1,6 +1,6 @@
 """Interventions on a loaded model: one ingredient of its position bias replaced while a context is open."""
 
-from posbias.interventions import branches, encodings, keys, masks
+from posbias.interventions import branches, encodings, keys, visibility
 from posbias.interventions.base import INTERVENTIONS, Intervention, check_model, intervened, resolve_interventions
 
 __all__ = [
@@ -11,6 +11,6 @@ __all__ = [
     "encodings",
     "intervened",
     "keys",
-    "masks",
     "resolve_interventions",
+    "visibility",
 ]

@@ -17,7 +17,7 @@ from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
 from posbias.comparison.stored import store_subjects
 from posbias.display.naming import changed_fields
-from posbias.display.showing import Showing, Shown
+from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, TokenIds
@@ -33,6 +33,7 @@ from posbias.prompts.prompts import Prompts
 from posbias.runs.engines import Arrays, Engine, Local, collect
 from posbias.runs.parts import PartStore, made_by
 from posbias.runs.records import Record
+from posbias.runs.results import Answering
 from posbias.statistics import CONFIDENCE, estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
@@ -141,7 +142,7 @@ class DepthProfiles:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Measurement(Showing):
+class Measurement(Answering):
     """A model's influence profiles and mixing, with pointwise intervals over prompts."""
 
     kinds: tuple[Kind, ...]

@@ -72,6 +72,15 @@ def from_stored(kind: type[Kind], stored: Any) -> Kind:
     return read
 
 
+class Answering(Showing):
+    """A result just made, which answers in the sentences of its stored form."""
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """The answer in one to three sentences, each only as strong as its interval."""
+        return result_of(self.as_run()).verdict
+
+
 RESULTS: Registry[type[Result]] = Registry("result")
 """The class of each verb's result, by verb."""
 

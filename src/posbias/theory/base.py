@@ -14,11 +14,12 @@ from jaxtyping import Float64
 
 from posbias.architecture import Architecture
 from posbias.display.naming import Settings, curve_names, differing
-from posbias.display.showing import Showing, Shown
+from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.registry import Registry
 from posbias.runs.records import Record
+from posbias.runs.results import Answering
 from posbias.statistics import Interval
 
 THEORIES: Registry["Theory"] = Registry("theory")
@@ -26,7 +27,7 @@ THEORIES: Registry["Theory"] = Registry("theory")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Prediction(Showing):
+class Prediction(Answering):
     """A theory's profile, with the settings it was computed for."""
 
     profile: Profile

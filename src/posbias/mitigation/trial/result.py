@@ -9,11 +9,10 @@ an evaluation), and `influence` (`influence_scalars`) if it was measured.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator, SkipValidation, TypeAdapter
+from pydantic import BeforeValidator, InstanceOf, SkipValidation
 
 from posbias.display.showing import Series, Shown
 from posbias.evaluation.endings import Undecided
@@ -23,7 +22,7 @@ from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.influence import FLAT
 from posbias.mitigation.trial.side_effects import Effort
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Result
+from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval
 
 Text = Annotated[str, SkipValidation()]
@@ -112,7 +111,7 @@ class InfluenceOutcome:
 class MitigationTrial(Result):
     """Methods against position bias, tried on one model and task, and judged."""
 
-    record: Record
+    record: InstanceOf[Record]
     task: str
     n_items: int
     model: str
@@ -142,6 +141,7 @@ class MitigationTrial(Result):
         model = resolved["responder"].get("model")
         measure = scalars["judgement"]["measure"]
         fields = {
+            "record": record,
             "task": resolved["task"],
             "n_items": resolved["n_items"],
             "model": str((model.get("source") if isinstance(model, Mapping) else model) or "model"),
@@ -155,8 +155,7 @@ class MitigationTrial(Result):
             "question": resolved.get("question"),
             "notices": scalars.get("notices", {}),
         }
-        kinds = cls.__annotations__
-        return cls(record, **{name: _reader(kinds[name]).validate_python(value) for name, value in fields.items()})
+        return from_stored(cls, fields)
 
     def scores(self, measure: str, arm: int) -> np.ndarray:
         """score[sample, position] of one arm, counted from 0, the unchanged model."""
@@ -176,11 +175,6 @@ class MitigationTrial(Result):
             for arm, means in zip(self.arms, self.curves.get(measure, ()), strict=False)
         ]
         return Shown(title, tuple(series), measure, places=np.array(self.judgement.positions))
-
-
-@cache
-def _reader(kind: Any) -> Any:
-    return TypeAdapter(kind)
 
 
 def _arm_of(record: Record, number: int, name: str) -> dict[str, Any]:
