@@ -67,6 +67,26 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
     assert json.loads(again.stdout)["scalars"]["effective_length"]["threshold"] == 0.8
 
 
+def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, long_llama, tmp_path):
+    other, out = tmp_path / "other", tmp_path / "run"
+    shutil.copytree(long_llama, other)
+    done = posbias("evaluate", long_llama, other, *FLAGS, "--out", out, "--require", "worst>=0.5")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("posbias: Required worst>=0.5 is not met: 0.000 [")
+    assert "(accuracy, long-llama)" in done.stderr
+    result = pb.load_record(out)
+    assert [entry.name for entry in result.compared] == ["long-llama", "other"]
+    assert result.n_samples == 7
+    assert "are not told apart" in result.verdict[0]
+    for name in ("long-llama", "other"):
+        assert (out / name / "report.html").exists()
+        assert f"{name}/report.html" in (out / "report.html").read_text()
+    again = posbias("evaluate", long_llama, other, *FLAGS, "--out", out, "--resume")
+    assert again.returncode == 0, again.stderr
+    refused = posbias("evaluate", long_llama, other, *FLAGS, "--lengths", "300")
+    assert "--lengths and exports take one MODEL, got " in refused.stderr
+
+
 def test_the_report_can_be_redrawn(posbias, finished):
     (finished / "report.html").unlink()
     assert posbias("report", finished).returncode == 0

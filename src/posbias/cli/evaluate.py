@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import running, say
+from posbias.cli.output import Run, running, say
 from posbias.errors import RunError, UsageError
 
 if TYPE_CHECKING:
@@ -193,9 +193,14 @@ class ServerFlags:
 @options.grouped
 def evaluate(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Hub id, directory, file.gguf or 'demo'; not with --server.", show_default=False),
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Hub id, directory, file.gguf or 'demo'; the first of several is what the others are compared to; "
+            "none with --server.",
+            show_default=False,
+        ),
     ] = None,
     *,
     evaluated: TaskFlags,
@@ -227,8 +232,11 @@ def evaluate(
     """Measure how well a model answers, by the answer's position. One item is requested, at varied positions."""
     from posbias.tasks.language import LANGUAGE_TASKS
 
-    check_answerer(context, model, server, tokenizer=tokenizer, exported=bool(lm_eval or inspect_ai))
+    names = models or []
+    check_answerer(context, next(iter(names), None), server, tokenizer=tokenizer, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
+    if len(names) > 1 and (compared.tokens or lm_eval or inspect_ai):
+        raise UsageError(f"--lengths and exports take one MODEL, got {', '.join(names)}")
     task = LANGUAGE_TASKS.parse(evaluated.task)
     settings = evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory, compared=compared)
     required = gate.requirement
@@ -236,10 +244,10 @@ def evaluate(
         settings.check_requirement(required)
     template_options = evaluated.for_template(task, served=server is not None)
     if lm_eval or inspect_ai:
-        _export(task, settings, model=model or tokenizer, lm_eval=lm_eval, inspect_ai=inspect_ai)
+        _export(task, settings, model=next(iter(names), tokenizer), lm_eval=lm_eval, inspect_ai=inspect_ai)
         return
 
-    def responder(directory: Path | None) -> "Responder":
+    def responder(model: str | None, directory: Path | None) -> "Responder":
         if server is not None:
             return served.responder(
                 server,
@@ -250,9 +258,11 @@ def evaluate(
             )
         return local.responder(str(model), template_options=template_options)
 
-    evaluation = _evaluate(context, task, settings, responder, flags)
+    evaluate_each = _evaluate_several if len(names) > 1 else _evaluate
+    evaluations = evaluate_each(context, task, settings, responder, names=names, flags=flags)
     if required is not None:
-        gate.judge(evaluation.check(required), quiet=flags.json)
+        for evaluation in evaluations:
+            gate.judge(evaluation.check(required), quiet=flags.json)
 
 
 def check_answerer(
@@ -278,34 +288,70 @@ def _evaluate(
     context: typer.Context,
     task: "LanguageTask",
     settings: "EvaluateOptions",
-    responder_in: "Callable[[Path | None], Responder]",
+    responder_of: "Callable[[str | None, Path | None], Responder]",
+    *,
+    names: list[str],
     flags: options.RunFlags,
-) -> "Evaluation":
-    """Evaluate, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
+) -> "list[Evaluation]":
+    """Evaluate one model, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
     from posbias.evaluation import evaluate_responder, finished_evaluation, write_outputs
     from posbias.evaluation.evaluation import LengthEvaluation
-    from posbias.report import conclude
 
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
-        responder = responder_in(run.directory)
+        responder = responder_of(next(iter(names), None), run.directory)
         finished = None if settings.lengths else finished_evaluation(responder, task, settings)
         evaluation = finished or evaluate_responder(responder, task, settings)
         if isinstance(evaluation, LengthEvaluation) and run.directory is not None:
             for length, at_length in evaluation.at.items():
-                directory = run.directory / f"length-{length}"
-                if taken_over := not at_length.outputs:
-                    conclude(at_length.record, directory, found=taken_over)
-                    continue
-                at_length.record.called(run.arguments, run.command)
-                write_outputs(at_length, directory)
-                conclude(at_length.record, directory)
+                _conclude_part(at_length, run.directory / f"length-{length}", run)
         if finished is None:
             evaluation.record.called(run.arguments, run.command)
             if run.directory is not None and not settings.lengths:
                 write_outputs(evaluation, run.directory)
         run.finish(evaluation.record, found=finished is not None)
-    return evaluation
+    return [evaluation]
+
+
+def _evaluate_several(
+    context: typer.Context,
+    task: "LanguageTask",
+    settings: "EvaluateOptions",
+    responder_of: "Callable[[str | None, Path | None], Responder]",
+    *,
+    names: list[str],
+    flags: options.RunFlags,
+) -> "list[Evaluation]":
+    """Evaluate models one after another, each in a directory of its own, and compare them with the first."""
+    from posbias.evaluation import compare_evaluations, evaluate_responder, finished_evaluation
+    from posbias.measurement.several import directory_names
+
+    evaluations = []
+    with running(context, flags, resume=settings.resume) as run:
+        for name, source in directory_names(names).items():
+            directory = None if run.directory is None else run.directory / name
+            chosen, responder = replace(settings, directory=directory), responder_of(source, directory)
+            finished = finished_evaluation(responder, task, chosen)
+            evaluations.append(finished or evaluate_responder(responder, task, chosen))
+            if directory is not None:
+                _conclude_part(evaluations[-1], directory, run)
+        record = compare_evaluations(evaluations).record
+        record.called(run.arguments, run.command)
+        record.resolved["related"] = {name: f"{name}/report.html" for name in directory_names(names)}
+        run.finish(record)
+    return evaluations
+
+
+def _conclude_part(evaluation: "Evaluation", directory: Path, run: Run) -> None:
+    """Keep one of several evaluations with its page; one that was there, finished, is drawn again."""
+    from posbias.evaluation import write_outputs
+    from posbias.report import conclude
+
+    taken_over = not evaluation.outputs
+    if not taken_over:
+        evaluation.record.called(run.arguments, run.command)
+        write_outputs(evaluation, directory)
+    conclude(evaluation.record, directory, found=taken_over)
 
 
 def _export(

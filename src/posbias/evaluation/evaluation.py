@@ -170,7 +170,7 @@ class Evaluation(Result):
 
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on accuracy, or on log-probability if no answer was judged."""
-        return check_requirement(require, self.measures, self.tables)
+        return check_requirement(require, self.measures, self.tables, arm=str(self.source or ""))
 
     @property
     def title(self) -> str:

@@ -84,7 +84,7 @@ class RequirementCheck:
     met: bool
     by_estimate: bool = False
     arm: str = ""
-    """The model's arm of a trial; empty if there is one model."""
+    """The model, or the arm of a trial."""
     withheld: Annotated[Undecided | None, BeforeValidator(lambda stored: stored or None)] = None
     """Open answers because of which it is not met, whatever the number."""
 
