@@ -229,24 +229,6 @@ def test_a_piece_read_back_has_its_arrays_in_their_own_order(tmp_path):
     assert list(storage.PartStore(tmp_path, {}, resume=True).get("piece", dict)) == list(arrays)
 
 
-NUMPY_INTEGERS = """
-import sys, numpy as np, posbias as pb
-two = np.int64(2)
-model = pb.load_model(sys.argv[1], init_seed=two)
-assert type(model.origin.init_seed) is int
-prompts = pb.load_prompts("default", model, n_positions=np.int64(8), count=two, seed=two)
-pb.measure(model, prompts, kinds="probability", seed=two)
-options = pb.AuditOptions(kinds=("probability",), seed=two, initialisations=two)
-print(pb.audit(model, n_positions=np.int64(8), prompts=two, options=options).record.as_json()["arguments"]["prompts"])
-"""
-
-
-def test_counts_and_seeds_may_be_numpy_integers(tiny_llama):
-    # In a process of its own: annotations are checked in this one, and say int.
-    run = subprocess.run([sys.executable, "-c", NUMPY_INTEGERS, str(tiny_llama)], capture_output=True, text=True)
-    assert (run.returncode, run.stdout) == (0, "2\n"), run.stderr
-
-
 def test_a_model_at_initialisation_without_initialisations_is_refused(tiny_llama):
     with pytest.raises(UsageError, match="initialisations must be at least 1 if the model itself is one"):
         pb.audit(tiny_llama, n_positions=16, prompts=2, options=AuditOptions(initialisations=0, init_seed=4))
@@ -339,8 +321,14 @@ def only_block(compared):
     return block["prompts"]
 
 
-def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama):
-    few, many = measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
+@pytest.fixture(scope="module")
+def few_and_many(tiny_llama):
+    """Two runs, on 3 and on 8 prompts."""
+    return measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
+
+
+def test_a_measurement_taken_as_prediction_is_resampled_too(tiny_llama, few_and_many):
+    few, many = few_and_many
     block = only_block(compare(few, many).record)
     assert (block["n_units"], block["decides"]) == (3, 0)
     single = measured_record(tiny_llama, count=1, seed=5)
@@ -362,8 +350,8 @@ def test_two_runs_on_the_same_prompts_are_paired(tiny_llama):
     assert block["n_units"] == 6
 
 
-def test_the_seed_of_a_comparison_is_that_of_its_resamples(tiny_llama):
-    few, many = measured_record(tiny_llama, count=3, seed=5), measured_record(tiny_llama, count=8, seed=6)
+def test_the_seed_of_a_comparison_is_that_of_its_resamples(few_and_many):
+    few, many = few_and_many
     first, again, other = (compare(few, many, options=CompareOptions(seed=seed)).record for seed in (0, 0, 5))
     assert (first.seeds, other.seeds) == ({"bootstrap": 0}, {"bootstrap": 5})
     assert only_block(first) == only_block(again) != only_block(other)

@@ -12,9 +12,9 @@ from posbias.runs.engines import Local
 def test_workers_give_the_same_record_and_finish_what_one_process_began(tiny_llama, tmp_path):
     def audited(workers, out=None, resume=False):
         options = AuditOptions(
-            kinds=("probability",), initialisations=2, resume=resume, engine=Local(workers=workers, threads=1)
+            kinds=("probability",), initialisations=1, resume=resume, engine=Local(workers=workers, threads=1)
         )
-        return pb.audit(tiny_llama, n_positions=16, prompts=3, out=out, options=options).record
+        return pb.audit(tiny_llama, n_positions=16, prompts=2, out=out, options=options).record
 
     one, two = audited(1), audited(2, tmp_path / "run")
     assert one.arrays.keys() == two.arrays.keys()

@@ -73,9 +73,8 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     for name in ("distance", "kernels", "content-heads", "mixing-positions", "rollouts"):
         assert f'id="figure-{name}"' in page
     (run / "report.html").unlink()
-    again = posbias("report", run, "--png")
+    again = posbias("report", run)
     assert again.returncode == 0, again.stderr
-    assert (run / "content-heads.png").stat().st_size > 10_000
     assert (run / "report.html").read_text() == page
 
 

@@ -101,8 +101,17 @@ def test_every_registered_variant_is_covered() -> None:
     assert set(ENCODING_SPELLINGS) == set(ENCODINGS)
 
 
-@pytest.mark.parametrize("content", [0.0, MIXED], ids=["none", "mixed"])
-@pytest.mark.parametrize(("mask", "encoding"), PAIRS)
+@pytest.mark.parametrize(
+    ("mask", "encoding", "content"),
+    [
+        *((mask, encoding, MIXED) for mask, encoding in PAIRS),
+        *(
+            (mask, encoding, 0.0)
+            for mask, *_ in MASK_SPELLINGS.values()
+            for encoding, *_ in ENCODING_SPELLINGS.values()
+        ),
+    ],
+)
 def test_pulls_and_pushes_equal_the_dense_product(mask: str, encoding: str, content: Any) -> None:
     for n_positions in (1, 2, 131):
         case = kernel_of(mask, encoding, n_positions, content)

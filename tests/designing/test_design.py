@@ -329,22 +329,22 @@ def test_norms_that_are_moved_are_those_of_a_network_built_so():
 def test_the_norm_placement_nearest_to_the_target_is_chosen():
     model = born_model("llama", 0, times_wider=2)
     found = design(
-        "flat", over="norm_placement", model=model, options=DesignOptions(theory="mean_field", n_positions=16)
+        "flat", over="norm_placement", model=model, options=DesignOptions(theory="mean_field", n_positions=8)
     )
     assert set(found.choices) == {"pre", "post", "output", "sandwich"}
-    left = {name: distance_apart(at[16], found.targets[16]) for name, at in found.choices.items()}
+    left = {name: distance_apart(at[8], found.targets[8]) for name, at in found.choices.items()}
     (chosen,) = found.parameters["norm_placement"]
     assert chosen == min(left, key=left.get)
-    assert found.distances[16] == (left[chosen], left["pre"])  # as it was: Llama's own
+    assert found.distances[8] == (left[chosen], left["pre"])  # as it was: Llama's own
     with pytest.raises(UsageError, match="stay where they are; build it with norm placement"):
         _ = found.intervention
     both = design(
         "flat",
         over=["norm_placement", "gamma_key"],
         model=model,
-        options=DesignOptions(theory="mean_field", n_positions=16, starts=1),
+        options=DesignOptions(theory="mean_field", n_positions=8, starts=1),
     )
-    assert both.distances[16][0] < left[chosen] / 3
+    assert both.distances[8][0] < left[chosen] / 3
     assert set(both.parameters) == {"norm_placement", "gamma_key"}
 
 

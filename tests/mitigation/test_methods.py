@@ -49,9 +49,22 @@ def spelled(name, model=None):
     return random_adapter(model) if name == "adapter" and model is not None else SPELLED.get(name, name)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def model(request):
-    return shaken_model(request.param)
+    return shaken_model(getattr(request, "param", "llama"))
+
+
+def with_families(methods):
+    """Every method in the first family and in one or two others; every other family under a third of the methods."""
+    first, *others = FAMILIES
+    pairs = [(first, method) for method in methods]
+    pairs += [
+        (family, method)
+        for shift, family in enumerate(others)
+        for place, method in enumerate(methods)
+        if (place + shift) % 3 == 0
+    ]
+    return pytest.mark.parametrize(("model", "name"), pairs, indirect=["model"])
 
 
 def token_ids(model, seed=3):
@@ -63,7 +76,7 @@ def logits(model):
         return model.network(token_ids(model)).logits
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@with_families(INSIDE)
 def test_strength_leads_from_the_model_as_it_is_to_the_method(model, name):
     before = logits(model)
     found = []
@@ -75,7 +88,7 @@ def test_strength_leads_from_the_model_as_it_is_to_the_method(model, name):
     assert torch.equal(logits(model), before), "afterwards the model is what it was"
 
 
-@pytest.mark.parametrize("name", BATCHED)
+@with_families(BATCHED)
 def test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passes(model, name):
     wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     both = torch.cat([token_ids(model), token_ids(model, 5)])
@@ -102,12 +115,12 @@ def ragged(model, side, shared=SPANS[-1][1]):
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("method", RAGGED)
-def test_every_prompt_of_a_ragged_batch_is_as_alone(model, method, side):
+@with_families(RAGGED)
+def test_every_prompt_of_a_ragged_batch_is_as_alone(model, name, side):
     prompts, batch, shown = ragged(model, side)
     options = {"max_new_tokens": 6, "output_logits": True, **GENERATED}
-    with mitigated(model, spelled(method, model), passages=SPANS):
-        if method == "attention_calibration":
+    with mitigated(model, spelled(name, model), passages=SPANS):
+        if name == "attention_calibration":
             with pytest.raises(UsageError, match="attention_calibration: one prompt at a time without padding"):
                 model.network(batch, attention_mask=shown)
             return
@@ -125,12 +138,12 @@ def test_every_prompt_of_a_ragged_batch_is_as_alone(model, method, side):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("method", RAGGED)
-def test_beams_with_a_cache_score_what_whole_passes_do(model, method):
+@with_families(RAGGED)
+def test_beams_with_a_cache_score_what_whole_passes_do(model, name):
     prompts, batch, shown = ragged(model, "left")
     beams = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.0, "max_new_tokens": 5, **GENERATED}
-    with mitigated(model, spelled(method, model), passages=SPANS):
-        if method == "attention_calibration":
+    with mitigated(model, spelled(name, model), passages=SPANS):
+        if name == "attention_calibration":
             with pytest.raises(UsageError, match="attention_calibration: one prompt at a time without padding"):
                 model.network.generate(prompts[0], attention_mask=torch.ones_like(prompts[0]), **beams)
             return
@@ -373,6 +386,7 @@ def test_a_family_without_the_interface_is_refused_by_name():
         mitigated(shaken_model("bloom"), "temperature").install()
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma3_text"], indirect=True)
 @pytest.mark.parametrize("name", ["context_bias(values={zeros}", "key_bias(biases='gamma_key(alpha=1.0)'"])
 def test_scales_of_all_heads_are_another_scaling_in_transformers(model, name):
     blocks = [layer.self_attn for layer in model.network.model.layers]

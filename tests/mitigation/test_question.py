@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-import posbias as pb
 from posbias.errors import UsageError
 from posbias.mitigation import mitigated
 from posbias.mitigation.methods.question import NOWHERE, Question, question_text
+from posbias.models.loading import load_tokenizer
 from posbias.tasks.language import LANGUAGE_TASKS, Example
 from posbias.tasks.language.base import locate
 from tiny_families import shaken_model
@@ -197,7 +197,11 @@ def test_bytes_of_characters_that_were_cut_hide_no_question():
         assert Question("\nAsked:", Bytes())._begin(ids) == len(passage.encode())
 
 
-@pytest.mark.parametrize("source", ["demo", "bytes"])
+@pytest.fixture(scope="module", params=["demo", "bytes"])
+def tokenizer(request, long_llama):
+    return load_tokenizer("demo" if request.param == "demo" else str(long_llama))
+
+
 @pytest.mark.parametrize(
     ("task", "question"),
     [
@@ -207,16 +211,15 @@ def test_bytes_of_characters_that_were_cut_hide_no_question():
         ("example_order(shots=4)", "\n\nWord:"),
     ],
 )
-def test_the_place_is_behind_the_last_passage(source, task, question, long_llama):
-    model = pb.load_model(str(long_llama)) if source == "bytes" else pb.load_model("demo")
-    looked_for = Question(question, model.tokenizer)
-    for example in LANGUAGE_TASKS.parse(task).examples(model.tokenizer, count=4, positions=(0, 2), seed=1):
-        spans, _ = locate(example.prompt, example.passages, model.tokenizer)
-        ids = model.tokenizer(example.prompt).input_ids
+def test_the_place_is_behind_the_last_passage(tokenizer, task, question):
+    looked_for = Question(question, tokenizer)
+    for example in LANGUAGE_TASKS.parse(task).examples(tokenizer, count=4, positions=(0, 2), seed=1):
+        spans, _ = locate(example.prompt, example.passages, tokenizer)
+        ids = tokenizer(example.prompt).input_ids
         assert looked_for._begin(ids) == spans[-1][1]
-        assert looked_for._begin([*ids, *model.tokenizer(" 我 é" * 40).input_ids]) == spans[-1][1]
+        assert looked_for._begin([*ids, *tokenizer(" 我 é" * 40).input_ids]) == spans[-1][1]
         before = looked_for._begin(ids[: spans[-1][1]])
-        assert before == NOWHERE or question in model.tokenizer.decode(ids[before : spans[-1][1]])
+        assert before == NOWHERE or question in tokenizer.decode(ids[before : spans[-1][1]])
 
 
 def test_what_cannot_be_looked_for_is_refused_in_one_line():

@@ -244,7 +244,7 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
         trial_record("key_value(pairs=2)", responder, given)
 
 
-@pytest.mark.parametrize("text", ["default", "default#austen", "own"])
+@pytest.mark.parametrize("text", ["default", "own"])
 def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monkeypatch, text):
     own, read = tmp_path / "own.txt", []
     own.write_text(" ".join(f"line {number} of a text of my own" for number in range(400)))
@@ -270,7 +270,7 @@ def test_fits_read_no_text_of_the_source_that_judges(long_llama, tmp_path, monke
     judged, fitted = read
     files = {own.name} if text == "own" else {group.name for group in default_corpus(judged.partition("#")[2])}
     assert files.isdisjoint(group.name for group in default_corpus(fitted.partition("#")[2]))
-    assert len(files) == {"default": 2, "default#austen": 1, "own": 1}[text]
+    assert len(files) == {"default": 2, "own": 1}[text]
     corpus = ",".join(Path(group.name).stem for group in default_corpus())
     with pytest.raises(UsageError, match="fits need files of the default corpus that are not judged; name fewer"):
         trial_record("key_value(pairs=2)", responder, replace(options, text=f"default#{corpus}"))

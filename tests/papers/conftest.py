@@ -1,14 +1,8 @@
-"""All claims, and the rollouts, take seconds: once for all tests."""
+"""All claims take seconds: once for all tests."""
 
 import pytest
 
-from posbias.papers import Verdict, reproduce, verify
-from posbias.papers.reproduction import Reproduction
-
-
-@pytest.fixture(scope="session")
-def rollout() -> Reproduction:
-    return reproduce("rollout-2602.16837")
+from posbias.papers import Verdict, verify
 
 
 @pytest.fixture(scope="session")

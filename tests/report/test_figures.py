@@ -146,7 +146,7 @@ def test_many_curves_have_fewer_points_each_and_short_ones_keep_theirs() -> None
     assert drawn.from_end is not None
     np.testing.assert_array_equal(drawn.x + drawn.from_end, 100_000)
     assert kept is figures[0].curves[1]
-    assert points_that_fit(figures * 100_000) == FEWEST_POINTS
+    assert points_that_fit(figures * 10_000) == FEWEST_POINTS
 
 
 def test_what_is_shaded_is_named_by_either_axis() -> None:

@@ -7,6 +7,8 @@ import pytest
 
 from behaviour_runs import saved
 from browser import BROWSER, looked_at
+from posbias.papers import reproduction_record
+from posbias.papers.reproduction import Reproduction
 from posbias.report import write_report
 from posbias.runs.records import Record, read_record
 
@@ -21,7 +23,7 @@ RUNS: dict[str, list[str]] = {
     "decompose": ["decompose", "MODEL", *SMALL],
     "design": ["design", "u_shape(middle=4.0)", "--over", "key_bias", "--length", "64"],
     "verify": ["verify", "birth-2603.10123"],
-    "reproduce": ["reproduce", "rollout-2602.16837"],
+    "reproduce": ["report", "OUT/rollout"],
     "evaluate": ["evaluate", "MODEL", *KEYS, "--count", "6", "--max-tokens", "2"],
     "mitigate": [
         *["mitigate", "MODEL", *KEYS, "--methods", "temperature(scale=0.3)", "--count", "6", "--calibration", "0"],
@@ -62,7 +64,10 @@ const check = async frame => {
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
-def test_no_page_cuts_anything_at_either_width(posbias: Callable, long_llama: Path, tmp_path: Path) -> None:
+def test_no_page_cuts_anything_at_either_width(
+    posbias: Callable, long_llama: Path, rollout: Reproduction, tmp_path: Path
+) -> None:
+    reproduction_record(rollout, {}).save(tmp_path / "rollout")
     saved().save(tmp_path / "one")
     saved(model="another-model-of-a-rather-long-name").save(tmp_path / "other")
     for name, command in RUNS.items():

@@ -363,10 +363,9 @@ def test_what_all_rows_share_is_said_once() -> None:
     assert page.count('class="again"') == 1, "a phone shows the name of a group once"
 
 
-@pytest.mark.parametrize("n_positions", [8192, 65_536])
-def test_pages_of_long_contexts_are_light(tmp_path: Path, n_positions: int) -> None:
+def test_pages_of_long_contexts_are_light(tmp_path: Path) -> None:
     """The most curves that a command draws, with values of all digits; and two pages of them side by side."""
-    random = np.random.default_rng(0)
+    random, n_positions = np.random.default_rng(0), 65_536
     values = np.exp(random.normal(size=(MOST_CURVES, n_positions)) - 30 * random.random((MOST_CURVES, n_positions)))
     curves = {f"theories/{row}": {"theory": "rollout", "mixing": row / 100} for row in range(MOST_CURVES)}
     arrays = {f"{name}/influence": row / row.sum() for name, row in zip(curves, values, strict=True)}
