@@ -15,7 +15,7 @@ from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Response
 from posbias.evaluation.responders.thoughts import UNFINISHED
-from posbias.mitigation import MitigateOptions
+from posbias.mitigation import MitigateOptions, MitigationTrial
 from posbias.mitigation.fitting import calibration
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD
@@ -283,6 +283,15 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     record.resolved = {**record.resolved, "methods": {name: "temperature(scale=0.2)"}}
     (table,) = report_of(record).folded["Use it with transformers"]
     assert any("pb.mitigated(model, 'planted" in line for (line,) in table.cells)
+    for spelling, served in (("adapter(weights='ab')", True), ("positional_channel(channel=3)", False)):
+        record.resolved = {**record.resolved, "methods": {name: spelling}}
+        assert ("Serve it" in report_of(record).folded) is served
+    record.resolved = {**record.resolved, "methods": {name: "positional_channel(channel=3, every_query=True)"}}
+    (table,) = report_of(record).folded["Serve it"]
+    source = MitigationTrial.from_record(record).model
+    assert [f"vllm serve {source} --enable-lora --lora-modules posbias=adapter"] in table.cells
+    assert ["llama-server -m BASE.gguf --lora adapter/adapter.gguf"] in table.cells
+    assert table.cells[0][0].startswith("posbias export ")
     for kind, needing in (("context_bias", []), ("key_bias", [name]), ("attention_calibration", [])):
         record.resolved |= {
             "methods": {name: f"{kind}(values=[[1.0, 2."},

@@ -11,6 +11,7 @@ import numpy as np
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
+from posbias.errors import UsageError
 from posbias.evaluation.changes import JUDGED, MEAN, SPREAD, WORST, Change, change_text
 from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
@@ -21,6 +22,7 @@ from posbias.mitigation.trial.influence import OVER_POSITIONS
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.result import InfluenceOutcome, MitigationTrial, Tie
 from posbias.report.evaluate import requirement_text
+from posbias.report.export import adapter_commands, gguf_commands, merged_commands
 from posbias.report.layout import caveats_of, sample_notices
 from posbias.report.mitigate_wording import (
     TEXT_REASONS,
@@ -218,7 +220,32 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
     recipe = f"{arm.directory}/recipe.json" if fitted else arm.recipe or arm.name
     lines = [[line] for line in snippet.format(recipe=recipe, addition=addition).splitlines()]
     title = f"{arm.name} on a model of transformers{', from the directory of this run' if fitted else ''}"
-    return {"Use it with transformers": [Table(title, ["Python"], lines)]}
+    exported = f"{arm.name} in other programs{', from the directory of this run' if fitted else ''}"
+    served = [[line] for line in _export_commands(trial, "." if fitted else recipe)] if _in_weights(arm.method) else []
+    return {
+        "Use it with transformers": [Table(title, ["Python"], lines)],
+        **({"Serve it": [Table(exported, ["Shell"], served)]} if served else {}),
+    }
+
+
+def _in_weights(spelling: str) -> bool:
+    """True for a method that can be exported; a long spelling may be cut off, and is of none."""
+    try:
+        method = MITIGATIONS.parse(spelling)
+    except UsageError:
+        return False
+    return isinstance(method, Mitigation) and method.in_weights
+
+
+def _export_commands(trial: MitigationTrial, source: str) -> list[str]:
+    """Commands that write the method for other programs and serve it there."""
+    return [
+        f"posbias export {source} --to adapter --gguf",
+        *adapter_commands(trial.model, "adapter"),
+        *gguf_commands("adapter"),
+        f"posbias export {source} --to merged --merged",
+        *merged_commands("merged"),
+    ]
 
 
 def _reason_table(trial: MitigationTrial) -> Table:

@@ -81,6 +81,11 @@ class Adapter(Mitigation):
         """The adapter with its updates; it has to name them by their hash."""
         return replace(self, updates=dict(tensors))
 
+    @property
+    def in_weights(self) -> bool:
+        """Always: it is nothing else."""
+        return True
+
     def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
         """The updates at the method's strength, on the model's device, in float32 at least.
 

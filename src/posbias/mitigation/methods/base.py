@@ -150,6 +150,11 @@ class Mitigation(Method, Intervention):
             return ""
         return FROM_QUESTION if self.needs_question else NO_PASSAGES
 
+    @property
+    def in_weights(self) -> bool:
+        """True if `weight_updates` does exactly the same, so that the method can be exported."""
+        return False
+
     def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
         """Updates of projections, by path, that do exactly the same.
 

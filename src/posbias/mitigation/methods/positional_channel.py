@@ -123,9 +123,14 @@ class PositionalChannel(Mitigation):
             with hooked(module.register_forward_hook(twice) for module in projections):
                 yield
 
+    @property
+    def in_weights(self) -> bool:
+        """If no query is left as it was."""
+        return self.every_query
+
     def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
         """With every query changed, the column of the channel in the maps of queries and keys, times factor - 1."""
-        if not self.every_query:
+        if not self.in_weights:
             return super().weight_updates(model)
         layers = self.layers(model.family.depth(model.config))
         if self.channel >= model.width:
