@@ -80,7 +80,9 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
 
 def test_the_summary_of_a_rollout_is_that_of_its_profile(posbias, tiny_llama, library):
     printed = posbias("attention", tiny_llama, "--length", 24, "--count", 3, "--seed", 1, "--json")
-    assert re.fullmatch(r"estimate: at most [\d.]+ .B for the process \(.*\) and \d+ s for 3 prompts\n", printed.stderr)
+    assert re.fullmatch(
+        r"estimate: at most [\d.]+ .B for the process \(.*\) and \d+ s for 3 prompts, float32 on cpu\n", printed.stderr
+    )
     scalars = json.loads(printed.stdout, parse_constant=pytest.fail)["scalars"]
     for name, rows in library[1].rollouts.items():
         summary, influence = scalars["rollouts"][name], rows.mean(axis=0)

@@ -86,12 +86,12 @@ def test_random_weights_and_those_of_gguf_files_are_refused_before_they_are_made
     assert load_model(path, max_memory=needed).width == 16
 
 
-def test_auto_spreads_what_one_device_would_not_hold(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_device_would_not_hold_is_spread(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "beside_weights", lambda: 600_000)
     monkeypatch.setattr(placement, "available_bytes", lambda: 1000)
     with pytest.raises(UsageError, match="Python and libraries take 600 KB; 600 KB are allowed"):
-        load_model(llama, device="auto", max_memory=600_000)
-    assert load_model(llama, device="auto", max_memory=601_000).width == 16
+        load_model(llama, device="spread", max_memory=600_000)
+    assert load_model(llama, device="spread", max_memory=601_000).width == 16
 
 
 HEADERS = {

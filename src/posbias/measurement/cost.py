@@ -150,7 +150,7 @@ class Work:
             keep_freed_memory()
         if not estimate.coefficients:
             return {}
-        report(estimate.line(self.count, workers=self.workers))
+        report(f"{estimate.line(self.count, workers=self.workers)}, {self.model.precision}")
         return estimate.describe(self.count, workers=self.workers)
 
 

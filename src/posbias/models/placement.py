@@ -93,7 +93,7 @@ class LoadingMemory:
             device = first_with_room(accelerators(), self.weights_in(dtype), most=most)
             if device is None and (self.tensors is None or not accelerated):
                 device, dtype = CPU, plan.dtype or torch.float32
-                if self.tensors is not None and self._refused_by_memory(dtype, most):
+                if self._refused_by_memory(dtype, most) and self._spreadable(dtype, most):
                     device = None
         if device is None:
             return self._spread(dtype, most)
@@ -146,22 +146,25 @@ class LoadingMemory:
 
     def _refused_by_memory(self, dtype: torch.dtype, max_memory: int | None) -> str | None:
         """Why this process cannot load the weights, with what it could; None if it can."""
-        base, free = beside_weights(), available_bytes()
-        limits = [] if free is None else [(free + (resident_bytes() or 0), "free")]
-        size, word = min([*limits, *([] if max_memory is None else [(max_memory, "allowed")])], default=(0, ""))
+        base, (size, word) = beside_weights(), _limit(max_memory)
         weights, meanwhile = self.bytes_in(dtype)
         needed = base + weights + meanwhile
         if not word or needed <= size:
             return None
         half = dtype.itemsize > torch.bfloat16.itemsize and base + sum(self.bytes_in(torch.bfloat16)) <= size
-        spreadable = self.tensors is not None and base < size
-        ways = [*(["--dtype bfloat16"] if half else []), *([f"--device {SPREAD}"] if spreadable else [])]
+        ways = ["--dtype bfloat16"] if half else []
+        ways += [f"--device {SPREAD}"] if self._spreadable(dtype, max_memory) else []
         beside = f", beside them meanwhile {show_bytes(meanwhile)}" if meanwhile else ""
         return (
             f"model {self.source.name!r} needs up to {show_bytes(needed)} to load in "
             f"{str(dtype).removeprefix('torch.')} (weights {show_bytes(weights)}{beside}, Python and libraries "
             f"{show_bytes(base)}); {show_bytes(size)} are {word}; try {' or '.join(ways) or 'a smaller model'}"
         )
+
+    def _spreadable(self, dtype: torch.dtype, max_memory: int | None) -> bool:
+        """Tell whether the weights can be spread: the memory must hold the largest of them twice, once for passes."""
+        room = WEIGHTS_SHARE * (_limit(max_memory)[0] - beside_weights())
+        return self.tensors is not None and room >= self.size.largest * dtype.itemsize
 
     def _spread(self, dtype: torch.dtype, max_memory: int | None) -> Place:
         """All devices at once, which is announced before hours go into it.
@@ -191,6 +194,13 @@ class LoadingMemory:
     def _told(self, dtype: torch.dtype) -> str:
         weights = show_bytes(self.weights_in(dtype))
         return f"model {self.source.name!r} has {weights} of weights in {str(dtype).removeprefix('torch.')}"
+
+
+def _limit(max_memory: int | None) -> tuple[int, str]:
+    """Bytes that this process may hold in all, and why: because they are free, or allowed; no word: not known."""
+    free = available_bytes()
+    limits = [] if free is None else [(free + (resident_bytes() or 0), "free")]
+    return min([*limits, *([] if max_memory is None else [(max_memory, "allowed")])], default=(0, ""))
 
 
 def weight_shares(max_memory: int | None) -> dict[torch.device, int]:

@@ -23,7 +23,7 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError, printable
 from posbias.memory import keep_freed_memory
 from posbias.models.devices import training_device
-from posbias.progress import report as report_line
+from posbias.progress import announce
 from posbias.runs.engines import collect
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import PartStore, below, made_by
@@ -100,7 +100,7 @@ def train_members(
         member.check()
     options = replace(options, device=training_device(options.device))
     precisions = ", ".join(sorted({member.config.dtype for member in members}))
-    report_line(f"{len(members)} members: {precisions} on {options.device}")
+    announce(f"{len(members)} members: {precisions} on {options.device}")
     stacks = group(members, stack_size=options.stack_size)
     work = StackWork(tuple(members), stacks, schedule, options)
     store = work.store(resume=options.resume)
