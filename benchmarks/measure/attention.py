@@ -37,7 +37,8 @@ def pulled(model: HuggingFaceModel, prompts: Prompts) -> Method:
 @torch.no_grad()
 def matrices(model: HuggingFaceModel, prompts: Prompts) -> tuple[torch.Tensor, ...]:
     """Every layer's [batch head query key]."""
-    output = model.network(tokens_of(prompts), use_cache=False, output_attentions=True, logits_to_keep=1)
+    tokens = tokens_of(prompts).to(model.device)
+    output = model.network(tokens, use_cache=False, output_attentions=True, logits_to_keep=1)
     if not output.attentions:
         raise SystemExit("transformers returned no attention; the model must run eager")
     kept: tuple[torch.Tensor, ...] = output.attentions
@@ -46,11 +47,12 @@ def matrices(model: HuggingFaceModel, prompts: Prompts) -> tuple[torch.Tensor, .
 
 def dense_distance(model: HuggingFaceModel, prompts: Prompts) -> Method:
     """Mean attention distance by layer and head, from the matrices."""
-    position = torch.arange(prompts.n_positions, dtype=torch.float32)
+    position = torch.arange(prompts.n_positions, dtype=torch.float32, device=model.device)
 
     def run() -> np.ndarray:
         distance = position[:, None] - position[None, :]
-        return np.stack([(kept[0] * distance).sum(dim=2).mean(dim=1).numpy() for kept in matrices(model, prompts)])
+        means = [(kept[0] * distance).sum(dim=2).mean(dim=1) for kept in matrices(model, prompts)]
+        return torch.stack(means).numpy(force=True)
 
     return run
 
@@ -59,10 +61,10 @@ def dense_rollout(model: HuggingFaceModel, prompts: Prompts) -> Method:
     """The rollout as it is usually written: T_L-1 ... T_0, multiplied out."""
 
     def run() -> np.ndarray:
-        rollout = torch.eye(prompts.n_positions)
+        rollout = torch.eye(prompts.n_positions, device=model.device)
         for kept in matrices(model, prompts):
             rollout = (1 - MIXING) * rollout + MIXING * kept[0].mean(dim=0) @ rollout
-        return (rollout[-1] / rollout[-1].sum()).numpy()
+        return (rollout[-1] / rollout[-1].sum()).numpy(force=True)
 
     return run
 

@@ -9,9 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from subject import Size
 
 HERE = Path(__file__).resolve().parent
+
+
+def now(device: torch.device) -> float:
+    """Seconds: the processor's own, or the clock's once an accelerator has done what it was given."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.accelerator.synchronize(device)
+    return time.perf_counter()
 
 
 def interleaved(methods: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:

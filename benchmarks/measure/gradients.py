@@ -70,7 +70,7 @@ def inseq(model: HuggingFaceModel, prompts: Prompts) -> Method:
     wrapped = import_module("inseq").load_model(model.network, "saliency", tokenizer=tokenizer())
     text = text_of(prompts.token_ids[0])
     with torch.no_grad():
-        logits = model.network(tokens_of(prompts), use_cache=False, logits_to_keep=1).logits[0, -1]
+        logits = model.network(tokens_of(prompts).to(model.device), use_cache=False, logits_to_keep=1).logits[0, -1]
     continued = f"{text} t{int(logits.argmax())}"
 
     def run() -> np.ndarray:
@@ -82,13 +82,13 @@ def inseq(model: HuggingFaceModel, prompts: Prompts) -> Method:
 
 def embedded(model: HuggingFaceModel, prompts: Prompts) -> Tensor:
     """The first prompt's embeddings, a leaf to differentiate."""
-    embeddings: Tensor = model.embed(tokens_of(prompts))
+    embeddings: Tensor = model.embed(tokens_of(prompts).to(model.device))
     return embeddings.detach().requires_grad_()
 
 
 def norms(gradient: Tensor) -> np.ndarray:
     """Of a batch of one, per position."""
-    return np.asarray(gradient[0].norm(dim=-1))
+    return gradient[0].float().norm(dim=-1).numpy(force=True)
 
 
 METHODS: dict[str, Callable[[HuggingFaceModel, Prompts], Method]] = {

@@ -36,11 +36,11 @@ def floor(model: HuggingFaceModel, prompts: Prompts) -> Method:
     def run() -> np.ndarray:
         inputs = embedded(model, prompts)
         state = last_state(model, inputs)
-        squares = torch.zeros(prompts.n_positions, dtype=torch.float64)
+        squares = torch.zeros(prompts.n_positions, dtype=torch.float64, device=model.device)
         for entry in state:
             (gradient,) = torch.autograd.grad(entry, inputs, retain_graph=True)
             squares += gradient[0].double().square().sum(dim=-1)
-        return squares.sqrt().numpy()
+        return squares.sqrt().numpy(force=True)
 
     return run
 

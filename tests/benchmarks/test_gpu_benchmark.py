@@ -1,0 +1,73 @@
+"""The benchmark of what users do, on tiny shapes: its table is whole, its equalities hold. No time is asserted."""
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+FOLDERS = [BENCHMARKS / "gpu", BENCHMARKS / "measure"]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A module of the benchmark by its name, forgotten afterwards: other benchmarks have a `run` too."""
+    names = [path.stem for folder in FOLDERS for path in folder.glob("*.py")]
+    monkeypatch.setattr(sys, "path", [*map(str, FOLDERS), *sys.path])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    kept = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(kept)
+
+
+@pytest.mark.slow
+def test_the_small_table_is_whole_and_everything_is_equal(script, tmp_path):
+    out = tmp_path / "table.json"
+    command = [sys.executable, str(FOLDERS[0] / "run.py"), "--device", "cpu", "--small", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(out.read_text())
+    assert document["device"].startswith("cpu")
+    assert document["date"]
+    rows = document["rows"]
+    assert {row["case"]["work"] for row in rows} == set(script("works").WORKS)
+    assert {row["case"]["family"] for row in rows} == {"llama", "qwen3", "gemma3", "bloom"}
+    for row in rows:
+        assert row["equal"]
+        if not row["note"].endswith("is not installed"):
+            assert row["note"] == "", row
+            assert row["ratio"] == pytest.approx(row["seconds"] / row["peer_seconds"])
+            assert (row["met"] is None) == (row["target"] is None)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 + len(rows)
+    for row, line in zip(rows, lines[2:], strict=True):
+        assert line.startswith(row["case"]["work"])
+
+
+def test_every_plan_names_works_and_shapes(script):
+    run, shapes = script("run"), script("shapes")
+    for plan in (run.FULL, run.ON_CPU, run.SMALL):
+        assert {case.work for case in plan} <= set(run.WORKS)
+        assert {case.size for case in plan} <= set(shapes.SHAPES)
+    assert {case.work for case in run.FULL} == {case.work for case in run.ON_CPU} == set(run.WORKS)
+    assert {case.size for case in run.FULL} == {"135M", "1.5B", "7B"}
+
+
+def test_what_is_not_equal_is_not_timed(script, monkeypatch):
+    run = script("run")
+    name = "attention statistics"
+
+    def wrong(*_):
+        raise AssertionError("distances differ")
+
+    monkeypatch.setitem(run.WORKS, name, replace(run.WORKS[name], check=wrong))
+    row = run.Bench(run.CPU, run.torch.float32).row(run.Case(name, "llama", "tiny", run.Load(16)))
+    assert (row.note, row.ratio, row.met) == ("unequal: distances differ", None, None)
+    late = run.Bench(run.CPU, run.torch.float32, seconds=-1).row(row.case)
+    assert late.note == "no time left"
