@@ -95,7 +95,7 @@ FULL = [
     *[Case(work, "llama", "7B", Load(1024, prompts=24, answer=40)) for work in MIXED],
     *[Case(work, "llama", "135M", RETRIEVAL) for work in SHARED],
     *[Case(work, "llama", "135M", Load(640, prompts=48, answer=40)) for work in MIXED],
-    Case("fitting a key bias", "llama", "135M", Load(prompts=32, pairs=8)),
+    Case("fitting a key bias", "llama", "135M", Load(prompts=16, pairs=8)),
     Case("audit", "llama", "135M", Load(256, prompts=16)),
     *[Case(work, "llama", "135M", Load(256, prompts=32)) for work in GRADIENTS[::3]],
     *[Case(work, "llama", "135M", Load(512)) for work in (*GRADIENTS[1:3], "mean field", "power rollout")],

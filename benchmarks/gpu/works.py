@@ -26,6 +26,8 @@ from posbias.runs.engines import Local
 from posbias.tasks.language import Example, KeyValue
 
 PROBES = 4
+STEPS = 4
+"""Of a fit that is timed."""
 METHOD = "key_bias(biases='gamma_key(alpha=1.5)')"
 ROUND_OFF = 2e-3
 """Relative, of float32 sums in another order."""
@@ -210,9 +212,9 @@ def answers(requests: Requests) -> Callable[[HuggingFaceModel, Load], Pair]:
 
     def pair(model: HuggingFaceModel, load: Load) -> Pair:
         asked = requests(model, load)
-        options = LocalOptions(batch=len(asked))
+        responder = LocalResponder(model, LocalOptions(batch=len(asked)))
         return Pair(
-            lambda: [reply.response.text for reply in LocalResponder(model, options).respond(asked)],
+            lambda: responder.respond(asked),
             lambda: generated(model, asked, load.answer),
         )
 
@@ -252,9 +254,9 @@ def scores(requests: Requests) -> Callable[[HuggingFaceModel, Load], Pair]:
 
     def pair(model: HuggingFaceModel, load: Load) -> Pair:
         asked = requests(model, load, answer=True)
-        options = LocalOptions(batch=len(asked))
+        responder = LocalResponder(model, LocalOptions(batch=len(asked)))
         return Pair(
-            lambda: LocalResponder(model, options).respond(asked, generate=False, score=True),
+            lambda: responder.respond(asked, generate=False, score=True),
             lambda: padded_scores(model, asked),
         )
 
@@ -297,22 +299,22 @@ def calibration(model: HuggingFaceModel, load: Load) -> list[Example]:
 
 
 def fitted(model: HuggingFaceModel, load: Load) -> Pair:
-    """Steps of a key bias's fit, beside the bare passes of as many prompts, one batch after another."""
+    """Steps of a key bias's fit, a batch of prompts each, beside the bare passes of as many batches."""
     examples = calibration(model, load)
     n_positions = len(model.tokenizer(examples[0].prompt + examples[0].target)["input_ids"])
-    options = FitOptions(steps=load.prompts, penalty=0.0)
-    prompts = random_prompts(1, n_positions)
+    options = FitOptions(steps=STEPS, batch=load.prompts, penalty=0.0)
+    prompts = random_prompts(load.prompts, n_positions)
     return Pair(
         lambda: pb.fit("key_bias", model, examples, options=options),
         passes(model, prompts, backward=1),
-        passes=load.prompts,
+        passes=STEPS,
     )
 
 
 def fit_descends(model: HuggingFaceModel, load: Load) -> None:
     """The right answers become more probable."""
     examples = calibration(model, load)
-    method = pb.fit("key_bias", model, examples, options=FitOptions(steps=24, penalty=0.0)).method
+    method = pb.fit("key_bias", model, examples, options=FitOptions(steps=12, batch=2, penalty=0.0)).method
     asked = [Request(example.prompt, answer=example.target) for example in examples]
 
     def mean() -> float:
