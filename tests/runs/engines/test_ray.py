@@ -28,8 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 def cluster(monkeypatch):
     # Nodes find what this process finds; on real machines it is installed.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    nodes = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes.second = nodes.add_node(num_cpus=1)
+    # A GPU of each node is Ray's to lend whether or not it is there; models run on what they find.
+    head = {"num_cpus": 1, "num_gpus": 1, "include_dashboard": False}
+    nodes = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    nodes.second = nodes.add_node(num_cpus=1, num_gpus=1)
     yield nodes
     ray.shutdown()
     nodes.shutdown()
@@ -116,7 +118,7 @@ def test_a_measurement_that_loses_a_node_has_the_bits_of_this_process(cluster, t
 
 def test_the_command_on_a_cluster_saves_the_arrays_of_the_local_engine(cluster, tiny_llama, tmp_path):
     flags = ("--length", "24", "--count", "4", "--kinds", "jacobian(probes=2),probability", "--threads", "1")
-    engines = {"local": (), "ray": ("--ray-address", cluster.address)}
+    engines = {"local": (), "ray(gpus=1)": ("--ray-address", cluster.address, "--workers", "2", "--device", "auto")}
     for engine, more in engines.items():
         command = ["-m", "posbias", "measure", str(tiny_llama), *flags, "--engine", engine, *more]
         finished = subprocess.run(
@@ -124,7 +126,13 @@ def test_the_command_on_a_cluster_saves_the_arrays_of_the_local_engine(cluster, 
         )
         assert finished.returncode == 0, finished.stderr
     here, there = (read_record(tmp_path / engine) for engine in engines)
-    assert there.resolved["measurement"]["engine"]["name"] == "ray"
+    assert (
+        there.resolved["measurement"]["engine"] | {"name": "ray", "workers": 2}
+        == there.resolved["measurement"]["engine"]
+    )
+    assert (there.arguments["device"], there.arguments["dtype"]) == ("auto", "auto")
+    ran = there.resolved["model"]
+    assert (ran["device"], ran["dtype"]) == (here.resolved["model"]["device"], here.resolved["model"]["dtype"])
     assert here.arrays.keys() == there.arrays.keys()
     for name, array in here.arrays.items():
         np.testing.assert_array_equal(there.arrays[name], array, err_msg=name)
