@@ -1,26 +1,17 @@
-"""The adapters obey the real packages' interfaces and give the order of `posbias.place`."""
+"""Components of the real packages give the order of `posbias.place`, whatever range the scores have."""
 
-import importlib.util
-import sys
-from pathlib import Path
+import importlib
 
 import numpy as np
 import pytest
 
 import posbias as pb
+from posbias.errors import UsageError
+from posbias.integrations import placed_order
 from posbias.runs.records import Record
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RELEVANCE = [0.6, 0.3, 0.06, 0.04]
 CURVE = np.array([0.2, 0.5, 0.9, 0.7])
-
-
-def example(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -45,7 +36,7 @@ def run(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_langchain_documents_are_reordered(run):
     documents = importlib.import_module("langchain_core.documents")
-    reorder = example("langchain_placement").MeasuredReorder(run=run)
+    reorder = importlib.import_module("posbias.integrations.langchain").MeasuredReorder(run=run)
     assert isinstance(reorder, documents.BaseDocumentTransformer)
     given = [
         documents.Document(page_content=str(index), metadata={"relevance_score": value})
@@ -60,7 +51,7 @@ def test_langchain_documents_are_reordered(run):
 @pytest.mark.filterwarnings("ignore")
 def test_llama_index_nodes_are_reordered(run):
     schema = importlib.import_module("llama_index.core.schema")
-    reorder = example("llama_index_placement").MeasuredReorder(run=run)
+    reorder = importlib.import_module("posbias.integrations.llama_index").MeasuredReorder(run=run)
     nodes = [
         schema.NodeWithScore(node=schema.TextNode(text=str(index)), score=value)
         for index, value in enumerate(RELEVANCE)
@@ -69,3 +60,28 @@ def test_llama_index_nodes_are_reordered(run):
     assert [node.text for node in found] == ["3", "2", "0", "1"]
     assert [node.score for node in found] == [0.04, 0.06, 0.6, 0.3]
     assert reorder.postprocess_nodes([]) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_haystack_documents_are_reordered(run, monkeypatch):
+    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+    haystack = importlib.import_module("haystack")
+    reorder = importlib.import_module("posbias.integrations.haystack").MeasuredReorder(directory=run)
+    pipeline = haystack.Pipeline()
+    pipeline.add_component("placement", reorder)
+    given = [haystack.Document(content=str(index), score=value) for index, value in enumerate(RELEVANCE)]
+    placed = pipeline.run({"placement": {"documents": given}})["placement"]["documents"]
+    assert [document.content for document in placed] == ["3", "2", "0", "1"]
+    restored = haystack.Pipeline.loads(pipeline.dumps(), allowed_modules=["posbias.integrations.haystack"])
+    assert restored.run({"placement": {"documents": []}})["placement"]["documents"] == []
+
+
+def test_scores_of_any_range_are_relevance(run):
+    log_odds = [float(np.log(share / (1 - share))) for share in RELEVANCE]
+    assert placed_order(log_odds, run) == placed_order(RELEVANCE, run) == (3, 2, 0, 1)
+    assert placed_order([-1000.0, -999.0, 1000.0, -2.0], run)[2] == 2, "no overflow"
+    assert placed_order([0.9, None, 0.1, 0.2], run) == placed_order([1, 1 / 2, 1 / 3, 1 / 4], run)
+    assert placed_order([], run) == ()
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(UsageError, match=r"relevance must be finite numbers, got (nan|inf)"):
+            placed_order([0.5, wrong, 0.1, 0.2], run)
