@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from operations import Operations
 from posbias.errors import RunError, UsageError
 from posbias.measurement.attention.layer import (
     KernelSums,
@@ -428,21 +428,8 @@ def test_blocks_hold_every_query_once_and_no_more_than_the_device_is_made_for(re
     assert reach or (len(ranges) < 60) == (device == "meta")  # large enough to keep an accelerator busy
 
 
-class Operations(TorchDispatchMode):
-    """Operations that would start work on an accelerator (views start none), and the largest result, in elements."""
-
-    count = largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not func.is_view and isinstance(result, torch.Tensor):
-            self.count += 1
-            self.largest = max(self.largest, result.numel())
-        return result
-
-
 def reduced_without_values(n_positions: int, *, block: int | None = None) -> Operations:
-    """Reduce one layer on a device that holds no values and refuses to give any, so what runs there waits for none."""
+    """One layer reduced on a device that holds no values."""
     heads, size = 32, 16
     with torch.device("meta"):
         maps = {name: torch.randn(heads * size, heads * size) for name in ("query", "key", "value", "output")}

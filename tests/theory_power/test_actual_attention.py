@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 import torch
 
+from operations import Operations
 from posbias.errors import RunError, UsageError
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models import attention
+from posbias.models.attention import AttentionInput, AttentionLayer
+from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import ROLLOUTS, attention_rollout, attention_rollout_prompt, attention_rollouts
+from posbias.theory.power_rollout.actual_attention import (
+    AttentionTraceLayer,
+    ScaledNorm,
+    pull_layer,
+    squares_by_key,
+    squares_by_pair,
+)
 from tiny_families import VOCABULARY, shaken_model
 
 N_POSITIONS, COUNT = 17, 3
@@ -145,6 +155,35 @@ def test_attention_is_recomputed_once_per_layer_for_all_rollouts(monkeypatch: py
     attention_rollouts(model, _prompts(2))
     handle.remove()
     assert (calls, forwards) == (2 * 3, 2)
+
+
+def test_lengths_of_sums_over_heads_are_equal_by_pairs_of_heads_and_by_keys() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(5, 7, 11, generator=generator)
+    vectors = torch.randn(5, 11, 3, generator=generator)
+    products = torch.einsum("hjc,gjc->hgj", vectors, vectors)
+    expected = torch.einsum("hij,hjc->ijc", weights, vectors).square().sum(-1)
+    torch.testing.assert_close(squares_by_pair(weights, products), expected)
+    torch.testing.assert_close(squares_by_key(weights, products), expected)
+
+
+@pytest.mark.parametrize(("n_positions", "launches"), [(64, 100), (2048, 600)])
+def test_all_rollouts_of_a_layer_take_few_launches_on_an_accelerator_and_read_nothing_back(
+    n_positions: int, launches: int
+) -> None:
+    """On a device that holds no values; a rollout's number of launches must not grow with pairs of heads."""
+    heads, width = 32, 512
+    with torch.device("meta"):
+        maps = {name: torch.randn(width, width) for name in ("query", "key", "value", "output")}
+        parts = AttentionParts(heads=heads, key_heads=heads, head_dim=width // heads, scale=0.25, **maps)
+        inputs = AttentionInput(torch.randn(n_positions, width), None, None)
+        norm = ScaledNorm(Norm("rms", torch.ones(width), None, 1e-6), torch.ones(n_positions))
+        traced = AttentionTraceLayer(AttentionLayer(0, torch.nn.Identity(), parts, None, None), inputs, norm, None)
+        row = torch.zeros(n_positions, dtype=torch.float64)
+        with Operations() as operations:
+            rows = pull_layer(traced, dict(ROLLOUTS), dict.fromkeys(ROLLOUTS, row), mixing=0.3)
+    assert all(row.is_meta for row in rows.values())
+    assert operations.count <= launches
 
 
 @pytest.mark.parametrize("kind", ["bloom", "gpt2"])

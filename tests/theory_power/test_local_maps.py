@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.autograd.functional import jacobian
 
-from posbias.models.attention import norm_forward, rotary_forward
+from posbias.models.attention import blocks_of, norm_forward, rotary_forward
 from posbias.models.families.parts import Norm
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.theory.power_rollout import attention, local_maps
+from posbias.theory.power_rollout import local_maps
 from posbias.theory.power_rollout.attention import (
     attention_blocks,
     attention_energy,
@@ -80,10 +80,7 @@ def test_a_signed_pull_without_a_path_is_not_back_propagation(
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gptj", "opt-350m", "mpt-clip", "mistral"])
-def test_recomputed_attention_is_the_models_own(
-    name: str, tiny_model: Build, random_ids: Draw, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attention, "BLOCK_QUERIES", 4)  # several blocks, the last one short
+def test_recomputed_attention_is_the_models_own(name: str, tiny_model: Build, random_ids: Draw) -> None:
     model, ids = tiny_model(name, implementation="eager"), random_ids()
     whole = traced(model, ids)
     description, trace = whole.description, whole
@@ -91,8 +88,9 @@ def test_recomputed_attention_is_the_models_own(
     assert len(expected) == len(description.layers)
     for layer, kept, truth in zip(description.layers, trace.layers, expected, strict=True):
         recomputed = torch.zeros_like(truth[0], dtype=torch.float64)
-        for block in attention_blocks(layer, recompute_attention(layer, kept)):
-            recomputed[:, block.queries, block.keys] = block.weights.flatten(0, 1)
+        with blocks_of(4 * truth[0].shape[0] * len(ids)):  # four queries at a time, the last block a short one
+            for block in attention_blocks(layer, recompute_attention(layer, kept)):
+                recomputed[:, block.queries, block.keys] = block.weights.flatten(0, 1)
         torch.testing.assert_close(recomputed, truth[0].double(), rtol=0, atol=1e-5)  # eager softmaxes in float32
         torch.testing.assert_close(recomputed.sum(-1), torch.ones_like(recomputed[..., 0]), rtol=1e-12, atol=0)
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from posbias.errors import RunError, UsageError
+from posbias.models.attention import blocks_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout import PowerRollout, attention, attention_rollout, power_rollout_prompt, trace
+from posbias.theory.power_rollout import PowerRollout, attention_rollout, power_rollout_prompt, trace
 from posbias.theory.power_rollout.trace import describe_model, trace_prompt
 from theory_calls import power_rollout
 from tiny_families import CONFIGS, MIXTURES
@@ -48,14 +49,11 @@ def test_a_profile_with_all_settings_in_either_precision(
 
 
 @pytest.mark.parametrize("settings", ALL_SETTINGS, ids=str)
-def test_blocks_of_queries_change_nothing(
-    settings: PowerRollout, tiny_model: Build, random_ids: Draw, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = power_rollout_prompt(tiny_model("gemma3_text"), random_ids(), settings)
-    monkeypatch.setattr(attention, "BLOCK_QUERIES", 4)
-    np.testing.assert_allclose(
-        power_rollout_prompt(tiny_model("gemma3_text"), random_ids(), settings), whole, rtol=1e-10
-    )
+def test_blocks_of_queries_change_nothing(settings: PowerRollout, tiny_model: Build, random_ids: Draw) -> None:
+    model, ids = tiny_model("gemma3_text"), random_ids()
+    whole = power_rollout_prompt(model, ids, settings)
+    with blocks_of(4 * 4 * len(ids)):  # four queries of four heads
+        np.testing.assert_allclose(power_rollout_prompt(model, ids, settings), whole, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("kind", "maps"), [("llama", 2), ("gpt2", 1), ("opt-350m", 1), ("bloom", 1), ("phi3", 0)])

@@ -6,7 +6,7 @@ T_{L-1} ... T_0 is pulled block by block from the top layer down; all variants c
 layer's attention (docs/theory, sections 1 and 5). Any described family; only the power rollout needs more (trace.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -138,19 +138,35 @@ def norm_transition(traced: AttentionTraceLayer, state: AttentionState) -> Trans
     gram = _head_products(traced, state)
 
     def transition(block: AttentionBlock) -> Shares:
-        weights = block.weights.flatten(0, 1)
-        squares = torch.zeros_like(weights[0])
-        for head, products in enumerate(gram[..., block.keys]):
-            # sum_h' A_h' f_h.f_h', each pair of heads once: ten times faster than a product of small matrices per key.
-            along = weights[head] * products[head]
-            for earlier in range(head):
-                along.addcmul_(weights[earlier], products[earlier], value=2)
-            squares.addcmul_(along, weights[head])
+        squared = squares_by_pair if block.weights.is_cpu else squares_by_key
+        squares = squared(block.weights.flatten(0, 1), gram[..., block.keys])
         lengths = squares.clamp_min(0).sqrt()
         total: Tensor = lengths.sum(-1, keepdim=True)
         return torch.where(total > 0, lengths / total, block.weights.mean((0, 1)))
 
     return transition
+
+
+def squares_by_pair(
+    weights: Float[Tensor, "head query key"], products: Float[Tensor, "head other key"]
+) -> Float[Tensor, "query key"]:
+    """sum_hh' A_h A_h' f_h.f_h' of every query and key, each pair of heads once: ten times faster on a CPU."""
+    squares = torch.zeros_like(weights[0])
+    for head, of_head in enumerate(products):
+        along = weights[head] * of_head[head]
+        for earlier in range(head):
+            along.addcmul_(weights[earlier], of_head[earlier], value=2)
+        squares.addcmul_(along, weights[head])
+    return squares
+
+
+def squares_by_key(
+    weights: Float[Tensor, "head query key"], products: Float[Tensor, "head other key"]
+) -> Float[Tensor, "query key"]:
+    """The same by a product of small matrices for every key: three launches on an accelerator."""
+    by_key = weights.permute(2, 1, 0)
+    squares: Tensor = ((by_key @ products.permute(2, 0, 1)) * by_key).sum(-1).T
+    return squares
 
 
 def power_transition(traced: AttentionTraceLayer, state: AttentionState) -> Transition:
@@ -293,6 +309,30 @@ def attention_rollout_of(trace: PromptTrace, mixing: Sequence[float] | float) ->
     return _pull(layers, {"rollout": ROLLOUTS["rollout"]}, resolve_mixing(mixing, len(layers)))["rollout"]
 
 
+def pull_layer(
+    traced: AttentionTraceLayer,
+    rules: Mapping[str, RolloutRule],
+    rows: Mapping[str, Float64[Tensor, "position"]],
+    *,
+    mixing: float,
+) -> dict[str, Float64[Tensor, "position"]]:
+    """Each rule's row pulled through one layer, all by one recomputation of its attention; rows sum to 1."""
+    layer, inputs = traced.layer, traced.inputs
+    state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
+    transitions = {rule.prepare: rule.prepare(traced, state) for rule in rules.values()}
+    reached = {name: torch.zeros_like(row) for name, row in rows.items()}
+    for block in query_blocks(layer.parts, state, reach=layer.reach):
+        matrices = {prepare: transition(block).double() for prepare, transition in transitions.items()}
+        for name, rule in rules.items():
+            reached[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]
+    pulled = {}
+    for name, rule in rules.items():
+        keep, move = rule.shares(mixing)
+        row = keep * rows[name] + move * reached[name]
+        pulled[name] = row / row.sum()
+    return pulled
+
+
 @torch.no_grad()
 def _pull(
     layers: Sequence[AttentionTraceLayer], rules: dict[str, RolloutRule], mixing: Sequence[float]
@@ -303,18 +343,7 @@ def _pull(
     last[-1] = 1
     rows = dict.fromkeys(rules, last)
     for traced, share in zip(reversed(layers), reversed(mixing), strict=True):
-        layer, inputs = traced.layer, traced.inputs
-        state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
-        transitions = {rule.prepare: rule.prepare(traced, state) for rule in rules.values()}
-        pulled = {name: torch.zeros_like(row) for name, row in rows.items()}
-        for block in query_blocks(layer.parts, state, reach=layer.reach):
-            matrices = {prepare: transition(block).double() for prepare, transition in transitions.items()}
-            for name, rule in rules.items():
-                pulled[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]
-        for name, rule in rules.items():
-            keep, move = rule.shares(share)
-            row = keep * rows[name] + move * pulled[name]
-            rows[name] = row / row.sum()
+        rows = pull_layer(traced, rules, rows, mixing=share)
     profiles: dict[str, Row] = {}
     for name, row in rows.items():
         values = np.asarray((row.sqrt() if rules[name].energies else row).cpu().numpy())

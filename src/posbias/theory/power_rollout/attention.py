@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.models.attention import (
-    BLOCK_QUERIES,
     AttentionBlock,
     AttentionState,
     norm_forward,
@@ -42,7 +41,7 @@ def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator
     """The layer's attention weights, a block of queries at a time, last queries first; with a bias all at once."""
     parts = layer.attention.parts
     if layer.bias is None:
-        yield from query_blocks(parts, state, reach=layer.attention.reach, block=BLOCK_QUERIES)
+        yield from query_blocks(parts, state, reach=layer.attention.reach)
         return
     logits = (state.query * parts.scale).flatten(-3, -2) @ state.key.transpose(1, 2)
     everything = slice(0, state.key.shape[1])
