@@ -1,7 +1,7 @@
 """`posbias attention`: what attention looks like in a model, and what its rollouts predict."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -77,22 +77,12 @@ def attention(
 
     Distance, entropy, sinks, content, kernels and mixing are averaged over prompts; no whole matrix is ever held.
     """
-    from posbias.measurement.attention.record import attention_record, preflight_attention
-    from posbias.measurement.attention.streaming import attention as measure_attention
-    from posbias.theory.power_rollout import attention_rollouts
+    from posbias.measurement.attention.record import attention_record
 
     allowed = options.bytes_of(statistics.max_memory)
     settings = statistics.options()
     with running(context, flags) as run:
         loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)
         read = prompts.drawn(loaded, seed=flags.seed)
-        cost = preflight_attention(loaded, read, options=settings, max_memory=allowed)
-        record = attention_record(
-            measure_attention(loaded, read, options=settings),
-            attention_rollouts(loaded, read),
-            described=(loaded, read),
-            arguments=run.arguments,
-            resolved={"command": run.command, "options": settings.describe()},
-        )
-        record.scalars["cost"] = cost
-        run.finish(record)
+        call: dict[str, Any] = {"arguments": run.arguments, "command": run.command}
+        run.finish(attention_record(loaded, read, options=settings, max_memory=allowed, **call))

@@ -1,6 +1,6 @@
 """`posbias design`: the architecture, or the key bias of a model, with the position bias that is asked for."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +17,26 @@ EXAMPLE = (
     "`posbias design 'u_shape(middle=4.0)' --over key_bias --depth 12` · what a model needs to be born flat, and "
     "whether networks are: `posbias design flat --model config:demo --length 128 --initialisations 8`"
 )
+
+
+@dataclass(frozen=True)
+class NetworkFlags:
+    """Networks at initialisation that are measured with the design of their model, and without."""
+
+    initialisations: Annotated[
+        int, typer.Option(help="With --model: fresh initialisations that are measured; 0: none.", min=0)
+    ] = 8
+    measured_at: Annotated[
+        str | None,
+        typer.Option(
+            help="With --model: lengths at which they are measured. [default: the longest]", show_default=False
+        ),
+    ] = None
+
+    def lengths(self, of_design: list[int]) -> list[int]:
+        """The lengths at which they are measured; none if no networks are."""
+        at = [max(of_design)] if self.measured_at is None else options.whole_numbers("measured-at", self.measured_at)
+        return at if self.initialisations else []
 
 
 @options.grouped
@@ -48,15 +68,7 @@ def design(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 if the design misses the target by more than W1 0.01.")
     ] = False,
-    initialisations: Annotated[
-        int, typer.Option(help="With --model: fresh initialisations that are measured; 0: none.", min=0)
-    ] = 8,
-    measured_at: Annotated[
-        str | None,
-        typer.Option(
-            help="With --model: lengths at which they are measured. [default: the longest]", show_default=False
-        ),
-    ] = None,
+    networks: NetworkFlags,
     flags: options.RunFlags,
 ) -> None:
     """Design an architecture with a chosen position bias.
@@ -65,9 +77,10 @@ def design(
     """
     from posbias.designing import DesignOptions, design_record
     from posbias.designing import design as find
+    from posbias.designing.design import TOLERANCE
 
     lengths = options.whole_numbers("length", length)
-    measured_lengths = [max(lengths)] if measured_at is None else options.whole_numbers("measured-at", measured_at)
+    measured_at = networks.lengths(lengths)
     free = options.split_literals(over)
     _refuse_unread(context, model, free)
     search = DesignOptions(depth, heads, options.literal(mixing), n_positions=lengths, starts=starts, seed=flags.seed)
@@ -76,20 +89,20 @@ def design(
         if model is None:
             solution = find(target, free, options=search)
         else:
-            at = measured_lengths if initialisations else []
-            solution, measured = _of_model(target, free, model, search, measured_at=at, count=max(initialisations, 2))
+            count = max(networks.initialisations, 2)
+            solution, measured = _of_model(target, free, model, search, measured_at=measured_at, count=count)
         record = design_record(solution, run.arguments, command=run.command, **measured)
         if model is None and "mixing" not in solution.over and not options.given(context, ["mixing"]):
             record.scalars["caveats"] = [options.RESIDUAL_SAID]
         run.finish(record)
     if strict and not solution.met:
         left = ", ".join(f"{solution.distances[n][0]:.2g} at {n}" for n in solution.lengths)
-        raise RunError(f"required W1 <= {record.scalars['tolerance']:g} to the target, got {left} positions")
+        raise RunError(f"required W1 <= {TOLERANCE:g} to the target, got {left} positions")
 
 
 def _refuse_unread(context: typer.Context, model: str | None, free: list[str]) -> None:
     """Refuse options of an architecture beside a model, and options of a model without one."""
-    of_model = ["initialisations", "measured_at"]
+    of_model = options.names_of(NetworkFlags)
     if model is None:
         options.refuse(context, of_model, "is read with --model only")
         return

@@ -157,20 +157,22 @@ class LocalFlags:
 class ServerFlags:
     """A model on a server."""
 
+    server: Annotated[str | None, typer.Option(help="Base URL of an OpenAI-compatible server.", show_default=False)] = (
+        None
+    )
     served_model: Annotated[str | None, typer.Option(help="The model's name on the server.", show_default=False)] = None
     server_options: Annotated[
         str, typer.Option(help="Such as: kind='text', concurrency=8, requests_per_minute=60.")
     ] = ""
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokenizer of the model on the server, to count tokens: a directory, hub id or 'demo'.",
+            show_default=False,
+        ),
+    ] = None
 
-    def responder(
-        self,
-        url: str,
-        *,
-        tokenizer: str | None,
-        directory: Path | None,
-        reuse: bool,
-        template_options: "Mapping[str, Any]",
-    ) -> "Responder":
+    def responder(self, directory: Path | None, *, reuse: bool, template_options: "Mapping[str, Any]") -> "Responder":
         """A server's model; its answers are kept in the run directory, so that a resumed run pays for none twice."""
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models.loading import load_tokenizer
@@ -186,8 +188,8 @@ class ServerFlags:
             raise UsageError(f"--server-options {spelled!r}: allowed: {allowed}")
         cache = None if directory is None else directory / ANSWERS
         settings = ServerOptions(**named, cache=cache, reuse=reuse, template_options=template_options)
-        counting = None if tokenizer is None else load_tokenizer(tokenizer)
-        return ServerResponder(url, self.served_model, settings, tokenizer=counting)
+        counting = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
+        return ServerResponder(str(self.server), self.served_model, settings, tokenizer=counting)
 
 
 @options.grouped
@@ -206,26 +208,14 @@ def evaluate(
     evaluated: TaskFlags,
     compared: LengthFlags,
     local: LocalFlags,
-    server: Annotated[
-        str | None, typer.Option(help="Base URL of an OpenAI-compatible server.", show_default=False)
-    ] = None,
     served: ServerFlags,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Tokenizer of the model on the server, to count tokens: a directory, hub id or 'demo'.",
-            show_default=False,
-        ),
-    ] = None,
     lm_eval: Annotated[
         Path | None, typer.Option(help="Write the examples there as an lm-eval task and stop.", show_default=False)
     ] = None,
     inspect_ai: Annotated[
         Path | None, typer.Option(help="The same as a task of Inspect (inspect_ai).", show_default=False)
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from finished samples and a server's kept answers.")
-    ] = False,
+    resume: options.Resume = False,
     gate: GateFlags,
     flags: options.RunFlags,
 ) -> None:
@@ -233,7 +223,7 @@ def evaluate(
     from posbias.tasks.language import LANGUAGE_TASKS
 
     names = models or []
-    check_answerer(context, next(iter(names), None), server, tokenizer=tokenizer, exported=bool(lm_eval or inspect_ai))
+    check_answerer(context, next(iter(names), None), served, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
     if len(names) > 1 and (compared.tokens or lm_eval or inspect_ai):
         raise UsageError(f"--lengths and exports take one MODEL, got {', '.join(names)}")
@@ -242,20 +232,14 @@ def evaluate(
     required = gate.requirement
     if required is not None:
         settings.check_requirement(required)
-    template_options = evaluated.for_template(task, served=server is not None)
+    template_options = evaluated.for_template(task, served=served.server is not None)
     if lm_eval or inspect_ai:
-        _export(task, settings, model=next(iter(names), tokenizer), lm_eval=lm_eval, inspect_ai=inspect_ai)
+        _export(task, settings, model=next(iter(names), served.tokenizer), lm_eval=lm_eval, inspect_ai=inspect_ai)
         return
 
     def responder(model: str | None, directory: Path | None) -> "Responder":
-        if server is not None:
-            return served.responder(
-                server,
-                tokenizer=tokenizer,
-                directory=directory,
-                reuse=resume,
-                template_options=template_options,
-            )
+        if served.server is not None:
+            return served.responder(directory, reuse=resume, template_options=template_options)
         return local.responder(str(model), template_options=template_options)
 
     evaluate_each = _evaluate_several if len(names) > 1 else _evaluate
@@ -265,16 +249,16 @@ def evaluate(
             gate.judge(evaluation.check(required), quiet=flags.json)
 
 
-def check_answerer(
-    context: typer.Context, model: str | None, server: str | None, *, tokenizer: str | None, exported: bool
-) -> None:
+def check_answerer(context: typer.Context, model: str | None, served: ServerFlags, *, exported: bool) -> None:
     """Refuse flags that would do nothing."""
+    server, tokenizer = served.server, served.tokenizer
     if not exported and (model is None) == (server is None):
         raise UsageError("give one of MODEL and --server URL, not both")
     if model is not None and tokenizer is not None:
         goes_with = "an export without a MODEL" if exported else "--server"
         raise UsageError(f"--tokenizer {tokenizer!r} goes with {goes_with}; a MODEL brings its own")
-    of_a_model, of_a_server = options.names_of(LocalFlags), options.names_of(ServerFlags)
+    of_a_model = options.names_of(LocalFlags)
+    of_a_server = options.names_of(ServerFlags, without=["server", "tokenizer"])
     if exported:
         of_a_run = ["server", *of_a_server, *of_a_model, *OF_A_RUN]
         options.refuse(context, of_a_run, "goes with a run; --lm-eval and --inspect-ai only write the examples")

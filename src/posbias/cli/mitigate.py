@@ -70,16 +70,8 @@ def mitigate(
     chosen: MethodFlags,
     evaluated: TaskFlags = TaskFlags(count=40),  # noqa: B008 (frozen)
     local: LocalFlags,
-    server: Annotated[
-        str | None, typer.Option(help="Base URL of an OpenAI-compatible server.", show_default=False)
-    ] = None,
     served: ServerFlags,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer of the model on the server, to count tokens.", show_default=False)
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from finished samples, fits and a server's kept answers.")
-    ] = False,
+    resume: options.Resume = False,
     gate: GateFlags,
     engine: options.EngineFlags,
     flags: options.RunFlags,
@@ -91,23 +83,17 @@ def mitigate(
     from posbias.runs.records import finished_record
     from posbias.tasks.language import LANGUAGE_TASKS
 
-    check_answerer(context, model, server, tokenizer=tokenizer, exported=False)
+    check_answerer(context, model, served, exported=False)
     options.check_resume(resume, flags.out)
     settings = replace(
         _settings(chosen, evaluated, gate, flags=flags, max_memory=local.max_memory, resume=resume),
         engine=engine.made(),
     )
-    template_options = evaluated.for_template(LANGUAGE_TASKS.parse(evaluated.task), served=server is not None)
+    template_options = evaluated.for_template(LANGUAGE_TASKS.parse(evaluated.task), served=served.server is not None)
     check_files(settings.entries, settings.fitting.begin)  # before a model is loaded
     with running(context, flags, resume=resume) as run:
-        if server is not None:
-            responder = served.responder(
-                server,
-                tokenizer=tokenizer,
-                directory=run.directory,
-                reuse=resume,
-                template_options=template_options,
-            )
+        if served.server is not None:
+            responder = served.responder(run.directory, reuse=resume, template_options=template_options)
         else:
             responder = local.responder(str(model), template_options=template_options)
         before = None if run.directory is None else finished_record(run.directory)

@@ -330,8 +330,7 @@ def measure(
         prompts: Equally long prompts, at least 1.
         kinds: Kinds of influence, objects or literals such as `"jacobian(probes=8)"`, each at most once.
         seed: Seed of the random probes, >= 0.
-        options: The output (the last position's by default), layers, the precision check, memory, averaging, intervals,
-            the engine and where finished prompts are kept.
+        options: The output (the last position's by default), averaging, memory, where the work is done and kept ...
 
     Returns:
         Profiles by kind name, raw norms per prompt, mixing; `left_out` lists what the model does not allow.
@@ -340,15 +339,13 @@ def measure(
         UsageError: an unknown kind, one that cannot be measured on the output, or prompts the model cannot take.
         RunError: a gradient is not finite, or a prompt has no influence at all.
     """
-    resolved = resolve_kinds(kinds)
+    resolved, options = resolve_kinds(kinds), options or MeasureOptions()
     check_seed(seed)
     check_prompts(model, prompts)
-    options = options or MeasureOptions()
     for kind in resolved:
         kind.check_output(options.read_output)
-    described = model.describe()
-    settings = {  # everything that finished prompts depend on
-        "model": described,
+    settings: dict[str, Any] = {  # everything that finished prompts depend on
+        "model": model.describe(),
         "prompts": prompts.describe(),
         "kinds": [str(kind) for kind in resolved],
         "seed": seed,
@@ -359,9 +356,9 @@ def measure(
     store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
     work = UnitWork(
         request=model.reload_request,
-        network_sha256=None if options.engine.in_process else network_sha256(model.network, described),
+        network_sha256=None if options.engine.in_process else network_sha256(model.network, settings["model"]),
         token_ids=prompts.token_ids,
-        units=tuple(Unit(index) for index in range(prompts.count)),
+        units=tuple(map(Unit, range(prompts.count))),
         kinds=resolved,
         seed=seed,
         passes=options.passes,
@@ -370,9 +367,9 @@ def measure(
     pieces = collect(work, names, engine=options.engine, store=store, prepared=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     measurement = combine(measured, kinds=resolved, seed=seed, options=options)
-    arguments = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *options.python]
-    python = model.in_call("posbias.measure", arguments)
-    return replace(measurement, model=described, python=python, prompts=prompts, tokenizer=model.tokenizer)
+    spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *options.python]
+    python = model.in_call("posbias.measure", spelled)
+    return replace(measurement, model=settings["model"], python=python, prompts=prompts, tokenizer=model.tokenizer)
 
 
 def combine(

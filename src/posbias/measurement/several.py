@@ -154,8 +154,7 @@ def measure_models(
     Args:
         sources: As `load_model` takes them, each once.
         plan: What is measured of each; its engine serves all of them.
-        out: Directory for all, with one run directory per model. With `options.resume` finished models are taken from
-            there, and an unfinished one goes on.
+        out: Directory for all, with one per model; `options.resume` takes finished work from there.
         arguments, command: For the records, beside the model; the arguments are those of the plan by default.
         page: Draws finished records into a directory, as `write_report` does: each into its own as it is done, at last
             all of them side by side into `out`. None: no pages.
@@ -165,9 +164,8 @@ def measure_models(
         and the next one follows; a finished record that its directory holds stays there.
 
     Raises:
-        UsageError: no models, one of them twice, wrong options, a directory that is in use or that is to be resumed
-            and not named, or a first model that cannot be measured at all (what is wrong with it is usually wrong with
-            all).
+        UsageError: no models, one of them twice, wrong options, a directory that is in use, or a first model that
+            cannot be measured at all.
     """
     plan = plan or MeasurePlan()
     if plan.options.resume and out is None:
@@ -182,11 +180,11 @@ def measure_models(
             for name in names:
                 check_unfinished(directory / name)  # of all, before hours go into the first
         for name, source in names.items():
-            each = {"model": source, **shared}
+            passed = {"model": source, **shared}
             own = None if directory is None else directory / name
             try:
-                with run_directory(own, verb="measure", arguments=each, resume=resume, overwrite=overwrite) as path:
-                    record, found = measure_source(source, plan, directory=path, arguments=each, command=command)
+                with run_directory(own, verb="measure", arguments=passed, resume=resume, overwrite=overwrite) as path:
+                    record, found = measure_source(source, plan, directory=path, arguments=passed, command=command)
                     if path is not None:
                         if not found:
                             record.write_run(path)
@@ -196,17 +194,21 @@ def measure_models(
             except (RunError, UsageError) as error:
                 if isinstance(error, UsageError) and not records:
                     raise
-                record = Record(verb="measure", arguments=each, status="failed", error=str(error))
-                if own is not None:
-                    # Not where a finished record is, or another run is at work.
-                    with suppress(RunError, UsageError), held(own) as path:
-                        if finished_record(path) is None:
-                            failed_record("measure", each, error).write_run(path)
+                record = _failed(passed, error, own)
             records.append(record)
             yield name, record
         done = [record for record in records if record.status == "done"]
         if directory is not None and page is not None and done:
             page(done, directory)
+
+
+def _failed(arguments: Mapping[str, Any], error: RunError | UsageError, directory: Path | None) -> Record:
+    """The record of a model that failed, left in its directory unless a finished one is there or another run works."""
+    if directory is not None:
+        with suppress(RunError, UsageError), held(directory) as path:
+            if finished_record(path) is None:
+                failed_record("measure", arguments, error).write_run(path)
+    return Record(verb="measure", arguments=dict(arguments), status="failed", error=str(error))
 
 
 def directory_names(sources: Sequence[str]) -> dict[str, str]:

@@ -142,21 +142,27 @@ def _most(name: str) -> float:
 
 
 def attention_record(
-    statistics: AttentionStatistics,
-    rollouts: AttentionRollouts,
+    model: Model,
+    prompts: Prompts,
     *,
-    described: tuple[Model, Prompts],
+    options: AttentionOptions,
     arguments: Mapping[str, Any],
-    resolved: Mapping[str, Any],
+    command: str = "",
+    max_memory: int | None = None,
 ) -> Record:
-    """Everything that was measured of the model on the prompts, with intervals and every prompt's own numbers.
+    """Attention statistics and rollouts of a model, announced and measured, with every prompt's own numbers.
 
     Args:
-        statistics, rollouts: Of the model and the prompts that are `described`.
+        model, prompts, options: As `attention` takes them.
         arguments: As the user passed them; without `kernels` the mean kernels are saved in at most MAP_CELLS cells.
-        resolved: What is known beside model and prompts: the command, the options.
+        command: What repeats the run.
+        max_memory: Bytes that the process may hold; None: what is free.
+
+    Raises:
+        UsageError: the work does not fit into memory.
     """
-    model, prompts = described
+    cost = preflight_attention(model, prompts, options=options, max_memory=max_memory)
+    statistics, rollouts = attention(model, prompts, options=options), attention_rollouts(model, prompts)
     about = model.describe()
     record = Record(
         verb="attention",
@@ -165,7 +171,8 @@ def attention_record(
             "title": str(about.get("source", "model")),
             "model": about,
             "prompts": prompts.describe(),
-            **resolved,
+            "command": command,
+            "options": options.describe(),
         },
         arrays=_arrays(statistics, rollouts, whole=bool(arguments.get("kernels"))),
     )
@@ -175,6 +182,7 @@ def attention_record(
         "left_out": [*statistics.left_out, *rollouts.left_out],
         "caveats": list(statistics.caveats),
         "rollouts": {name: _summary(Sample.of(rows)) for name, rows in rollouts.rollouts.items()},
+        "cost": cost,
     }
     return record
 
