@@ -65,7 +65,7 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "key_bias", "--fit", "begin='no.json'"), "there is no file begin='no.json'; allowed: the path"),
         (("--by", "rank"), "by must be accuracy, starts or logprob"),
         (("--by", "accuracy"), "by accuracy needs generated answers (generate), which are switched off"),
-        (("--fit", "stepz=3"), "parameters of options: steps, rate, penalty"),
+        (("--fit", "stepz=3"), "parameters of options: steps, batch, together"),
         (("--fit", "shared='all'"), "fit: shared must be"),
         (("--documents", "2", "--text", "default#homer"), "the default corpus has no 'homer'; allowed: austen, jargon"),
     ):

@@ -63,36 +63,29 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count the storages of its results; those of its arguments existed before."""
-        for tensor in _tensors((*args, *(kwargs or {}).values())):
-            self._see(tensor, 0)
+        self._count((*args, *(kwargs or {}).values()), new=False)
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors((result,)):
-            self._see(tensor, 1)
+        self._count((result,), new=True)
         self.peak = max(self.peak, self._live)
         return result
 
-    def _see(self, tensor: Tensor, new: int) -> None:
-        storage = tensor.untyped_storage()
-        address = id(storage)
-        earlier = self._storages.get(address)
-        if earlier is not None and earlier() is storage:
-            return
-        size = new * storage.nbytes()
+    def _count(self, values: Iterable[object], *, new: bool) -> None:
+        """Note what the tensors among the values and in their lists, at any depth, take; quicker than torch's trees."""
+        for value in values:
+            if isinstance(value, list | tuple):
+                self._count(value, new=new)
+            elif isinstance(value, Tensor) and value.device.type != "meta":
+                storage = value.untyped_storage()
+                earlier = self._storages.get(id(storage))
+                if earlier is None or earlier() is not storage:
+                    self._hold(storage, storage.nbytes() if new else 0)
+
+    def _hold(self, storage: torch.UntypedStorage, size: int) -> None:
         self._live += size
-        self._storages[address] = weakref.ref(storage, lambda _: self._free(size))
+        self._storages[id(storage)] = weakref.ref(storage, lambda _: self._free(size))
 
     def _free(self, size: int) -> None:
         self._live -= size
-
-
-def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
-    """The tensors that take memory among the values and in their lists, at any depth; in a third of torch's time."""
-    for value in values:
-        if isinstance(value, Tensor):
-            if value.device.type != "meta":
-                yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 SHORT_LENGTHS = (64, 96, 128)

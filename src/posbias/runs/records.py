@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -385,18 +386,24 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def describe_environment() -> dict[str, Any]:
     """Versions and hardware that a number may depend on; no paths, no host names, no secrets."""
-    packages: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "numpy", "scipy", "numba"))
-    for name in packages:
-        with suppress(metadata.PackageNotFoundError):
-            packages[name] = metadata.version(name)
     return {
         "posbias": __version__,
         "commit": commit_of(Path(__file__).resolve().parents[2]),  # of the source checkout; None for a wheel
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
         "processors": os.cpu_count(),
-        "packages": packages,
+        "packages": {**_versions()},
     }
+
+
+@cache
+def _versions() -> dict[str, str | None]:
+    """Versions of packages, read once: their metadata is large."""
+    versions: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "numpy", "scipy", "numba"))
+    for name in versions:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def commit_of(checkout: Path) -> str | None:
