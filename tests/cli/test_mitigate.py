@@ -108,25 +108,3 @@ def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(po
         assert refused.returncode == 2
         assert "temperature needs the model itself, not one behind a server" in refused.stderr.splitlines()[-1]
     assert (out / "report.html").is_file()
-
-
-def test_a_recipe_that_has_changed_is_not_taken_for_the_one_that_was_tried(posbias, long_llama, tmp_path):
-    first, recipe = tmp_path / "first", tmp_path / "mine.json"
-    fitted = (*ARGUMENTS, "--methods", "initial_token", "--documents", "0", "--no-short", "--out", first)
-    assert posbias("mitigate", long_llama, *fitted).returncode == 0
-    content = json.loads(next((first / "arms").glob("initial-token-*/recipe.json")).read_text()) | {"fitted": {}}
-
-    def tried(gamma):
-        recipe.write_text(json.dumps(content | {"method": f"initial_token(gamma={gamma})"}))
-        asked = (*ARGUMENTS, "--methods", recipe, "--documents", "0", "--no-short", "--resume", "--json")
-        done = posbias("mitigate", long_llama, *asked, "--out", tmp_path / "run")
-        assert done.returncode == 0, done.stderr
-        record = json.loads(done.stdout)
-        assert record["scalars"]["arms"] == ["unchanged", "mine"]
-        return record
-
-    records = [tried(gamma) for gamma in (2.0, 2.0, 50.0)]
-    assert records[0]["run_id"] == records[1]["run_id"] != records[2]["run_id"]
-    assert records[2]["resolved"]["methods"] == {"mine": "initial_token(gamma=50.0)"}
-    means = [record["scalars"]["judgement"]["verdicts"][0]["means"] for record in records]
-    assert means[0] == means[1] != means[2]
