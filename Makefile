@@ -57,7 +57,7 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-peers: $(PEERS)/.installed
-	$(PEERS)/bin/python -m pytest -m slow tests/evaluation/test_export_peers.py
+	$(PEERS)/bin/python -m pytest -m slow tests/evaluation/test_harness_peers.py
 
 $(SITE): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

@@ -10,7 +10,7 @@ import pytest
 
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, evaluate
-from posbias.evaluation.export import export_lm_eval
+from posbias.evaluation.harness_files import write_lm_eval
 from posbias.evaluation.judges import judge_verdicts
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.report.evaluate import statements_of
@@ -282,4 +282,4 @@ def test_wrong_lines_name_the_field_and_the_schema(tmp_path: Path, change: dict[
 def test_other_tasks_have_no_verdicts_and_judges_no_lm_eval_task(tmp_path: Path) -> None:
     task = LANGUAGE_TASKS.parse("pairwise()")
     with pytest.raises(UsageError, match="judged by verdicts"):
-        export_lm_eval(task, list(task.examples(None, count=1)), tmp_path)
+        write_lm_eval(task, list(task.examples(None, count=1)), tmp_path)

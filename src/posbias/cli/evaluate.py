@@ -347,7 +347,7 @@ def _export(
     inspect_ai: Path | None,
 ) -> None:
     """Write the examples for other harnesses; some tasks need the model's tokenizer for it."""
-    from posbias.evaluation.export import INSPECT_FILE, export_inspect_ai, export_lm_eval
+    from posbias.evaluation.harness_files import INSPECT_FILE, write_inspect_ai, write_lm_eval
     from posbias.evaluation.samples import Sample, notices_of
     from posbias.models.loading import load_tokenizer
     from posbias.report.layout import notice_sentences
@@ -362,11 +362,11 @@ def _export(
         typer.echo(f"notice: {sentence}", err=True)
     if lm_eval is not None:
         with held(lm_eval):
-            name, _ = export_lm_eval(task, examples, lm_eval, max_tokens=settings.max_tokens)
+            name, _ = write_lm_eval(task, examples, lm_eval, max_tokens=settings.max_tokens)
         place = shlex.quote(str(lm_eval))
         say(f"{len(examples)} examples; run: cd {place} && lm_eval --include_path . --tasks {name}")
     if inspect_ai is not None:
         with held(inspect_ai):
-            export_inspect_ai(task, examples, inspect_ai, max_tokens=settings.max_tokens)
+            write_inspect_ai(task, examples, inspect_ai, max_tokens=settings.max_tokens)
         place = shlex.quote(str(inspect_ai))
         say(f"{len(examples)} examples; run: cd {place} && inspect eval {INSPECT_FILE} --model MODEL")

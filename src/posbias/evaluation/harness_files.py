@@ -108,7 +108,7 @@ _SCORED = """metric_list:
 """
 
 
-def export_lm_eval(
+def write_lm_eval(
     task: LanguageTask, examples: Sequence[Example], directory: str | Path, *, max_tokens: int | None = None
 ) -> tuple[str, str]:
     """Write examples as two tasks: answers generated and judged by the published rule, and the right answer scored.
@@ -145,12 +145,12 @@ def export_lm_eval(
     return stem, f"{stem}_logprob"
 
 
-def export_inspect_ai(
+def write_inspect_ai(
     task: LanguageTask, examples: Sequence[Example], directory: str | Path, *, max_tokens: int | None = None
 ) -> str:
     """Write examples as a task of Inspect (inspect_ai): answers generated and judged by the published rule.
 
-    Accuracy is that of all examples and of every position. Arguments and errors as `export_lm_eval`.
+    Accuracy is that of all examples and of every position. Arguments and errors as `write_lm_eval`.
 
     Returns:
         The name of the task; `cd DIRECTORY && inspect eval posbias_inspect.py --model MODEL` runs it.

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.export import DATA_FILE, INSPECT_FILE, SCORING_FILE, export_inspect_ai, export_lm_eval
+from posbias.evaluation.harness_files import DATA_FILE, INSPECT_FILE, SCORING_FILE, write_inspect_ai, write_lm_eval
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.language.answers import SCORERS
 
@@ -27,7 +27,7 @@ Loader.add_constructor("!function", lambda loader, node: ("function", loader.con
 def exported(spelled, directory):
     task = LANGUAGE_TASKS.parse(spelled)
     examples = list(task.examples(None, count=2, seed=1))
-    return task, examples, export_lm_eval(task, examples, directory, max_tokens=7)
+    return task, examples, write_lm_eval(task, examples, directory, max_tokens=7)
 
 
 def scoring_module(directory):
@@ -86,10 +86,10 @@ def test_the_scoring_module_judges_as_the_published_rule(spelled, prediction, an
 def test_what_cannot_be_exported_is_refused(tmp_path):
     task = LANGUAGE_TASKS.parse("key_value(pairs=3)")
     with pytest.raises(UsageError, match="at least 1"):
-        export_lm_eval(task, [], tmp_path)
+        write_lm_eval(task, [], tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write"):
-        export_lm_eval(task, list(task.examples(None, count=1)), tmp_path / "file" / "below")
+        write_lm_eval(task, list(task.examples(None, count=1)), tmp_path / "file" / "below")
 
 
 RUNS = 'open("ran", "w")'
@@ -120,8 +120,8 @@ def test_no_name_of_a_file_is_taken_for_source(spelling, name, tmp_path, monkeyp
     task = LANGUAGE_TASKS.parse(spelling.format(name))
     asked = LANGUAGE_TASKS.parse("documents(documents=2)")
     examples = list(asked.examples(None, count=1, seed=0))
-    stem, _ = export_lm_eval(task, examples, "out")
-    assert export_inspect_ai(task, examples, "out") == stem
+    stem, _ = write_lm_eval(task, examples, "out")
+    assert write_inspect_ai(task, examples, "out") == stem
     assert stem.isidentifier()
     assert stem.isascii()
     directory = tmp_path / "out"
@@ -141,7 +141,7 @@ def test_rows_stay_rows_whatever_stands_in_them(tmp_path):
     task = LANGUAGE_TASKS.parse("key_value(pairs=3)")
     (example, *_) = task.examples(None, count=1)
     odd = dataclasses.replace(example, prompt="one\u2028two\x85three\u2029\U0001f600 \x1b", passages=())
-    export_lm_eval(task, [odd], tmp_path)
+    write_lm_eval(task, [odd], tmp_path)
     (row,) = (tmp_path / DATA_FILE).read_text().splitlines()
     assert json.loads(row)["prompt"] == odd.prompt
 
@@ -149,6 +149,6 @@ def test_rows_stay_rows_whatever_stands_in_them(tmp_path):
 @pytest.mark.parametrize("wrong", [0, -1, 2**63])
 def test_a_limit_of_tokens_is_a_whole_number(wrong, tmp_path):
     task = LANGUAGE_TASKS.parse("key_value(pairs=3)")
-    for export in (export_lm_eval, export_inspect_ai):
+    for export in (write_lm_eval, write_inspect_ai):
         with pytest.raises(UsageError, match="export: max_tokens must be a whole number"):
             export(task, list(task.examples(None, count=1)), tmp_path, max_tokens=wrong)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.evaluation.export import INSPECT_FILE, export_inspect_ai, export_lm_eval
+from posbias.evaluation.harness_files import INSPECT_FILE, write_inspect_ai, write_lm_eval
 from posbias.tasks.language import LANGUAGE_TASKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -43,7 +43,7 @@ def test_lm_eval_judges_answers_and_scores_them_as_posbias_does(exported, long_l
     from transformers import AutoTokenizer
 
     task, examples = exported
-    generated, scored = export_lm_eval(task, examples, tmp_path)
+    generated, scored = write_lm_eval(task, examples, tmp_path)
     monkeypatch.chdir(tmp_path)
     manager = TaskManager(include_path=str(tmp_path))
 
@@ -76,7 +76,7 @@ def test_inspect_judges_answers_as_they_are(exported, tmp_path, monkeypatch):
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
 
     task, examples = exported
-    name = export_inspect_ai(task, examples, tmp_path, max_tokens=9)
+    name = write_inspect_ai(task, examples, tmp_path, max_tokens=9)
 
     def reply(messages, *_):
         output = ModelOutput.from_content("mockllm/model", answer(examples, messages[-1].text))
