@@ -89,6 +89,8 @@ def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
         ("key_bias", QUICK),
         ("key_bias", replace(QUICK, from_question=True, shared="layers")),
         ("context_bias", QUICK),
+        ("head_scales", QUICK),
+        ("adapter(rank=2)", replace(QUICK, held_out=0.0)),
     ],
 )
 def test_a_fit_goes_on_from_a_recipe(method, options, model, calibration, text, tmp_path):
@@ -98,9 +100,15 @@ def test_a_fit_goes_on_from_a_recipe(method, options, model, calibration, text, 
     others = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=6))
     still = fit(method, model, others, text=text, options=replace(options, steps=1, rate=1e-12, begin=path))
     assert numbers_of(still.method) == pytest.approx(numbers_of(first.method), abs=1e-5)
+    for name, tensor in first.method.tensors.items():
+        np.testing.assert_allclose(still.method.tensors[name], tensor, atol=1e-6)
     assert set(still.how["samples"]) > set(first.how["samples"]), "it has seen the samples of both"
+    if "bias" in method:
+        other, changed = method, {"knots": (0, 1, 5), "shared": "both"}
+    else:
+        other, changed = "adapter(rank=1)", {}
     with pytest.raises(UsageError, match="is of another form than is fitted here"):
-        fit(method, model, others, text=text, options=replace(options, knots=(0, 1, 5), shared="both", begin=path))
+        fit(other, model, others, text=text, options=replace(options, **changed, begin=path))
 
 
 def numbers_of(method):

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
 from posbias.mitigation.methods.base import Mitigation
-from posbias.mitigation.methods.weight_changes import LowRank
+from posbias.mitigation.methods.weight_changes import LowRank, Scaled
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.sources import quiet
 
@@ -40,13 +39,23 @@ class Exporting:
 
     model: HuggingFaceModel
     method: Mitigation
-    updates: Mapping[str, LowRank]
+    updates: Mapping[str, LowRank | Scaled]
     """By path of the projection."""
 
     @property
     def rank(self) -> int:
-        """The rank of all updates."""
-        return max(len(update.down) for update in self.updates.values())
+        """The rank of all updates; 0 if one is no low-rank update."""
+        return min(len(one.down) if isinstance(one, LowRank) else 0 for one in self.updates.values())
+
+    @property
+    def low_rank(self) -> dict[str, LowRank]:
+        """The updates as an adapter holds them."""
+        if not self.rank:
+            raise UsageError(
+                f"{self.method.name} cannot be exported as an adapter: it changes whole rows or columns of weights; "
+                "allowed: merged"
+            )
+        return {path: one for path, one in self.updates.items() if isinstance(one, LowRank)}
 
     def transposed(self, path: str) -> bool:
         """True if the module stores its weights as [features read, features made]."""
@@ -58,7 +67,7 @@ def write_adapter(work: Exporting, directory: Path) -> None:
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    for path, update in work.updates.items():
+    for path, update in work.low_rank.items():
         for side, numbers in (("lora_A", update.down), ("lora_B", update.up)):
             tensors[f"base_model.model.{path}.{side}.weight"] = numbers.detach().float().cpu().contiguous()
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -97,13 +106,16 @@ def write_merged(work: Exporting, directory: Path) -> None:
     """The model with the change in its weights, as transformers saves it, with its tokenizer."""
     network: Any = work.model.network
     weights = dict(network.state_dict())
-    for path, update in work.updates.items():
-        weight = weights[f"{path}.weight"]
-        added = (update.up @ update.down).to(
-            device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32)
-        )
-        added = added.T if work.transposed(path) else added
-        weights[f"{path}.weight"] = (weight.to(added.dtype) + added).to(weight.dtype)
+    for path, one in work.updates.items():
+        stored, bias = weights[f"{path}.weight"], weights.get(f"{path}.bias")
+        weight = stored.T if work.transposed(path) else stored
+        if isinstance(one, LowRank):
+            whole = weight.to(one.up.dtype) + one.up @ one.down
+        else:
+            whole = one.rows[:, None] * weight * one.columns
+            if bias is not None:
+                weights[f"{path}.bias"] = (one.rows * bias).to(bias.dtype)
+        weights[f"{path}.weight"] = (whole.T if work.transposed(path) else whole).to(stored.dtype).contiguous()
     with quiet(local=True):
         network.save_pretrained(directory, state_dict=weights)
         if work.model.tokenizer is not None:
@@ -123,6 +135,7 @@ def write_gguf(work: Exporting, path: Path) -> None:
         raise UsageError(
             f"export: no GGUF adapter of a {model.model_type} model can be written; allowed: {', '.join(ARCHITECTURES)}"
         )
+    updates = work.low_rank
     architecture, in_pairs = ARCHITECTURES[model.model_type]
     kind = gguf.MODEL_ARCH[architecture]
     names = gguf.get_tensor_name_map(kind, model.family.depth(model.config))
@@ -131,7 +144,7 @@ def write_gguf(work: Exporting, path: Path) -> None:
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(work.rank))  # as a whole number llama.cpp ends at it
-    for module, update in work.updates.items():
+    for module, update in updates.items():
         name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if name is None:
             raise UsageError(f"export: GGUF has no name for {module} of a {model.model_type} model")

@@ -87,7 +87,7 @@ def _base_lines(card: Card) -> list[str]:
     weights = weights_sha256(model.network)[:16]
     return [
         f"- Base model: {model.origin.source}{revision}, weights {weights} ({precision}); made for these alone.",
-        f"- Size: updates of rank {card.rank}, which cost no time once merged.",
+        f"- Size: {f'updates of rank {card.rank}' if card.rank else 'factors of rows and columns'}; merged, no time.",
     ]
 
 

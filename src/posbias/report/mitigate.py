@@ -17,6 +17,7 @@ from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
+from posbias.mitigation.methods.weight_changes import LOW_RANK
 from posbias.mitigation.trial.arms import UNCHANGED
 from posbias.mitigation.trial.influence import OVER_POSITIONS
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
@@ -221,31 +222,27 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
     lines = [[line] for line in snippet.format(recipe=recipe, addition=addition).splitlines()]
     title = f"{arm.name} on a model of transformers{', from the directory of this run' if fitted else ''}"
     exported = f"{arm.name} in other programs{', from the directory of this run' if fitted else ''}"
-    served = [[line] for line in _export_commands(trial, "." if fitted else recipe)] if _in_weights(arm.method) else []
+    served = _export_commands(trial, arm.method, "." if fitted else recipe)
     return {
         "Use it with transformers": [Table(title, ["Python"], lines)],
-        **({"Serve it": [Table(exported, ["Shell"], served)]} if served else {}),
+        **({"Serve it": [Table(exported, ["Shell"], [[line] for line in served])]} if served else {}),
     }
 
 
-def _in_weights(spelling: str) -> bool:
-    """True for a method that can be exported; a long spelling may be cut off, and is of none."""
+def _export_commands(trial: MitigationTrial, spelling: str, source: str) -> list[str]:
+    """Commands that write a method for other programs and serve it there; none for a method that cannot leave, or whose
+    spelling is cut off."""
     try:
         method = MITIGATIONS.parse(spelling)
     except UsageError:
-        return False
-    return isinstance(method, Mitigation) and method.in_weights
-
-
-def _export_commands(trial: MitigationTrial, source: str) -> list[str]:
-    """Commands that write the method for other programs and serve it there."""
-    return [
-        f"posbias export {source} --to adapter --gguf",
-        *adapter_commands(trial.model, "adapter"),
-        *gguf_commands("adapter"),
-        f"posbias export {source} --to merged --merged",
-        *merged_commands("merged"),
-    ]
+        return []
+    if not isinstance(method, Mitigation) or not method.in_weights:
+        return []
+    merged = [f"posbias export {source} --to merged --merged", *merged_commands("merged")]
+    if method.in_weights != LOW_RANK:
+        return merged
+    beside = [*adapter_commands(trial.model, "adapter"), *gguf_commands("adapter")]
+    return [f"posbias export {source} --to adapter --gguf", *beside, *merged]
 
 
 def _reason_table(trial: MitigationTrial) -> Table:

@@ -12,7 +12,7 @@ from posbias.evaluation.responders import Request, Responder
 from posbias.interventions.base import check_model
 
 # These register their fits.
-from posbias.mitigation.fitting import adapter, bias, channel_search  # noqa: F401
+from posbias.mitigation.fitting import adapter, bias, channel_search, head_scales  # noqa: F401
 from posbias.mitigation.fitting.base import (
     FITS,
     Calibration,

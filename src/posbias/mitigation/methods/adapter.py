@@ -17,7 +17,7 @@ from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
-from posbias.mitigation.methods.weight_changes import LowRank, updated
+from posbias.mitigation.methods.weight_changes import LOW_RANK, LowRank, Scaled, updated
 from posbias.models.families.projections import ROLES, Projection, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import quantised
@@ -82,11 +82,11 @@ class Adapter(Mitigation):
         return replace(self, updates=dict(tensors))
 
     @property
-    def in_weights(self) -> bool:
-        """Always: it is nothing else."""
-        return True
+    def in_weights(self) -> str:
+        """It is nothing else."""
+        return LOW_RANK
 
-    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
+    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank | Scaled]:
         """The updates at the method's strength, on the model's device, in float32 at least.
 
         Raises:
@@ -96,7 +96,7 @@ class Adapter(Mitigation):
             why = "it is not fitted yet" if self.unfitted else "its numbers lie beside its recipe"
             raise UsageError(f"{self.name}: {why}; give what fit returns, or the path of a recipe")
         dtype = torch.promote_types(model.dtype, torch.float32)
-        updates = {}
+        updates: dict[str, LowRank | Scaled] = {}
         for projection in target_projections(model, self):
             path = projection.path
             made, read = projection.shape

@@ -19,7 +19,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.responders import Reply, Request, Responder
 from posbias.interventions.base import Intervention
 from posbias.mitigation.methods.question import Question
-from posbias.mitigation.methods.weight_changes import LowRank
+from posbias.mitigation.methods.weight_changes import LowRank, Scaled
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
 
@@ -151,19 +151,19 @@ class Mitigation(Method, Intervention):
         return FROM_QUESTION if self.needs_question else NO_PASSAGES
 
     @property
-    def in_weights(self) -> bool:
-        """True if `weight_updates` does exactly the same, so that the method can be exported."""
-        return False
+    def in_weights(self) -> str:
+        """LOW_RANK or FULL_RANK if `weight_updates` does exactly the same, so that it can be exported; else empty."""
+        return ""
 
-    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
+    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank | Scaled]:
         """Updates of projections, by path, that do exactly the same.
 
         Raises:
             UsageError: there are none, and why.
         """
         raise UsageError(
-            f"{self.name} cannot be exported: {self.not_in_weights}, which no weight knows; allowed: adapter, and "
-            "positional_channel with every_query"
+            f"{self.name} cannot be exported: {self.not_in_weights}, which no weight knows; allowed: adapter, "
+            "head_scales, and positional_channel with every_query"
         )
 
     def on_prompt(self, passages: Spans, length: int) -> tuple["Mitigation", Spans]:

@@ -45,7 +45,7 @@ class KeyBiasMethod(Mitigation):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "biases", KeyBiased(self.biases).biases)
-        object.__setattr__(self, "scales", _checked_scales(self.name, self.scales))
+        object.__setattr__(self, "scales", checked_scales(self.name, "scales", self.scales))
 
     @property
     def needs_passages(self) -> bool:  # type: ignore[override]
@@ -98,13 +98,13 @@ class ContextBias(Mitigation):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "values", _by_head(self.name, "values", self.values))
-        object.__setattr__(self, "scales", _checked_scales(self.name, self.scales))
+        object.__setattr__(self, "scales", checked_scales(self.name, "scales", self.scales))
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Add s b to the logits of the keys before the question, in every attention module."""
         heads, depth = model.family.heads(model.config), model.family.depth(model.config)
-        _check_shape(self.name, self.values, depth, heads)
+        check_shape(self.name, self.values, depth, heads)
         table = self.strength * torch.tensor(self.values, dtype=torch.float64)[..., None] * BEFORE
 
         added = KeyLogits(lambda layer, _: table[layer], _factors(self, self.scales, depth, heads), by_side=True)
@@ -118,22 +118,23 @@ def _factors(
     """Factors by layer, at the method's strength."""
     if scales is None:
         return None
-    _check_shape(method.name, scales, depth, heads)
+    check_shape(method.name, scales, depth, heads)
     return (torch.tensor(scales, dtype=torch.float64) ** method.strength).__getitem__
 
 
-def _check_shape(method: str, table: Sequence[Sequence[float]], depth: int, heads: int) -> None:
+def check_shape(method: str, table: Sequence[Sequence[float]], depth: int, heads: int) -> None:
+    """Refuse a table that is not one number for each head of each layer."""
     if [len(layer) for layer in table] != [heads] * depth:
         raise UsageError(f"{method}: the model has {depth} layers of {heads} heads; give a value for each")
 
 
-def _checked_scales(method: str, factors: Sequence[Sequence[float]] | None) -> Table | None:
-    """Positive numbers by layer and head."""
+def checked_scales(method: str, name: str, factors: Sequence[Sequence[float]] | None) -> Table | None:
+    """Positive numbers by layer and head, for a parameter of that name."""
     if factors is None:
         return None
-    scales = _by_head(method, "scales", factors)
+    scales = _by_head(method, name, factors)
     if min(map(min, scales)) <= 0:
-        raise UsageError(f"{method}: scales must be above 0, got {min(map(min, scales)):g}")
+        raise UsageError(f"{method}: {name} must be above 0, got {min(map(min, scales)):g}")
     return scales
 
 

@@ -19,7 +19,7 @@ from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.passage_attention import question_begins
-from posbias.mitigation.methods.weight_changes import LowRank, updated
+from posbias.mitigation.methods.weight_changes import LOW_RANK, LowRank, Scaled, updated
 from posbias.models.families.base import Block
 from posbias.models.families.parts import weight_of
 from posbias.models.families.projections import linear_projections
@@ -124,18 +124,18 @@ class PositionalChannel(Mitigation):
                 yield
 
     @property
-    def in_weights(self) -> bool:
+    def in_weights(self) -> str:
         """If no query is left as it was."""
-        return self.every_query
+        return LOW_RANK if self.every_query else ""
 
-    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
+    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank | Scaled]:
         """With every query changed, the column of the channel in the maps of queries and keys, times factor - 1."""
         if not self.in_weights:
             return super().weight_updates(model)
         layers = self.layers(model.family.depth(model.config))
         if self.channel >= model.width:
             raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
-        updates = {}
+        updates: dict[str, LowRank | Scaled] = {}
         for one in linear_projections(model.network, model.family, model.config):
             rows = [rows for role, rows in one.rows.items() if role in ("q", "k")]
             if one.layer not in layers or not rows:

@@ -1,4 +1,4 @@
-"""What a method does to weights, exactly: low-rank updates beside linear projections, W becomes W + B A."""
+"""What a method does to weights, exactly: a low-rank update, W becomes W + B A, or factors of rows and columns."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,9 +22,21 @@ class LowRank:
     """B."""
 
 
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """The rows and columns of one projection times factors, the bias with its rows."""
+
+    rows: Float[Tensor, "made"]
+    columns: Float[Tensor, "read"]
+
+
+LOW_RANK, FULL_RANK = "low rank", "full rank"
+"""Sorts of changes: an adapter holds the first alone."""
+
+
 @contextmanager
-def updated(network: nn.Module, updates: Mapping[str, LowRank]) -> Iterator[None]:
-    """Within the context, projections compute with their updates, by their paths; a gradient flows through these."""
+def updated(network: nn.Module, updates: Mapping[str, LowRank | Scaled]) -> Iterator[None]:
+    """Within the context, projections compute with low-rank updates, by their paths; a gradient flows through these."""
 
     def beside(update: LowRank) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -33,5 +45,6 @@ def updated(network: nn.Module, updates: Mapping[str, LowRank]) -> Iterator[None
 
         return hook
 
-    with hooked(network.get_submodule(path).register_forward_hook(beside(one)) for path, one in updates.items()):
+    low_rank = {path: one for path, one in updates.items() if isinstance(one, LowRank)}
+    with hooked(network.get_submodule(path).register_forward_hook(beside(one)) for path, one in low_rank.items()):
         yield
