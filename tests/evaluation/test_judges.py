@@ -138,6 +138,24 @@ def test_rates_of_a_table() -> None:
     assert found.first_pick.value == 0.5
     assert found.tie_rate.value == pytest.approx(0.1)
     assert (found.n_pairs, found.n_both, found.ties, found.unread) == (7, 4, 1, 1)
+    assert found.agreed_accuracy is not None
+    assert found.agreement_gain is not None
+    assert (found.agreed_accuracy.value, found.agreement_gain.value) == (0.5, 0.0)
+
+
+def test_agreeing_orders_gain_where_flips_are_the_errors() -> None:
+    """A judge that is right on most pairs and follows the slot on the others: what agrees is right."""
+    flips = np.arange(60) % 3 == 0
+    correct = np.column_stack([np.ones(60), ~flips]).astype(np.float64)
+    first = np.column_stack([np.ones(60), flips]).astype(np.float64)
+    found = judge_verdicts(correct, first, np.zeros_like(first))
+    assert found.agreed_accuracy is not None
+    assert found.agreement_gain is not None
+    assert found.agreed_accuracy.value == 1.0
+    assert found.agreement_gain.value == pytest.approx(1 / 6)
+    assert found.agreement_gain.low > 0
+    always = judge_verdicts(np.tile([1.0, 0.0], (8, 1)), np.ones((8, 2)), np.zeros((8, 2)))
+    assert (always.agreed_accuracy, always.agreement_gain) == (None, None)
 
 
 @pytest.mark.parametrize(

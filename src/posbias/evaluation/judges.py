@@ -10,7 +10,7 @@ import numpy as np
 
 from posbias.evaluation.curve import Scores, is_binary
 from posbias.evaluation.responders.thoughts import UNFINISHED
-from posbias.statistics import Interval, StoredInterval, mean_of, wilson
+from posbias.statistics import Interval, StoredInterval, jackknife, leave_one_out, mean_of, wilson
 
 UNBIASED = 0.5
 """First-pick rate of a judge that does not look at the slot."""
@@ -72,12 +72,22 @@ class Verdicts:
     """Answers that call a tie."""
     unread: int
     """Answers that hold no verdict."""
+    agreed_accuracy: StoredInterval | None = None
+    """Share of right verdicts in pairs whose verdict prefers the same response in both orders; None if there are none.
+    """
+    agreement_gain: StoredInterval | None = None
+    """That share less the accuracy of one verdict in all pairs with a response named in both: what asking twice and
+    keeping only verdicts that agree gains, at twice the price; None with fewer than two such pairs."""
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
         rates = {name: getattr(self, name).as_record() for name in ("accuracy", "flip_rate", "first_pick", "tie_rate")}
         counts = {name: getattr(self, name) for name in ("n_pairs", "n_both", "ties", "unread")}
-        return {**rates, **counts}
+        agreement = {
+            name: None if (rate := getattr(self, name)) is None else rate.as_record()
+            for name in ("agreed_accuracy", "agreement_gain")
+        }
+        return {**rates, **counts, **agreement}
 
 
 def judge_verdicts(correct: Scores, first_pick: Scores, tie: Scores) -> Verdicts:
@@ -90,6 +100,8 @@ def judge_verdicts(correct: Scores, first_pick: Scores, tie: Scores) -> Verdicts
         tie: 1 if it is a tie, 0 if it names a response, NaN else.
     """
     judged = correct[~np.isnan(correct).any(axis=1)]
+    named = ~np.isnan(first_pick).any(axis=1)
+    agreed = first_pick[:, 0] != first_pick[:, 1]  # the slot changes with the order, so the response is the same
     picked = first_pick[~np.isnan(first_pick).any(axis=1)]
     return Verdicts(
         accuracy=_mean(judged.mean(axis=1)),
@@ -100,7 +112,18 @@ def judge_verdicts(correct: Scores, first_pick: Scores, tie: Scores) -> Verdicts
         n_both=len(picked),
         ties=int(np.nansum(tie)),
         unread=int((np.isnan(tie) & ~np.isnan(correct)).sum()),
+        agreed_accuracy=wilson(correct[named & agreed, 0]) if (named & agreed).any() else None,
+        agreement_gain=_agreement_gain(correct[named], agreed[named]),
     )
+
+
+def _agreement_gain(correct: Scores, agreed: np.ndarray) -> Interval | None:
+    """Accuracy of the pairs whose two verdicts agree, less that of single verdicts, over pairs."""
+    if len(agreed) < 2 or agreed.sum() < 2:
+        return None
+    weights = leave_one_out(len(agreed))
+    right_and_agreed, share, single = (weights @ values for values in (correct[:, 0] * agreed, agreed, correct.mean(1)))
+    return jackknife(right_and_agreed / share - single).interval(least=-1.0, most=1.0)
 
 
 def _mean(shares: np.ndarray) -> Interval:

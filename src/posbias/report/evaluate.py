@@ -253,6 +253,20 @@ def judge_findings(verdicts: Verdicts) -> list[str]:
         f"the verdict follows the slot in {verdicts.flip_rate} of {verdicts.n_both} pairs",
         f"the first response is picked in {first}: {leaning}",
         *([f"a tie is called in {verdicts.tie_rate} of the verdicts"] if verdicts.ties else []),
+        *_agreement(verdicts),
+    ]
+
+
+def _agreement(verdicts: Verdicts) -> list[str]:
+    """Whether keeping only verdicts that agree in both orders gains accuracy, and at which price."""
+    gain, accuracy = verdicts.agreement_gain, verdicts.agreed_accuracy
+    if gain is None or accuracy is None:
+        return []
+    decided = "a gain" if gain.low > 0 else "a loss" if gain.high < 0 else "no gain established"
+    against = f"{gain.text('+.3f')} against one verdict ({decided})"
+    return [
+        f"where both orders agree the verdict is right in {accuracy} of the pairs, {against}, for twice the requests; "
+        "the other pairs stay open"
     ]
 
 
