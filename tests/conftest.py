@@ -24,7 +24,7 @@ from jaxtyping import install_import_hook
 
 # Before the hook: typer hands its commands contexts of a class that only it knows, which the checker would refuse.
 import posbias as posbias_package
-from posbias.cli.app import main
+from posbias.cli import main
 
 # Whole numbers are welcome where floats are asked for (PEP 484's numeric tower), as they are without the checker.
 check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeError))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posbias.architecture import Architecture, Encoding, NoEncoding, Rope
-from posbias.errors import UsageError
+from posbias import Architecture, UsageError
+from posbias.architecture import Encoding, NoEncoding, Rope
 from posbias.models.families.base import Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel

@@ -71,7 +71,7 @@ def save_bases(directory: Path, families: Sequence[str] = FAMILIES) -> None:
 
     from conftest import save_byte_tokenizer
     from gguf_inputs import save_gguf
-    from posbias.architecture import Architecture
+    from posbias import Architecture
     from posbias.models.reference.network import save_reference
     from posbias.models.reference.parameters import draw_parameters
     from published_networks import copy_network
@@ -109,8 +109,7 @@ def refused(source: Any, **arguments: Any) -> str:
     """The one line that a source is refused with, soon and without memory."""
     import pytest
 
-    from posbias.errors import RunError, UsageError
-    from posbias.models.loading import load_model
+    from posbias import RunError, UsageError, load_model
 
     tracemalloc.start()
     began = time.process_time()
@@ -129,7 +128,7 @@ def refused(source: Any, **arguments: Any) -> str:
 
 def outcome(source: str | Path) -> str:
     """ "ran" or "refused"; otherwise what was found, which is a finding."""
-    from posbias.errors import RunError, UsageError
+    from posbias import RunError, UsageError
 
     try:
         _use(source)
@@ -147,10 +146,8 @@ def outcome(source: str | Path) -> str:
 
 def _use(source: str | Path) -> None:
     """Load, describe, and measure the last position on one prompt."""
-    from posbias.measurement.measurement import measure
+    from posbias import load_model, load_prompts, measure
     from posbias.memory import beside_weights
-    from posbias.models.loading import load_model
-    from posbias.prompts.loading import load_prompts
 
     model = load_model(source, max_memory=beside_weights() + MODEL_BYTES)
     json.dumps(model.describe())

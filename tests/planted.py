@@ -15,18 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64
 
+from posbias import MitigateOptions, Record, UsageError, mitigate
 from posbias.checks import check_size
-from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores
-from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
+from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
 from posbias.limits import EXAMPLES
-from posbias.mitigation import MitigateOptions
+from posbias.mitigation import PromptMitigation
 from posbias.mitigation.judging.judge import SMALLEST, ArmScores, Judgement, JudgeOptions, judge
 from posbias.mitigation.judging.verdicts import Verdict
-from posbias.mitigation.methods.base import PromptMitigation
-from posbias.mitigation.trial.run import mitigate
 from posbias.report.mitigate_wording import reasons
-from posbias.runs.records import Record
 
 Curve = Float64[np.ndarray, "n_positions"]
 

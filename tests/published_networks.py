@@ -1,6 +1,6 @@
 """The networks of published experiments as configurations, for any architecture of one head, to test on."""
 
-from posbias.architecture import Architecture
+from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig
 
 

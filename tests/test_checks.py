@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posbias import RunError, UsageError
 from posbias.checks import check_seed, check_whole, checked
-from posbias.errors import RunError, UsageError
 
 
 @pytest.mark.parametrize("value", [2, 2**63 - 1])

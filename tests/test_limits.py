@@ -8,28 +8,30 @@ import numpy as np
 import pytest
 
 from planted import Planted, planted_scores
-from posbias.architecture.absolute import Sinusoidal
-from posbias.architecture.encodings import Rope
+from posbias import (
+    AttentionOptions,
+    DesignOptions,
+    EvaluateOptions,
+    FitOptions,
+    MitigateOptions,
+    TrainOptions,
+    UsageError,
+    design,
+    place,
+)
+from posbias.architecture import Rope, Sinusoidal
 from posbias.cli.place import scores_of
-from posbias.designing import DesignOptions, design
-from posbias.errors import UsageError
-from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.placement import MeasuredUse, place
-from posbias.evaluation.responders.client import ServerOptions
-from posbias.evaluation.responders.local import LocalOptions
-from posbias.measurement.attention.statistics import AttentionOptions
+from posbias.evaluation import MeasuredUse
+from posbias.evaluation.responders import LocalOptions, ServerOptions
 from posbias.measurement.outputs import PassOptions
-from posbias.mitigation import MitigateOptions
-from posbias.mitigation.fitting.base import FitOptions
+from posbias.mitigation import MITIGATIONS
 from posbias.mitigation.fitting.channel_search import ChannelOptions
 from posbias.mitigation.judging.judge import JudgeOptions
-from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.runs.engines import Local
 from posbias.tasks.language import LANGUAGE_TASKS
-from posbias.tasks.synthetic.base import SYNTHETIC_TASKS
-from posbias.theory.mean_field.sampled import SampledHeads
-from posbias.training.options import STOPPING, TrainingSchedule, TrainOptions
-from posbias.training.study import Study
+from posbias.tasks.synthetic import SYNTHETIC_TASKS
+from posbias.theory.mean_field import SampledHeads
+from posbias.training import STOPPING, Study, TrainingSchedule
 
 MANY = 10**12
 COUNTS: dict[str, Callable[[int], Any]] = {

@@ -1,8 +1,9 @@
 """Theories of trained models called in one line: `predict` with the theory's class and its parameters."""
 
+from posbias import predict
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
-from posbias.theory import ModelTheory, Prediction, predict
+from posbias.theory import ModelTheory, Prediction
 from posbias.theory.power_rollout import PowerRollout
 
 

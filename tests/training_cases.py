@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from posbias.architecture import Architecture
+from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
 from posbias.training import Adam, AdamW, Member, Optimiser, TrainedMember

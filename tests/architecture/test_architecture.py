@@ -3,17 +3,8 @@
 import numpy as np
 import pytest
 
-from posbias.architecture import (
-    ENCODINGS,
-    MASKS,
-    Alibi,
-    Architecture,
-    Causal,
-    PowerDecay,
-    SlidingWindow,
-    published_alibi_slopes,
-)
-from posbias.errors import UsageError
+from posbias import Architecture, UsageError
+from posbias.architecture import ENCODINGS, MASKS, Alibi, Causal, PowerDecay, SlidingWindow, published_alibi_slopes
 
 
 def test_variants_and_literals_are_the_same():

@@ -12,16 +12,14 @@ import pytest
 import torch
 
 import posbias as pb
+from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, compare
 from posbias.architecture import Rope
 from posbias.auditing import run
-from posbias.auditing.run import AuditOptions
-from posbias.comparison import CompareOptions, Sample, compare
+from posbias.comparison import Sample
 from posbias.comparison.contrasts import contrast
 from posbias.comparison.stored import ProfileRun
-from posbias.errors import RunError, UsageError
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.networks import reinitialise
-from posbias.profiles import Profile
 from posbias.report import verdict
 from posbias.runs import parts as storage
 from posbias.runs.records import read_record

@@ -7,16 +7,17 @@ import pytest
 import torch
 
 import posbias as pb
+from posbias import UsageError
 from posbias.auditing import audit_behaviour
-from posbias.errors import UsageError
 from posbias.evaluation.correlation import correct_for_number
 from posbias.evaluation.influence import BehaviourPlan, elsewhere
 from posbias.evaluation.spans import encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
+from posbias.report import report_of
 from posbias.report.evaluate import statements_of, tables_of
-from posbias.report.page import html_of, report_of
+from posbias.report.page import html_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "example_order(shots=5)"

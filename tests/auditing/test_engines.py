@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.auditing.run import AuditOptions
-from posbias.errors import UsageError
+from posbias import AuditOptions, UsageError
 from posbias.runs.engines import Local
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.runs.records import read_record
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "measure"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from posbias import AttentionOptions
 from posbias.measurement.attention.record import MAP_CELLS, AttentionRun
-from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.runs.records import read_record
 from posbias.theory.power_rollout import attention_rollouts
 

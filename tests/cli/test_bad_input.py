@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.report import report_of
 from posbias.runs.records import read_record
 

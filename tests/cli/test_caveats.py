@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from posbias.models.loading import load_model
+from posbias import load_model
 from posbias.runs.records import read_record
 
 SHORT = ("--length", "8", "--count", "2", "--kinds", "probability")

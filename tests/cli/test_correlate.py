@@ -5,7 +5,8 @@ import pytest
 
 import posbias as pb
 from behaviour_runs import GOLD, saved
-from posbias.evaluation import InfluenceCorrelation, correlate
+from posbias import correlate
+from posbias.evaluation import InfluenceCorrelation
 from posbias.report.correlate import verdict_of
 
 

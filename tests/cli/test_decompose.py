@@ -5,10 +5,10 @@ import json
 import numpy as np
 
 import posbias as pb
-from posbias import decomposition
+from posbias import DecomposeOptions, decomposition
 from posbias.cli import decompose
 from posbias.cli.options import split_literals
-from posbias.decomposition import DEFAULT_INTERVENTIONS, DEFAULT_KINDS, DecomposeOptions
+from posbias.decomposition import DEFAULT_INTERVENTIONS, DEFAULT_KINDS
 from posbias.runs.records import read_record
 
 FLAGS = ["--length", 8, "--count", 2, "--kinds", "probability"]

@@ -12,11 +12,11 @@ from rich.console import Console
 
 import posbias as pb
 from evaluation.serving import chat, stand_in
+from posbias import Record, RunError, UsageError
 from posbias.cli.options import _quoted
-from posbias.errors import RunError, UsageError
+from posbias.report import report_of, show_report, verdict
 from posbias.report.layout import command_of, shown_record
-from posbias.report.page import report_of, show_report, verdict
-from posbias.runs.records import Record, read_record
+from posbias.runs.records import read_record
 from posbias.runs.results import result_of
 from posbias.training.trainer import losses_table
 

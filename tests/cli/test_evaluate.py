@@ -10,10 +10,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import posbias as pb
+from posbias import PlaceOptions, UsageError
 from posbias.cli import main
 from posbias.cli.place import scores_of
-from posbias.errors import UsageError
-from posbias.evaluation import PlaceOptions
 from posbias.runs.records import read_record
 
 FLAGS = ["--task", "example_order(shots=4)", "--count", 7, "--max-tokens", 2]

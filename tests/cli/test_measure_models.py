@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.measurement.several import MeasurePlan, directory_names, measure_models
 from posbias.models import weights
 from posbias.runs.engines import Local

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from posbias import UsageError
 from posbias.cli.options import layers_of
 from posbias.comparison.stored import ProfileRun
-from posbias.errors import UsageError
 from posbias.runs.records import read_record
 
 

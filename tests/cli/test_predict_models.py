@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture import Architecture
-from posbias.models.loading import load_model
+from posbias import Architecture, load_model
 from posbias.models.reference.network import ReferenceTransformer, save_reference
 from posbias.runs.records import read_record
 from published_networks import retrieval_network

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from posbias import UsageError
 from posbias.comparison import Sample, compare_with_prompts
 from posbias.comparison.metrics import wasserstein
-from posbias.errors import UsageError
 from posbias.prompts.prompts import PromptSource
 from posbias.runs.records import read_record
 from posbias.theory import parse_theory

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from posbias import train
 from posbias.runs.records import read_record
-from posbias.training import load_study, train
+from posbias.training import load_study
 
 STUDY = """
 task: position_copy(target=0, context=6, vocabulary=5)

@@ -10,11 +10,10 @@ import pytest
 import typer
 
 import posbias as pb
+from posbias import DesignOptions, UsageError
 from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.cli.app import app
 from posbias.cli.options import RESIDUAL, literal, split_literals
-from posbias.designing import DesignOptions
-from posbias.errors import UsageError
 from posbias.runs.records import read_record
 
 

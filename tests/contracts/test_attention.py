@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.models.attention import (
     affine,
     describe_attention,

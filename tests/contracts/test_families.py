@@ -16,8 +16,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from posbias import UsageError
 from posbias.architecture import SlidingWindow
-from posbias.errors import UsageError
 from posbias.measurement.blocks import checkpointed
 from posbias.models.families.base import FAMILIES, Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
@@ -306,7 +306,7 @@ def test_only_the_embeddings_have_gradients_and_checkpointing_changes_none(
 
 
 def test_traits_build_an_architecture(model: HuggingFaceModel) -> None:
-    from posbias.architecture import Architecture
+    from posbias import Architecture
 
     architecture = Architecture.from_model(model)
     assert architecture.depth == 3
@@ -363,7 +363,7 @@ def test_configurations_outside_their_family_are_refused(token_ids: Tensor) -> N
 
 @pytest.mark.parametrize("name", ["mixtral", "olmoe", "qwen3_moe"])
 def test_the_mean_field_refuses_mixtures_of_experts(name: str) -> None:
-    from posbias.theory.mean_field.spec import spec_of
+    from posbias.theory.mean_field import spec_of
 
     model = shaken_model(name)
     with pytest.raises(UsageError, match=f"MLPs of {name} are mixtures of experts"):
@@ -373,7 +373,7 @@ def test_the_mean_field_refuses_mixtures_of_experts(name: str) -> None:
 
 
 def test_mean_field_has_every_dense_family_or_says_why_not(dense: HuggingFaceModel) -> None:
-    from posbias.theory.mean_field.spec import spec_of
+    from posbias.theory.mean_field import spec_of
 
     parts = dense.family.attention_parts(dense.family.blocks(dense.network)[0], dense.config)
     learned_activation = dense.family.name == "apertus"

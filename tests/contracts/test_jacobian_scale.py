@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.theory.mean_field import SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
 from tiny_families import CONFIGS, VOCABULARY, born_model

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posbias.architecture import ENCODINGS, MASKS, Architecture
+from posbias import Architecture
+from posbias.architecture import ENCODINGS, MASKS
 from posbias.theory import Rollout
 from posbias.theory.kernels import DistanceKernel, Kernel, SumKernel, dense_heads, keys, linear
 

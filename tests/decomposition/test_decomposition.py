@@ -8,19 +8,10 @@ import pytest
 import torch
 
 import posbias as pb
+from posbias import DecomposeOptions, RunError, UsageError, decompose, intervened
 from posbias.comparison import STATISTICS
-from posbias.decomposition import (
-    DEFAULT_INTERVENTIONS,
-    MASSES,
-    SOURCES,
-    DecomposeOptions,
-    Decomposition,
-    decompose,
-    sources,
-)
+from posbias.decomposition import DEFAULT_INTERVENTIONS, MASSES, SOURCES, Decomposition, sources
 from posbias.decomposition.decomposition import mean_intervals, scores_of, shifts_of
-from posbias.errors import RunError, UsageError
-from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.prompts.prompts import Prompts

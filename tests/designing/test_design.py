@@ -5,26 +5,31 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.architecture import Architecture, GammaKey
-from posbias.designing import Design, DesignOptions, DesignRun, design, distance_apart, resolve_target
+from posbias import (
+    Architecture,
+    DesignOptions,
+    Profile,
+    UsageError,
+    design,
+    intervened,
+    load_model,
+    load_prompts,
+    load_record,
+    predict,
+)
+from posbias.architecture import GammaKey
+from posbias.designing import Design, DesignRun, design_record, distance_apart, resolve_target
 from posbias.designing.design import TOLERANCE
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation
-from posbias.designing.measured import design_record
 from posbias.designing.solving import FREE, Problem
-from posbias.errors import UsageError
-from posbias.interventions import intervened
-from posbias.models.loading import load_model
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.profiles import Profile
-from posbias.prompts.loading import load_prompts
-from posbias.report.page import report_of
-from posbias.runs.results import load_record, result_of
-from posbias.theory import predict
+from posbias.report import report_of
+from posbias.runs.results import result_of
+from posbias.theory import rollout_profile, rollout_rows
 from posbias.theory.mean_field import mean_field, spec_of
 from posbias.theory.mean_field.spec import norm_placement, with_norms
-from posbias.theory.rollout import rollout_profile, rollout_rows
 from tiny_families import born_model
 
 TARGETS = ["flat", "power(2.5)", "power(-0.5)", "recency(8.0)", "recency(-6.0)", "u_shape(0.05)", "u_shape(20)"]
@@ -182,7 +187,7 @@ CONFIG = (
 
 def test_a_real_initialisation_is_flat_as_measured(tmp_path):
     """Designed by mean field, measured on networks that the design never saw."""
-    from posbias.measurement.measurement import measure
+    from posbias import measure
 
     (tmp_path / "config.json").write_text(CONFIG)
     model = load_model(f"config:{tmp_path}")
@@ -266,7 +271,7 @@ def test_a_target_from_a_file_and_a_profile(tmp_path):
 
 
 def test_a_target_from_a_run(tmp_path):
-    from posbias.runs.records import Record
+    from posbias import Record
 
     one, other = np.linspace(1, 2, 20) / 30, np.linspace(2, 1, 20) / 30
     arrays = {"measured/jacobian/influence": one, "theories/rollout/influence": other}

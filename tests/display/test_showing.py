@@ -12,20 +12,18 @@ from matplotlib.figure import Figure
 
 import posbias as pb
 from conftest import record_schema
+from posbias import DecomposeOptions, DesignOptions, Profile, Record, TrainOptions, decompose, train
 from posbias.cli.output import record_document
 from posbias.comparison import compare_subject
 from posbias.comparison.stored import store_subjects
-from posbias.decomposition import DecomposeOptions, decompose
-from posbias.designing import DesignOptions
 from posbias.display.showing import FILES, Showing
 from posbias.evaluation.curve import position_curve
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.profiles import Profile
 from posbias.prompts.prompts import PromptSource
 from posbias.report import verdict
-from posbias.runs.records import Record, plain, read_record
+from posbias.runs.records import plain, read_record
 from posbias.runs.results import result_of
-from posbias.training import TrainOptions, study_of, train
+from posbias.training import study_of
 
 LENGTH, COUNT = 12, 6
 STUDY = {

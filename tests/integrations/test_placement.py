@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.errors import UsageError
+from posbias import Record, UsageError
 from posbias.integrations import placed_order
-from posbias.runs.records import Record
 
 RELEVANCE = [0.6, 0.3, 0.06, 0.04]
 CURVE = np.array([0.2, 0.5, 0.9, 0.7])

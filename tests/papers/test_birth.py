@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from posbias import UsageError, closed_form
 from posbias.comparison.metrics import wasserstein
-from posbias.errors import UsageError
 from posbias.papers import reproduce
 from posbias.papers.birth2603.experiment import birth_statements
 from posbias.papers.birth2603.models import (
@@ -20,7 +20,6 @@ from posbias.papers.birth2603.models import (
     untrained,
     without_rope,
 )
-from posbias.theory import closed_form
 
 TINY = BirthSettings(size="tiny", n_positions=40, initialisations=2, probes=2)
 

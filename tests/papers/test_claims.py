@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.papers import CLAIMS, verify
 from posbias.papers.claims import Finding, claim_generator, selected
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posbias import UsageError
 from posbias.architecture import Causal, Full, Prefix, SlidingWindow
-from posbias.errors import UsageError
 from posbias.papers import centre_nodes, verify_mask
 from posbias.papers.birth2603.claims import interior_recency, published_profile, uniform_profile
 from posbias.papers.birth2603.gradient import linear_norms, measured_norms, squared_norms

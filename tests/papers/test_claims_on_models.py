@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture import Architecture, Causal, Full, Prefix, SlidingWindow
-from posbias.errors import RunError, UsageError
-from posbias.measurement.measurement import measure
+from posbias import Architecture, RunError, UsageError, load_model, load_prompts, measure, predict
+from posbias.architecture import Causal, Full, Prefix, SlidingWindow
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.loading import load_model
 from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
@@ -18,8 +16,6 @@ from posbias.models.reference.parameters import constants_of, stacked
 from posbias.papers import CLAIMS, MODEL_CLAIMS, verify_model
 from posbias.papers.kernels import random_monotone_kernel
 from posbias.papers.model_claims import ModelRun, run_model
-from posbias.prompts.loading import load_prompts
-from posbias.theory import predict
 from published_networks import copy_network, retrieval_network
 
 N = 8

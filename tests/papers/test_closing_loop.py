@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture import Architecture
+from posbias import Architecture, predict
 from posbias.display.interactive import interactive
 from posbias.display.static import png_of
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
+from posbias.papers import reproduction_record
 from posbias.papers.closing_loop import (
     CONTROL,
     POOLED,
@@ -23,12 +24,11 @@ from posbias.papers.closing_loop import (
     with_control,
 )
 from posbias.papers.influence_profiles import influence_profiles, initial, mean_field_profiles
-from posbias.papers.reproduction import Reproduction, reproduction_record
+from posbias.papers.reproduction import Reproduction
 from posbias.prompts.prompts import Prompts
 from posbias.report.reproduce import ReproductionRun
 from posbias.runs.records import read_record
 from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
-from posbias.theory import predict
 from posbias.training import Member
 from published_networks import copy_network, retrieval_network
 from theory_calls import power_rollout

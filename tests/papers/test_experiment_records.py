@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.papers import PAPERS
 from posbias.papers.liu2026.partial_information import partial_information_losses
 from posbias.papers.study_runs import StudySettings

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError
 from posbias.papers.findings import (
     Finding,
     Outcome,

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.papers.liu2026.partial_information import partial_information_losses
 
 

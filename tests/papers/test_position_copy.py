@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.errors import UsageError
-from posbias.models.loading import load_model
+from posbias import TrainOptions, UsageError, load_model, write_report
 from posbias.papers import PAPERS, influence_profiles, reproduce, reproduction_record
 from posbias.papers.findings import Seeded
 from posbias.papers.liu2026.experiment import losses_table, position_copy_figures
@@ -15,10 +14,8 @@ from posbias.papers.liu2026.partial_information import partial_information_losse
 from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss
 from posbias.papers.liu2026.statements import position_copy_findings
 from posbias.papers.study_runs import SIZES, StudySettings
-from posbias.report.page import write_report
 from posbias.report.reproduce import ReproductionRun
 from posbias.runs.records import read_record
-from posbias.training import TrainOptions
 
 PAPER = "position-copy-liu2026"
 

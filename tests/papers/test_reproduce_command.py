@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from posbias import write_report
 from posbias.papers import reproduction_record
-from posbias.report.page import html_of, report_of, show_report, write_report
+from posbias.report import report_of, show_report
+from posbias.report.page import html_of
 from posbias.runs.records import read_record
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posbias import UsageError
 from posbias.architecture.published_models import bloom_influence, published_models, read_data
-from posbias.errors import UsageError
 from posbias.papers import reproduce
 from posbias.papers.rollout2602.table import TABLE_DIGIT
 

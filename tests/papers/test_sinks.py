@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture.masks import Causal, SlidingWindow
-from posbias.errors import UsageError
+from posbias import UsageError
+from posbias.architecture import Causal, SlidingWindow
 from posbias.papers.wu2025.icl_outcomes import sink_scores
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
+from posbias import TrainOptions, UsageError
 from posbias.papers import study_runs
 from posbias.papers.reproduction import Reproduction
 from posbias.papers.study_runs import StudyExperiment, StudySettings
 from posbias.papers.wu2025.icl import FINAL, SPEED, icl_loops
 from posbias.papers.wu2025.icl_outcomes import icl_outcomes
-from posbias.training import TrainingSchedule, TrainOptions, running, study_of, train_members
+from posbias.training import TrainingSchedule, running, study_of, train_members
 from training_cases import assert_same, retriever
 
 

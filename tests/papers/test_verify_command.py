@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.papers import claims_record, read_mask
-from posbias.report.page import html_of, report_of
+from posbias.report import report_of
+from posbias.report.page import html_of
 from posbias.runs.records import read_record
 
 
@@ -114,7 +115,7 @@ def member(tmp_path_factory):
     """A saved model of vector inputs, as training leaves them."""
     import torch
 
-    from posbias.architecture import Architecture
+    from posbias import Architecture
     from posbias.models.reference.network import ReferenceTransformer, save_reference
     from published_networks import retrieval_network
 

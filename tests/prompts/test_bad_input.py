@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from posbias.errors import UsageError
-from posbias.prompts.loading import load_prompts
+from posbias import UsageError, load_prompts
 from posbias.prompts.prompts import synthetic_prompts
 
 

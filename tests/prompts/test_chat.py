@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.prompts.chat import chat_prompts
 
 TEMPLATE = (
@@ -66,7 +66,7 @@ def test_conversations_are_chosen_by_exact_length(chat_model) -> None:
 
 
 def test_fewer_prompts_keep_their_hashes(chat_model) -> None:
-    from posbias.prompts.loading import load_prompts
+    from posbias import load_prompts
 
     prompts = chat_prompts(chat_model, [_say("yes"), _say("yes")])
     fewer = load_prompts(prompts, chat_model, n_positions=prompts.n_positions, count=1)

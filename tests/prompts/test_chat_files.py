@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError, load_prompts
 from posbias.prompts.chat import chat_prompts
-from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import PromptSource
 
 SAID = [{"role": "user", "content": "What is it?"}]

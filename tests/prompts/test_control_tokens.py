@@ -8,12 +8,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from posbias.errors import UsageError
+from posbias import UsageError, load_prompts
 from posbias.evaluation.responders import Request
 from posbias.evaluation.responders.local import encode_requests
 from posbias.prompts.chat import chat_prompts
 from posbias.prompts.control_tokens import control_pattern, spelled_in
-from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import tokenise
 from posbias.prompts.templates import render_conversation
 from posbias.tasks.language import Documents, Needle, encode, locate

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posbias.prompts.loading import load_prompts
+from posbias import load_prompts
 from posbias.prompts.prompts import shuffled, synthetic_prompts
 
 

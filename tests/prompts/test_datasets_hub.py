@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from posbias.errors import UsageError
+from posbias import UsageError, load_prompts
 from posbias.prompts.datasets_hub import parse_dataset
-from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import PromptSource
 
 TEXTS = [f"Document {number}. " + " ".join(f"word{number}x{k}" for k in range(60)) for number in range(40)]

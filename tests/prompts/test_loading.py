@@ -9,9 +9,8 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from posbias.errors import UsageError
+from posbias import UsageError, load_prompts
 from posbias.prompts import sources
-from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts
 from posbias.prompts.sources import default_corpus
 

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError, load_prompts
 from posbias.prompts import sources
-from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import PromptSource, shuffled, synthetic_prompts
 
 TEXTS = [f"Document {number}. " + " ".join(f"word{number}x{k}" for k in range(200)) for number in range(12)]

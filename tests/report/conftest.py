@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from posbias import Profile, Record
 from posbias.comparison import (
     MeasuredKind,
     Mixing,
@@ -15,8 +16,6 @@ from posbias.comparison import (
     contrast_subjects,
 )
 from posbias.comparison.stored import store_subjects
-from posbias.profiles import Profile
-from posbias.runs.records import Record
 
 N_POSITIONS = 256
 

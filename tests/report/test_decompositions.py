@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from posbias import Record, write_report
 from posbias.decomposition import Counterfactual, Decomposition, store_decomposition
+from posbias.report import report_of, show_report
 from posbias.report.decompose import (
     CAVEAT,
     reasons_of,
     statements_of,
     tables_of,
 )
-from posbias.report.page import report_of, show_report, write_report
-from posbias.runs.records import Record, read_record
+from posbias.runs.records import read_record
 from posbias.statistics import Interval
 
 N_POSITIONS = 40

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from browser import BROWSER, QUIET
-from posbias.architecture import Alibi, Architecture, GammaKey, published_alibi_slopes
+from posbias import Architecture, Profile, Record
+from posbias.architecture import Alibi, GammaKey, published_alibi_slopes
 from posbias.architecture.published_models import bloom_influence, published_models
 from posbias.cli.explore import presets
 from posbias.comparison import MeasuredKind, Subject, TheoryProfile
@@ -23,10 +24,8 @@ from posbias.comparison.metrics import first_tenth, wasserstein
 from posbias.comparison.stored import store_subjects
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.targets import Recency, UShape
-from posbias.profiles import Profile
 from posbias.report.explore import explorer_page
-from posbias.runs.records import Record
-from posbias.theory.rollout import rollout_profile
+from posbias.theory import rollout_profile
 
 PRECISION = 1e-10
 """Relative, of every entry above `LEAST`: sums of thousands of terms, uncompensated."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Canvas
 
+from posbias import Profile, UsageError
 from posbias.display.figures import (
     DRAWN_POSITIONS,
     FEWEST_POINTS,
@@ -24,8 +25,6 @@ from posbias.display.figures import (
 )
 from posbias.display.interactive import MISSING, interactive
 from posbias.display.static import _draw_curves, png_of
-from posbias.errors import UsageError
-from posbias.profiles import Profile
 
 
 def _map(*matrices: np.ndarray, **settings: object) -> HeatMap:

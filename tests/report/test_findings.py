@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posbias import Profile, Record, compare
 from posbias.comparison import (
     UNITS_FOR_CLAIM,
     Contrast,
@@ -17,13 +18,10 @@ from posbias.comparison import (
     SplitHalf,
     Subject,
     TheoryProfile,
-    compare,
 )
 from posbias.comparison.stored import ProfileRun
-from posbias.profiles import Profile
 from posbias.report import Finding, grouped_findings, verdict
 from posbias.report.findings import verdict_of
-from posbias.runs.records import Record
 from posbias.statistics import Interval
 
 Build = Callable[..., Any]

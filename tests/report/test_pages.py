@@ -7,10 +7,10 @@ import pytest
 
 from behaviour_runs import saved
 from browser import BROWSER, looked_at
+from posbias import Record, write_report
 from posbias.papers import reproduction_record
 from posbias.papers.reproduction import Reproduction
-from posbias.report import write_report
-from posbias.runs.records import Record, read_record
+from posbias.runs.records import read_record
 
 HERE = Path(__file__).parent
 SMALL = ["--length", "24", "--count", "2"]

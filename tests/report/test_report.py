@@ -14,25 +14,18 @@ import numpy as np
 import pytest
 
 from browser import BROWSER, looked_at
-from posbias.architecture import Architecture
+from posbias import Architecture, Profile, Record, RunError, UsageError, compare, predict, write_report
 from posbias.cli.predict import MOST_CURVES
-from posbias.comparison import STATISTICS, Mixing, Subject, compare
+from posbias.comparison import STATISTICS, Mixing, Subject
 from posbias.comparison.distances import Distances
 from posbias.comparison.stored import ProfileRun, store_subjects
 from posbias.display.figures import Figure
-from posbias.errors import RunError, UsageError
-from posbias.profiles import Profile
-from posbias.report import (
-    Report,
-    report_of,
-    show_report,
-    write_report,
-)
+from posbias.report import Report, report_of, show_report
 from posbias.report.findings import percent
 from posbias.report.page import html_of
 from posbias.report.tables import Table, condensed, detailed_tables, overview_tables
-from posbias.runs.records import Record, read_record
-from posbias.theory import predict, predictions_record
+from posbias.runs.records import read_record
+from posbias.theory import predictions_record
 
 Build = Callable[..., Any]
 

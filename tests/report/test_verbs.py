@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posbias.designing import DesignOptions, design, design_record
+from posbias import DesignOptions, Record, design, place, write_report
+from posbias.designing import design_record
 from posbias.display.figures import Figure, HeatMap
 from posbias.display.wording import GLOSSARY
-from posbias.evaluation import MeasuredUse, Placement, place
+from posbias.evaluation import MeasuredUse, Placement
 from posbias.evaluation.curve import Contrast, PositionCurve, Shape
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
-from posbias.report import report_of, verdict, write_report
+from posbias.report import report_of, verdict
 from posbias.report.evaluate import VERDICTS
 from posbias.report.layout import caveats_of
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
-from posbias.runs.records import Record
 from posbias.statistics import Interval
 
 BY_HEAD = ("distance", "entropy", "content/diagonal", "content/off_diagonal", "content/difference", "content/published")

@@ -17,16 +17,13 @@ import pytest
 from safetensors.numpy import save
 
 from conftest import record_schema
-from posbias.errors import RunError, UsageError
+from posbias import Profile, Record, RunError, UsageError, write_report
 from posbias.files import TEMPORARY, write_atomically
-from posbias.profiles import Profile
-from posbias.report import write_report
 from posbias.runs.directories import LOCK_FILE, exclusive, held
 from posbias.runs.records import (
     ARRAYS_FILE,
     FORMAT_VERSION,
     RECORD_FILE,
-    Record,
     commit_of,
     portable,
     read_record,

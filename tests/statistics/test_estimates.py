@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.statistics import estimate, jackknife, leave_one_out, mean_ends, mean_of
 
 DRAWN = {

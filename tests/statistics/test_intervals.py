@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
-from posbias.profiles import Profile
+from posbias import Profile, UsageError
 from posbias.statistics import Interval, draw_weights, expanded_tail, percentile_interval, weighted_median
 
 

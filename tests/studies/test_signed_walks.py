@@ -15,13 +15,11 @@ from torch.autograd.functional import jacobian
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import posbias as pb
-from posbias.architecture import Architecture
-from posbias.errors import RunError
+from posbias import Architecture, RunError, load_prompts
 from posbias.models.attention import affine, norm_forward, rotary_forward
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.prompts.loading import load_prompts
 from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION, THEORY, Walk, draw_signs

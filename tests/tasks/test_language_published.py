@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.tasks.language import Documents, KeyValue
 
 PAIRS = [["k1", "v1"], ["k2", "v2"], ["k3", "v3"]]

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from conftest import save_byte_tokenizer
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.tasks.language import (
     LANGUAGE_TASKS,
     Documents,

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate
+from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.report.evaluate import tables_of
 from posbias.tasks.language import MultipleChoice

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.tasks.synthetic import CuedCopy, KeyValueRetrieval, PositionCopy, stack_tasks
 
 

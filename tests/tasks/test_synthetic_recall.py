@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture import Architecture
-from posbias.architecture.masks import Causal, Full, Prefix, SlidingWindow
-from posbias.errors import UsageError
+from posbias import Architecture, UsageError
+from posbias.architecture import Causal, Full, Prefix, SlidingWindow
 from posbias.models.reference.config import ReferenceConfig
 from posbias.tasks.synthetic import (
     IGNORED,

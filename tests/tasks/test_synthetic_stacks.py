@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.tasks.synthetic import (
     IGNORED,
     SYNTHETIC_TASKS,

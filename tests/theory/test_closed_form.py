@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 from scipy import special
 
-from posbias.architecture import Architecture
-from posbias.errors import UsageError
+from posbias import Architecture, UsageError, closed_form
 from posbias.papers.birth2603.claims import continuous_density
-from posbias.theory.closed_form import (
-    attention_steps,
-    closed_form,
-    continuous_profile,
-    reciprocal_power_sums,
-)
-from posbias.theory.rollout import rollout_profile
+from posbias.theory import continuous_profile, rollout_profile
+from posbias.theory.closed_form import attention_steps, reciprocal_power_sums
 
 MIXINGS = {
     "constant": [0.125] * 12,

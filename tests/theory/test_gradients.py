@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.architecture import Alibi, Architecture, Decay, GammaKey, KeyBias, Rope
-from posbias.errors import UsageError
-from posbias.theory.gradients import profile_gradient
+from posbias import Architecture, UsageError
+from posbias.architecture import Alibi, Decay, GammaKey, KeyBias, Rope
+from posbias.theory import profile_gradient, rollout_profile
 from posbias.theory.kernels import derivatives
-from posbias.theory.rollout import rollout_profile
 
 N_POSITIONS = 30
 STEP = 1e-5

@@ -6,15 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posbias.architecture import Architecture
-from posbias.errors import RunError, UsageError
-from posbias.measurement.measurement import measure
+from posbias import Architecture, RunError, UsageError, load_model, load_prompts, measure, predict
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.loading import load_model
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.prompts.loading import load_prompts
-from posbias.theory import predict
 from published_networks import copy_network, retrieval_network
 
 N = 12

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from posbias.architecture import Architecture
-from posbias.errors import UsageError
-from posbias.theory import THEORIES, predict
-from posbias.theory.rollout import rollout_profile
+from posbias import Architecture, UsageError, predict
+from posbias.theory import THEORIES, rollout_profile
 
 ARCHITECTURE_THEORIES = ["attention_only", "rollout", "rollout_content", "continuous", "closed_form"]
 UNIFORM = Architecture(depth=6, heads=2, mixing=0.3, content=1.5)

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posbias.architecture import Architecture
+from posbias import Architecture, predict
 from posbias.architecture.published_models import read_data
-from posbias.theory import predict
 
 
 @cache

@@ -5,14 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posbias.architecture import Architecture
-from posbias.errors import UsageError
+from posbias import Architecture, UsageError
+from posbias.theory import Rollout, rollout_profile, rollout_rows
 from posbias.theory.kernels import dense_heads
-from posbias.theory.rollout import (
-    Rollout,
-    rollout_profile,
-    rollout_rows,
-)
 
 MIXED = Architecture(
     depth=5,

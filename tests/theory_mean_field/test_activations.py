@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.theory.mean_field.activations import ACTIVATIONS, recognise
 from posbias.theory.mean_field.bins import Kernel
 

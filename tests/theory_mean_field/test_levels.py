@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from posbias import UsageError
 from posbias.architecture import Alibi, Causal, HeadGroup, NoEncoding, SlidingWindow
-from posbias.errors import UsageError
+from posbias.theory.mean_field import FirstOrder, SampledHeads
 from posbias.theory.mean_field.bins import Kernel, smooth, unit_bins
-from posbias.theory.mean_field.recursion import LEVELS, FirstOrder, Setting, ValueOnly
-from posbias.theory.mean_field.sampled import SampledHeads
+from posbias.theory.mean_field.recursion import LEVELS, Setting, ValueOnly
 from posbias.theory.mean_field.spec import AttentionSpec, LinearSpec, NormSpec
 
 N, WIDTH, HEAD_DIM = 7, 32, 16

@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from posbias import predict
 from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
 from posbias.theory.mean_field.prediction import distance, scatter
-from posbias.theory.predict import predict
 
 N, SEEDS = 24, 32
 LARGE = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "initializer_range": 0.15}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from posbias import UsageError
 from posbias.architecture import Alibi, Causal, Full, GammaKey, HeadGroup, LogSpline, Prefix, SlidingWindow
-from posbias.errors import UsageError
 from posbias.interventions.keys import added_to
 from posbias.theory.kernels import dense_heads
 from posbias.theory.mean_field.bins import (

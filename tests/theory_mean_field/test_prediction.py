@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture import Architecture
-from posbias.designing import DesignOptions, design
-from posbias.errors import UsageError
+from posbias import Architecture, DesignOptions, UsageError, design, load_model, predict
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.loading import load_model
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer, save_reference
 from posbias.models.reference.parameters import draw_parameters
@@ -19,7 +16,6 @@ from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, spec
 from posbias.theory.mean_field.bins import growing_bins, unit_bins
 from posbias.theory.mean_field.prediction import choose_bins, resolve_level
 from posbias.theory.mean_field.recursion import Setting, input_kernel, run_backward, run_forward
-from posbias.theory.predict import predict
 
 
 def reference(seed=0, *, depth=3, mask="causal", encoding="none", mixing=0.5, sinks=None, **settings):

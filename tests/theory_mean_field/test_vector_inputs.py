@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture import Architecture, Sinusoidal
-from posbias.errors import UsageError
+from posbias import Architecture, UsageError, predict
+from posbias.architecture import Sinusoidal
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
-from posbias.theory import predict
 from posbias.theory.mean_field import mean_field, spec_of
 from posbias.theory.mean_field.bins import unit_bins
 from posbias.theory.mean_field.recursion import input_kernel, vector_kernel

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from operations import Operations
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models import attention
 from posbias.models.attention import AttentionInput, AttentionLayer

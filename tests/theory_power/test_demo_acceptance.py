@@ -2,11 +2,8 @@
 
 import pytest
 
+from posbias import Profile, load_model, load_prompts, measure
 from posbias.comparison.metrics import wasserstein
-from posbias.measurement.measurement import measure
-from posbias.models.loading import load_model
-from posbias.profiles import Profile
-from posbias.prompts.loading import load_prompts
 from posbias.theory.power_rollout import attention_rollout
 from theory_calls import power_rollout
 

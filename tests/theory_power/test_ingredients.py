@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import INGREDIENTS, WHOLE, PowerRollout, ingredients, power_rollout_prompt

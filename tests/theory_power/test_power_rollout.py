@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError
 from posbias.models.attention import blocks_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture import Architecture
-from posbias.errors import RunError, UsageError
+from posbias import Architecture, RunError, UsageError, load_prompts, predict
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.reference.parameters import constants_of
-from posbias.prompts.loading import load_prompts
-from posbias.theory import predict
 from posbias.theory.power_rollout import ingredients, local_maps
 from posbias.theory.power_rollout.attention import attention_energy, attention_pull
 from posbias.theory.power_rollout.local_maps import mlp_gain, mlp_pull
@@ -222,7 +219,7 @@ def test_targets_start_from_the_scores_own_gradient(name: str, target: str) -> N
 @pytest.mark.parametrize("residual", [False, True])
 def test_networks_at_birth_are_near_the_measured(residual: bool) -> None:
     """What is missing beside the measured profile is coherence: weights are shared between positions."""
-    from posbias.measurement.measurement import measure
+    from posbias import measure
 
     model = build(retrieval_network(Architecture(4), width=32, residual=residual))
     prompts = load_prompts("synthetic", model, n_positions=16, count=8)

@@ -6,22 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
-from posbias.models.loading import load_model
+from posbias import TrainOptions, UsageError, load_model, load_record, train
 from posbias.models.reference.network import WEIGHTS_FILE
 from posbias.report import verdict
 from posbias.runs.parts import _digest, made_by
 from posbias.runs.records import read_record
-from posbias.runs.results import load_record, result_of
-from posbias.training import (
-    StoredStudyRun,
-    TrainingSchedule,
-    TrainOptions,
-    study_of,
-    train,
-    train_members,
-    training_record,
-)
+from posbias.runs.results import result_of
+from posbias.training import StoredStudyRun, TrainingSchedule, study_of, train_members, training_record
 from posbias.training.running import finished_training
 from posbias.training.trainer import DECIDING, StackWork
 from training_cases import assert_same, copier

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.training import OPTIMISERS, SGD, Adam, AdamW
 from posbias.training.optimisers import fresh_state, settings_of
 from posbias.training.stack import Layout

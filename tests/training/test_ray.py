@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from posbias import TrainOptions
 from posbias.runs.engines import Ray
-from posbias.training import TrainingSchedule, TrainOptions, train_members
+from posbias.training import TrainingSchedule, train_members
 from training_cases import assert_same, copier
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from posbias.errors import RunError, UsageError
+from posbias import RunError, TrainOptions, UsageError
 from posbias.runs.parts import PartStore, clear_parts
-from posbias.training import SGD, Below, TrainingSchedule, TrainOptions, train_members
+from posbias.training import SGD, Below, TrainingSchedule, train_members
 from posbias.training.running import check_disk
 from training_cases import assert_same, copier
 

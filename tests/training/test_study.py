@@ -2,7 +2,7 @@
 
 import pytest
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.training import SGD, Below, load_study, study_of
 from posbias.training.study import read_yaml
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from posbias.errors import UsageError
+from posbias import TrainOptions, UsageError
 from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import forward
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.runs.engines import Local
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
-from posbias.training import SGD, Adam, Below, Plateau, TrainingSchedule, TrainOptions, train_members
+from posbias.training import SGD, Adam, Below, Plateau, TrainingSchedule, train_members
 from posbias.training.trainer import group
 from training_cases import assert_same, copier, retriever
 

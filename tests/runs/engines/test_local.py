@@ -13,7 +13,7 @@ import torch
 
 import posbias as pb
 from engine_workloads import Squares, Variables
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError
 from posbias.models.loading import load_same
 from posbias.models.networks import random_network
 from posbias.models.weights import network_sha256

@@ -12,8 +12,7 @@ import pytest
 import posbias as pb
 from engine_workloads import Squares
 from planted import trial_record
-from posbias.errors import UsageError
-from posbias.mitigation import MitigateOptions
+from posbias import MitigateOptions, UsageError
 from posbias.runs.engines import Local, Ray, ray_cluster
 from posbias.runs.parts import PartStore
 from posbias.runs.records import read_record
