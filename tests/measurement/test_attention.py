@@ -10,7 +10,7 @@ from torch import nn
 
 from operations import Operations
 from posbias.errors import RunError, UsageError
-from posbias.measurement.attention.layer import (
+from posbias.measurement.attention.layer_statistics import (
     KernelSums,
     Pairs,
     prefix_monotonicity,

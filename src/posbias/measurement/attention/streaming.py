@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.measurement.attention.layer import (
+from posbias.measurement.attention.layer_statistics import (
     KernelSums,
     LayerContent,
     LayerStatistics,

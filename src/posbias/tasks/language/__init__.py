@@ -11,7 +11,8 @@ from posbias.tasks.language.base import (
     locate,
     rendered,
 )
-from posbias.tasks.language.lost_in_the_middle import Documents, KeyValue
+from posbias.tasks.language.documents import Documents
+from posbias.tasks.language.key_value import KeyValue
 from posbias.tasks.language.multiple_choice import MultipleChoice
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.pairwise import Pairwise

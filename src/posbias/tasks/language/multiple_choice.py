@@ -24,7 +24,7 @@ from posbias.tasks.language.base import (
     published_lines,
     text_field,
 )
-from posbias.tasks.language.lost_in_the_middle import drawn_documents
+from posbias.tasks.language.documents import drawn_documents
 from posbias.tasks.language.words import CITIES
 
 LETTERS = string.ascii_uppercase[:10]

@@ -27,7 +27,7 @@ from posbias.tasks.language.base import (
     published_lines,
     text_field,
 )
-from posbias.tasks.language.lost_in_the_middle import drawn_documents
+from posbias.tasks.language.documents import drawn_documents
 from posbias.tasks.language.verdict_parsing import LETTERS, TIE, check_own, verdict_of
 from posbias.tasks.language.words import CITIES
 
