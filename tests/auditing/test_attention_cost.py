@@ -11,8 +11,8 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.attention import record as attention_module
 from posbias.measurement.attention.record import estimate_attention, preflight_attention
 from posbias.measurement.attention.statistics import AttentionOptions
-from posbias.measurement.cost import peak_tensor_bytes
 from posbias.measurement.cost_estimate import HEADROOM
+from posbias.measurement.work import peak_tensor_bytes
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import attention_rollouts
 
@@ -20,7 +20,7 @@ from posbias.theory.power_rollout import attention_rollouts
 @pytest.fixture(autouse=True)
 def tensors_alone(monkeypatch):
     """The process of the tests holds hundreds of megabytes beside models of kilobytes, and not always the same."""
-    monkeypatch.setattr("posbias.measurement.cost.beside_weights", lambda weights: 0)
+    monkeypatch.setattr("posbias.measurement.work.beside_weights", lambda weights: 0)
 
 
 def settings_of(**changed):

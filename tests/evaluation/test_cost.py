@@ -12,7 +12,7 @@ from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerResponder
 from posbias.evaluation.samples import request_samples, samples_of
-from posbias.measurement.cost import peak_tensor_bytes
+from posbias.measurement.work import peak_tensor_bytes
 from posbias.models.loading import load_tokenizer
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -23,7 +23,7 @@ OPTIONS = EvaluateOptions(count=4, positions=(0, 5, 11), max_tokens=4)
 @pytest.fixture(autouse=True)
 def tensors_alone(monkeypatch, long_model):
     """The process of the tests holds hundreds of megabytes beside models of kilobytes, and not always the same."""
-    monkeypatch.setattr("posbias.measurement.cost.beside_weights", lambda weights: 0)
+    monkeypatch.setattr("posbias.measurement.work.beside_weights", lambda weights: 0)
     monkeypatch.setattr(long_model, "loading_bytes", 0)
 
 

@@ -13,19 +13,12 @@ from hypothesis import strategies as st
 import posbias as pb
 from model_inputs import reset_peak
 from posbias.errors import RunError, UsageError
-from posbias.measurement.cost import (
-    _few_covectors,
-    _flops,
-    calibrate,
-    estimate_cost,
-    peak_tensor_bytes,
-    preflight,
-    weights_in_place,
-)
+from posbias.measurement.cost import _few_covectors, estimate_cost, preflight
 from posbias.measurement.cost_estimate import HEADROOM, KEPT_HEADROOM, MARGIN, CostEstimate
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import Unit
 from posbias.measurement.outputs import PassOptions
+from posbias.measurement.work import _flops, calibrate, peak_tensor_bytes, weights_in_place
 from posbias.memory import (
     available_bytes,
     keeps_freed_memory,
@@ -45,7 +38,7 @@ KINDS = resolve_kinds(["jacobian(probes=2)", "probability"])
 @pytest.fixture(autouse=True)
 def tensors_alone(monkeypatch):
     """The process of the tests holds hundreds of megabytes beside models of kilobytes, and not always the same."""
-    monkeypatch.setattr("posbias.measurement.cost.beside_weights", lambda weights: 0)
+    monkeypatch.setattr("posbias.measurement.work.beside_weights", lambda weights: 0)
 
 
 def test_live_bytes_are_counted_exactly():
@@ -133,7 +126,7 @@ def test_a_float32_copy_counts_once_and_turning_it_off_is_advised(deep_model, mo
     assert checked.needed(4) - 4 * checked.passes_bytes == (5 + 2) * weights
     plain = estimate_cost(deep_model, 64, kinds=["probability"], passes=PassOptions(checkpointing=True))
     assert checked.passes_bytes == pytest.approx(plain.passes_bytes, rel=0.1)
-    monkeypatch.setattr("posbias.measurement.cost.announce", lambda line: None)
+    monkeypatch.setattr("posbias.measurement.work.announce", lambda line: None)
     prompts = Prompts(np.arange(128).reshape(2, 64) % 64)
     for model, share, advised in (
         (deep_model, 0.93, "--dtype bfloat16 --precision-prompts 0"),
@@ -182,7 +175,7 @@ def test_without_an_estimate_it_is_said(deep_model, monkeypatch):
 
     said = []
     monkeypatch.setattr("posbias.measurement.measurement.measure_prompt", fail)
-    monkeypatch.setattr("posbias.measurement.cost.announce", said.append)
+    monkeypatch.setattr("posbias.measurement.work.announce", said.append)
     prompts = Prompts(np.arange(64).reshape(2, 32))
     assert preflight(deep_model, prompts, kinds=KINDS, options=pb.MeasureOptions()) == {}
     assert said == ["no estimate of the cost: a run on 16 positions or fewer fails: no"]
@@ -195,7 +188,7 @@ def test_without_an_estimate_it_is_said(deep_model, monkeypatch):
 
 def test_a_reinitialised_network_counts_beside_the_loaded_one(tiny_llama, monkeypatch):
     lines = []
-    monkeypatch.setattr("posbias.measurement.cost.report", lines.append)
+    monkeypatch.setattr("posbias.measurement.work.report", lines.append)
     model, prompts = pb.load_model(tiny_llama), Prompts(np.arange(16).reshape(1, 16))
     model.loading_bytes = 0  # the peak of loading is larger than that of so small a model's passes
     settings = {"kinds": "probability", "options": pb.MeasureOptions()}

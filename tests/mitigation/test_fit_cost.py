@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias.errors import UsageError
-from posbias.measurement.cost import peak_tensor_bytes
+from posbias.measurement.work import peak_tensor_bytes
 from posbias.mitigation.fitting.base import Calibration, FitOptions, fit_of
 from posbias.mitigation.fitting.fit import fit
 from posbias.mitigation.fitting.gradient_fit import GradientFit, StepCost

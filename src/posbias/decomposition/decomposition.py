@@ -30,10 +30,10 @@ from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, e
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
-from posbias.measurement.cost import Work, calibrate
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts
+from posbias.measurement.work import Work, calibrate
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track

@@ -2,7 +2,7 @@
 cannot fit.
 
 A pass of the longest prompts is the work that is measured; the keys and values of all others that are read and decoded
-with it are added: the memory of that is a polynomial of the length, as in `posbias.measurement.cost`.
+with it are added: the memory of that is a polynomial of the length, as in `posbias.measurement.work`.
 """
 
 import time
@@ -21,8 +21,8 @@ from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.responders.passes import Reading, plan_passes, visiting_order
 from posbias.evaluation.responders.running import Ending, Kept, Runner, Started, decode, trusted_runner
 from posbias.evaluation.samples import Sample, requests_of
-from posbias.measurement.cost import Work, calibrate
 from posbias.measurement.cost_estimate import CostEstimate
+from posbias.measurement.work import Work, calibrate
 from posbias.models.model import Model
 from posbias.tasks.language import LanguageTask
 

@@ -27,7 +27,7 @@ from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.spans import SampleSpans, encoded_prompt, spans_of
-from posbias.measurement.cost import Work, estimate_cost
+from posbias.measurement.cost import estimate_cost
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
@@ -38,6 +38,7 @@ from posbias.measurement.theories import (
     beside_measured,
     prompt_theories,
 )
+from posbias.measurement.work import Work
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track

@@ -34,8 +34,8 @@ from posbias.measurement.attention.statistics import (
     PromptMean,
 )
 from posbias.measurement.attention.streaming import attention, working_precision
-from posbias.measurement.cost import Work, calibrate, short_lengths
 from posbias.measurement.cost_estimate import CostEstimate
+from posbias.measurement.work import Work, calibrate, short_lengths
 from posbias.models.attention import block_elements, blocks_of, describe_attention
 from posbias.models.model import Model
 from posbias.profiles import Profile

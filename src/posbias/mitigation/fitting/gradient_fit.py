@@ -17,8 +17,8 @@ from jaxtyping import Int64
 
 from posbias.errors import UsageError
 from posbias.evaluation.responders.local import EncodedRequest
-from posbias.measurement.cost import Work, calibrate, peak_tensor_bytes, without_passes
 from posbias.measurement.cost_estimate import CostEstimate
+from posbias.measurement.work import Work, calibrate, peak_tensor_bytes, without_passes
 from posbias.mitigation.fitting.base import Calibration, Checkpoint, Fit, FitOptions, Fitted
 from posbias.mitigation.fitting.gradient import (
     KEPT_BYTES,

@@ -20,10 +20,11 @@ from posbias.evaluation.correlation import Pair, correct_for_number, correlate_p
 from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.spans import SampleSpans, encoded_prompt
-from posbias.measurement.cost import Work, estimate_cost
+from posbias.measurement.cost import estimate_cost
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
+from posbias.measurement.work import Work
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import Mitigation, PromptMitigation
 from posbias.mitigation.trial.arms import CHANGES_REQUESTS, INFLUENCE, REFUSED_BY_SERVER, UNCHANGED, Arm, LeftOut

@@ -15,7 +15,7 @@ import numpy as np
 
 from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders import LocalResponder, Request
-from posbias.measurement.cost import peak_tensor_bytes
+from posbias.measurement.work import peak_tensor_bytes
 from posbias.mitigation.trial.arms import Arm
 from posbias.mitigation.trial.influence import measure_influence
 from posbias.mitigation.trial.ordinary_text import Nats, measure_text
