@@ -8,7 +8,7 @@ with it are added: the memory of that is a polynomial of the length, as in `posb
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request, Responder
 from posbias.evaluation.responders.local import score_answer
 from posbias.evaluation.responders.passes import Reading, plan_passes, visiting_order
-from posbias.evaluation.responders.running import Ending, Kept, Runner, Started, decode, trusted_runner
+from posbias.evaluation.responders.running import Ending, Kept, Runner, Started, decode
 from posbias.evaluation.samples import Sample, requests_of
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.work import Work, calibrate
@@ -43,16 +43,13 @@ class PromptWork:
     """Tokens that are generated at most; 0 if none are."""
     together: int
     """Prompts that are asked at a time at most."""
+    runner: Runner
+    """Keeps and pads as far as the model is trusted in that."""
 
     @property
     def probe(self) -> Int64[np.ndarray, "_"]:
         """Tokens for a trial."""
         return np.arange(PROBE, dtype=np.int64) % self.model.vocabulary_size
-
-    @cached_property
-    def runner(self) -> Runner:
-        """A runner that keeps and pads as far as the model is trusted in that."""
-        return trusted_runner(self.model, self.probe)
 
     def estimate(self, longest: int, options: LocalOptions, *, share: float = 1.0) -> CostEstimate | None:
         """Cost of the longest prompt (tokens) and its answer; seconds: mean over prompts. None: short runs fail.
@@ -61,17 +58,16 @@ class PromptWork:
         """
         # The work itself adds the scored answer to a prompt; what is generated beyond its length counts as prompt.
         try:
-            runner = self.runner  # tried before anything is measured
             length = longest + max(0, self.generated - self.answer)
             rows = self._rows_of_pass(length, options)
             estimate = calibrate(self.model, length, partial(self.run, rows=rows), usual=self.run_one)
             if estimate is None:
                 return None
             estimate = replace(estimate, pass_seconds=estimate.seconds)
-            if self.generated and not runner.cached:
+            if self.generated and not self.runner.cached:
                 return replace(estimate, seconds=(1 + self.generated) * estimate.seconds)
             estimate = replace(estimate, seconds=share * estimate.seconds)
-            return self._with_batch(estimate, options, rows) if runner.cached else estimate
+            return self._with_batch(estimate, options, rows) if self.runner.cached else estimate
         except RunError:
             return None
 
@@ -158,6 +154,7 @@ def preflight_answers(
         answer=max(len(encoded[index].answer) for index in fitting),
         generated=options.tokens_of(task),
         together=min(len(fitting), options.together * len(samples[0].examples)),
+        runner=responder.tried(encoded[fitting[0]].prompt),
     )
     longest = copies * max(len(encoded[index].prompt) for index in fitting)
     first = [encoded[index].prompt for index in fitting if requests[index].group == requests[fitting[0]].group]

@@ -24,8 +24,10 @@ from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model
 from posbias.models.rotary import AngleLengths
 
-SHORT_PROBE = 64
+SHORT_PROBE = 32
 """Tokens on which a cache is tried where no layer has a window; two windows and a half otherwise."""
+COMPARED = 16
+"""Last tokens whose logits are compared at most: a vocabulary is large."""
 FIXED, FIXED_ACCELERATED = 32, 2048
 """Tokens that take as long as a pass does at least: on a processor, reading the weights; on an accelerator, launching
 the kernels of some thirty layers (benchmarks/README.md)."""
@@ -54,7 +56,7 @@ class Kept:
 
 
 class Runner:
-    """Runs token sequences and counts their tokens.
+    """Runs token sequences.
 
     Args:
         model: A Hugging Face model where `cached`.
@@ -67,8 +69,6 @@ class Runner:
         self.model = model
         self.cached, self.padded = cached, padded
         self.lengths = AngleLengths.of(model.network)
-        self.processed = 0
-        """Tokens run through the network so far, without padding."""
         self.position_bytes = 0.0
         """Bytes of one position's keys and values in all layers, as tried."""
         self.reading: tuple[int, ...] = ()
@@ -187,7 +187,6 @@ class Runner:
         batch, new = token_ids.shape
         past = 0 if cache is None else int(cache.get_seq_length())
         read = batch * new - sum(max(0, slots - past) for slots in padding) - idle
-        self.processed += read
         tokens, positions = self.model.token_tensor(token_ids.tolist()), list(range(new - rows, new))
         self.tokens_of_slots = read, batch * new
         try:
@@ -253,11 +252,15 @@ def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
     turned = np.concatenate([probe[:half], probe[half:][::-1]])
     live = Runner(model, cached=True, padded=True)
 
-    def continued(sequences: list[TokenIds], origins: Sequence[Kept | None], columns: int, rows: int) -> list[Kept]:
-        """What is kept of sequences, if their logits are those of each alone."""
-        logits, kept = live.read(sequences, origins, columns=columns, rows=rows, keep=True)
-        for ours, tokens in zip(logits, sequences, strict=True):
-            theirs = whole.whole(tokens, rows=rows)
+    def continued(wholes: Sequence[TokenIds], begun: Sequence[Kept | None], columns: int, without: int) -> list[Kept]:
+        """What is kept of sequences without so many last tokens, if their logits are those of each alone."""
+        rows = min(columns, COMPARED, *(len(tokens) - without for tokens in wholes))
+        logits, kept = live.read(
+            [tokens[: len(tokens) - without] for tokens in wholes], begun, columns=columns, rows=rows, keep=True
+        )
+        for ours, tokens in zip(logits, wholes, strict=True):
+            theirs = alone[tokens.tobytes()]
+            theirs = theirs[: len(theirs) - without][-rows:]
             epsilon = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
             if not float((ours - theirs).abs().max()) <= epsilon**0.5 * float(theirs.abs().max()):
                 raise RunError("the logits are others than those of the sequence alone")
@@ -266,16 +269,20 @@ def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
     try:
         if looks_ahead(model, model.embed(model.token_tensor([probe.tolist()]))):
             return whole
-        (first,) = continued([probe], [None], length, 1)
+        second_half = probe[half - 1 :]
+        alone = {
+            tokens.tobytes(): whole.whole(tokens, rows=min(len(tokens), COMPARED + 1))
+            for tokens in (probe, turned, second_half)
+        }
+        (first,) = continued([probe], [None], length, 0)
         live.position_bytes = first.n_bytes / length
-        (second,) = continued([turned[:-1]], [first.first(half)], length - 1 - half, half // 2)
-        continued([turned], [second], 1, 1)
+        (second,) = continued([turned], [first.first(half)], length - 1 - half, 1)
+        continued([turned], [second], 1, 0)
     except Exception:  # whatever an architecture without such a cache may raise; it is run whole then
         return whole
     try:
-        both = [turned, probe[half - 1 :]]
-        kept = continued([tokens[:-1] for tokens in both], [first.first(half), None], length - half + 1, 1)
-        continued(both, kept, 1, 1)
+        kept = continued([turned, second_half], [first.first(half), None], length - half + 1, 1)
+        continued([turned, second_half], kept, 1, 0)
     except Exception:
         live.padded = False
     return live
