@@ -339,8 +339,8 @@ class BranchWatch:
 
 
 def _length(vectors: Tensor) -> Tensor:
-    precise = vectors if vectors.dtype == torch.float64 else vectors.float()
-    length: Tensor = torch.linalg.vector_norm(precise.detach(), dim=-1)
+    dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
+    length: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=-1, dtype=dtype)
     return length
 
 
