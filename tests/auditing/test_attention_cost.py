@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.errors import RunError, UsageError
+from posbias import AttentionOptions, RunError, UsageError
 from posbias.measurement.attention import record as attention_module
 from posbias.measurement.attention.record import estimate_attention, preflight_attention
-from posbias.measurement.attention.statistics import AttentionOptions
 from posbias.measurement.cost_estimate import HEADROOM
 from posbias.measurement.work import peak_tensor_bytes
 from posbias.prompts.prompts import Prompts

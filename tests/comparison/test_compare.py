@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.comparison import CompareOptions, Sample, compare_with_prompts, decided
+from posbias import CompareOptions, DesignOptions
+from posbias.comparison import Sample, compare_with_prompts, decided
 from posbias.comparison.contrasts import contrast
 from posbias.comparison.distances import undecided
-from posbias.designing import DesignOptions
 from posbias.statistics import Interval
 
 READING = {"n_positions": 24, "count": 6}

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import posbias.comparison.metrics as metrics
-from posbias.comparison import METRICS, STATISTICS, compare
+from posbias import Profile, UsageError, compare
+from posbias.comparison import METRICS, STATISTICS
 from posbias.comparison.metrics import share_of_span
-from posbias.errors import UsageError
-from posbias.profiles import Profile
 
 
 def profile(seed: int, n_positions: int = 40) -> Profile:

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
+from posbias import Profile, UsageError, compare
 from posbias.comparison import (
     UNITS_FOR_CLAIM,
     MeasuredKind,
     Sample,
     Subject,
     TheoryProfile,
-    compare,
     compare_subject,
     compare_with_prompts,
     contrast_subjects,
@@ -19,8 +19,6 @@ from posbias.comparison import (
 )
 from posbias.comparison.contrasts import contrast
 from posbias.comparison.distances import split_half_noise
-from posbias.errors import UsageError
-from posbias.profiles import Profile
 from posbias.statistics import jackknife, leave_one_out
 
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, compare_evaluations, evaluate
+from posbias import EvaluateOptions, UsageError, evaluate
+from posbias.evaluation import compare_evaluations
 from posbias.evaluation.curve import paired_difference
 from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.report.page import html_of, report_of
+from posbias.report import report_of
+from posbias.report.page import html_of
 
 TASK = "key_value(pairs=3)"
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata, spearmanr
 
-from posbias.errors import UsageError
-from posbias.evaluation.correlation import CONTROLS, Pair, correlate_pairs, drawn_together
+from posbias import UsageError
+from posbias.evaluation import Pair, correlate_pairs
+from posbias.evaluation.correlation import CONTROLS, drawn_together
 
 
 def tables(first, second, count=30, noise=0.01, seed=0):

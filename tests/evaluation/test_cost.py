@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.errors import UsageError
+from posbias import EvaluateOptions, LocalResponder, ServerResponder, UsageError
 from posbias.evaluation import cost as cost_module
 from posbias.evaluation.cost import preflight_answers
-from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.responders import LocalOptions, LocalResponder, ServerResponder
+from posbias.evaluation.responders import LocalOptions
 from posbias.evaluation.samples import request_samples, samples_of
 from posbias.measurement.work import peak_tensor_bytes
 from posbias.models.loading import load_tokenizer

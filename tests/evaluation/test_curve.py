@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import posbias.report  # noqa: F401 (it words findings)
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.evaluation.curve import (
     PositionCurve,
     contrast_of,

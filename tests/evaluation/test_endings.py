@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from posbias.evaluation import EvaluateOptions, evaluate
+from posbias import EvaluateOptions, evaluate
 from posbias.evaluation.endings import Undecided, endings_of, open_answers, why_undecided
-from posbias.evaluation.responders import Responder
-from posbias.evaluation.responders.base import Reply, Response
+from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.tasks.language.answers import starts_with
 
 TASK = "key_value(pairs=4)"

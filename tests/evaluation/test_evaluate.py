@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import posbias as pb
-from posbias.errors import RunError, UsageError
-from posbias.evaluation import EvaluateOptions, evaluate, measured_use, write_outputs
-from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Responder, Response, as_responder
+from posbias import EvaluateOptions, LocalResponder, RunError, UsageError, evaluate
+from posbias.evaluation import measured_use, write_outputs
+from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response, as_responder
+from posbias.report import report_of
 from posbias.report.evaluate import statements_of, tables_of
-from posbias.report.page import html_of, report_of
+from posbias.report.page import html_of
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue
 
 

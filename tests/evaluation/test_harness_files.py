@@ -9,10 +9,9 @@ import jinja2
 import pytest
 import yaml
 
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError
 from posbias.evaluation.harness_files import DATA_FILE, INSPECT_FILE, SCORING_FILE, write_inspect_ai, write_lm_eval
-from posbias.tasks.language import LANGUAGE_TASKS
-from posbias.tasks.language.answers import SCORERS
+from posbias.tasks.language import LANGUAGE_TASKS, SCORERS
 
 TASKS = ["key_value(pairs=4)", "documents(documents=4)", "example_order(shots=4)", "key_value(pairs=3, chat=True)"]
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate
+from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation.harness_files import write_lm_eval
 from posbias.evaluation.judges import judge_verdicts
 from posbias.evaluation.responders import Reply, Responder, Response
+from posbias.report import report_of
 from posbias.report.evaluate import statements_of
-from posbias.report.page import html_of, report_of
+from posbias.report.page import html_of
 from posbias.tasks.language import LANGUAGE_TASKS, Pairwise
 from posbias.tasks.language.verdict_parsing import TIE, verdict_of
 

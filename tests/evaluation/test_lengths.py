@@ -7,14 +7,14 @@ import pytest
 from scipy.stats import binom
 
 import posbias as pb
-from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate
+from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation.evaluation import LengthLevel
 from posbias.evaluation.lengths import effective_length
 from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.report.page import html_of, report_of
+from posbias.report import report_of
+from posbias.report.page import html_of
 from posbias.statistics import Interval, wilson
 from posbias.tasks.language import LANGUAGE_TASKS
 

@@ -7,18 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from posbias.errors import UsageError
+from posbias import PlaceOptions, UsageError, place
+from posbias.evaluation import MeasuredUse
 from posbias.evaluation.curve import position_curve
-from posbias.evaluation.placement import (
-    REFERENCES,
-    SAMPLES_TO_CONFIRM,
-    MeasuredUse,
-    PlaceOptions,
-    order_by_curve,
-    place,
-    shrink_to_flat,
-    slot_weights,
-)
+from posbias.evaluation.placement import REFERENCES, SAMPLES_TO_CONFIRM, order_by_curve, shrink_to_flat, slot_weights
 from posbias.report.place import placement_report
 
 U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])

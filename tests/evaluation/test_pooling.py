@@ -9,12 +9,10 @@ import pytest
 
 import posbias as pb
 from behaviour_runs import GOLD, PLACES, saved
-from posbias.errors import UsageError
-from posbias.evaluation import CorrelateOptions, Evaluation, correlate
-from posbias.evaluation.correlation import Pair, correlate_pairs
+from posbias import CorrelateOptions, UsageError, correlate, write_report
+from posbias.evaluation import Evaluation, Pair, correlate_pairs
 from posbias.evaluation.pooling import group_runs, pool, read_run
 from posbias.report.correlate import reasons, statements, tables
-from posbias.report.page import write_report
 
 
 def test_pooling_is_the_correlation_of_the_runs_tables_ranked_each_by_itself(tmp_path):

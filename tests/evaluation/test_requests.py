@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions
+from posbias import EvaluateOptions, UsageError
 from posbias.evaluation.responders import Request
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.tasks.language import LANGUAGE_TASKS

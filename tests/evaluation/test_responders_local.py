@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
-from posbias.errors import UsageError
-from posbias.evaluation.responders import LocalOptions, LocalResponder, Request, running
-from posbias.evaluation.responders.base import Reply
+from posbias import LocalResponder, UsageError
+from posbias.evaluation.responders import LocalOptions, Reply, Request, running
 from posbias.evaluation.responders.local import encode_requests, score_answer
 from posbias.evaluation.responders.passes import (
     PassLimits,

@@ -2,8 +2,9 @@
 
 import pytest
 
-from posbias.errors import UsageError
-from posbias.tasks.language.answers import SCORERS, best_subspan_em, normalise_answer, share_found, substring_match
+from posbias import UsageError
+from posbias.tasks.language import SCORERS, share_found
+from posbias.tasks.language.answers import best_subspan_em, normalise_answer, substring_match
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 
 from evaluation.replies import generated, scored
 from evaluation.serving import Reply, chat, stand_in
-from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders import AnswerScore, Request, ServerOptions, ServerResponder
+from posbias import RunError, ServerResponder, UsageError
+from posbias.evaluation.responders import AnswerScore, Request, ServerOptions
 
 FAST = ServerOptions(retries=3, first_delay=0.01, timeout=5.0)
 KEY = "sk-very-secret-key-1234567890"

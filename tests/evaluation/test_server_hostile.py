@@ -15,8 +15,8 @@ import pytest
 from evaluation.hostile import HOSTILE, LARGE_ANSWERS, LATE, Hostile, answer, hostile_server, repeated, spoken
 from evaluation.replies import generated
 from evaluation.serving import chat, stand_in
-from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
+from posbias import RunError, ServerResponder, UsageError
+from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.client import Client, StoppedError
 
 OPTIONS = ServerOptions(retries=0, first_delay=0.01, timeout=30.0, concurrency=1)

@@ -11,13 +11,11 @@ import pytest
 from evaluation.hostile import Hostile, answer, hostile_server, repeated, said, spoken, variants
 from evaluation.replies import generated, scored
 from evaluation.serving import chat, stand_in
-from posbias.errors import RunError, UsageError
-from posbias.evaluation import evaluate
-from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
+from posbias import EvaluateOptions, RunError, ServerResponder, UsageError, evaluate
+from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.client import Client, is_local
 from posbias.evaluation.responders.masking import Mask
-from posbias.report.page import report_of
+from posbias.report import report_of
 
 KEY = "sk-very/secret+key_1234567890"
 VARIANTS = variants(KEY)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from evaluation.serving import Reply, stand_in
-from posbias.evaluation import EvaluateOptions, evaluate
-from posbias.evaluation.responders import ServerOptions, ServerResponder
+from posbias import EvaluateOptions, ServerResponder, evaluate
+from posbias.evaluation.responders import ServerOptions
 from posbias.evaluation.responders.server_answers import Echo, read_answer, score_of
-from posbias.report.page import report_of
+from posbias.report import report_of
 from posbias.tasks.language import Documents
 
 PROMPT = ["The", " cap", ":"]

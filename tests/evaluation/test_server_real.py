@@ -10,10 +10,9 @@ import pytest
 
 from evaluation.replies import generated, scored
 from evaluation.serving import TransformersServer
-from posbias.errors import RunError
-from posbias.evaluation.responders import LocalResponder, Request, ServerOptions, ServerResponder
+from posbias import LocalResponder, RunError, ServerResponder, load_model
+from posbias.evaluation.responders import Request, ServerOptions
 from posbias.models.demo import fetch_demo
-from posbias.models.loading import load_model
 from posbias.tasks.language import KeyValue
 
 OPTIONS = ServerOptions(concurrency=2, retries=60, first_delay=1.0, longest_delay=5.0, kind="text")

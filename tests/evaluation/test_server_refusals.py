@@ -13,12 +13,13 @@ from rich.console import Console
 
 from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
-from posbias.errors import RunError, UsageError
-from posbias.evaluation import EvaluateOptions, Evaluation, evaluate
+from posbias import EvaluateOptions, RunError, ServerResponder, UsageError, evaluate
+from posbias.evaluation import Evaluation
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.evaluation import Refusal
-from posbias.evaluation.responders import Request, ServerOptions, ServerResponder
-from posbias.report.page import html_of, report_of, show_report
+from posbias.evaluation.responders import Request, ServerOptions
+from posbias.report import report_of, show_report
+from posbias.report.page import html_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
 FAST = ServerOptions(retries=1, first_delay=0.01, timeout=5.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.evaluation.curve import compare_to_best, detectable_difference, middle_loss, position_means
 from posbias.statistics import detectable, holm, paired_shares, tango, wilson
 

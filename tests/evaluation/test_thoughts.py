@@ -13,16 +13,17 @@ from tokenizers import AddedToken
 import posbias as pb
 from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
-from posbias.errors import RunError, UsageError
-from posbias.evaluation import EvaluateOptions, Evaluation, evaluate, measured_use
-from posbias.evaluation.responders import LocalResponder, Request, ServerOptions, ServerResponder
+from posbias import EvaluateOptions, LocalResponder, RunError, ServerResponder, UsageError, evaluate
+from posbias.evaluation import Evaluation, measured_use
+from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.running import Ending, Started
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
 from posbias.evaluation.spans import encoded_prompt
 from posbias.mitigation.fitting.calibration import answer_logprob
 from posbias.mitigation.fitting.gradient import encoded_answers
 from posbias.prompts.templates import with_template_options
-from posbias.report.page import html_of, report_of
+from posbias.report import report_of
+from posbias.report.page import html_of
 from posbias.tasks.language import Documents
 
 FAST = ServerOptions(retries=1, first_delay=0.01, timeout=5.0, concurrency=1)

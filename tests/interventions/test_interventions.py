@@ -9,15 +9,14 @@ import transformers
 from torch import Tensor
 
 import posbias as pb
+from posbias import UsageError, intervened, predict
 from posbias.architecture import Causal, NoEncoding, SlidingWindow
-from posbias.errors import UsageError
-from posbias.interventions import INTERVENTIONS, intervened, resolve_interventions
+from posbias.interventions import INTERVENTIONS, resolve_interventions
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.theory import predict
 from posbias.theory.power_rollout import attention_rollout_prompt
 from theory_calls import power_rollout
 from tiny_families import CONFIGS, VOCABULARY, shaken_model

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from posbias import UsageError, intervened
 from posbias.architecture import GammaKey, KeyBias
-from posbias.errors import UsageError
-from posbias.interventions import intervened
 from posbias.interventions.keys import KeyBiased
 from posbias.theory.mean_field import mean_field, spec_of
 from tiny_families import VOCABULARY, shaken_model

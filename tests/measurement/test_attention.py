@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from operations import Operations
-from posbias.errors import RunError, UsageError
+from posbias import AttentionOptions, RunError, UsageError, attention
 from posbias.measurement.attention.layer_statistics import (
     KernelSums,
     Pairs,
@@ -17,8 +17,7 @@ from posbias.measurement.attention.layer_statistics import (
     reduce_content,
     reduce_layer,
 )
-from posbias.measurement.attention.statistics import AttentionOptions, AttentionStatistics
-from posbias.measurement.attention.streaming import attention
+from posbias.measurement.attention.statistics import AttentionStatistics
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models import attention as model_attention
 from posbias.models.attention import AttentionLayer, block_ranges, blocks_of, elements_at_once, project_attention

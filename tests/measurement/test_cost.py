@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import posbias as pb
 from model_inputs import reset_peak
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError
 from posbias.measurement.cost import _few_covectors, estimate_cost, preflight
 from posbias.measurement.cost_estimate import HEADROOM, KEPT_HEADROOM, MARGIN, CostEstimate
 from posbias.measurement.kinds import resolve_kinds

@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture import Architecture
-from posbias.errors import RunError, UsageError
+from posbias import Architecture, MeasureOptions, RunError, UsageError, measure
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.measurement import MeasureOptions, combine, measure
+from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
-from posbias.theory.rollout import rollout_profile
+from posbias.theory import rollout_profile
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 EXACT = "jacobian(exact=True)"

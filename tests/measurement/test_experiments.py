@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.errors import UsageError
+from posbias import UsageError, measure
 from posbias.measurement.integrated import IntegratedGradients, mean_embedding
 from posbias.measurement.kinds import Kind
-from posbias.measurement.measurement import measure
 from posbias.measurement.outputs import Influence, PassOptions, Question
 from posbias.measurement.perturbation import Perturbation
 from posbias.measurement.prompt import measure_prompt

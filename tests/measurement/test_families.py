@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.measurement.measurement import MeasureOptions, measure
+from posbias import MeasureOptions, measure
 from posbias.models.families.base import FAMILIES
 from posbias.prompts.prompts import Prompts
 from tiny_families import VOCABULARY, shaken_model

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.errors import UsageError
-from posbias.interventions import intervened
-from posbias.measurement.measurement import MeasureOptions
+from posbias import MeasureOptions, UsageError, intervened
 from posbias.models.model import Model
 from posbias.models.weights import config_sha256, weights_sha256
 from posbias.runs.engines import Local

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.measurement.influence import influence_of_positions
 from posbias.measurement.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
 from posbias.measurement.outputs import Influence, PassOptions, Reading

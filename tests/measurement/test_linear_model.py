@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posbias.architecture import Architecture
-from posbias.measurement.measurement import measure
+from posbias import Architecture, measure
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
-from posbias.theory.rollout import rollout_profile
+from posbias.theory import rollout_profile
 
 TOLERANCE = 1e-10
 """The issue's bound; both sides are float64 and differ by round-off of L N operations."""

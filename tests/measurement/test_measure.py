@@ -8,9 +8,9 @@ import pytest
 import torch
 from scipy import stats
 
-from posbias.errors import RunError, UsageError
+from posbias import MeasureOptions, RunError, UsageError, measure
 from posbias.measurement.kinds import Jacobian, resolve_kinds
-from posbias.measurement.measurement import MeasureOptions, combine, measure
+from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt
 from posbias.models.model import Model

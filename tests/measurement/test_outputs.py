@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.errors import UsageError
+from posbias import MeasureOptions, UsageError, measure
 from posbias.measurement.kinds import Fisher, Jacobian, Kind, resolve_kinds
-from posbias.measurement.measurement import MeasureOptions, measure
 from posbias.measurement.outputs import OUTPUTS, PassOptions, resolve_output
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
@@ -242,7 +241,7 @@ def test_outputs_that_do_not_fit_are_refused(gpt2_64: Model, output: str, kinds:
 
 
 def test_a_text_is_tokenised_without_special_tokens(tiny_llama: str) -> None:
-    from posbias.models.loading import load_model
+    from posbias import load_model
 
     model = load_model(str(tiny_llama))
     own = model.tokenizer("ab", add_special_tokens=False)["input_ids"]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from posbias import MeasureOptions, RunError, UsageError, measure
 from posbias.comparison.metrics import wasserstein
-from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.measurement import MeasureOptions, combine, measure
+from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.errors import UsageError
-from posbias.mitigation import MITIGATIONS, MitigateOptions, mitigate, mitigated
-from posbias.mitigation.fitting.base import FitOptions, fit_of
+from posbias import FitOptions, MitigateOptions, UsageError, mitigate, mitigated
+from posbias.mitigation import MITIGATIONS
+from posbias.mitigation.fitting.base import fit_of
 from posbias.mitigation.methods.adapter import target_projections
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.families.parts import weight_of

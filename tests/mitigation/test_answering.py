@@ -4,10 +4,9 @@ import pytest
 
 from evaluation.test_responders_local import ITEMS, tiny
 from mitigation.test_methods import RAGGED, spelled
-from posbias.errors import UsageError
-from posbias.evaluation.responders import LocalResponder, Request, running
-from posbias.mitigation import MITIGATIONS
-from posbias.mitigation.methods.applying import answering_under, resolve_method
+from posbias import LocalResponder, UsageError
+from posbias.evaluation.responders import Request, running
+from posbias.mitigation import MITIGATIONS, answering_under, resolve_method
 
 ALONE = ["attention_calibration", "ms_poe", "parallel_windows", "pine"]
 """Methods that take one list of passages for a whole batch."""

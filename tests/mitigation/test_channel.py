@@ -8,10 +8,10 @@ import torch
 
 import dense_decoder
 import posbias as pb
-from posbias.errors import UsageError
-from posbias.evaluation.responders import LocalResponder, Request, passes
+from posbias import LocalResponder, UsageError, mitigated
+from posbias.evaluation.responders import Request, passes
 from posbias.mitigation import MITIGATIONS as METHODS
-from posbias.mitigation import answering_under, mitigated
+from posbias.mitigation import answering_under
 from posbias.mitigation.fitting.channel_search import ChannelOptions, fit_channel, positional_channels
 from posbias.mitigation.methods.positional_channel import PositionalChannel
 from posbias.tasks.language import KeyValue

@@ -7,15 +7,13 @@ import pytest
 import posbias as pb
 from evaluation.serving import chat, stand_in
 from planted import trial_record
-from posbias.evaluation import EvaluateOptions
-from posbias.evaluation.responders import LocalResponder, ServerOptions, ServerResponder, passes
+from posbias import EvaluateOptions, LocalResponder, MitigateOptions, ServerResponder
+from posbias.evaluation.responders import ServerOptions, passes
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.samples import requests_of, samples_of
-from posbias.mitigation import MitigateOptions
-from posbias.mitigation.methods.base import MITIGATIONS
-from posbias.report.page import report_of
-from posbias.tasks.language import LANGUAGE_TASKS
-from posbias.tasks.language.base import locate
+from posbias.mitigation import MITIGATIONS
+from posbias.report import report_of
+from posbias.tasks.language import LANGUAGE_TASKS, locate
 
 TASK = LANGUAGE_TASKS.parse("key_value(pairs=3)")
 ASKED = EvaluateOptions(count=2, positions=(0, 2), generate=False)

@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.errors import UsageError
+from posbias import FitOptions, UsageError, fit, load_model
 from posbias.measurement.work import peak_tensor_bytes
-from posbias.mitigation.fitting.base import Calibration, FitOptions, fit_of
-from posbias.mitigation.fitting.fit import fit
+from posbias.mitigation.fitting.base import Calibration, fit_of
 from posbias.mitigation.fitting.gradient_fit import GradientFit, StepCost
-from posbias.models.loading import load_model
 from posbias.tasks.language import LANGUAGE_TASKS
 
 

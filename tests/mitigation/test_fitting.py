@@ -9,21 +9,16 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.errors import UsageError
-from posbias.evaluation.responders import LocalResponder
-from posbias.evaluation.responders.base import Request
+from posbias import FitOptions, LocalResponder, UsageError, fit, mitigated
+from posbias.evaluation.responders import Request
 from posbias.interventions.keys import KeyLogits, biased
-from posbias.mitigation import mitigated
+from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.fitting import gradient as fitting
-from posbias.mitigation.fitting.base import Checkpoint, FitOptions, fit_of
+from posbias.mitigation.fitting.base import Checkpoint, fit_of
 from posbias.mitigation.fitting.calibration import contents
-from posbias.mitigation.fitting.fit import fit
-from posbias.mitigation.methods.applying import answering_under
-from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
 from posbias.runs.parts import PartStore
-from posbias.tasks.language import LANGUAGE_TASKS, KeyValue
-from posbias.tasks.language.base import locate
+from posbias.tasks.language import LANGUAGE_TASKS, KeyValue, locate
 from tiny_families import shaken_model
 
 QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))

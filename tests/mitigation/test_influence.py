@@ -5,16 +5,16 @@ import pytest
 
 import posbias as pb
 from planted import PlantedMethod, PlantedResponder, trial_record
-from posbias.evaluation import EvaluateOptions
-from posbias.evaluation.responders import LocalOptions, LocalResponder
+from posbias import EvaluateOptions, LocalResponder, MitigateOptions, mitigated
+from posbias.evaluation.responders import LocalOptions
 from posbias.evaluation.spans import encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt
-from posbias.mitigation import MitigateOptions, mitigated
 from posbias.mitigation.trial import influence as influence_module
 from posbias.mitigation.trial.influence import FLAT, OVER_METHODS, OVER_POSITIONS, influence_scalars
-from posbias.report.page import html_of, report_of
+from posbias.report import report_of
+from posbias.report.page import html_of
 from posbias.runs.records import read_record
 from posbias.tasks.language import LANGUAGE_TASKS
 

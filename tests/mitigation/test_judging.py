@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from planted import Planted, planted_scores, reasons_of
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST
 from posbias.evaluation.requirements import levels_of
 from posbias.mitigation.judging.judge import (

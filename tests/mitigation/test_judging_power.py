@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planted import Planted, planted_scores, reasons_of
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.evaluation.changes import MEAN, WORST, change_text, changes_of
 from posbias.mitigation.judging import power
 from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, SideEffect, judge

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import posbias as pb
-from posbias.errors import UsageError
-from posbias.mitigation import MITIGATIONS, Mitigation, mitigated, resolve_method
+from posbias import UsageError, mitigated
+from posbias.mitigation import MITIGATIONS, Mitigation, resolve_method
 from tiny_families import VOCABULARY, random_adapter, shaken_model
 
 POSITIONS = 14

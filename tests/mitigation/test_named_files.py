@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 
 from planted import PlantedResponder, trial_record
-from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate
-from posbias.evaluation.responders import LocalResponder
-from posbias.mitigation import MitigateOptions
-from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.methods.base import MITIGATIONS
+from posbias import EvaluateOptions, FitOptions, LocalResponder, MitigateOptions, UsageError, evaluate, load_model
+from posbias.mitigation import MITIGATIONS
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.trial import files as named_files
-from posbias.models.loading import load_model
-from posbias.report.page import report_of
+from posbias.report import report_of
 
 PAIRS = "key_value(pairs=2)"
 

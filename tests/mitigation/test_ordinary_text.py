@@ -7,16 +7,13 @@ import pytest
 
 import posbias as pb
 from planted import PlantedMethod, PlantedResponder, trial_record
-from posbias.evaluation import EvaluateOptions
-from posbias.evaluation.responders import LocalResponder
-from posbias.mitigation import MitigateOptions
+from posbias import EvaluateOptions, LocalResponder, MitigateOptions, load_prompts
 from posbias.mitigation.methods.base import FROM_QUESTION, NO_PASSAGES, REQUESTS
 from posbias.mitigation.methods.rotary import MsPoe
 from posbias.mitigation.trial.ordinary_text import JUDGED_FILES, SERVER, UNASKED, judged_windows, measure_text
 from posbias.mitigation.trial.plan import plan_trial
-from posbias.prompts.loading import load_prompts
+from posbias.report import report_of
 from posbias.report.mitigate_wording import TEXT_REASONS
-from posbias.report.page import report_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
 METHODS = {

@@ -6,11 +6,10 @@ import torch
 
 import dense_decoder
 import posbias as pb
-from posbias.errors import UsageError
-from posbias.evaluation.responders import LocalResponder
-from posbias.evaluation.responders.base import Request
+from posbias import LocalResponder, UsageError, mitigated
+from posbias.evaluation.responders import Request
 from posbias.evaluation.responders.running import Runner
-from posbias.mitigation import MITIGATIONS, answering_under, mitigated
+from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, shaken_model
 

@@ -8,17 +8,15 @@ import torch
 from transformers import StaticCache
 
 import posbias as pb
-from posbias.errors import UsageError
-from posbias.evaluation.responders import LocalResponder
-from posbias.evaluation.responders.base import Request
+from posbias import LocalResponder, UsageError, mitigated
+from posbias.evaluation.responders import Request
 from posbias.evaluation.responders.local import encode_requests
 from posbias.interventions.attention import AttentionCall
-from posbias.mitigation import answering_under, mitigated, resolve_method
+from posbias.mitigation import answering_under, resolve_method
 from posbias.mitigation.methods import pine
 from posbias.mitigation.methods.passage_attention import windows_of
 from posbias.models.hugging_face import looks_ahead
-from posbias.tasks.language import KeyValue
-from posbias.tasks.language.base import locate
+from posbias.tasks.language import KeyValue, locate
 from tiny_families import VOCABULARY, shaken_model
 
 LENGTHS = (3, 5, 2, 4)

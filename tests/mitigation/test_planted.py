@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planted import Planted, judged, planted_scores, verdict_rates
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.evaluation.changes import MEAN, WORST
 from posbias.mitigation.judging.judge import JudgeOptions
 from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING

@@ -14,13 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import posbias as pb
 from planted import trial_record
-from posbias.architecture.keys import KeyBias
+from posbias import FitOptions, LocalResponder, MitigateOptions, fit
+from posbias.architecture import KeyBias
 from posbias.evaluation.changes import MEAN, WORST
-from posbias.evaluation.responders import LocalResponder
 from posbias.interventions.keys import KeyBiased
-from posbias.mitigation import MitigateOptions
-from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.fitting.fit import fit
 from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, judge
 from posbias.mitigation.judging.verdicts import APPLY, GAINS, HARM, NOTHING
 from posbias.tasks.language import Documents

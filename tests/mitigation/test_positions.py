@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.errors import UsageError
-from posbias.mitigation import mitigated
+from posbias import UsageError, mitigated
 from posbias.mitigation.methods import rotary as positions
 from tiny_families import VOCABULARY, shaken_model
 

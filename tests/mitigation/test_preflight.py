@@ -7,10 +7,8 @@ import pytest
 import posbias as pb
 from evaluation.serving import chat, stand_in
 from planted import trial_record
-from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions
-from posbias.evaluation.responders import LocalResponder, ServerOptions, ServerResponder
-from posbias.mitigation import MitigateOptions
+from posbias import EvaluateOptions, LocalResponder, MitigateOptions, ServerResponder, UsageError
+from posbias.evaluation.responders import ServerOptions
 from posbias.mitigation.trial import preflight
 from posbias.mitigation.trial.plan import plan_trial
 from posbias.tasks.language import LANGUAGE_TASKS

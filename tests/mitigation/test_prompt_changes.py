@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from evaluation.test_responders_local import tiny
-from posbias.errors import UsageError
-from posbias.evaluation import EvaluateOptions, evaluate
-from posbias.evaluation.responders import AnswerScore, LocalResponder, Reply, Request, Responder, Response
+from posbias import EvaluateOptions, LocalResponder, UsageError, evaluate
+from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.mitigation import MITIGATIONS, PromptMitigation, answering_under, resolve_method
 from posbias.mitigation.methods.prompt_changes import before_cue, last_attention, mean_score

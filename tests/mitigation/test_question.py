@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posbias.errors import UsageError
-from posbias.mitigation import mitigated
+from posbias import UsageError, mitigated
 from posbias.mitigation.methods.question import NOWHERE, Question, question_text
 from posbias.models.loading import load_tokenizer
-from posbias.tasks.language import LANGUAGE_TASKS, Example
-from posbias.tasks.language.base import locate
+from posbias.tasks.language import LANGUAGE_TASKS, Example, locate
 from tiny_families import shaken_model
 
 SCALES = [[2.0, 0.5, 1.0, 0.1]] * 3

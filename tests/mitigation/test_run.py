@@ -10,16 +10,23 @@ import pytest
 from torch.nn.modules.module import register_module_forward_hook
 
 from planted import PlantedMethod, PlantedResponder, trial_record
-from posbias.errors import RunError, UsageError
-from posbias.evaluation import EvaluateOptions
+from posbias import (
+    EvaluateOptions,
+    FitOptions,
+    LocalResponder,
+    MitigateOptions,
+    RunError,
+    UsageError,
+    load_model,
+    load_prompts,
+    write_report,
+)
 from posbias.evaluation.requirements import Requirement
-from posbias.evaluation.responders import LocalOptions, LocalResponder, Response
+from posbias.evaluation.responders import LocalOptions, Response
 from posbias.evaluation.responders.thoughts import UNFINISHED
-from posbias.mitigation import MitigateOptions, MitigationTrial
+from posbias.mitigation import MITIGATIONS, MitigationTrial, PromptMitigation
 from posbias.mitigation.fitting import calibration
-from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD
-from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
 from posbias.mitigation.methods.key_bias import ContextBias
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET, write_recipe
 from posbias.mitigation.trial import fits, ordinary_text
@@ -28,11 +35,9 @@ from posbias.mitigation.trial import run as running
 from posbias.mitigation.trial.arms import METHOD, UNCHANGED, LeftOut
 from posbias.mitigation.trial.plan import plan_trial
 from posbias.mitigation.trial.preflight import announce
-from posbias.models.loading import load_model
-from posbias.prompts.loading import load_prompts
 from posbias.prompts.sources import default_corpus
-from posbias.report import write_report
-from posbias.report.page import html_of, report_of
+from posbias.report import report_of
+from posbias.report.page import html_of
 from posbias.runs.engines import Local
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import read_record

@@ -11,8 +11,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
 from model_inputs import outcome, refused
-from posbias.architecture import Architecture
-from posbias.errors import UsageError
+from posbias import Architecture, UsageError
 from posbias.models.config_limits import check_numbers, check_text_growth
 from posbias.models.reference.network import load_reference, save_reference
 from posbias.models.reference.parameters import draw_parameters

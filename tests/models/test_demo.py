@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError, load_model
 from posbias.models import demo
-from posbias.models.loading import load_model
 
 PROMPT = "The capital of France is"
 

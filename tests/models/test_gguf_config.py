@@ -12,10 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gguf_inputs import save_gguf
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError, load_model
 from posbias.models.gguf_config import gguf_configuration
 from posbias.models.gguf_format import GgufFile
-from posbias.models.loading import load_model
 from posbias.models.networks import random_network
 from tiny_families import CONFIGS
 

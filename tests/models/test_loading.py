@@ -10,14 +10,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from posbias.errors import RunError, UsageError
-from posbias.evaluation.responders import LocalResponder
-from posbias.interventions import intervened
+from posbias import LocalResponder, RunError, UsageError, intervened, load_model, load_prompts
 from posbias.models import sources as sources_room
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.loading import load_model, load_tokenizer
+from posbias.models.loading import load_tokenizer
 from posbias.prompts.chat import chat_prompts
-from posbias.prompts.loading import load_prompts
 from tiny_families import CONFIGS
 
 TINY = {

@@ -13,10 +13,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from posbias.architecture import Architecture
-from posbias.errors import RunError, UsageError
+from posbias import Architecture, RunError, UsageError, load_model
 from posbias.models import sources as sources_room
-from posbias.models.loading import load_model, load_tokenizer
+from posbias.models.loading import load_tokenizer
 from posbias.models.reference.network import save_reference
 from posbias.models.reference.parameters import draw_parameters
 from published_networks import copy_network

@@ -9,10 +9,8 @@ import pytest
 import torch
 import transformers
 
-from posbias.errors import RunError, UsageError
-from posbias.measurement.measurement import MeasureOptions, measure
+from posbias import MeasureOptions, RunError, UsageError, load_model, measure
 from posbias.models import loading
-from posbias.models.loading import load_model
 from posbias.models.model import ModelRequest
 from posbias.models.sources import absolute_source
 from posbias.models.weights import dispatched, first_not_finite, iterate_weights, weights_sha256

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from posbias.models.loading import load_model
+from posbias import load_model
 from posbias.models.networks import attention_of, random_network, reinitialise
 from posbias.models.weights import converted
 from tiny_families import CONFIGS, VOCABULARY

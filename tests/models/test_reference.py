@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posbias.architecture import Architecture
-from posbias.errors import UsageError
+from posbias import Architecture, UsageError
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer

@@ -8,7 +8,7 @@ import torch
 from tests.hugging_face_reference import reference_from_hugging_face
 from tests.tiny_families import CONFIGS
 
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import random_network
 

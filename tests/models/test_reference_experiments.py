@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbias.architecture import Architecture
-from posbias.errors import UsageError
+from posbias import Architecture, UsageError
 from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.forward import attention_maps, forward
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked

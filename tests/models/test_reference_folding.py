@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbias.architecture import Architecture
+from posbias import Architecture
 from posbias.models.reference.attention import attention_of, dots, mixed
 from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
 from posbias.models.reference.forward import folds, forward

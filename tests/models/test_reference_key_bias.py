@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.architecture import Architecture, KeyBias
-from posbias.errors import UsageError
-from posbias.models.loading import load_model
+from posbias import Architecture, UsageError, load_model
+from posbias.architecture import KeyBias
 from posbias.models.reference.attention import logit_bias
 from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.network import ReferenceTransformer, save_reference
 from posbias.models.reference.parameters import constants_of, draw_parameters
 from posbias.tasks.synthetic import CuedCopy
+from posbias.theory import rollout_profile
 from posbias.theory.power_rollout.reference import describe_reference
-from posbias.theory.rollout import rollout_profile
 from posbias.training import AdamW, Member, TrainingSchedule, train_members
 
 N = 7

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from posbias.architecture import Architecture
-from posbias.errors import RunError, UsageError
-from posbias.measurement.measurement import measure
-from posbias.models.loading import load_model
+from posbias import Architecture, RunError, UsageError, load_model, load_prompts, measure
 from posbias.models.reference.network import ReferenceTransformer, load_reference, save_reference
 from posbias.models.reference.parameters import draw_parameters
-from posbias.prompts.loading import load_prompts
 from published_networks import copy_network, retrieval_network
 
 CONFIGS = {

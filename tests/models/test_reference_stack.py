@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posbias.architecture import Architecture
+from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.forward import forward
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 import posbias as pb
-from posbias.errors import UsageError
+from posbias import UsageError
 from posbias.mitigation.methods.prompt_changes import last_attention
 from posbias.models.hugging_face import HuggingFaceModel, Prefix, trusted_prefix
 from posbias.models.rotary import AngleLengths, stretched_positions

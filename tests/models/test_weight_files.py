@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gguf_inputs import save_gguf
-from posbias.errors import RunError, UsageError
+from posbias import RunError, UsageError, load_model
 from posbias.models import networks, placement
-from posbias.models.loading import load_model
 from posbias.models.networks import network_size, random_network
 from posbias.models.sources import Source
 from posbias.models.weight_files import loaded_files, stored_tensors, weight_bytes
