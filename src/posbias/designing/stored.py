@@ -22,6 +22,7 @@ from posbias.statistics import StoredInterval, StoredNumber
 
 Arrays = Mapping[int, InstanceOf[np.ndarray]]
 Profiles = Mapping[int, InstanceOf[Profile]]
+ENDS = ("influence", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class DesignRun(Result):
             "choices": {name: _profiles(arrays, f"choice/{name}/") for name in choices},
             "choices_left": {name: _left(entries) for name, entries in choices.items()},
             "measured": [
-                {**entry, "profile": Profile(**_ends(arrays, entry["n_positions"]))}
+                {**entry, "profile": Profile(*(arrays[f"measured/{entry['n_positions']}/{part}"] for part in ENDS))}
                 for entry in scalars.get("measured", ())
             ],
             "rows": arrays.get("rows"),
@@ -142,7 +143,3 @@ def _left(entries: Sequence[Mapping[str, Any]]) -> dict[int, float | None]:
 
 def _profiles(arrays: Mapping[str, np.ndarray], stem: str) -> dict[int, Profile]:
     return {int(n): Profile(values) for n, values in below(arrays, stem).items()}
-
-
-def _ends(arrays: Mapping[str, np.ndarray], n_positions: int) -> dict[str, np.ndarray]:
-    return {name: arrays[f"measured/{n_positions}/{name}"] for name in ("influence", "low", "high")}

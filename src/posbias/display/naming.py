@@ -52,7 +52,8 @@ def curve_names(settings: Sequence[Settings]) -> list[str]:
     """
     differing_names = differing(settings)
     names = [", ".join(_said(name, curve[name]) for name in differing_names if name in curve) for curve in settings]
-    names = [name or _first(curve) for name, curve in zip(names, settings, strict=True)]
+    firsts = [next((_said(name, value) for name, value in curve.items()), "") for curve in settings]
+    names = [name or first for name, first in zip(names, firsts, strict=True)]
     return numbered(names)
 
 
@@ -69,10 +70,6 @@ def _said(name: str, value: Any) -> str:
     if name in BARE:
         return text
     return f"{text} {name}" if name in COUNTED else f"{name.replace('_', ' ')} {text}"
-
-
-def _first(settings: Settings) -> str:
-    return next((_said(name, value) for name, value in settings.items()), "")
 
 
 def changed_fields(settings: Any, *, without: Sequence[str] = ()) -> list[str]:

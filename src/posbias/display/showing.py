@@ -246,7 +246,8 @@ def _draw(ax: "Axes", view: Shown) -> None:
         if series.drawn:
             low, high = series.ends
             marker = {"marker": "o"} if view.places is not None else {}
-            (line,) = ax.plot(view.x, series.values * view.scale, label=_literal(series.name), **marker)  # type: ignore[arg-type]
+            name = series.name.replace("$", r"\$")  # a dollar sign would start a formula
+            (line,) = ax.plot(view.x, series.values * view.scale, label=name, **marker)  # type: ignore[arg-type]
             if np.isfinite(low).any():
                 ends = low * view.scale, high * view.scale
                 ax.fill_between(view.x, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
@@ -326,8 +327,3 @@ def _written(path: Path, content: bytes) -> Path:
     except OSError as error:
         raise RunError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
     return path
-
-
-def _literal(text: str) -> str:
-    """Text as it is: a dollar sign would start a formula."""
-    return text.replace("$", r"\$")

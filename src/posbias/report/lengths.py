@@ -18,7 +18,8 @@ NOTE = (
 
 def length_report(evaluation: LengthEvaluation) -> Report:
     """A heat map of accuracy, a curve for every length, and the effective length with what decides it."""
-    record = evaluation.record
+    record, cut, of = evaluation.record, evaluation.cut_off, evaluation.examples
+    cut_off = [f"{cut} of {of} generated answers were cut off, not ended by themselves."] if cut else []
     return Report(
         record.title,
         kicker="posbias · behaviour by length and depth",
@@ -27,7 +28,7 @@ def length_report(evaluation: LengthEvaluation) -> Report:
         figures=[_curves(evaluation)],
         summary=[_cell_table(evaluation)],
         tables=[_level_table(evaluation)],
-        caveats=[*_cut_off(evaluation), *caveats_of(record)],
+        caveats=[*cut_off, *caveats_of(record)],
         note=NOTE,
         record=record,
     )
@@ -62,12 +63,6 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
     if effective.samples_needed is not None:
         more = f"about {effective.samples_needed} samples (`--count`)"
     return [f"{length} tokens are not decided: {numbers}; {more} would decide."]
-
-
-def _cut_off(evaluation: LengthEvaluation) -> list[str]:
-    if not evaluation.cut_off:
-        return []
-    return [f"{evaluation.cut_off} of {evaluation.examples} generated answers were cut off, not ended by themselves."]
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:

@@ -67,11 +67,12 @@ def mitigation_report(trial: MitigationTrial) -> Report:
     """The method to apply, if any, and why."""
     record, judgement = trial.record, trial.judgement
     n_samples = max(verdict.n_samples for verdict in judgement.verdicts)
+    required = [] if trial.requirement is None else [requirement_text(trial.requirement)]
     return Report(
         record.title,
         kicker="posbias · methods against position bias, judged",
         notices=sample_notices(record),
-        verdict=[*recommendation(judgement), *_required(trial), *_influence_lines(trial)],
+        verdict=[*recommendation(judgement), *required, *_influence_lines(trial)],
         basis=f"{n_samples} samples that no fit used",
         caveats=[
             *caveats_of(record),
@@ -91,11 +92,6 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         left_out=list(map(left_out_text, trial.left_out)),
         record=record,
     )
-
-
-def _required(trial: MitigationTrial) -> list[str]:
-    """A sentence that says if the requirement is met; nothing if none was made."""
-    return [] if trial.requirement is None else [requirement_text(trial.requirement)]
 
 
 def _influence_lines(trial: MitigationTrial) -> list[str]:

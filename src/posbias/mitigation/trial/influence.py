@@ -159,7 +159,9 @@ def influence_scalars(
         "before": _means(before),
         "changes": {name: [_change(column) for column in (shares[name] - before).T] for name in changed},
         "average": {
-            name: _average(shares[name] - (before if name != UNCHANGED else 0)) for name in (UNCHANGED, *changed)
+            name: _change(table[~np.isnan(table).any(axis=1)].mean(axis=1))  # of the samples that have all positions
+            for name in (UNCHANGED, *changed)
+            for table in [shares[name] - (before if name != UNCHANGED else 0)]
         },
         "correlations": ties,
     }
@@ -168,11 +170,6 @@ def influence_scalars(
 def _means(table: Scores) -> list[dict[str, float | None]]:
     """Means by position, with pointwise intervals."""
     return [mean.as_record() for mean in position_means(table)]
-
-
-def _average(table: Scores) -> dict[str, float | None]:
-    """The mean over positions, with an interval over the samples that have all of them."""
-    return _change(table[~np.isnan(table).any(axis=1)].mean(axis=1))
 
 
 def _change(units: Float64[np.ndarray, "_"]) -> dict[str, float | None]:

@@ -96,7 +96,8 @@ class TrialPlan:
     def with_arms(self, arms: Sequence[Arm], left_out: Sequence[LeftOut]) -> "TrialPlan":
         """The plan with fewer, or fitted, arms and with what was left out for it."""
         if len(arms) == 1:
-            raise UsageError(f"mitigate: no method to try ({_reasons([*self.left_out, *left_out]) or 'none is given'})")
+            reasons = [f"{part.arm} was not tried: {part.reason}" for part in (*self.left_out, *left_out)]
+            raise UsageError(f"mitigate: no method to try ({'; '.join(reasons) or 'none is given'})")
         return replace(self, arms=tuple(arms), left_out=(*self.left_out, *left_out))
 
     def opened(self, directory: Path | None) -> "TrialPlan":
@@ -111,10 +112,6 @@ class TrialPlan:
             clear_unfinished(lasting)
         unfinished, staying = PartStore(directory, of_one_method, **how), PartStore(lasting, of_one_method, **how)
         return replace(self, directory=directory, unfinished=unfinished, lasting=staying)
-
-
-def _reasons(left_out: Sequence[LeftOut]) -> str:
-    return "; ".join(f"{part.arm} was not tried: {part.reason}" for part in left_out)
 
 
 def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOptions) -> TrialPlan:

@@ -164,9 +164,8 @@ class _Crew:
         """All outcomes; every process is gone afterwards, however this ends."""
         try:
             while self._queue or self._workers:
-                while len(self._workers) < min(
-                    self._starts.wanted(len(self._workers)), len(self._queue) + self._busy()
-                ):
+                busy = sum(worker.unit is not None for worker in self._workers)
+                while len(self._workers) < min(self._starts.wanted(len(self._workers)), len(self._queue) + busy):
                     self._workers.append(_start(self._packed, self._threads))
                 ready = wait([worker.pipe for worker in self._workers])
                 for worker in [worker for worker in self._workers if worker.pipe in ready]:
@@ -178,9 +177,6 @@ class _Crew:
                 _end(worker)
             for worker in self._leaving:
                 _end(worker, leaving=True)
-
-    def _busy(self) -> int:
-        return sum(worker.unit is not None for worker in self._workers)
 
     def _hear(self, worker: _Worker) -> Outcome | None:
         """One message of a worker, or its death; the worker gets its next unit, or goes."""
