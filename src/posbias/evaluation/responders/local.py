@@ -261,16 +261,16 @@ class LocalResponder(Responder):
         self._unscored |= given and tokens.thinks
         scored = given and not tokens.thinks
         read = np.concatenate([prompt, tokens.answer[:-1]]) if scored else prompt
-        self._plain += len(read)
+        self._plain += len(read) * (scored or generate)
         self._apart += scored and tokens.apart
         angles = runner.lengths.angles(len(read))
         continued = Reading(index, prompt, kept=len(prompt), alike=alike, angles=runner.lengths.angles(len(prompt)))
         if not scored:
-            return [continued if generate else replace(continued, kept=0)]
+            return [continued] * generate
         rows = len(read) - len(prompt) + 1
         forced = Reading(index, read, rows=rows, scored=True, alike=alike, angles=angles)
         if not generate or angles == continued.angles:
-            return [replace(forced, kept=continued.kept * generate)]
+            return [replace(forced, kept=len(prompt) * generate)]
         return [forced, continued]  # with the answer behind it, the prompt is turned by other angles
 
     def _read(
