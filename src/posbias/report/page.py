@@ -212,8 +212,11 @@ def _named(report: Report) -> Iterator[str]:
 
 
 def show_report(report: Report, console: "Console") -> None:
-    """Print notices, tables and statements, the verdict last: ruled on a terminal, else in plain columns."""
+    """Print notices, the verdict, tables and statements: ruled on a terminal, else in plain columns."""
     print_notes(report.notices, console, mark="Notice: ")
+    print_notes(report.verdict, console, mark="")
+    if report.verdict:
+        console.print()
     folded = [table for tables in report.folded.values() for table in tables if table.cells]
     print_tables([*report.summary, *report.tables, *folded], console)
     texts = [
@@ -221,7 +224,6 @@ def show_report(report: Report, console: "Console") -> None:
     ]
     print_notes([text for text in [*texts, *report.caveats] if text not in report.verdict], console)
     print_notes(report.left_out, console, mark="Left out: ")
-    print_notes(report.verdict, console, mark="")
 
 
 @checked
