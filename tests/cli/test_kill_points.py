@@ -69,8 +69,8 @@ CASES = {
         before=f"evaluate LONG --task {ASKED} --count 3 --max-tokens 1 --no-score",
     ),
     "mitigate": Case(
-        f"mitigate LONG --task {ASKED} --positions 0,3 --count 2 --calibration 4 --no-generate --methods key_bias,adapter "
-        "--fit steps=2 --documents 1 --no-short --influence 1"
+        f"mitigate LONG --task {ASKED} --positions 0,3 --count 2 --calibration 4 --no-generate "
+        "--methods key_bias,adapter --fit steps=2 --documents 1 --no-short --influence 1"
     ),
     "train": Case("train STUDY --threads 1"),
     "train-over-another-run": Case("train STUDY --threads 1", before=f"measure TINY {SHORT}"),

@@ -45,7 +45,7 @@ class Exporting:
     @property
     def rank(self) -> int:
         """The rank of all updates; 0 if one is no low-rank update."""
-        return min(len(one.down) if isinstance(one, LowRank) else 0 for one in self.updates.values())
+        return min(len(change.down) if isinstance(change, LowRank) else 0 for change in self.updates.values())
 
     @property
     def low_rank(self) -> dict[str, LowRank]:
@@ -55,7 +55,7 @@ class Exporting:
                 f"{self.method.name} cannot be exported as an adapter: it changes whole rows or columns of weights; "
                 "allowed: merged"
             )
-        return {path: one for path, one in self.updates.items() if isinstance(one, LowRank)}
+        return {path: change for path, change in self.updates.items() if isinstance(change, LowRank)}
 
     def transposed(self, path: str) -> bool:
         """True if the module stores its weights as [features read, features made]."""
@@ -89,16 +89,15 @@ def write_adapter(work: Exporting, directory: Path) -> None:
 
 def module_names(network: nn.Module, paths: set[str]) -> list[str]:
     """The shortest ends of paths, such as `q_proj`, that name these modules and no others; else whole paths."""
-    every = [path for path, _ in network.named_modules()]
+    modules = [path for path, _ in network.named_modules()]
     names: set[str] = set()
     for path in sorted(paths):
         parts = path.split(".")
-        ends = [".".join(parts[first:]) for first in range(len(parts) - 1, -1, -1)]
-        names.add(
-            next(
-                (end for end in ends if {one for one in every if one == end or one.endswith(f".{end}")} <= paths), path
-            )
-        )
+        for first in range(len(parts) - 1, -1, -1):
+            end = ".".join(parts[first:])
+            if {module for module in modules if f".{module}".endswith(f".{end}")} <= paths:
+                names.add(end)
+                break
     return sorted(names)
 
 
@@ -106,15 +105,15 @@ def write_merged(work: Exporting, directory: Path) -> None:
     """The model with the change in its weights, as transformers saves it, with its tokenizer."""
     network: Any = work.model.network
     weights = dict(network.state_dict())
-    for path, one in work.updates.items():
+    for path, change in work.updates.items():
         stored, bias = weights[f"{path}.weight"], weights.get(f"{path}.bias")
         weight = stored.T if work.transposed(path) else stored
-        if isinstance(one, LowRank):
-            whole = weight.to(one.up.dtype) + one.up @ one.down
+        if isinstance(change, LowRank):
+            whole = weight.to(change.up.dtype) + change.up @ change.down
         else:
-            whole = one.rows[:, None] * weight * one.columns
+            whole = change.rows[:, None] * weight * change.columns
             if bias is not None:
-                weights[f"{path}.bias"] = (one.rows * bias).to(bias.dtype)
+                weights[f"{path}.bias"] = (change.rows * bias).to(bias.dtype)
         weights[f"{path}.weight"] = (whole.T if work.transposed(path) else whole).to(stored.dtype).contiguous()
     with quiet(local=True):
         network.save_pretrained(directory, state_dict=weights)

@@ -92,7 +92,7 @@ def _base_lines(card: Card) -> list[str]:
 
 
 def _fit_lines(how: Mapping[str, Any]) -> list[str]:
-    """What it was fitted to; a record may lack any of it."""
+    """Lines about its samples and losses; a record may lack any of them."""
     if not how.get("calibration_samples"):
         return ["- Fitted to: nothing that is on record."]
     tokens = how.get("prompt_tokens")
@@ -101,10 +101,10 @@ def _fit_lines(how: Mapping[str, Any]) -> list[str]:
     lines = [
         f"- Fitted to: {how['calibration_samples']} samples in {prompts} in {len(how.get('answer_loss', []))} steps."
     ]
-    if held := how.get("held_out_loss"):
+    if losses := how.get("held_out_loss"):
         lines.append(
-            f"- Answers that no step saw ({how['held_out_prompts']} prompts): {held[0]:.3f} nats per token at first, "
-            f"{min(held):.3f} at the best, which was taken."
+            f"- Answers that no step saw ({how['held_out_prompts']} prompts): {losses[0]:.3f} nats per token at first, "
+            f"{min(losses):.3f} at the best, which was taken."
         )
     if how.get("penalty") and how.get("text_loss"):
         last = float(np.mean(how["text_loss"][-10:]))
@@ -117,7 +117,7 @@ def _verdict_lines(card: Card) -> list[str]:
         return ["Not judged yet: `posbias mitigate MODEL --task TASK --methods RECIPE.json`, on samples of no fit."]
     trial, arm = card.judged
     judgement = trial.judgement
-    verdict = next(one for one in judgement.verdicts if one.name == arm.name)
+    verdict = next(verdict for verdict in judgement.verdicts if verdict.name == arm.name)
     measure, number = judgement.measure, trial.arms.index(arm)
     rows = zip(judgement.positions, trial.curves[measure][0], trial.curves[measure][number], strict=True)
     return [

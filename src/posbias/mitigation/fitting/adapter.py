@@ -28,11 +28,11 @@ class AdapterNumbers:
     def __init__(self, model: HuggingFaceModel, template: Adapter, options: FitOptions) -> None:
         self.template, self.options = template, options
         self._projections = target_projections(model, template)
-        self._rows = [torch.cat(list(one.rows.values())).sort().values for one in self._projections]
+        self._rows = [torch.cat(list(projection.rows.values())).sort().values for projection in self._projections]
         generator = np.random.default_rng([options.seed, template.rank])
         pieces = []
-        for one, rows in zip(self._projections, self._rows, strict=True):
-            read = one.shape[1]
+        for projection, rows in zip(self._projections, self._rows, strict=True):
+            read = projection.shape[1]
             # As torch draws a linear map: uniform, of variance 1 / (3 x features read).
             pieces.append(generator.uniform(-(read**-0.5), read**-0.5, template.rank * read))
             pieces.append(np.zeros(len(rows) * template.rank))
@@ -53,8 +53,8 @@ class AdapterNumbers:
                 f"fit: begin={self.options.begin!r} is of another form than is fitted here (adapter, rank, targets)"
             )
         pieces: list[Tensor] = []
-        for one, rows in zip(self._projections, self._rows, strict=True):
-            down, up = (torch.as_tensor(method.tensors[f"{one.path}.{side}"]) for side in ("down", "up"))
+        for projection, rows in zip(self._projections, self._rows, strict=True):
+            down, up = (torch.as_tensor(method.tensors[f"{projection.path}.{side}"]) for side in ("down", "up"))
             pieces += [down.flatten(), up[rows.cpu()].flatten()]
         with torch.no_grad():
             self.free.copy_(torch.cat(pieces))
@@ -71,21 +71,21 @@ class AdapterNumbers:
     def method(self) -> Adapter:
         """The adapter with these numbers, in float32."""
         tensors = {
-            f"{path}.{side}": np.ascontiguousarray(getattr(one, side).detach().float().cpu().numpy())
-            for path, one in self._updates().items()
+            f"{path}.{side}": np.ascontiguousarray(getattr(projection, side).detach().float().cpu().numpy())
+            for path, projection in self._updates().items()
             for side in ("down", "up")
         }
         return adapter_of(self.template, tensors)
 
     def _updates(self) -> dict[str, LowRank]:
         updates, first, rank = {}, 0, self.template.rank
-        for one, rows in zip(self._projections, self._rows, strict=True):
-            made, read = one.shape
+        for projection, rows in zip(self._projections, self._rows, strict=True):
+            made, read = projection.shape
             middle, last = first + rank * read, first + rank * (read + len(rows))
             down, up = self.free[first:middle].view(rank, read), self.free[middle:last].view(-1, rank)
             if len(rows) < made:
                 up = torch.zeros(made, rank, dtype=up.dtype, device=up.device).index_copy(0, rows, up)
-            updates[one.path] = LowRank(down, up)
+            updates[projection.path] = LowRank(down, up)
             first = last
         return updates
 

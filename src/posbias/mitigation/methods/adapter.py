@@ -124,11 +124,11 @@ def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projec
     if quantised(model.network):
         raise UsageError(f"{adapter.name}: the weights of {model.origin.source!r} are quantised; others are allowed")
     chosen = []
-    for one in linear_projections(model.network, family, model.config):
-        rows = {role: rows for role, rows in one.rows.items() if role in roles}
-        chosen += [replace(one, rows=rows)] if rows else []
+    for projection in linear_projections(model.network, family, model.config):
+        rows = {role: rows for role, rows in projection.rows.items() if role in roles}
+        chosen += [replace(projection, rows=rows)] if rows else []
     depth = family.depth(model.config)
-    everywhere = [role for role in roles if sum(role in one.rows for one in chosen) == depth]
+    everywhere = [role for role in roles if sum(role in projection.rows for projection in chosen) == depth]
     missing = sorted(roles - {*everywhere, "gate"})  # an MLP without a gate is one all the same
     if missing or not chosen:
         raise UsageError(

@@ -60,22 +60,22 @@ class HeadScales(Mitigation):
         logits, gains = (self._factors(model, table) for table in (self.logits, self.gains))
         family, updates = model.family, dict[str, LowRank | Scaled]()
         blocks = family.blocks(model.network)
-        for one in linear_projections(model.network, family, model.config):
-            made, read = one.shape
-            if "q" in one.rows and self.logits is not None:
-                parts = family.attention_parts(blocks[one.layer], model.config)
+        for projection in linear_projections(model.network, family, model.config):
+            made, read = projection.shape
+            if "q" in projection.rows and self.logits is not None:
+                parts = family.attention_parts(blocks[projection.layer], model.config)
                 if parts.query_norm is not None or parts.clip is not None:
                     raise UsageError(
                         f"{self.name} cannot be exported: {family.name} normalises or clips queries after their map; "
                         "allowed: gains alone"
                     )
                 rows = torch.ones(made, dtype=logits.dtype, device=logits.device)
-                by_head = one.rows["q"].to(logits.device).reshape(len(logits[one.layer]), -1)
-                rows[by_head] = logits[one.layer][:, None].expand_as(by_head)
-                updates[one.path] = Scaled(rows, torch.ones(read, dtype=rows.dtype, device=rows.device))
-            if "o" in one.rows and self.gains is not None:
-                columns = gains[one.layer].repeat_interleave(read // len(gains[one.layer]))
-                updates[one.path] = Scaled(torch.ones(made, dtype=columns.dtype, device=columns.device), columns)
+                by_head = projection.rows["q"].to(logits.device).reshape(len(logits[projection.layer]), -1)
+                rows[by_head] = logits[projection.layer][:, None].expand_as(by_head)
+                updates[projection.path] = Scaled(rows, torch.ones(read, dtype=rows.dtype, device=rows.device))
+            if "o" in projection.rows and self.gains is not None:
+                columns = gains[projection.layer].repeat_interleave(read // len(gains[projection.layer]))
+                updates[projection.path] = Scaled(torch.ones(made, dtype=columns.dtype, device=columns.device), columns)
         return updates
 
     def _factors(self, model: HuggingFaceModel, table: Sequence[Sequence[float]] | None) -> Tensor:

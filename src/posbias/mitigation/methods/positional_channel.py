@@ -136,18 +136,18 @@ class PositionalChannel(Mitigation):
         if self.channel >= model.width:
             raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
         updates: dict[str, LowRank | Scaled] = {}
-        for one in linear_projections(model.network, model.family, model.config):
-            rows = [rows for role, rows in one.rows.items() if role in ("q", "k")]
-            if one.layer not in layers or not rows:
+        for projection in linear_projections(model.network, model.family, model.config):
+            rows = [rows for role, rows in projection.rows.items() if role in ("q", "k")]
+            if projection.layer not in layers or not rows:
                 continue
-            weight = weight_of(one.module)
+            weight = weight_of(projection.module)
             made, read = weight.shape
             changed = torch.zeros(made, 1, dtype=weight.dtype, device=weight.device)
             changed[torch.cat(rows)] = 1.0
             down = torch.zeros(1, read, dtype=weight.dtype, device=weight.device)
             down[0, self.channel] = 1.0
             factor = self.strength * (self.factor - 1)
-            updates[one.path] = LowRank(down, factor * weight[:, self.channel, None] * changed)
+            updates[projection.path] = LowRank(down, factor * weight[:, self.channel, None] * changed)
         return updates
 
 

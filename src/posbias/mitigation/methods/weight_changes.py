@@ -45,6 +45,6 @@ def updated(network: nn.Module, updates: Mapping[str, LowRank | Scaled]) -> Iter
 
         return hook
 
-    low_rank = {path: one for path, one in updates.items() if isinstance(one, LowRank)}
-    with hooked(network.get_submodule(path).register_forward_hook(beside(one)) for path, one in low_rank.items()):
+    low_rank = {path: update for path, update in updates.items() if isinstance(update, LowRank)}
+    with hooked(network.get_submodule(path).register_forward_hook(beside(update)) for path, update in low_rank.items()):
         yield
