@@ -96,7 +96,7 @@ class AdapterFit(GradientFit):
     """Updates under which a model gives the right answers wherever they stand, and reads ordinary text as before."""
 
     method = Adapter
-    defaults: ClassVar[Mapping[str, Any]] = {"steps": 100, "rate": 0.002, "batch": 4, "held_out": 0.2}
+    defaults: ClassVar[Mapping[str, Any]] = {"steps": 60, "rate": 0.002, "batch": 4, "held_out": 0.2}
 
     template: Adapter = field(default_factory=Adapter)
     """Rank and targets, and the strength."""

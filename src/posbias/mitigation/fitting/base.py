@@ -47,14 +47,14 @@ class FitOptions:
     """Settings of a fit by gradient, and the strengths from which any fit chooses."""
 
     steps: int | None = None
-    """Steps of one batch each, >= 1; None: 300 for biases, 100 for adapters."""
+    """Steps of one batch each, >= 1; None: 60 for adapters, 300 for all others."""
     batch: int | None = None
-    """Calibration prompts of a step, >= 1, with a window of text for every four if there is a penalty; None: 1 for
-    biases, 4 for adapters."""
+    """Calibration prompts of a step, >= 1, with a window of text for every four if there is a penalty; None: 4 for
+    adapters, 1 for all others."""
     together: int | None = None
     """Prompts of a batch that are run at once, the gradients of the others added, >= 1; None: as many as fit."""
     rate: float | None = None
-    """Rate of Adam at the first step; None: .05 (nats) for biases, .002 for adapters."""
+    """Rate of Adam at the first step; None: .05 (nats) for biases, .02 for factors of heads, .002 for adapters."""
     held_out: float | None = None
     """Share of the calibration samples that no step sees, in [0, 1): the fit ends when their answers get no more
     probable, with the numbers under which they were most; None: 0 for biases, .2 for adapters."""
