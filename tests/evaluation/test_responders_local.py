@@ -126,6 +126,20 @@ def test_if_padding_overflows_prompts_of_one_length_are_answered_together(name: 
     assert responder.learnt()["together"] == "equal lengths"
 
 
+def test_padding_that_overflows_after_the_trial_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("bloom")
+
+    def trusting(*given: Any) -> running.Runner:
+        runner = trusted_runner(*given)
+        runner.padded = True
+        return runner
+
+    monkeypatch.setattr("posbias.evaluation.responders.local.trusted_runner", trusting)
+    responder = LocalResponder(model)
+    check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-9)
+    assert responder.together == "equal lengths"
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "phi3-longrope"])
 def test_beginnings_are_shared_in_passes_of_several_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(name)

@@ -31,8 +31,9 @@ COMPARED = 16
 FIXED, FIXED_ACCELERATED = 32, 2048
 """Tokens that take as long as a pass does at least: on a processor, reading the weights; on an accelerator, launching
 the kernels of some thirty layers (benchmarks/README.md)."""
-TOGETHER, TOGETHER_ACCELERATED = 512, 1 << 15
-"""Most tokens of a pass with several sequences: there a device is full, and memory is what more of them cost."""
+TOGETHER, TOGETHER_ACCELERATED, TOGETHER_EAGER = 512, 1 << 15, 1 << 13
+"""Most tokens of a pass with several sequences: there a device is full, and memory is what more of them cost; on an
+accelerator fewer if attention is formed as matrices."""
 SPARE_ROWS = 0.75
 """Share of a batch's rows that have not ended below which the others are dropped: that copies all keys and values."""
 
@@ -78,10 +79,13 @@ class Runner:
 
     def limits(self, rows: int) -> PassLimits:
         """What decides how sequences are run together, at most so many."""
-        on_processor = self.model.device.type == "cpu"
+        fixed, tokens = FIXED, TOGETHER
+        if self.model.device.type != "cpu":
+            implementation = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
+            fixed, tokens = FIXED_ACCELERATED, TOGETHER_EAGER if implementation == "eager" else TOGETHER_ACCELERATED
         return PassLimits(
-            fixed=FIXED if on_processor else FIXED_ACCELERATED,
-            tokens=TOGETHER if on_processor else TOGETHER_ACCELERATED,
+            fixed=fixed,
+            tokens=tokens,
             rows=rows if self.cached else 1,
             pads=self.padded,
             shares=self.cached,
