@@ -1,11 +1,11 @@
 """Accuracy by position: does a model use what stands at each position of its context?"""
 
 from posbias.evaluation.comparison import EvaluationComparison, compare_evaluations
+from posbias.evaluation.correlate import CorrelateOptions, InfluenceCorrelation, correlate
 from posbias.evaluation.correlation import Pair, correlate_pairs
 from posbias.evaluation.evaluation import Evaluation, load_evaluation, write_outputs
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.placement import MeasuredUse, Placement, PlaceOptions, measured_use, place
-from posbias.evaluation.pooling import CorrelateOptions, InfluenceCorrelation, correlate
 from posbias.evaluation.run import evaluate, evaluate_responder, finished_evaluation
 
 __all__ = [

@@ -7,9 +7,9 @@ from jaxtyping import Float64
 
 from posbias.display.figures import RUNS, Curve, Figure, interval_curves
 from posbias.display.wording import label
+from posbias.evaluation.correlate import InfluenceCorrelation, MeasuredGroup
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.evaluation import MEASURES
-from posbias.evaluation.pooling import InfluenceCorrelation, MeasuredGroup
 from posbias.report.influence import (
     CONTROLLED,
     CORRELATION_CAVEAT,

@@ -11,7 +11,7 @@ import posbias as pb
 from behaviour_runs import GOLD, PLACES, saved
 from posbias import CorrelateOptions, UsageError, correlate, write_report
 from posbias.evaluation import Evaluation, Pair, correlate_pairs
-from posbias.evaluation.pooling import group_runs, pool, read_run
+from posbias.evaluation.correlate import group_runs, pool, read_run
 from posbias.report.correlate import reasons, statements, tables
 
 
