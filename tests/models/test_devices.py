@@ -3,18 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
+import posbias as pb
 from gguf_inputs import save_gguf
 from posbias.errors import UsageError
+from posbias.measurement.cost import peak_tensor_bytes
 from posbias.models import placement
 from posbias.models.devices import Accelerator, check_device, first_with_room, training_device
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_model
 from posbias.models.networks import network_size, random_network
-from posbias.models.placement import LoadingMemory, LoadingPlan, weight_shares
+from posbias.models.placement import LoadingMemory, LoadingPlan, passes_per_position, weight_shares
 from posbias.models.sources import Source
+from posbias.prompts.prompts import Prompts
 from tiny_families import CONFIGS
 
 GB = 10**9
@@ -93,12 +98,12 @@ def test_70_billion_weights_are_spread_where_they_fit_and_announced(
     assert placed(LLAMA_70B) == "bfloat16 on all"
     assert capfd.readouterr().err == (
         "model 'large' has 141 GB of weights in bfloat16; spread: up to 111 GB on cuda:0, up to 111 GB on cuda:1, up "
-        "to 32 GB on cpu\n"
+        "to 32 GB on cpu; passes with checkpointing take about 1.79 GB per 1,000 positions\n"
     )
     machine(80, memory=64)
     assert placed(LLAMA_70B) == "bfloat16 on all"
-    told = "up to 64 GB on cuda:0, up to 32 GB on cpu, 45.1 GB read from the disk in every pass\n"
-    assert capfd.readouterr().err.endswith(told)
+    told = "spread: up to 64 GB on cuda:0, up to 32 GB on cpu, 45.1 GB read from the disk in every pass; passes "
+    assert told in capfd.readouterr().err
 
 
 def test_70_billion_weights_that_fit_nowhere_are_refused_with_the_arithmetic(
@@ -116,6 +121,22 @@ def test_70_billion_weights_that_fit_nowhere_are_refused_with_the_arithmetic(
     monkeypatch.setattr(placement.shutil, "disk_usage", lambda _: type("Disk", (), {"free": 50 * GB}))
     with pytest.raises(UsageError, match=r"282 GB of weights in float32; there is room for .* and 50 GB on the disk"):
         placed(LLAMA_70B, device="spread", dtype=torch.float32)  # in another precision they are written
+
+
+def test_the_passes_that_are_announced_are_those_that_run() -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 12, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=40, **shape)
+    model = HuggingFaceModel(random_network(config, seed=0))
+    model = model.described_by(model.family, misfit="mixing has vectors of its own")
+    options = pb.MeasureOptions(checkpointing=True)
+
+    def counted(n_positions: int) -> int:
+        prompts = Prompts(np.arange(n_positions)[None] % 40)
+        return peak_tensor_bytes(lambda: pb.measure(model, prompts, kinds="probability", options=options), model.device)
+
+    counted(16)
+    by_position = (counted(256) - counted(128)) / 128 / torch.float32.itemsize
+    assert by_position == pytest.approx(passes_per_position(config), rel=0.15)
 
 
 def test_shares_leave_room_for_passes(machine: Any) -> None:

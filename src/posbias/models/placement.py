@@ -96,7 +96,7 @@ class LoadingMemory:
                 if self._refused_by_memory(dtype, most) and self._spreadable(dtype, most):
                     device = None
         if device is None:
-            return self._spread(dtype, most)
+            return self._spread(Place(None, dtype), most, passes=passes_per_position(config) * dtype.itemsize)
         refusal = None
         if device.type != "cpu" and plan.device != AUTO:
             refusal = self._refused_by(device, dtype, most)
@@ -166,8 +166,8 @@ class LoadingMemory:
         room = WEIGHTS_SHARE * (_limit(max_memory)[0] - beside_weights())
         return self.tensors is not None and room >= self.size.largest * dtype.itemsize
 
-    def _spread(self, dtype: torch.dtype, max_memory: int | None) -> Place:
-        """All devices at once, which is announced before hours go into it.
+    def _spread(self, place: Place, max_memory: int | None, *, passes: int) -> Place:
+        """All devices at once, which is announced before hours go into it; `passes` in bytes per position.
 
         Raises:
             UsageError: weights that cannot be spread, or no room on the disk for those that are written there.
@@ -178,22 +178,36 @@ class LoadingMemory:
                 f"device {SPREAD!r} is for safetensors weights, and those of {self.source.name!r} are {kind}; allowed: "
                 f"{AUTO}, cpu or an accelerator"
             )
-        weights, rewritten = self.bytes_in(dtype)
+        weights, rewritten = self.bytes_in(place.dtype)
         shares = weight_shares(max_memory)
         places = [f"up to {show_bytes(share)} on {device}" for device, share in shares.items()]
         if (rest := weights - sum(shares.values())) > 0:
             disk = shutil.disk_usage(tempfile.gettempdir()).free
             if rewritten and rest > disk:
-                raise UsageError(
-                    f"{self._told(dtype)}; there is room for {', '.join(places)}, and {show_bytes(disk)} on the disk"
-                )
+                room = f"{', '.join(places)}, and {show_bytes(disk)} on the disk"
+                raise UsageError(f"{self._told(place.dtype)}; there is room for {room}")
             places.append(f"{show_bytes(rest)} read from the disk in every pass")
-        report(f"{self._told(dtype)}; spread: {', '.join(places)}")
-        return Place(None, dtype)
+        report(
+            f"{self._told(place.dtype)}; spread: {', '.join(places)}; passes with checkpointing take about "
+            f"{show_bytes(1000 * passes)} per 1,000 positions"
+        )
+        return place
 
     def _told(self, dtype: torch.dtype) -> str:
         weights = show_bytes(self.weights_in(dtype))
         return f"model {self.source.name!r} has {weights} of weights in {str(dtype).removeprefix('torch.')}"
+
+
+def passes_per_position(config: Any) -> int:
+    """Numbers per position that a forward and backward pass with checkpointing hold, in all layers together.
+
+    One vector per layer, and within one block about 12 of them and 5 of the inner width, as counted on Llama, Qwen3 and
+    Gemma 3 (to a tenth); attention that holds its matrices (`eager`) takes more.
+    """
+    decoder = config.get_text_config(decoder=True)
+    width, layers = decoder.hidden_size, decoder.num_hidden_layers
+    inner = getattr(decoder, "intermediate_size", None) or 4 * width
+    return int((layers + 12) * width + 5 * inner)
 
 
 def _limit(max_memory: int | None) -> tuple[int, str]:
