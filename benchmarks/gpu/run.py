@@ -251,7 +251,7 @@ def main() -> None:
     dtype = torch.float32 if given.small or device == CPU else torch.bfloat16
     bench = Bench(device, dtype, seconds=given.seconds)
     rows = []
-    for case in SMALL if given.small else FULL:
+    for case in SMALL if given.small else ON_CPU if device == CPU else FULL:
         if case.work in given.works:
             rows.append(bench.row(case))
             print("  ".join(rows[-1].cells()), file=sys.stderr, flush=True)

@@ -8,10 +8,11 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
 
 from posbias.models.model import Model
@@ -21,10 +22,10 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 REDUCED = (torch.float16, torch.bfloat16)
 """Types whose loss of precision is checked."""
 
-SUMMED = 1 << 22
-"""Numbers of a weight summed at a time (32 MB as 64-bit integers)."""
 PLACES = 65521
 """Period of the position factors of a weight's second sum, a prime."""
+SUMMED = 64 * PLACES
+"""Numbers of a weight summed at a time (32 MB as 64-bit integers): whole periods, so that all have the same factors."""
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of an element: the integers its bits are read as."""
 UNIMPORTANT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
@@ -167,10 +168,14 @@ def _sums(weight: Shaped[Tensor, "..."]) -> tuple[int, int]:
     words = flat.view(WORDS[flat.element_size()])
     plain, placed = 0, 0
     for start in range(0, words.numel(), SUMMED):
-        part = words[start : start + SUMMED].long()
-        places = torch.arange(start, start + len(part), device=part.device) % PLACES + 1
-        plain, placed = plain + int(part.sum()), placed + int((part * places).sum())
+        part = words[start : start + SUMMED].to(torch.int64, copy=True)
+        plain, placed = plain + int(part.sum()), placed + int(part.mul_(_places(part.device)[: len(part)]).sum())
     return plain % 2**64, placed % 2**64
+
+
+@cache
+def _places(device: torch.device) -> Int64[Tensor, "summed"]:
+    return torch.arange(SUMMED, device=device) % PLACES + 1
 
 
 def _unpacked(parameter: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
