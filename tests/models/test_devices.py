@@ -11,7 +11,7 @@ import transformers
 import posbias as pb
 from gguf_inputs import save_gguf
 from posbias.errors import UsageError
-from posbias.measurement.cost import peak_tensor_bytes
+from posbias.measurement.work import peak_tensor_bytes
 from posbias.models import placement
 from posbias.models.devices import Accelerator, check_device, first_with_room, training_device
 from posbias.models.hugging_face import HuggingFaceModel
