@@ -24,7 +24,7 @@ import torch
 
 from posbias.evaluation.responders import LocalResponder, Reply, Request
 from posbias.evaluation.responders.local import encode_requests
-from posbias.evaluation.responders.passes import count_tokens, shared_length, visiting_order
+from posbias.evaluation.responders.pass_plan import count_tokens, shared_length, visiting_order
 from posbias.models.loading import load_model
 from posbias.tasks.language import KeyValue
 

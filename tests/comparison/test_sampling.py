@@ -18,7 +18,7 @@ from posbias.comparison import (
     summarise,
 )
 from posbias.comparison.contrasts import contrast
-from posbias.comparison.distances import split_half_noise
+from posbias.comparison.distance_intervals import split_half_noise
 from posbias.statistics import jackknife, leave_one_out
 
 

@@ -14,8 +14,9 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from evaluation.replies import generated, scored
 from posbias import LocalResponder, UsageError
 from posbias.evaluation.responders import LocalOptions, Reply, Request, running
+from posbias.evaluation.responders.batching import trusted_runner
 from posbias.evaluation.responders.local import encode_requests, score_answer
-from posbias.evaluation.responders.passes import (
+from posbias.evaluation.responders.pass_plan import (
     PassLimits,
     Reading,
     count_tokens,
@@ -23,7 +24,6 @@ from posbias.evaluation.responders.passes import (
     shared_length,
     visiting_order,
 )
-from posbias.evaluation.responders.running import trusted_runner
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import random_network
 from tiny_families import CONFIGS, LONGROPE, MIXTURES, READS_TOKENS, VOCABULARY, shaken_model

@@ -16,7 +16,7 @@ from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, LocalResponder, RunError, ServerResponder, UsageError, evaluate
 from posbias.evaluation import Evaluation, measured_use
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.evaluation.responders.running import Ending, Started
+from posbias.evaluation.responders.batching import Ending, Started
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
 from posbias.evaluation.spans import encoded_prompt
 from posbias.mitigation.fitting.calibration import answer_logprob

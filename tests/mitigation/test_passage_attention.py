@@ -8,7 +8,7 @@ import dense_decoder
 import posbias as pb
 from posbias import LocalResponder, UsageError, mitigated
 from posbias.evaluation.responders import Request
-from posbias.evaluation.responders.running import Runner
+from posbias.evaluation.responders.batching import Runner
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, shaken_model

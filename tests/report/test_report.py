@@ -17,7 +17,7 @@ from browser import BROWSER, looked_at
 from posbias import Architecture, Profile, Record, RunError, UsageError, compare, predict, write_report
 from posbias.cli.predict import MOST_CURVES
 from posbias.comparison import STATISTICS, Mixing, Subject
-from posbias.comparison.distances import Distances
+from posbias.comparison.distance_intervals import Distances
 from posbias.comparison.stored import ProfileRun, store_subjects
 from posbias.display.figures import Figure
 from posbias.report import Report, report_of, show_report

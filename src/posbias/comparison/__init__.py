@@ -2,7 +2,7 @@
 
 from posbias.comparison.compare import CompareOptions, ComparisonRun, compare
 from posbias.comparison.contrasts import Contrast, summarise
-from posbias.comparison.distances import (
+from posbias.comparison.distance_intervals import (
     UNITS_FOR_CLAIM,
     Comparison,
     PromptComparison,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from posbias.checks import check_seed, checked
-from posbias.comparison.distances import PromptComparison, Sample, undecided
+from posbias.comparison.distance_intervals import PromptComparison, Sample, undecided
 from posbias.comparison.model_profiles import (
     KindComparison,
     MeasuredKind,

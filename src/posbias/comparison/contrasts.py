@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.comparison.distances import BesideFlat, Sample, gaps_between
+from posbias.comparison.distance_intervals import BesideFlat, Sample, gaps_between
 from posbias.comparison.metrics import RESAMPLED, SIGNED, STATISTICS
 from posbias.statistics import DRAWS, Interval, blocks, draw_weights, jackknife, leave_one_out, percentile_interval
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.comparison.contrasts import Contrast, contrast, summarise
-from posbias.comparison.distances import Comparison, PromptComparison, Sample, compare_with_prompts, distances
+from posbias.comparison.distance_intervals import Comparison, PromptComparison, Sample, compare_with_prompts, distances
 from posbias.profiles import Profile
 from posbias.statistics import Interval
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from posbias.comparison.contrasts import Contrast
-from posbias.comparison.distances import Comparison, Distances, PromptComparison, SplitHalf
+from posbias.comparison.distance_intervals import Comparison, Distances, PromptComparison, SplitHalf
 from posbias.comparison.metrics import finite
 from posbias.comparison.model_profiles import Depth, KindComparison, MeasuredKind, Mixing, Subject, TheoryProfile
 from posbias.display.naming import Settings

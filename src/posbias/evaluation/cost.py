@@ -17,9 +17,9 @@ from jaxtyping import Int64
 from posbias.errors import RunError
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request, Responder
+from posbias.evaluation.responders.batching import Ending, Kept, Runner, Started, decode
 from posbias.evaluation.responders.local import score_answer
-from posbias.evaluation.responders.passes import Reading, plan_passes, visiting_order
-from posbias.evaluation.responders.running import Ending, Kept, Runner, Started, decode
+from posbias.evaluation.responders.pass_plan import Reading, plan_passes, visiting_order
 from posbias.evaluation.samples import Sample, requests_of
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.work import Work, calibrate

@@ -2,7 +2,7 @@
 
 Prompts that begin alike stand together in lexicographic order of their tokens. A portion of them, as large as the
 memory for keys and values allows (`LocalOptions`), is read in few passes that run what they share once, if that takes
-less (`passes.py`), and is then decoded as one batch, whatever the lengths (`running.py`). The answer to score runs in
+less (`pass_plan.py`), and is then decoded as one batch, whatever the lengths (`batching.py`). The answer to score runs in
 the same pass as the end of its prompt; generation goes on from the same keys and values.
 """
 
@@ -20,15 +20,7 @@ from torch import Tensor
 from posbias.checks import check_size, check_whole, checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
-from posbias.evaluation.responders.passes import (
-    UNBOUNDED,
-    Reading,
-    TokenIds,
-    in_portions,
-    plan_passes,
-    visiting_order,
-)
-from posbias.evaluation.responders.running import (
+from posbias.evaluation.responders.batching import (
     Ending,
     Kept,
     Runner,
@@ -36,6 +28,14 @@ from posbias.evaluation.responders.running import (
     counting_tokens,
     decode,
     trusted_runner,
+)
+from posbias.evaluation.responders.pass_plan import (
+    UNBOUNDED,
+    Reading,
+    TokenIds,
+    in_portions,
+    plan_passes,
+    visiting_order,
 )
 from posbias.evaluation.responders.thoughts import opens_thoughts
 from posbias.limits import AT_ONCE

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from posbias.comparison import STATISTICS, UNITS_FOR_CLAIM, compare_with_prompts, summarise
-from posbias.comparison.distances import split_half_noise
+from posbias.comparison.distance_intervals import split_half_noise
 from posbias.comparison.metrics import METRICS, wasserstein
 from posbias.display.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share

@@ -14,7 +14,7 @@ import numpy as np
 from posbias.architecture import Alibi, Architecture
 from posbias.architecture.published_models import PublishedModel, bloom_influence, published_models
 from posbias.comparison import STATISTICS
-from posbias.comparison.distances import distances
+from posbias.comparison.distance_intervals import distances
 from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
 from posbias.papers.reproduction import PAPERS, Experiment, Reproduction
 from posbias.profiles import Profile

@@ -1,7 +1,7 @@
 """Token sequences through a local model: several together, whatever their lengths, each from where it is new.
 
 Sequences of a pass are padded on the left, and begin where an earlier pass left the keys and values of a beginning that
-they share (`passes.py` says which). Decoding is greedy, of all prompts together; rows of prompts that have ended leave
+they share (`pass_plan.py` says which). Decoding is greedy, of all prompts together; rows of prompts that have ended leave
 the batch. A model whose logits are others with padding or with a cache, tried on first use, runs prompts of one length
 together, or each alone and whole.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Request, Response
-from posbias.evaluation.responders.passes import PassLimits, TokenIds
+from posbias.evaluation.responders.pass_plan import PassLimits, TokenIds
 from posbias.evaluation.responders.thoughts import Told, told_apart
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model
