@@ -27,7 +27,7 @@ from posbias.architecture.keys import log_spline_basis
 from posbias.evaluation.responders import LocalResponder, Request
 from posbias.interventions.keys import biased
 from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.fitting.gradient import Answers, descend, encoded_answers
+from posbias.mitigation.fitting.descent import Answers, descend, encoded_answers
 from posbias.tasks.language import KeyValue
 from posbias.tasks.language.base import Example
 

@@ -20,7 +20,7 @@ from posbias.evaluation.responders.batching import Ending, Started
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
 from posbias.evaluation.spans import encoded_prompt
 from posbias.mitigation.fitting.calibration import answer_logprob
-from posbias.mitigation.fitting.gradient import encoded_answers
+from posbias.mitigation.fitting.descent import encoded_answers
 from posbias.prompts.templates import with_template_options
 from posbias.report import report_of
 from posbias.report.page import html_of

@@ -1,9 +1,9 @@
 """Token sequences through a local model: several together, whatever their lengths, each from where it is new.
 
 Sequences of a pass are padded on the left, and begin where an earlier pass left the keys and values of a beginning that
-they share (`pass_plan.py` says which). Decoding is greedy, of all prompts together; rows of prompts that have ended leave
-the batch. A model whose logits are others with padding or with a cache, tried on first use, runs prompts of one length
-together, or each alone and whole.
+they share (`pass_plan.py` says which). Decoding is greedy, of all prompts together; rows of prompts that have ended
+leave the batch. A model whose logits are others with padding or with a cache, tried on first use, runs prompts of one
+length together, or each alone and whole.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

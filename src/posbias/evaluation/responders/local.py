@@ -2,8 +2,8 @@
 
 Prompts that begin alike stand together in lexicographic order of their tokens. A portion of them, as large as the
 memory for keys and values allows (`LocalOptions`), is read in few passes that run what they share once, if that takes
-less (`pass_plan.py`), and is then decoded as one batch, whatever the lengths (`batching.py`). The answer to score runs in
-the same pass as the end of its prompt; generation goes on from the same keys and values.
+less (`pass_plan.py`), and is then decoded as one batch, whatever the lengths (`batching.py`). The answer to score runs
+in the same pass as the end of its prompt; generation goes on from the same keys and values.
 """
 
 from collections import Counter

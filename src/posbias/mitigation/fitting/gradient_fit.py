@@ -20,7 +20,7 @@ from posbias.evaluation.responders.local import EncodedRequest
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.work import Work, calibrate, peak_tensor_bytes, without_passes
 from posbias.mitigation.fitting.base import Calibration, Checkpoint, Fit, FitOptions, Fitted
-from posbias.mitigation.fitting.gradient import (
+from posbias.mitigation.fitting.descent import (
     KEPT_BYTES,
     PROMPTS_PER_WINDOW,
     Answers,
