@@ -1,16 +1,19 @@
 """The power rollout and the published rollout on actual attention: what profiles must be, and what is refused."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posbias import RunError, UsageError
 from posbias.models.attention import blocks_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout import PowerRollout, attention_rollout, power_rollout_prompt, trace
+from posbias.theory.power_rollout.rollout import fast_products, trace_model
 from posbias.theory.power_rollout.trace import describe_model, trace_prompt
 from theory_calls import power_rollout
 from tiny_families import CONFIGS, MIXTURES
@@ -46,6 +49,39 @@ def test_a_profile_with_all_settings_in_either_precision(
     kind: str, settings: PowerRollout, tiny_model: Build, random_ids: Draw
 ) -> None:
     check_both_precisions(tiny_model, kind, random_ids(), settings)
+
+
+@pytest.mark.parametrize(
+    ("device", "reduced", "precision"), [("cuda", True, "high"), ("cuda", False, None), ("cpu", True, None)]
+)
+def test_products_are_fast_for_reduced_models_on_cuda_alone_and_as_before_afterwards(
+    device: str, reduced: bool, precision: str | None
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    with fast_products(torch.device(device), reduced=reduced):
+        assert torch.get_float32_matmul_precision() == (precision or before)
+    assert torch.get_float32_matmul_precision() == before
+
+
+class TF32(TorchDispatchMode):
+    """Factors of products rounded to TF32's 10 bits of mantissa."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
+            args = [((part.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) for part in args]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", ALL_SETTINGS, ids=str)
+def test_tf32_products_move_a_profile_far_less_than_the_rounding_of_a_reduced_model_does(
+    settings: PowerRollout, tiny_model: Build, random_ids: Draw
+) -> None:
+    trace = trace_model(tiny_model("llama", torch.float32), random_ids(), target=settings.target)
+    exact = settings.profile_of(trace)
+    with TF32():
+        rounded = settings.profile_of(trace)
+    reduced = power_rollout_prompt(tiny_model("llama", torch.bfloat16), random_ids(), settings)
+    assert 0 < np.abs(rounded - exact).max() < np.abs(reduced - exact).max() / 5
 
 
 @pytest.mark.parametrize("settings", ALL_SETTINGS, ids=str)

@@ -30,6 +30,7 @@ from posbias.models.families.base import Block
 from posbias.models.families.parts import MixtureParts, MlpParts, Norm, weight_of
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
+from posbias.models.weights import REDUCED
 
 TARGETS = ("jacobian", "probability", "logprob")
 """Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
@@ -123,6 +124,8 @@ class Description:
     """Between the vectors entering the network and the first block (BLOOM)."""
     dtype: torch.dtype
     """Type that the theory computes in: float64 for float64 models, float32 otherwise."""
+    reduced: bool = False
+    """True if the model's own type is below float32."""
     input_projection: Float[Tensor, "stream width"] | None = None
     """Map from the vectors entering the network to the stream (OPT-350M)."""
     output_projection: Float[Tensor, "state stream"] | None = None
@@ -219,6 +222,7 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
         final_norm=None if final is None else family.norm(final),
         embedding_norm=embedding,
         dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
+        reduced=model.dtype in REDUCED,
         input_projection=None if entry is None else weight_of(entry),
         output_projection=None if leave is None else weight_of(leave),
         input_scale=family.input_scale(model.config),
