@@ -15,6 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 import jaxtyping
 import pytest

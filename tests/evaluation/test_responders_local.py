@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
 from posbias import LocalResponder, UsageError
-from posbias.evaluation.responders import LocalOptions, Reply, Request, running
+from posbias.evaluation.responders import LocalOptions, Reply, Request, batching
 from posbias.evaluation.responders.batching import trusted_runner
 from posbias.evaluation.responders.local import encode_requests, score_answer
 from posbias.evaluation.responders.pass_plan import (
@@ -129,7 +129,7 @@ def test_if_padding_overflows_prompts_of_one_length_are_answered_together(name: 
 def test_padding_that_overflows_after_the_trial_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("bloom")
 
-    def trusting(*given: Any) -> running.Runner:
+    def trusting(*given: Any) -> batching.Runner:
         runner = trusted_runner(*given)
         runner.padded = True
         return runner
@@ -145,7 +145,7 @@ def test_beginnings_are_shared_in_passes_of_several_lengths(name: str, monkeypat
     model = tiny(name)
     plain, sharing = LocalResponder(model), LocalResponder(model)
     plain.respond(mixed(), score=True)
-    monkeypatch.setattr(running, "FIXED", 0)  # so that what is shared is never cheaper run again
+    monkeypatch.setattr(batching, "FIXED", 0)  # so that what is shared is never cheaper run again
     check_against_network(model, mixed(), sharing.respond(mixed(), score=True), 1e-9)
     assert sharing.processed < plain.processed
 
@@ -164,9 +164,9 @@ def test_every_distinct_beginning_is_run_once_and_answers_beside(monkeypatch: py
         return responder.processed
 
     assert processed() == plain + 2 * len(requests), "a pass costs more than these tokens"
-    monkeypatch.setattr(running, "FIXED", 0)
+    monkeypatch.setattr(batching, "FIXED", 0)
     assert processed() == floor + 2 * len(requests)
-    monkeypatch.setattr(running, "FIXED", 8)
+    monkeypatch.setattr(batching, "FIXED", 8)
     assert floor + 2 * len(requests) < processed() < plain
 
 

@@ -62,8 +62,7 @@ def test_llama_index_nodes_are_reordered(run):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_haystack_documents_are_reordered(run, monkeypatch):
-    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+def test_haystack_documents_are_reordered(run):
     haystack = importlib.import_module("haystack")
     reorder = importlib.import_module("posbias.integrations.haystack").MeasuredReorder(directory=run)
     pipeline = haystack.Pipeline()

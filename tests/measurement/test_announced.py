@@ -66,7 +66,9 @@ def test_less_than_python_takes_is_refused_with_what_it_takes(
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert re.search(r"Python and libraries \d+ MB\); 100 MB are allowed; try a smaller model", capsys.readouterr().err)
+    assert re.search(
+        r"Python and libraries [\d.]+ [MG]B\); 100 MB are allowed; try a smaller model", capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

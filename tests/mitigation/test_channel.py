@@ -9,7 +9,7 @@ import torch
 import dense_decoder
 import posbias as pb
 from posbias import LocalResponder, UsageError, mitigated
-from posbias.evaluation.responders import Request, passes
+from posbias.evaluation.responders import Request, pass_plan
 from posbias.mitigation import MITIGATIONS as METHODS
 from posbias.mitigation import answering_under
 from posbias.mitigation.fitting.channel_search import ChannelOptions, fit_channel, positional_channels
@@ -166,8 +166,8 @@ def test_what_prompts_share_before_the_change_is_run_once(long_llama, method, mo
     shared, whole = (answering_under(METHODS.parse(method), LocalResponder(model)) for _ in range(2))
     for asked in (requests, [requests[0], replace(requests[0], prompt=f"{requests[0].prompt} and more")]):
         replies = []
-        for responder, least in ((shared, 1), (whole, passes.UNBOUNDED)):
-            monkeypatch.setattr(passes, "LEAST_SHARED", (least,))
+        for responder, least in ((shared, 1), (whole, pass_plan.UNBOUNDED)):
+            monkeypatch.setattr(pass_plan, "LEAST_SHARED", (least,))
             replies.append(responder.respond(asked, score=True))
         for own, other in zip(*replies, strict=True):
             assert own.response == other.response

@@ -8,7 +8,7 @@ import posbias as pb
 from evaluation.serving import chat, stand_in
 from planted import trial_record
 from posbias import EvaluateOptions, LocalResponder, MitigateOptions, ServerResponder
-from posbias.evaluation.responders import ServerOptions, passes
+from posbias.evaluation.responders import ServerOptions, pass_plan
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.mitigation import MITIGATIONS
@@ -22,7 +22,7 @@ ASKED = EvaluateOptions(count=2, positions=(0, 2), generate=False)
 @pytest.fixture(autouse=True)
 def nothing_shared(monkeypatch):
     """Every prompt from its first token: then what a method takes has a closed form."""
-    monkeypatch.setattr(passes, "LEAST_SHARED", (passes.UNBOUNDED,))
+    monkeypatch.setattr(pass_plan, "LEAST_SHARED", (pass_plan.UNBOUNDED,))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_most_methods_run_every_prompt_once_and_several_bases_run_it_for_each(mo
     _, whole = lengths(model, requests)
     found = taken(model, *ONCE, "rotary_bases(bases=[1.0, 1.5, 2.0])")
     assert found == [sum(whole)] * (1 + len(ONCE)) + [3 * sum(whole)]
-    monkeypatch.setattr(passes, "LEAST_SHARED", (1,))
+    monkeypatch.setattr(pass_plan, "LEAST_SHARED", (1,))
     shared = taken(model, *ONCE)
     reusing = [True, *(MITIGATIONS.parse(name).shares_cache for name in ONCE)]
     assert reusing == [True, True, True, False, False]

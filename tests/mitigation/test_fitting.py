@@ -13,7 +13,7 @@ from posbias import FitOptions, LocalResponder, UsageError, fit, mitigated
 from posbias.evaluation.responders import Request
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import MITIGATIONS, answering_under
-from posbias.mitigation.fitting import gradient as fitting
+from posbias.mitigation.fitting import descent as fitting
 from posbias.mitigation.fitting.base import Checkpoint, fit_of
 from posbias.mitigation.fitting.calibration import contents
 from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe

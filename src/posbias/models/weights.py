@@ -24,8 +24,8 @@ REDUCED = (torch.float16, torch.bfloat16)
 
 PLACES = 65521
 """Period of the position factors of a weight's second sum, a prime."""
-SUMMED = 64 * PLACES
-"""Numbers of a weight summed at a time (32 MB as 64-bit integers): whole periods, so that all have the same factors."""
+SUMMED = 16 * PLACES
+"""Numbers of a weight summed at a time (8 MB as 64-bit integers): whole periods, so that all have the same factors."""
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of an element: the integers its bits are read as."""
 UNIMPORTANT = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache")
