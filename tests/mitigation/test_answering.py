@@ -30,12 +30,20 @@ REQUESTS = [
 """Of several lengths, with the question at several places; some begin alike."""
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3_text"])
+WINDOWED = [name for name in RAGGED if name in ALONE] + RAGGED[::2]
+"""Methods that are tried in a network with sliding windows, too."""
+
+
+@pytest.fixture(scope="module")
 def model(request):
-    return tiny(request.param)
+    return tiny(getattr(request, "param", "llama"))
 
 
-@pytest.mark.parametrize("name", RAGGED)
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("llama", name) for name in RAGGED] + [("gemma3_text", name) for name in dict.fromkeys(WINDOWED)],
+    indirect=["model"],
+)
 def test_mixed_lengths_together_are_as_each_alone(model, name, monkeypatch):
     method = resolve_method(spelled(name, model), model)
     together = answering_under(method, LocalResponder(model))
