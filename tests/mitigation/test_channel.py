@@ -8,6 +8,7 @@ import torch
 
 import dense_decoder
 import posbias as pb
+from mitigation.test_methods import GENERATED
 from posbias import LocalResponder, UsageError, mitigated
 from posbias.evaluation.responders import Request, pass_plan
 from posbias.mitigation import MITIGATIONS as METHODS
@@ -72,11 +73,8 @@ def test_generation_with_a_cache_is_one_pass(model, implementation):
             both,
             attention_mask=torch.ones_like(both),
             max_new_tokens=6,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-            return_dict_in_generate=True,
             output_logits=True,
+            **GENERATED,
         )
         asked = torch.arange(TOKENS - 1, TOKENS + 5)
         whole = model.network(generated.sequences, logits_to_keep=asked).logits

@@ -6,6 +6,7 @@ import torch
 
 import dense_decoder
 import posbias as pb
+from mitigation.test_methods import GENERATED
 from posbias import LocalResponder, UsageError, mitigated
 from posbias.evaluation.responders import Request
 from posbias.evaluation.responders.batching import Runner
@@ -137,11 +138,8 @@ def test_generation_with_a_cache_is_one_pass(model, method):
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=6,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-            return_dict_in_generate=True,
             output_logits=True,
+            **GENERATED,
         )
         whole = model.network(generated.sequences).logits[0, TOKENS - 1 : -1]
         cut = model.network(ids[:, :8], use_cache=True)  # between passages

@@ -10,7 +10,7 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
@@ -22,6 +22,7 @@ from jaxtyping import Float64
 
 from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
+from posbias.statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,6 +58,15 @@ class Series:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable(self.name))  # it may come from a file
+
+    @classmethod
+    def of_intervals(cls, name: str, intervals: Sequence[Interval]) -> "Series":
+        """A curve of estimates with their ends."""
+        value, low, high = (
+            np.array([getattr(interval, part) for interval in intervals], dtype=np.float64)
+            for part in ("value", "low", "high")
+        )
+        return cls(name, value, low, high)
 
     @property
     def ends(self) -> tuple[Values, Values]:

@@ -26,7 +26,6 @@ from posbias.statistics import StoredInterval, holm
 
 SAME = ("task", "file_sha256", "skip", "max_tokens", "thinking_tokens", "answer_pattern")
 """Settings that evaluations must share to be paired."""
-ENDS = ("value", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -71,13 +70,10 @@ class EvaluationComparison(Result):
 
     def shown(self) -> Shown:
         """A curve for every evaluation."""
-        series = []
-        for entry in self.compared:
-            values, low, high = (np.array([getattr(mean, end) for mean in entry.means]) for end in ENDS)
-            series.append(Series(entry.name, values, low, high))
+        series = tuple(Series.of_intervals(entry.name, entry.means) for entry in self.compared)
         measure = MEASURES[self.measure]
         title = f"{self.task}: {measure} by position"
-        return Shown(title, tuple(series), measure, places=np.array(self.positions), facts=self.facts())
+        return Shown(title, series, measure, places=np.array(self.positions), facts=self.facts())
 
 
 @checked

@@ -305,16 +305,12 @@ class PositionCurve(Showing):
 
     def shown(self) -> Shown:
         """Mean scores with their pointwise intervals, and the findings."""
-        value, low, high = (
-            np.array([getattr(mean, part) for mean in self.means], dtype=np.float64)
-            for part in ("value", "low", "high")
-        )
         findings = self.findings
         title = ": ".join(
             [f"{self.quantity} at {len(self.positions)} positions, {self.n_samples} samples", *findings[:1]]
         )
         facts = {f"finding {number}": text for number, text in enumerate(findings, 1)}
-        series = (Series(self.quantity, value, low, high),)
+        series = (Series.of_intervals(self.quantity, self.means),)
         return Shown(title, series, self.quantity, places=np.array(self.positions), facts=facts)
 
     @property

@@ -6,9 +6,10 @@ under a method than without it, answers tell nothing of the method.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator
 
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, contrast_of
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED
@@ -89,6 +90,10 @@ class Undecided:
     """p-value of the difference, if that is the reason; None: there are too many, more than MOST_CUT."""
     alone: bool = False
     """True if the open answers without a method are too many by themselves."""
+
+
+UndecidedAnswers = Annotated[Undecided | None, BeforeValidator(lambda stored: stored or None)]
+"""Open answers as a record holds them; None if they decide."""
 
 
 def why_undecided(before: Mapping[str, Scores], after: Mapping[str, Scores]) -> Undecided | None:

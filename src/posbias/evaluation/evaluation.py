@@ -254,13 +254,14 @@ class LengthEvaluation(Evaluation):
         correct = {length: tables[str(length)] for length in record.resolved["lengths"]}
         return from_stored(cls, {**record.resolved, **record.scalars, "record": record, "correct": correct})
 
+    @cached_property
     def cells(self) -> dict[int, tuple[Interval, ...]]:
         """Accuracy of every length and depth, each with its own interval."""
         return {length: position_means(table) for length, table in self.correct.items()}
 
     def accuracy(self) -> Float64[np.ndarray, "lengths depths"]:
         """Mean accuracy of every cell; NaN if nothing was answered there."""
-        return np.array([[cell.value for cell in cells] for cells in self.cells().values()])
+        return np.array([[cell.value for cell in cells] for cells in self.cells.values()])
 
     def shown(self) -> Shown:
         """The effective length."""

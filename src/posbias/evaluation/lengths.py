@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from posbias.errors import UsageError
-from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, position_means
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, complete_samples, position_means
 from posbias.evaluation.evaluation import CORRECT, EffectiveLength, Evaluation, LengthEvaluation, LengthLevel
 from posbias.evaluation.requirements import levels_of
 from posbias.runs.records import Record, plain
@@ -58,7 +58,7 @@ def length_evaluation(
 
 def _level(length: int, evaluation: Evaluation, depths: tuple[float, ...], *, curves: int) -> LengthLevel:
     scores: Scores = evaluation.tables["correct"]
-    n_complete = int((~np.isnan(scores).any(axis=1)).sum())
+    n_complete = len(complete_samples(scores))
     means = np.array([cell.value for cell in position_means(scores)])
     worst = mean = Interval(float(np.nanmin(means, initial=np.inf)), 0.0, 1.0)
     if n_complete >= SAMPLES_FOR_CLAIM:

@@ -7,15 +7,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import BeforeValidator
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Scores, complete_samples, is_binary
-from posbias.evaluation.endings import Undecided, why_undecided
+from posbias.evaluation.endings import UndecidedAnswers, why_undecided
 from posbias.statistics import CONFIDENCE, Interval, StoredInterval, estimate, mean_of, wilson
 
 ALPHA = 1 - CONFIDENCE
@@ -85,7 +83,7 @@ class RequirementCheck:
     by_estimate: bool = False
     arm: str = ""
     """The model, or the arm of a trial."""
-    withheld: Annotated[Undecided | None, BeforeValidator(lambda stored: stored or None)] = None
+    withheld: UndecidedAnswers = None
     """Open answers because of which it is not met, whatever the number."""
 
 
@@ -98,7 +96,7 @@ def check_requirement(
     """
     measure = "accuracy" if "accuracy" in measures else "logprob"
     scores, value = measures.get(measure), Interval(np.nan, -np.inf, np.inf)
-    if scores is not None and (~np.isnan(scores).any(axis=1)).sum() >= SAMPLES_FOR_CLAIM:
+    if scores is not None and len(complete_samples(scores)) >= SAMPLES_FOR_CLAIM:
         value = getattr(levels_of(scores), require.what)
     withheld = why_undecided(tables, tables) if measure == "accuracy" else None
     met = require.met(value) and withheld is None

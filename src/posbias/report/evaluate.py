@@ -33,7 +33,7 @@ from posbias.report.lengths import length_report
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval, mean_of
-from posbias.tasks.language.multiple_choice import LETTERS
+from posbias.tasks.language.answers import LETTERS
 
 NOTE = (
     "One sample is requested once per position; only the item that holds the answer moves. Shaded bands are 95 % "

@@ -66,7 +66,7 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
-    cells = evaluation.cells()
+    cells = evaluation.cells
     words = tuple(
         f"{length} tokens, depth {depth:.2g}\naccuracy {cell}"
         for length, row in cells.items()
@@ -89,7 +89,7 @@ def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
 
 def _curves(evaluation: LengthEvaluation) -> Figure:
     curves: list[Curve] = []
-    for (length, cells), stroke in zip(evaluation.cells().items(), ramp(len(evaluation.lengths)), strict=True):
+    for (length, cells), stroke in zip(evaluation.cells.items(), ramp(len(evaluation.lengths)), strict=True):
         curves += interval_curves(f"{length} tokens", evaluation.depths, [cell.as_record() for cell in cells], stroke)
     title = f"{evaluation.title}: accuracy by depth, a line for every length"
     return Figure(
@@ -99,7 +99,7 @@ def _curves(evaluation: LengthEvaluation) -> Figure:
 
 def _cell_table(evaluation: LengthEvaluation) -> Table:
     header = ["tokens", *(f"depth {depth:.2g}" for depth in evaluation.depths)]
-    cells = [[str(length), *(cell.text() for cell in row)] for length, row in evaluation.cells().items()]
+    cells = [[str(length), *(cell.text() for cell in row)] for length, row in evaluation.cells.items()]
     return Table(f"{evaluation.task}: accuracy by length and depth of the answer", header, cells)
 
 

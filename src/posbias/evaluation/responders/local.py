@@ -39,6 +39,7 @@ from posbias.evaluation.responders.pass_plan import (
 )
 from posbias.evaluation.responders.thoughts import opens_thoughts
 from posbias.limits import AT_ONCE
+from posbias.models.devices import free_bytes
 from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.progress import track
@@ -82,10 +83,8 @@ class LocalOptions:
         """Memory that keys and values may take on a device."""
         if self.cache_bytes is not None:
             return self.cache_bytes
-        if device.type != "cuda":
-            return CACHE_BYTES
-        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return (torch.cuda.mem_get_info(device)[0] + reserved) // 2
+        free = None if device.type == "cpu" else free_bytes(device)
+        return CACHE_BYTES if free is None else free // 2
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,14 +17,13 @@ The dependence on position is the spread, best minus worst position.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import BeforeValidator
 
 from posbias.evaluation.changes import FORMERLY_BEST, JUDGED, SPREAD, Change
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
-from posbias.evaluation.endings import Undecided
+from posbias.evaluation.endings import UndecidedAnswers
 from posbias.evaluation.requirements import ALPHA, Levels
 from posbias.statistics import StoredInterval, holm
 
@@ -91,7 +90,7 @@ class Verdict:
     """Holm-corrected p-value of a change of the spread, over the methods alone."""
     dependence: str = ""
     """The fate of the dependence on position: SHRANK, GREW, STEADY or OPEN; empty if it was not asked for."""
-    withheld: Annotated[Undecided | None, BeforeValidator(lambda stored: stored or None)] = None
+    withheld: UndecidedAnswers = None
     """Why answers decide nothing here; None if they do."""
 
     def matters(self, name: str, smallest: float) -> bool:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator, InstanceOf, SkipValidation
+from pydantic import InstanceOf, SkipValidation
 
 from posbias.display.showing import Series, Shown
-from posbias.evaluation.endings import Undecided
 from posbias.evaluation.requirements import RequirementCheck
 from posbias.mitigation.judging.judge import Judgement, MeasureChoice
 from posbias.mitigation.trial.arms import LeftOut
@@ -27,7 +26,6 @@ from posbias.statistics import StoredInterval
 
 Text = Annotated[str, SkipValidation()]
 """A text that stays the object it is: one that is made safe to show still spells what it stands for."""
-UndecidedAnswers = Annotated[Undecided | None, BeforeValidator(lambda stored: stored or None)]
 
 
 @dataclass(frozen=True)

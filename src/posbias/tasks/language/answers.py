@@ -8,6 +8,8 @@ from posbias.errors import UsageError
 from posbias.registry import Registry
 from posbias.tasks.language.verdict_parsing import verdict_of
 
+LETTERS = string.ascii_uppercase[:10]
+"""Letters of options; more would run into each other in prose ("I")."""
 SCORERS: Registry[Callable[[str, Sequence[str]], float]] = Registry("scoring rule")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -61,7 +63,7 @@ def verdict_match(prediction: str, answers: Sequence[str]) -> float:
 @SCORERS.register("choice")
 def choice_match(prediction: str, answers: Sequence[str]) -> float:
     """1 if the option that is named (`choice_of`) is the accepted letter; else 0, also if none is named."""
-    return float(choice_of(prediction, string.ascii_uppercase[:10]) in _checked(answers))
+    return float(choice_of(prediction, LETTERS) in _checked(answers))
 
 
 def choice_of(text: str, letters: str) -> str | None:

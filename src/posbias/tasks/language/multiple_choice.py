@@ -5,7 +5,6 @@ are evaluated at once: the letter that is generated, and the probability of the 
 """
 
 import random
-import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
-from posbias.tasks.language.answers import choice_of
+from posbias.tasks.language.answers import LETTERS, choice_of
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     Draft,
@@ -27,8 +26,6 @@ from posbias.tasks.language.base import (
 from posbias.tasks.language.documents import drawn_documents
 from posbias.tasks.language.words import CITIES
 
-LETTERS = string.ascii_uppercase[:10]
-"""Letters of options; more would run into each other in prose ("I")."""
 CLOSING = "\nAnswer with one letter."
 
 
