@@ -101,6 +101,13 @@ def test_what_a_reader_of_short_prompts_can_be_trusted_with(reader, tmp_path):
     assert "depth of the answer (0 begin, 1 end)" in page
 
 
+def test_the_page_opens_with_the_notices_of_all_lengths(reader, monkeypatch):
+    key = {"key_in_clear": True, "key_variable": "KEY", "address": "http://far"}
+    monkeypatch.setattr(reader, "describe", lambda: {"kind": "reader", "model": {"source": "reader"}, **key})
+    report = report_of(evaluate(reader, "key_value", options=replace(OPTIONS, count=6)))
+    assert report.notices == ["The key in KEY was sent unencrypted to http://far, where others can read it."]
+
+
 def test_each_length_is_resumed_from_its_own_directory(reader, tmp_path):
     options = replace(OPTIONS, directory=tmp_path, count=8)
     evaluate(reader, "key_value", options=options)

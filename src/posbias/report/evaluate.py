@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -79,7 +80,7 @@ MITIGATED, CALIBRATED = 20, 12
 def evaluation_report(evaluation: Evaluation) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
     if isinstance(evaluation, LengthEvaluation):
-        return length_report(evaluation)
+        return replace(length_report(evaluation), notices=notices_of(evaluation))
     record = evaluation.record
     figures, tables = _figures(evaluation), tables_of(evaluation)
     influence_caveat = [CORRELATION_CAVEAT] if evaluation.influence else []
