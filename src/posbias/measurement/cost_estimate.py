@@ -62,10 +62,14 @@ class CostEstimate:
         return replace(self, coefficients=(constant + size, *higher))
 
     @property
+    def tensor_bytes(self) -> float:
+        """Bytes of tensors that the passes of one prompt make, without headroom."""
+        return sum((value * self.n_positions**power for power, value in enumerate(self.coefficients)), 0.0)
+
+    @property
     def passes_bytes(self) -> int:
         """Bytes that the passes of one prompt take beyond the weights."""
-        tensors = sum(value * self.n_positions**power for power, value in enumerate(self.coefficients))
-        return int(self.headroom * max(tensors, 0.0)) + self.kept(self.n_positions)
+        return int(self.headroom * max(self.tensor_bytes, 0.0)) + self.kept(self.n_positions)
 
     def describe(self, count: int, *, workers: int = 1) -> dict[str, Any]:
         """Plain values for a record."""

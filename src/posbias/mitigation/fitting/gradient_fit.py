@@ -57,8 +57,7 @@ class StepCost:
     def of(self, together: int) -> CostEstimate:
         """The cost with so many prompts, or windows if there are as many, at once."""
         cost = replace(self.prompt, coefficients=tuple(together * value for value in self.prompt.coefficients))
-        on_answers = sum(value * cost.n_positions**power for power, value in enumerate(cost.coefficients))
-        return cost.with_constant(max(0.0, min(together, self.windows) * self.window - on_answers))
+        return cost.with_constant(max(0.0, min(together, self.windows) * self.window - cost.tensor_bytes))
 
 
 @runtime_checkable
