@@ -3,12 +3,13 @@
 A `context_bias` is fitted to the calibration samples (100 steps), then it and the methods are judged by
 `posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py finish RUN OUT MODEL TASK
 [MEASURE]` judges the methods that a run had finished when it was ended, without side effects, which come last.
-`... models.py table RECORD...` prints the tables of README.md from the records, verdicts alone first;
-`... models.py answers RECORD...` its tables of generated answers, `... models.py beside RECORD...` those of the same
-methods on several tasks, or at several strengths. `... models.py rejudge RECORD...` settles the verdicts of finished
-records by today's rule.
+`... models.py table RECORD...` prints the verdicts of README.md from the records, `... models.py changes RECORD...` the
+numbers behind them (changes.csv), `... models.py answers RECORD...` the tables of generated answers of appendix.md, and
+`... models.py beside RECORD...` those of the same methods on several tasks, or at several strengths.
+`... models.py rejudge RECORD...` settles the verdicts of finished records by today's rule.
 """
 
+import csv
 import re
 import subprocess
 import sys
@@ -123,31 +124,45 @@ def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") 
 
 
 def table(*directories: str) -> None:
-    """A column per model and a row per method: verdicts for all tasks, then for each task the change of the mean, and
-    of the worst position."""
+    """A row per method: its verdict for each model, task by task."""
+    verdicts: dict[str, dict[tuple[str, str], str]] = {}
+    models: list[str] = []
+    for record, name, entry in _by_log_probability(directories):
+        task, model = _cell_of(record)
+        models += [] if model in models else [model]
+        if name not in LONGER.values():
+            verdicts.setdefault(name, {})[task, model] = EVEN if _is_even(entry) else entry["verdict"]
+    tasks = list(dict.fromkeys(task for rows in verdicts.values() for task, _ in rows))
+    _print(f"verdict for {', '.join(models)}", tasks, _words(verdicts, tasks, models))
+
+
+def changes(*directories: str) -> None:
+    """As CSV a line per task, model and method: the changes of the mean and of the worst position, and the verdict."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for record, name, entry in _by_log_probability(directories):
+        task, model = record.arguments["task"], _model(record)
+        lines.setdefault((task, model, "unchanged"), [_levels(record)[0], "", "", _levels(record)[1], *4 * [""]])
+        ends = [_short(entry["changes"][each]["value"][end]) for each in ENDPOINTS for end in ("value", "low", "high")]
+        key = task, model, name.strip("`").replace("`", "")
+        if key in lines:
+            raise ValueError(f"{name} of {model} on {task} is in an earlier record, too")
+        lines[key] = [*ends, _verdict(entry).replace("*", "").strip(), ", ".join(_harms(entry))]
+    intervals = [f"{of}{end}" for of in ("mean", "worst position") for end in ("", ", low", ", high")]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["task", "model", "method", *intervals, "verdict", "side effects"])
+    writer.writerows([*key, *line] for key, line in sorted(lines.items()))
+
+
+def _by_log_probability(directories: Iterable[str]) -> Iterable[tuple[Record, str, dict[str, Any]]]:
+    """Every verdict of the records by log-probability, all of a model on a task corrected together: record, method,
+    verdict."""
     records = {Path(each).name: read_record(each) for each in directories if Path(each).name not in ELSEWHERE}
     judged = {name: record for name, record in records.items() if record.scalars["judgement"]["measure"] == "logprob"}
     correct_together(judged.values())
-    cells: dict[str, dict[str, dict[str, str]]] = {}
-    verdicts: dict[str, dict[tuple[str, str], str]] = {}
-    models: list[str] = []
     for directory, record in judged.items():
-        task, model = _cell_of(record)
-        models += [] if model in models else [model]
-        rows = cells.setdefault(task, {})
-        rows.setdefault("unchanged (level)", {})[model] = f"{_level(record)} (`{record.arguments['task']}`)"
         for entry in record.scalars["judgement"]["verdicts"]:
             name = _name(record, entry["name"])
-            if name == "`context_bias`":
-                name = LONGER.get(directory, name)
-            row = rows.setdefault(name, {})
-            _check_empty(row, record, name)
-            row[model] = _cell(entry)
-            if name not in LONGER.values():
-                verdicts.setdefault(name, {})[task, model] = EVEN if _is_even(entry) else entry["verdict"]
-    _print(f"verdict for {', '.join(models)}", list(cells), _words(verdicts, list(cells), models))
-    for task, found in cells.items():
-        _print(task, models, {name: [row.get(model, "") for model in models] for name, row in found.items()})
+            yield record, LONGER.get(directory, name) if name == "`context_bias`" else name, entry
 
 
 def correct_together(records: Iterable[Record]) -> None:
@@ -214,15 +229,15 @@ def beside(*directories: str) -> None:
     """A column per record and a row per method, as it was spelled: the change of mean and worst position."""
     records = [read_record(each) for each in directories]
     entries = [{each["name"]: each for each in record.scalars["judgement"]["verdicts"]} for record in records]
-    rows = {"unchanged (level)": [_level(record) for record in records]}
+    rows = {"unchanged (level)": ["; ".join(_levels(record)) for record in records]}
     rows |= {f"`{name}`": [_cell(each[name]) for each in entries] for name in entries[0]}
     _print("", [record.arguments["task"] for record in records], rows)
 
 
-def _level(record: Record) -> str:
+def _levels(record: Record) -> list[str]:
     """Of the unchanged model: its mean over positions, and its worst position."""
     levels = [each["value"] for each in record.scalars["judgement"]["before"]]
-    return f"{_short(sum(levels) / len(levels))}; {_short(min(levels))}"
+    return [_short(sum(levels) / len(levels)), _short(min(levels))]
 
 
 def _words(
@@ -281,12 +296,17 @@ def _cell(entry: dict[str, Any]) -> str:
     if _is_even(entry):
         return EVEN
     changes = [entry["changes"][each]["value"] for each in ENDPOINTS]
-    effects = [
+    effects = _harms(entry)
+    return "; ".join(map(_change, changes)) + _verdict(entry) + (f" ({', '.join(effects)})" if effects else "")
+
+
+def _harms(entry: dict[str, Any]) -> list[str]:
+    """The side effects that are harm by themselves, before correction."""
+    return [
         f"{_effect(name)} {_change(effect['value'])}"
         for name, effect in entry["effects"].items()
         if name in entry["harms"] and effect["p"] < ALPHA and _matters(entry, name)
     ]
-    return "; ".join(map(_change, changes)) + _verdict(entry) + (f" ({', '.join(effects)})" if effects else "")
 
 
 def _verdict(entry: dict[str, Any]) -> str:
@@ -328,5 +348,5 @@ def _short(value: float, plus: str = "") -> str:
 
 
 if __name__ == "__main__":
-    verbs = {each.__name__: each for each in (run, finish, table, answers, beside, rejudge)}
+    verbs = {each.__name__: each for each in (run, finish, table, changes, answers, beside, rejudge)}
     verbs[sys.argv[1]](*sys.argv[2:])

@@ -18,8 +18,8 @@ from posbias.runs.records import read_record
 
 STUDY = Path(__file__).parents[2] / "studies" / "mitigation"
 BESIDE = {
-    "README": [("demo_documents_strength",), ("demo_documents_designed",), ("demo_key_value_ratios",)],
-    "key_bias": [("demo_key_value_carried", "demo_documents_carried", "demo_key_value_carried_20")],
+    "appendix": [("demo_documents_strength",), ("demo_documents_designed",), ("demo_key_value_ratios",)],
+    "key_bias_appendix": [("demo_key_value_carried", "demo_documents_carried", "demo_key_value_carried_20")],
 }
 """Of each page, the records whose methods stand side by side in a table."""
 GUIDE = STUDY.parents[1] / "docs" / "mitigate.md"
@@ -46,26 +46,24 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-def test_the_tables_of_three_models_are_those_of_the_records(
+def _rows(page: str) -> list[list[str]]:
+    return [_cells(line) for line in (STUDY / f"{page}.md").read_text().splitlines()]
+
+
+def test_the_verdicts_on_three_models_and_the_changes_behind_them_are_those_of_the_records(
     models: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models.table(*map(str, sorted((STUDY / "records").iterdir())))
-    page = (STUDY / "README.md").read_text().splitlines()
-    rows = [_cells(line) for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
-    assert len(rows) > 60
-    for name, *cells in rows:
-        kind = name.partition("(")[0].rstrip("`")
-        shown = [line for line in page if line.startswith(f"| {kind}")]
-        for cell in filter(None, cells):
-            assert any(f" {cell} |" in line for line in shown), (name, cell)
-    verdicts = [row for row in rows if all(cell.count(", ") == 2 and "[" not in cell for cell in row[1:])]
+    records = list(map(str, sorted((STUDY / "records").iterdir())))
+    models.table(*records)
+    verdicts = [_cells(line) for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
     assert len(verdicts) > 15
-    shown = [_cells(line) for line in page if line.startswith("| `")]
-    for row in verdicts:
-        assert row in shown
+    shown = _rows("README")
+    assert all(row in shown for row in verdicts)
+    models.changes(*records)
+    assert capsys.readouterr().out == (STUDY / "changes.csv").read_text()
 
 
-@pytest.mark.parametrize("name", ["README", "key_bias"])
+@pytest.mark.parametrize("name", BESIDE)
 def test_tasks_and_strengths_side_by_side_are_those_of_the_records(
     models: ModuleType, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -73,9 +71,8 @@ def test_tasks_and_strengths_side_by_side_are_those_of_the_records(
         models.beside(*(str(STUDY / "records" / each) for each in names))
     rows = [_cells(line) for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
     assert len(rows) >= 5
-    page = [_cells(line) for line in (STUDY / f"{name}.md").read_text().splitlines()]
     for row in rows:
-        assert any(cells[0] == row[0] and set(row) <= set(cells) for cells in page if cells), row
+        assert any(cells[0] == row[0] and set(row) <= set(cells) for cells in _rows(name) if cells), row
 
 
 def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
@@ -92,7 +89,7 @@ def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
     means = {name: f"{answers.mean():.2f}" for name, answers in exact.items()}
     assert means == {"unchanged": "0.18", "question_twice_8": "0.95"}
     row = "| **question twice, second fit** | **.98** [.89, 1.00] | **.90** [.78, .95] | **.96** [.86, .99] |"
-    assert row in (STUDY / "key_bias.md").read_text()
+    assert row in (STUDY / "key_bias_appendix.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +110,7 @@ def test_the_answers_under_a_fitted_bias_are_those_of_the_records(
 ) -> None:
     record = read_record(STUDY / "records" / name)
     assert [each["verdict"] for each in record.scalars["judgement"]["verdicts"]] == verdicts
-    shown = [[cell.strip("*") for cell in _cells(line)] for line in (STUDY / "key_bias.md").read_text().splitlines()]
+    shown = [[cell.strip("*") for cell in cells] for cells in _rows("key_bias")]
     for arm, row in enumerate(rows):
         accuracy = record.arrays[f"scores/accuracy/{arm}"]
         assert accuracy.shape == (24, 5)
@@ -126,7 +123,7 @@ def test_the_generated_answers_are_those_of_the_records(models: ModuleType, caps
     models.answers(*(str(path) for path in judged if path.name not in TOLD))
     rows = [_cells(line) for line in capsys.readouterr().out.splitlines() if line.startswith(("| `", "| unchanged"))]
     assert len(rows) >= 5
-    shown = [_cells(line) for line in (STUDY / "README.md").read_text().splitlines()]
+    shown = _rows("appendix")
     for row in rows:
         assert row in shown
 
@@ -141,7 +138,7 @@ def test_the_verdicts_are_those_of_todays_rule_and_counted_as_the_page_says(mode
         found += decided
     count = Counter(each.verdict for each in found)
     paid = sum(each.verdict == HARM and min(each.gains.values()) < ALPHA for each in found)
-    page = " ".join((STUDY / "README.md").read_text().split())
+    page = " ".join((STUDY / "appendix.md").read_text().split())
     assert f"Of all {len(found)} verdicts of the records, each judged by itself, {count[APPLY]} are *apply*" in page
     assert f"*apply*, {count[EVENS]} *evens out* and {count[RAISES]} *raises*; {count[HARM]} are *do not apply*" in page
     assert f"{paid} of them for methods whose mean or worst position rises" in page
@@ -153,7 +150,7 @@ def test_the_controls_are_those_of_their_scores(capsys: pytest.CaptureFixture[st
     printed = _without_zeros(capsys.readouterr().out.replace("adapter of equal size", "adapter of 1,080 numbers"))
     rows = [_cells(line) for line in printed.splitlines() if line.startswith("| ") and "| form " not in line]
     assert len(rows) == count
-    shown = [_cells(line) for line in (STUDY / "key_bias.md").read_text().splitlines()]
+    shown = _rows("key_bias_appendix")
     for form, numbers, *cells in rows:
         expected = [f"{form} (level)", "", *cells] if form == "unchanged" else [form, numbers, *cells]
         assert expected in shown
@@ -163,14 +160,14 @@ def test_the_heads_that_two_closed_forms_find_are_those_of_their_numbers() -> No
     found = json.loads((STUDY / "controls_2.json").read_text())
     power, first = (np.ravel(found[name]["values"]) for name in ("power of the position", "first token"))
     correlation = _without_zeros(f"{np.corrcoef(power, -first)[0, 1]:.2f}")
-    assert f"the second run {correlation} [" in " ".join((STUDY / "key_bias.md").read_text().split())
+    assert f"the second run {correlation} [" in " ".join((STUDY / "key_bias_appendix.md").read_text().split())
 
 
 def test_the_learning_curves_are_those_of_their_scores(capsys: pytest.CaptureFixture[str]) -> None:
     _script("curves").tables(json.loads((STUDY / "learning_curves.json").read_text()))
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(printed) == 13
-    shown = (STUDY / "key_bias.md").read_text().splitlines()
+    shown = (STUDY / "key_bias_appendix.md").read_text().splitlines()
     assert all(line in shown for line in printed)
 
 
@@ -202,7 +199,7 @@ def test_other_intervals_miss_as_often_as_the_guide_says(
 
 def test_the_influence_shown_is_that_of_the_record() -> None:
     found = read_record(STUDY / "records" / "demo_influence").scalars["influence"]
-    page = (STUDY / "key_bias.md").read_text()
+    page = (STUDY / "key_bias_appendix.md").read_text()
     rows = {name: [_interval(each) for each in changes] for name, changes in found["changes"].items()}
     assert rows.keys() == {"from_question_8", "context_bias_8"}
     for name, cells in rows.items():
@@ -214,7 +211,7 @@ def test_the_influence_shown_is_that_of_the_record() -> None:
 def test_the_influence_under_published_methods_is_that_of_the_record() -> None:
     record = read_record(STUDY / "records" / "demo_documents_influence")
     found = record.scalars["influence"]
-    shown = [_cells(line) for line in (STUDY / "README.md").read_text().splitlines()]
+    shown = _rows("appendix")
     verdicts = {each["name"]: each for each in record.scalars["judgement"]["verdicts"]}
     assert ["unchanged", *(_interval(each, sign="") for each in found["before"]), ""] in shown
     assert len(found["changes"]) == 4
