@@ -8,6 +8,8 @@ A cell of which the record at --out judged more prompts stays as it is there. Ce
 """
 
 import argparse
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ from cells import KEPT_HERE, KINDS, SHARED, SHARES, Cell, cells, keep
 from posbias.comparison import PromptComparison, compare_with_prompts
 from posbias.files import write_atomically
 from posbias.runs.records import Record, read_record
-from posbias.statistics import Interval, mean_of
+from posbias.statistics import mean_of
 
 CHOSEN_ON = "novels"
 """The kind of text on which the form of the theory was chosen; it is judged on the others."""
 FORMS = ("diagonal_key", "isotropic_key", "diagonal", "isotropic")
 LEAST_PROMPTS = 2
+LEAD = ("model", "N", "text", "kind", "prompts")
 
 
 def row(cell: Cell, kind: str, chosen: str) -> dict[str, Any]:
@@ -113,76 +116,75 @@ def _names(cell: Cell, kind: str) -> dict[str, Any]:
     return {"model": cell.model, "n_positions": cell.n_positions, "text": cell.text, "kind": kind}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown, a line per cell."""
-    names = ("model", "N", "text", "kind", "prompts", "flat", "noise", "published rollout", "power rollout", "interval")
-    lines = _head(*names, "per prompt (flat)", "target")
+def results_sheet(rows: list[dict[str, Any]]) -> str:
+    """CSV, a line per cell; distances are W1 to the mean measured profile."""
+    names = ("flat", "noise", "published rollout", "power rollout", "low", "high", "per prompt", "flat per prompt")
+    lines = [[*LEAD, *names, "target"]]
     for entry in rows:
-        low, high = entry["theory"]["low"], entry["theory"]["high"]
-        lines.append(
-            f"| {_lead(entry)} | {entry['flat']['value']:.3f} | {entry['noise']:.3f} "
-            f"| {entry['published']['value']:.3f} | **{entry['theory']['value']:.3f}** | {low:.3f} to {high:.3f} "
-            f"| {entry['per_prompt']['value']:.3f} ({entry['flat_per_prompt']['value']:.3f}) "
-            f"| {'met' if entry['meets_target'] else 'missed'} |"
-        )
-    return "\n".join(lines)
+        values = [entry["flat"]["value"], entry["noise"], entry["published"]["value"], *_ends_of(entry["theory"])]
+        values += [entry["per_prompt"]["value"], entry["flat_per_prompt"]["value"]]
+        lines.append([*_lead(entry), *map(_number, values), _target(entry)])
+    return _csv(lines)
 
 
-def shared_table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: the form with a shared direction, a line per cell."""
-    names = ("flat", "noise", "power rollout", "with a shared direction", "interval", "per prompt", "target")
-    lines = _head("model", "N", "text", "kind", "prompts", *names)
+def shared_sheet(rows: list[dict[str, Any]]) -> str:
+    """CSV: the form with a shared direction, a line per cell, and what it gives the first and the last position."""
+    names = ["flat", "noise", "power rollout", "with a shared direction", "low", "high", "per prompt", "target"]
+    for end in ("first", "last"):
+        names += [f"{end} position", f"{end}, predicted less measured", f"{end}, low", f"{end}, high"]
+    lines = [[*LEAD, *names, "between the ends", "between, low", "between, high"]]
     for entry in rows:
-        theory = entry["theory"]
-        lines.append(
-            f"| {_lead(entry)} | {entry['flat']['value']:.3f} | {entry['noise']:.3f} | {entry['power']['value']:.3f} "
-            f"| **{theory['value']:.3f}** | {theory['low']:.3f} to {theory['high']:.3f} "
-            f"| {entry['per_prompt']['value']:.3f} | {'met' if entry['meets_target'] else 'missed'} |"
-        )
-    return "\n".join(lines)
+        values = [entry["flat"]["value"], entry["noise"], entry["power"]["value"], *_ends_of(entry["theory"])]
+        ends = [
+            value
+            for end in ("first", "last")
+            for value in (entry["ends"][end]["measured"], *_ends_of(entry["ends"][end]["off"]))
+        ]
+        texts = [*map(_number, [*values, entry["per_prompt"]["value"]]), _target(entry)]
+        lines.append([*_lead(entry), *texts, *map(_number, [*ends, *_ends_of(entry["ends"]["inner"])])])
+    return _csv(lines)
 
 
-def ends_table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: what the form with a shared direction gives the first and last position, a line per cell."""
-    names = ("first", "predicted less measured", "last", "predicted less measured", "W1", "W1 between them")
-    lines = _head("model", "N", "text", "kind", "prompts", *names)
+def forms_sheet(rows: list[dict[str, Any]]) -> str:
+    """CSV: every form where all were computed."""
+    lines = [[*LEAD, "flat", *FORMS]]
     for entry in rows:
-        texts = []
-        for end in ("first", "last"):
-            off = entry["ends"][end]["off"]
-            texts.append(f"{entry['ends'][end]['measured']:.3f}")
-            texts.append(f"{off['value']:+.3f} [{off['low']:+.3f}, {off['high']:+.3f}]")
-        texts += [f"{entry['theory']['value']:.3f}", str(Interval(**entry["ends"]["inner"]))]
-        lines.append(f"| {_lead(entry)} | {' | '.join(texts)} |")
-    return "\n".join(lines)
+        values = [entry["flat"]["value"], *(entry["forms"][form]["value"] for form in FORMS)]
+        lines.append([*_lead(entry), *map(_number, values)])
+    return _csv(lines)
 
 
-def forms_table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: every form where all were computed."""
-    lines = _head("model", "N", "text", "kind", "prompts", "flat", *FORMS)
-    for entry in rows:
-        values = " | ".join(f"{entry['forms'][form]['value']:.3f}" for form in FORMS)
-        lines.append(f"| {_lead(entry)} | {entry['flat']['value']:.3f} | {values} |")
-    return "\n".join(lines)
-
-
-def verdicts(rows: list[dict[str, Any]]) -> str:
-    """Markdown: in how many cells the target is met, by length and kind of text."""
-    lines = _head("N", "text", "prompts", "target met", "farthest: W1 / flat line's")
+def summary(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
+    """Markdown: by length and kind of text in how many cells the target is met, and the range of some distances."""
+    lines = _head("N", "text", "prompts", "target met", *columns.values())
     for n_positions, text in sorted({(row["n_positions"], row["text"]) for row in rows}):
         own = [row for row in rows if (row["n_positions"], row["text"]) == (n_positions, text)]
-        met, prompts = sum(row["meets_target"] for row in own), sorted({row["prompts"] for row in own})
-        farthest = max(row["theory"]["value"] / row["flat"]["value"] for row in own)
-        shown = str(prompts[0]) if len(prompts) == 1 else f"{prompts[0]} to {prompts[-1]}"
-        lines.append(f"| {n_positions} | {text} | {shown} | {met} of {len(own)} | {farthest:.2f} |")
+        met, prompts = sum(row["meets_target"] for row in own), [row["prompts"] for row in own]
+        shown = str(prompts[0]) if len(set(prompts)) == 1 else f"{min(prompts)} to {max(prompts)}"
+        values = [[row[name]["value"] for row in own] for name in columns]
+        ranges = " | ".join(f"{min(each):.3f} to {max(each):.3f}" for each in values)
+        lines.append(f"| {n_positions} | {text} | {shown} | {met} of {len(own)} | {ranges} |")
     return "\n".join(lines)
 
 
 def tables_of(record: Record) -> dict[str, str]:
     """The page's tables by the names of their markers."""
+    power = {"theory": "power rollout", "flat": "uniform baseline"}
+    shared = {"theory": "with a shared direction", "power": "power rollout"}
+    return {
+        "verdicts": summary(record.scalars["rows"], power),
+        "shared": summary(record.scalars["shared"], shared),
+    }
+
+
+def sheets_of(record: Record) -> dict[str, str]:
+    """The files beside the page, with a line for every cell."""
     rows, forms, shared = (record.scalars[name] for name in ("rows", "forms", "shared"))
-    tables = {"verdicts": verdicts(rows), "results": table(rows), "forms": forms_table(forms)}
-    return tables | {"shared": shared_table(shared), "ends": ends_table(shared)}
+    return {
+        "results.csv": results_sheet(rows),
+        "forms.csv": forms_sheet(forms),
+        "shared_direction.csv": shared_sheet(shared),
+    }
 
 
 def with_tables(page: str, tables: dict[str, str]) -> str:
@@ -198,8 +200,26 @@ def _head(*names: str) -> list[str]:
     return ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
 
 
-def _lead(entry: dict[str, Any]) -> str:
-    return " | ".join(str(entry[name]) for name in ("model", "n_positions", "text", "kind", "prompts"))
+def _lead(entry: dict[str, Any]) -> list[str]:
+    return [str(entry[name]) for name in ("model", "n_positions", "text", "kind", "prompts")]
+
+
+def _ends_of(interval: dict[str, float]) -> list[float]:
+    return [interval[end] for end in ("value", "low", "high")]
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _target(entry: dict[str, Any]) -> str:
+    return "met" if entry["meets_target"] else "missed"
+
+
+def _csv(lines: list[list[str]]) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(lines)
+    return written.getvalue()
 
 
 def judged(found: list[Cell], before: Record | None) -> Record:
@@ -265,7 +285,7 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default=KEPT_HERE, help="directory of the kept profiles")
     parser.add_argument("--keep", type=int, action="append", default=[], metavar="N", help="keep cells of N positions")
     parser.add_argument("--out", type=Path, required=True, help="directory of the record")
-    parser.add_argument("--page", type=Path, help="page whose tables, between their markers, are written anew")
+    parser.add_argument("--page", type=Path, help="page to write anew: its tables, and the CSV beside it")
     given = parser.parse_args()
     found = list(cells(given.parts, given.kept, least=LEAST_PROMPTS))
     for cell in found:
@@ -277,6 +297,8 @@ def main() -> None:
     print(f"chosen on {CHOSEN_ON}: {record.scalars['chosen_form']}\n\n" + "\n\n".join(tables.values()))
     if given.page is not None:
         write_atomically(given.page, with_tables(given.page.read_text(), tables).encode())
+        for name, lines in sheets_of(record).items():
+            write_atomically(given.page.parent / name, lines.encode())
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ def script(monkeypatch):
 
 
 def test_the_page_shows_the_record(script):
-    summary, page = script("summary"), PAGE.read_text()
-    assert summary.with_tables(page, summary.tables_of(read_record(STUDY / "record"))) == page
+    summary, page, record = script("summary"), PAGE.read_text(), read_record(STUDY / "record")
+    assert summary.with_tables(page, summary.tables_of(record)) == page
+    for name, lines in summary.sheets_of(record).items():
+        assert (STUDY / name).read_text() == lines, name
 
 
 def test_the_page_says_of_language_and_of_starts_what_the_records_say(script):
@@ -37,7 +39,7 @@ def test_the_page_says_of_language_and_of_starts_what_the_records_say(script):
     assert all(language)
     assert "**On language the target is met in every cell**" in page
     assert len(language) == 48
-    assert targets.table(read_record(STUDY / "targets_record")) in page
+    assert targets.table(read_record(STUDY / "targets_record")) in (STUDY / "appendix.md").read_text()
 
 
 def test_kept_prompts_give_the_record(script):
