@@ -1,36 +1,30 @@
-"""Prints a reproduction's findings as the tables of README.md: `python studies/experiments/tables.py RUN`."""
+"""Prints the findings of reproductions as CSV: `python studies/experiments/tables.py RUN... > findings.csv`."""
 
+import csv
+import io
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from posbias.runs.records import read_record
+from posbias.runs.records import Record, read_record
 
 
-def line(row: Mapping[str, Any]) -> str:
+def line(run: str, row: Mapping[str, Any]) -> list[str]:
     """One finding."""
-    together = f" {row['together']} |" if "together" in row else ""
-    return f"| {row['where']} | {row['reported']} | {row['found']} | **{row['verdict']}** |{together}"
+    return [run, row["where"], row["reported"], row["found"], row["verdict"], row.get("together", "")]
 
 
-def tables(rows: list[Mapping[str, Any]]) -> str:
-    """What was run, published statements first; then what was not."""
-    run = [row for row in rows if row["verdict"] != "not run"]
-    ours = [row for row in run if "unconfounded" in row["where"] or "control" in row["where"] or "code" in row["where"]]
-    published = [row for row in run if row not in ours]
-    missing = ", ".join(dict.fromkeys(row["where"] for row in rows if row["verdict"] == "not run"))
-    heads = (("reported", published), ("question", ours))
-    parts = [
-        f"| where | {head} | here | verdict | all together |\n|---|---|---|---|---|\n" + "\n".join(map(line, part))
-        for head, part in heads
-        if part
-    ]
-    return "\n\n".join([*parts, f"Not run: {missing or 'nothing'}."])
+def findings(records: Mapping[str, Record]) -> str:
+    """Every finding of the runs that was run, in their order."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(["run", "where", "reported", "here", "verdict", "all together"])
+    for run, record in records.items():
+        rows = [row for row in record.scalars["rows"] if row["sort"] == "finding" and row["verdict"] != "not run"]
+        writer.writerows(line(run, row) for row in rows)
+    return written.getvalue()
 
 
 if __name__ == "__main__":
-    record = read_record(sys.argv[1])
-    print(tables([row for row in record.scalars["rows"] if row["sort"] == "finding"]))
-    for statement in record.scalars["statements"]:
-        if statement.startswith(("Of ", "Chance: ")):
-            print(f"\n{statement}")
+    print(findings({Path(run).name: read_record(run) for run in sys.argv[1:]}), end="")

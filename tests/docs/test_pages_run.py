@@ -14,7 +14,7 @@ NOT_RUN = {
     "docs/measure.md": ["needs a model hub", "needs Ray", "needs a model hub", "needs a model hub"],
     "docs/reproduce.md": ["takes 6 GB", "takes an hour", "reads what takes an hour"],
     "studies/design_training/README.md": ["trains for half an hour"],
-    "studies/experiments/README.md": ["takes hours"],
+    "studies/experiments/appendix.md": ["takes hours"],
     "studies/trained_models/README.md": ["needs the texts of two packages of Debian, and hours"],
 }
 """Why blocks of a page are not run, in their order."""
