@@ -1,5 +1,7 @@
-"""The tables, verdicts and picture of README.md from its record: `python studies/design_training/analyse.py`."""
+"""Verdicts and picture of README.md, and results.csv, from the record: `python studies/design_training/analyse.py`."""
 
+import csv
+import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -186,31 +188,31 @@ def shown(estimate: Interval, spec: str, *, bold: bool = False) -> str:
     return f"**{text}**" if bold else text
 
 
-def spec_of(endpoint: str, *, signed: bool) -> str:
-    return ("+" if signed else "") + (".0f" if endpoint == "steps" else ".2f" if endpoint == "order" else ".3f")
+def sheet(studies: list[StudyResult]) -> str:
+    """CSV, a line per study, arm and endpoint: `none` and order as they are, other arms' differences from `none`."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(["study", "arm", "endpoint", "value", "low", "high", "p below .05, corrected"])
+    for study in studies:
+        text = [] if study.array("none", "text_loss") is None else ["text_loss"]
+        for arm in study.arms:
+            writer.writerow([study.name, arm, "W1 to flat at birth", *ends(study.distance_at_birth(arm), ".3f"), ""])
+            for endpoint in [*ENDPOINTS[:4], *text, "order", *ENDPOINTS[4:]]:
+                values = study.values(arm, endpoint)
+                if values is None or (endpoint == "order" and arm not in ORDERED):
+                    continue
+                own = endpoint == "order" or arm == "none"
+                found = mean_of(values) if own else study.difference(arm, endpoint)
+                assert found is not None
+                spec = ".0f" if endpoint == "steps" else ".2f" if endpoint == "order" else ".3f"
+                significant = "yes" if study.corrected(endpoint).get(arm, 1.0) < LEVEL else "no"
+                line = [study.name, arm, NAMES[endpoint], *ends(found.interval(), spec)]
+                writer.writerow([*line, "" if own and endpoint != "order" else significant])
+    return written.getvalue()
 
 
-def table(study: StudyResult) -> str:
-    """A study's arms by endpoint: `none` as it is, the others' differences from it; order as it is."""
-    text = [] if study.array("none", "text_loss") is None else ["text_loss"]
-    columns = [*ENDPOINTS[:4], *text, "order", *ENDPOINTS[4:]]
-    p = {endpoint: study.corrected(endpoint) for endpoint in columns}
-    head = ["arm", "W1 to flat at birth", *(NAMES[endpoint] for endpoint in columns)]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for arm in study.arms:
-        cells = [f"`{arm}`", study.distance_at_birth(arm).text(".3f")]
-        for endpoint in columns:
-            own, signed = endpoint == "order" or arm == "none", endpoint != "order" and arm != "none"
-            values = study.values(arm, endpoint)
-            if values is None or (endpoint == "order" and arm not in ORDERED):
-                cells.append("-")
-                continue
-            found = mean_of(values) if own else study.difference(arm, endpoint)
-            assert found is not None
-            bold = p[endpoint].get(arm, 1.0) < LEVEL
-            cells.append(shown(found.interval(), spec_of(endpoint, signed=signed), bold=bold))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def ends(interval: Interval, spec: str) -> list[str]:
+    return [format(each, spec) for each in (interval.value, interval.low, interval.high)]
 
 
 def verdicts(studies: list[StudyResult]) -> str:
@@ -237,19 +239,11 @@ def verdicts(studies: list[StudyResult]) -> str:
     return "\n".join(lines)
 
 
-def tables(record: Record) -> dict[str, str]:
-    """Every table of the page, by the name of its markers."""
-    studies = results(record)
-    return {"verdicts": verdicts(studies), **{study.name: table(study) for study in studies}}
-
-
-def with_tables(page: str, found: dict[str, str]) -> str:
-    """The page with every table between its two markers replaced."""
-    for name, lines in found.items():
-        before, rest = page.split(f"<!-- table {name} -->\n")
-        _, after = rest.split("<!-- end of table -->", 1)
-        page = f"{before}<!-- table {name} -->\n{lines}\n<!-- end of table -->{after}"
-    return page
+def with_verdicts(page: str, record: Record) -> str:
+    """The page with the table between its two markers replaced."""
+    before, rest = page.split("<!-- table verdicts -->\n")
+    _, after = rest.split("<!-- end of table -->", 1)
+    return f"{before}<!-- table verdicts -->\n{verdicts(results(record))}\n<!-- end of table -->{after}"
 
 
 def draw(record: Record, path: Path) -> None:
@@ -290,5 +284,6 @@ def draw(record: Record, path: Path) -> None:
 if __name__ == "__main__":
     loaded = read_record(HERE / "record")
     page = HERE / "README.md"
-    page.write_text(with_tables(page.read_text(), tables(loaded)))
+    page.write_text(with_verdicts(page.read_text(), loaded))
+    (HERE / "results.csv").write_text(sheet(results(loaded)))
     draw(loaded, HERE / "by_position.png")

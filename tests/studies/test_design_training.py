@@ -19,8 +19,9 @@ def analyse(monkeypatch):
 
 
 def test_the_page_shows_the_record(analyse):
-    page = (STUDY / "README.md").read_text()
-    assert analyse.with_tables(page, analyse.tables(read_record(STUDY / "record"))) == page
+    page, record = (STUDY / "README.md").read_text(), read_record(STUDY / "record")
+    assert analyse.with_verdicts(page, record) == page
+    assert analyse.sheet(analyse.results(record)) == (STUDY / "results.csv").read_text()
 
 
 def test_the_record_has_every_arm_and_seed_of_the_study_files(analyse):
