@@ -18,6 +18,8 @@ from posbias.display.figures import (
     LONG_CONTEXT,
     MEASURED,
     PAGE_NUMBERS,
+    Curve,
+    Figure,
     HeatMap,
     Panel,
     points_that_fit,
@@ -167,3 +169,20 @@ def test_what_is_shaded_is_named_by_either_axis() -> None:
     assert 0.9 < places["12 %"] < 1
     assert {text.get_text() for text in by_distance.texts} >= {"11 %", "12 %"}
     assert all(0 < text.get_position()[0] < 1 for text in by_distance.texts), "none across an axis"
+
+
+def test_a_solid_curve_that_covers_another_is_dashed() -> None:
+    x, y = np.arange(5.0), np.arange(5.0)
+    below, covering, apart = (Curve(name, x, y + up, MEASURED) for name, up in (("a", 0.0), ("b", 1e-3), ("c", 1.0)))
+    figure = Figure("f", "", "x", "y", (below, covering, apart))
+    assert [curve.stroke.dash for curve in figure.curves] == ["solid", "dash", "solid"]
+
+
+def test_an_interval_that_reaches_zero_ends_at_the_foot_of_a_logarithmic_axis() -> None:
+    x, y = np.array([1.0, 2.0, 3.0]), np.array([0.1, 1.0, 10.0])
+    figure = Figure("f", "", "x", "y", (Curve("a", x, y, MEASURED, np.array([0.0, 0.5, 5.0]), 2 * y),), log_axes="y")
+    canvas = Canvas()
+    _draw_curves(canvas, figure)
+    low, high = canvas.axes[0].get_ylim()
+    assert 0.05 < low < 0.1
+    assert 20 < high < 40

@@ -189,7 +189,10 @@
     let yRange = span(ys);
     if (data.log) yRange = state.log ? data.log : data.linear || yRange;
     else if (!logs("y") && yRange[0] >= 0) yRange = [0, yRange[1] * 1.05];
-    else if (logs("y")) yRange = [yRange[0] / 1.5, yRange[1] * 1.5];
+    else if (logs("y")) {
+      const [low, high] = span(ys.map(list => list.filter(value => value > 0))); // an interval that reaches 0 ends at the foot
+      yRange = [Math.max(low, 1e-300) / 1.5, Math.max(high, 1e-300) * 1.5];
+    }
     const whole = !data.rows && data.curves.every(curve => !curve.x || curve.x.every(Number.isInteger));
     let x = scale(xs, state.distance || logs("x"), left, width - RIGHT, room, { whole });
     let y = scale(yRange, yLog, bottom, TOP, 34);

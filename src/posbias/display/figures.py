@@ -41,6 +41,8 @@ TITLE_CHARACTERS = 104
 """A title line that fits the width of a picture."""
 PANEL_COLUMNS = 3
 """Panels of a heat map side by side."""
+LINE_WIDTH = 0.006
+"""Width of a line as a share of a picture's height."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,11 @@ class Curve:
             # An unknown end lies on the line: a band without width cannot be seen.
             object.__setattr__(self, name, np.where(finite, end, self.y) if finite.any() else None)
 
+    def covers(self, other: "Curve", within: float) -> bool:
+        """True if both have the same points to `within`, so that only the one drawn last is seen."""
+        same = self.x.shape == other.x.shape and np.array_equal(self.x, other.x)
+        return bool(same and np.abs(self.y - other.y).max(initial=0.0) <= within)
+
     def numbers(self, most: int) -> int:
         """Values that travel of at most so many points."""
         return min(self.y.size, most) * (1 if self.low is None else 3)
@@ -159,6 +166,7 @@ class Figure:
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
+    """In the order in which they are drawn; a solid one that covers an earlier one is dashed, so that both are seen."""
     markers: bool = False
     lines: bool = True
     """True joins the points of a curve."""
@@ -176,6 +184,16 @@ class Figure:
     """Ranges of x that are shaded, each under a few words; of a profile by distance from the end, too."""
     stretches_are: str = ""
     """Words for the shaded ranges, which stand beside the name of the axis of x."""
+
+    def __post_init__(self) -> None:
+        heights = [value for curve in self.curves for value in curve.y[np.isfinite(curve.y)].tolist()]
+        within = LINE_WIDTH * (max(heights) - min(heights)) if heights else 0.0
+        curves: list[Curve] = []
+        for curve in self.curves:
+            if curve.stroke.dash == "solid" and any(curve.covers(below, within) for below in curves):
+                curve = replace(curve, stroke=replace(curve.stroke, dash="dash"))
+            curves.append(curve)
+        object.__setattr__(self, "curves", tuple(curves))
 
     @property
     def cut_note(self) -> str:

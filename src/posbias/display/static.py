@@ -87,7 +87,8 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
     for curve in figure.curves:
         x = curve.from_end if by_distance and curve.from_end is not None else curve.x
         if curve.low is not None and curve.high is not None:
-            low = curve.low if figure.log_range is None else np.maximum(curve.low, np.finfo(np.float64).tiny)
+            logarithmic = figure.log_range is not None or "y" in figure.log_axes
+            low = np.maximum(curve.low, np.finfo(np.float64).tiny) if logarithmic else curve.low
             panel.fill_between(x, low, curve.high, color=curve.stroke.colour, alpha=0.16, linewidth=0)
         panel.plot(
             x,
@@ -120,6 +121,11 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
         panel.set_ylim(bottom=0)
     for name in figure.log_axes:
         panel.set(**{f"{name}scale": "log"})
+    if "y" in figure.log_axes:  # an interval that reaches 0 ends at the foot
+        ends = [values for curve in figure.curves for values in (curve.y, curve.low, curve.high) if values is not None]
+        positive = np.concatenate([values[np.isfinite(values) & (values > 0)] for values in ends])
+        if positive.size:
+            panel.set_ylim(positive.min() / 1.5, positive.max() * 1.5)
 
 
 def _draw_stretches(panel: "Axes", figure: Figure, *, by_distance: bool) -> None:
