@@ -85,7 +85,7 @@ def test_the_directory_holds_record_and_report_and_nothing_else(finished):
     assert not any(name.endswith(".png") for name in names), "pictures are drawn on demand"
     saved = read_record(finished.directory)
     assert verdict(saved) == finished.verdict
-    assert len(finished.verdict) == 3
+    assert finished.verdict[0].startswith(("It loses", "It does not lose", "Whether it loses"))
     assert saved.environment["packages"]["torch"]
 
 

@@ -369,7 +369,7 @@ def test_a_target_is_not_met_by_switching_attention_off():
     assert found.distances[32][0] < 0.01
     assert found.architecture.layer_mixing.max() <= 0.002
     assert not found.met
-    assert "Its attention is off" in report_of(design_record(found, {})).verdict[0]
+    assert report_of(design_record(found, {})).verdict[1].startswith("Its attention is off")
 
 
 def test_a_stored_design_has_the_numbers_of_the_fresh_one(tmp_path):

@@ -98,22 +98,19 @@ def statements(result: InfluenceCorrelation) -> list[str]:
 
 
 def verdict_of(result: InfluenceCorrelation) -> str:
-    """A sentence on whether more influence goes with better answers: the first measured series, its first measure."""
+    """Whether more influence goes with better answers: the first measured series, its first measure."""
     for series in filter(lambda series: series.measured, result.pooled):
-        for measure, correlations in series.correlations.items():
+        for correlations in series.correlations.values():
             plain, partial = correlations.of("nothing"), correlations.of("position_and_ends")
             if np.isnan(plain.value.value):
                 continue
             deciding = partial if partial.established else plain
-            about = f"{series_name(series)} and {label(MEASURES, measure)}"
-            over = f"{correlations.n_positions} positions"
-            numbers = f"rank correlation of {about} {deciding.value} over {over}"
+            numbers = f"rank correlation {deciding.value} over {correlations.n_positions} positions"
             if not deciding.established:
-                return f"Not established: whether positions with more influence are answered better ({numbers})."
-            lead, better = ("Yes", "better") if deciding.value.value > 0 else ("No, the reverse", "worse")
-            beyond = ", beyond what position and ends explain"
-            limit = beyond if partial.established else "; position alone may explain it"
-            return f"{lead}: positions with more influence are answered {better}{limit} ({numbers})."
+                return f"That positions with more influence are answered better is not established: {numbers}."
+            better = "better" if deciding.value.value > 0 else "worse"
+            limit = "beyond position and ends" if partial.established else "though position alone may explain it"
+            return f"Positions with more influence are answered {better}, {limit}: {numbers}."
     return "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
 
 

@@ -59,22 +59,19 @@ def decomposition_report(decomposition: Decomposition) -> Report:
 
 
 def _verdict(decomposition: Decomposition) -> list[str]:
-    """The ingredient whose replacement moves most, of those whose shift is decided, and the theory nearest to the
-    measured shifts; empty if there are too few prompts."""
+    """The ingredient whose replacement moves most, and all whose shift is decided; empty with too few prompts."""
     if decomposition.count < UNITS_FOR_CLAIM:
         return []
     decided = [shift for shift in _measured_shifts(decomposition) if shift.shift.excludes(0.0)]
-    sentence = "No replaced ingredient is shown to move the profile."
-    if decided:
-        most = max(decided, key=lambda shift: abs(shift.shift.value))
-        names = ", ".join(dict.fromkeys(shift.intervention for shift in decided))
-        sentence = (
-            f"What makes the profile: replacing by {most.intervention} moves it most, the "
-            f"{label(STATISTICS, most.mass)} by {_points(most.shift)} percentage points; shown to move it at all: "
-            f"{names}."
-        )
-    nearest = sorted(decomposition.scores, key=lambda score: score.error.value)[:1]
-    return [sentence, *(f"Which theory knows why: {_score_statement(score)}" for score in nearest)]
+    if not decided:
+        return ["No replaced ingredient is shown to move the profile."]
+    most = max(decided, key=lambda shift: abs(shift.shift.value))
+    names = ", ".join(dict.fromkeys(shift.intervention for shift in decided))
+    return [
+        f"Replacing by {most.intervention} moves the profile most: the {label(STATISTICS, most.mass)} by "
+        f"{_points(most.shift)} percentage points.",
+        f"Shown to move it: {names}.",
+    ]
 
 
 def tables_of(decomposition: Decomposition) -> list[Table]:

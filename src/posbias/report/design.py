@@ -84,28 +84,24 @@ def _met(run: DesignRun) -> list[str]:
     """Whether the target is met at every length that was asked for, and what would meet it where it is not."""
     theory = "the residual rollout" if run.theory == "rollout" else "the mean field"
     asked, last = {n: run.distances[n][0] for n in run.lengths}, run.lengths[-1]
-    left = f"W1 {_at_lengths(asked)} positions, where it was {_at_lengths({last: run.distances[last][1]}, '.3f')}"
+    left = f"W1 {_at_lengths(asked)} positions, before {_at_lengths({last: run.distances[last][1]}, '.3f')}"
     if run.met:
         how = "exactly, by a closed form" if run.exact else f"to within W1 {run.tolerance:g}, by search"
         flat = {n: run.flat[n] for n in run.lengths if EQUAL < run.flat[n] <= run.tolerance}
-        said = [f"Under {theory} the profile meets the target {how}: {left}."]
-        if flat:
-            said.append(f"So does a flat line: W1 {_at_lengths(flat)} positions.")
-        return said
+        also = [f"So does a flat line: W1 {_at_lengths(flat)} positions."] if flat else []
+        return [f"Under {theory} the profile meets the target {how}: {left}.", *also]
     near = all(after <= run.tolerance for after in asked.values())
-    said = [
-        f"The target is not met: under {theory} the best design that was found leaves {left}; at most "
-        f"{run.tolerance:g} counts as met." + (" Its attention is off: every mixing ended at its lower end." * near)
-    ]
+    reached = [f"The target is not met: under {theory} the best design leaves {left}; {run.tolerance:g} would meet it."]
+    others = ["Its attention is off: every mixing ended at its lower end."] if near else []
     for other in run.alternatives:
         over = " and ".join(other.over)
         if "mixing" in other.over:
             over += f" ({other.mixing:.2g} on average)"
         verb = "meets it" if other.met else "does not meet it either"
-        said.append(f"A design over {over} {verb}: W1 {_at_lengths(other.left)} positions.")
+        others.append(f"A design over {over} {verb}: W1 {_at_lengths(other.left)} positions.")
     if not any(other.met for other in run.alternatives):
-        said.append("Nothing else that was tried meets it." if run.alternatives else "Nothing else was tried.")
-    return [" ".join(said)] if run.measured else [said[0], " ".join(said[1:])]
+        others.append("Nothing else that was tried meets it." if run.alternatives else "Nothing else was tried.")
+    return reached + others
 
 
 def _at_lengths(distances: Mapping[int, float], spec: str = ".2g") -> str:

@@ -55,12 +55,12 @@ VERDICTS = {
     "tie_rate": "tie called",
 }
 SHAPES = {
-    "u": "Yes, it loses answers in the middle",
+    "u": "It loses answers in the middle",
     "inverted_u": "It uses the middle best and loses answers at both ends",
-    "rising": "It uses later positions better than earlier ones, and no loss of the middle alone is established",
-    "falling": "It uses earlier positions better than later ones, and no loss of the middle alone is established",
-    "unclear": "Where the answer stands matters, but neither a loss of the middle nor a trend is established",
-    "flat": "No dependence on where the answer stands is established",
+    "rising": "It uses later positions better than earlier ones",
+    "falling": "It uses earlier positions better than later ones",
+    "unclear": "The position matters, without an established trend or U",
+    "flat": "No dependence on the position is established",
 }
 """Answer of a curve's shape to a reader."""
 SHAPE_FINDINGS = {
@@ -72,6 +72,13 @@ SHAPE_FINDINGS = {
     "flat": "no dependence on the position is established",
 }
 """Finding of a curve's shape."""
+MEASURE_WORDS = {
+    "logprob": "log-probability per token",
+    "reciprocal_rank": "1 / rank",
+    "starts": "the share of answers that begin with the right one",
+}
+NAMED_POSITIONS = 3
+"""Positions of equal scores that a verdict names."""
 MITIGATED, CALIBRATED = 20, 12
 """Samples for a first trial of methods, of a small model half an hour, and before them for fits, as is the default."""
 
@@ -161,18 +168,15 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
     if not curves or evaluation.verdicts:
         return statements_of(evaluation)[:2]
     if withheld := _withheld(evaluation):
-        return [*withheld, *(_shape_sentence(label(MEASURES, name), curve) for name, curve in curves.items())][:3]
-    sentences = [_shape_sentence(label(MEASURES, name), curve) for name, curve in list(curves.items())[:2]]
-    (lead, *_), *further = (sentence.partition(": ") for sentence in sentences)
-    sentences[1:] = [f"{'The same' if claim == lead else claim}: {numbers}" for claim, _, numbers in further]
+        return [*withheld, *(_shape_sentence(name, curve) for name, curve in curves.items())][:3]
+    sentences = [_shape_sentence(name, curve) for name, curve in list(curves.items())[:2]]
     series = _series(evaluation)
     correlated = [text for measure in correlated_measures(series) for text in correlation_statements(series, measure)]
     if correlated:
-        return [*sentences, f"What weighs, and what is used: {correlated[0]}"]
+        return [*sentences, correlated[0]]
     if all(curve.shape is None or curve.shape.label == "flat" for curve in curves.values()):
         return sentences
-    remedies = f"{_tries(evaluation)}`posbias place` puts relevant passages where it uses them."
-    return [*sentences, f"What can be done: {remedies}"]
+    return [*sentences, f"What to do: {_tries(evaluation)}`posbias place` orders passages by relevance."]
 
 
 def _tries(evaluation: Evaluation) -> str:
@@ -188,7 +192,12 @@ def _tries(evaluation: Evaluation) -> str:
         count = min(count, evaluation.count - fewer)
         fitted = f" --calibration {fewer}" if fewer < CALIBRATED else ""
     limits = f"--positions {','.join(map(str, three))} --count {count}{fitted}"
-    return f"`posbias mitigate {model} --task {task} {limits}` tries methods and says which helps; "
+    return f"`posbias mitigate {model} --task {task} {limits}` tries methods; "
+
+
+def measure_words(measure: str) -> str:
+    """A measure as sentences call it."""
+    return MEASURE_WORDS.get(measure, measure)
 
 
 def _shape_sentence(measure: str, curve: PositionCurve) -> str:
@@ -196,20 +205,22 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
     means = [
         (mean, place) for mean, place in zip(curve.means, curve.positions, strict=True) if not np.isnan(mean.value)
     ]
+    words = measure_words(measure)
     if curve.shape is None or not means:
-        return f"By {measure} nothing is decided: {curve_findings(curve)[0]}."
+        return f"By {words} nothing is decided: {curve_findings(curve)[0]}."
     values = [mean.value for mean, _ in means]
-    numbers = f"{measure} is highest {_at(means, max(values))} and lowest {_at(means, min(values))}"
+    numbers = f"{words} {_at(means, max(values))}, {_at(means, min(values))}"
     if max(values) == min(values):
-        numbers = f"{measure} is the same at every position, {means[0][0].text('.2f')}"
-    return f"{SHAPES[curve.shape.label]}: {numbers} (p for a trend or bend {curve.shape.p_flat:.2g})."
+        numbers = f"{words} is {means[0][0].text('.2f')} at every position"
+    return f"{SHAPES[curve.shape.label]}: {numbers}."
 
 
 def _at(means: Sequence[tuple[Interval, int]], value: float) -> str:
-    """The positions that have a mean, all of them if several share it."""
+    """A mean and the positions that have it, named up to three."""
     alike = [(mean, place) for mean, place in means if mean.value == value]
-    places = " and ".join(f"{place}{'' if place else ' (the first)'}" for _, place in alike)
-    return f"at position{'s' if len(alike) > 1 else ''} {places} with {alike[0][0].text('.2f')}"
+    places = ", ".join(str(place) for _, place in alike[:NAMED_POSITIONS])
+    more = f" and {len(alike) - NAMED_POSITIONS} more" if len(alike) > NAMED_POSITIONS else ""
+    return f"{alike[0][0].text('.2f')} at position{'s' if len(alike) > 1 else ''} {places}{more}"
 
 
 def curve_findings(curve: PositionCurve) -> list[str]:

@@ -1,6 +1,6 @@
 """Plain sentences from the numbers of a run that holds profiles; a claim only if its interval supports it.
 
-First the verdict, one to three sentences that answer what the run was made for; then every finding, each of three
+First the verdict, a line of at most 25 words for each answer; then every finding, each of three
 sorts: a claim (the interval excludes the reference and there are enough independent units), an explicit "not decided",
 or a bare statement of what was seen. Negative results are claims like any other.
 """
@@ -22,8 +22,6 @@ FLAT_TENTH = 0.1
 PERCENT = 100.0
 MITIGATE = "posbias mitigate {model} --task 'key_value(pairs=8)' --positions 0,4,7 --count 20"
 """What tries methods on a model, as a shell has it: of the demo model less than half an hour on two cores."""
-POWER_ROLLOUT = "power_rollout"
-"""The theory that is given more than the architecture: weights, and attention on the same prompts."""
 
 
 @dataclass(frozen=True)
@@ -35,31 +33,30 @@ class Finding:
 
 
 def verdict_of(view: ProfileRun) -> tuple[str, ...]:
-    """Does the model lose the middle; which end does it favour, by how much; what can be done, and what explains it?
+    """Does the model lose the middle; which end does it favour, by how much; what to do, and which theory is nearest?
 
-    Without a theory the last is left out; if nothing was measured, the verdict says what was predicted, and how near
-    that is to what it was compared to.
+    Without theories nothing is said of them; if nothing was measured, the verdict says what was predicted, and how
+    near that is to what it was compared to.
     """
     subject = view.subjects[0]
     kind = next(iter(subject.measured), None)
     if kind is None:
-        return (f"Predicted: {_predicted(view)}.",)
+        return tuple(f"Predicted: {line}." for line in _predicted(view))
     if subject.name not in SUBJECTS:
         return _compared(view, subject)
-    summary = _summary(subject, kind)
-    end, favoured = _favoured(subject, kind, summary)
-    advice = (_advice(view, subject, kind, end),) if subject.theories else ()
-    return (_middle(subject, kind, summary), f"{favoured}{_before_training(view, kind, end)}.", *advice)
+    end, favoured = _favoured(subject, kind)
+    lines = [_middle(subject, kind), favoured, *_before_training(view, kind, end)]
+    return (*lines, _advice(view, end), _nearest_line(view, subject, kind)) if subject.theories else tuple(lines)
 
 
 def named_verdict(view: ProfileRun) -> str:
-    """The first sentence of the verdict, with the run's name in its lead, for a page of several."""
+    """The first line of the verdict, with the run's name in its lead, for a page of several."""
     subject, title = view.subjects[0], view.label.replace(": ", ", ")
     kind = next(iter(subject.measured), None)
     if kind is None:
-        return f"Predicted, {title}: {_predicted(view)}."
+        return f"Predicted, {title}: {_predicted(view)[0]}."
     if subject.name in SUBJECTS:
-        return _middle(subject, kind, _summary(subject, kind), about=title)
+        return _middle(subject, kind, about=title)
     sentence = _compared(view, subject)[0].replace(": The ", ", the ").replace(": ", ", ")
     return f"{title}: {sentence[0].lower()}{sentence[1:]}"
 
@@ -68,7 +65,7 @@ def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
     return subject.summaries.get(kind) or point_statistics(subject.measured[kind].profile)
 
 
-def _predicted(view: ProfileRun) -> str:
+def _predicted(view: ProfileRun) -> list[str]:
     """Shares of the tenths; of several predictions which has least and which most of each."""
     profiles = {
         theory_name(view, name): theory.profile
@@ -76,62 +73,51 @@ def _predicted(view: ProfileRun) -> str:
         for name, theory in subject.theories.items()
     }
     if len(profiles) == 1:
-        return f"{shares_sentence(next(iter(profiles.values())), 'influence')}; an even share would be 10 % each"
-    parts = []
+        return [f"{shares_sentence(next(iter(profiles.values())), 'influence')} (even: 10 %)"]
+    lines = []
     for statistic in ("first_tenth", "middle_tenth", "last_tenth"):
         shares = {name: float(STATISTICS[statistic](profile.influence)) for name, profile in profiles.items()}
         least, most = (end(shares, key=lambda name: shares[name]) for end in (min, max))
         words = statistic.removesuffix("_tenth")
-        parts.append(f"on the {words} tenth {percent(shares[least])} ({least}) to {percent(shares[most])} ({most})")
-    return f"{'; '.join(parts)}. An even share would be 10 %"
+        lines.append(f"on the {words} tenth {percent(shares[least])} ({least}) to {percent(shares[most])} ({most})")
+    return lines
 
 
-def _middle(subject: Subject, kind: str, summary: Mapping[str, Interval], *, about: str = "it") -> str:
+def _middle(subject: Subject, kind: str, *, about: str = "it") -> str:
     """The answer to whether the middle has less than either end."""
-    n_units = subject.measured[kind].n_independent
-    ends = summary["first_over_middle"], summary["last_over_middle"]
-    share, tokens = _percent(summary["middle_tenth"]), subject.n_positions
-    numbers = f"the middle tenth of {tokens} tokens has {share} of the influence on the output (an even share is 10 %)"
-    undecided = f"By influence, whether {about} loses the middle is not decided"
+    summary, n_units = _summary(subject, kind), subject.measured[kind].n_independent
+    share = f"its middle tenth has {_percent(summary['middle_tenth'])} of the influence"
+    ends = {"beginning": _sign(summary["first_over_middle"]), "end": _sign(summary["last_over_middle"])}
+    name = about[0].upper() + about[1:] if about == "it" else about
     if n_units < UNITS_FOR_CLAIM:
-        return f"{undecided}: {numbers}, and {_too_few(n_units).text}"
-    signs = [_sign(end) for end in ends]
-    if signs != [1, 1]:
-        lead = f"No, by influence the middle is not where {about} has least" if -1 in signs else undecided
-        detail = _ends(*ends).text
-        detail = detail[0].lower() + detail[1:]
-    else:
-        lead = f"Yes, by influence {about} loses the middle"
-        more = [end.text(_digits(end.value), scale=PERCENT, unit=" percentage points") for end in ends]
-        last = f"the last, without its last position and scaled to a whole tenth, {more[1]}"
-        detail = f"the first tenth has {more[0]} more, {last}: a U shape"
-        beginning = summary["first_tenth"]
-        if beginning.low <= FLAT_TENTH <= beginning.high:
-            detail += ", but its beginning is not shown to exceed an even share"
-        detail += "."
-    return f"{lead}: {numbers}; {detail}"
+        return f"Whether {about} loses the middle is not decided by {n_units} prompts or seeds: {share}."
+    if all(sign == 1 for sign in ends.values()):
+        return f"{name} loses the middle: {share}, less than either end; even is 10 %."
+    if -1 in ends.values():
+        less = " and ".join(end for end, sign in ends.items() if sign == -1)
+        return f"{name} does not lose the middle: {share}, its {less} less; even is 10 %."
+    return f"Whether {about} loses the middle is not decided: {share}; even is 10 %."
 
 
-def _favoured(subject: Subject, kind: str, summary: Mapping[str, Interval]) -> tuple[str, str]:
-    """The end that has more, "" if that is not decided, and the sentence that says so, without its full stop."""
+def _favoured(subject: Subject, kind: str) -> tuple[str, str]:
+    """The end that has more, "" if that is not decided, and the line that says so."""
     n_units = subject.measured[kind].n_independent
     whole, within = _gaps(subject, kind)
     sign = decided(whole, n_units)
-    shares = {"end": _percent(summary["last_tenth"]), "beginning": _percent(summary["first_tenth"])}
-    points = Interval(-whole.value, -whole.high, -whole.low) if sign < 0 else whole
-    gap = points.text(".0f" if sign else "+.0f", scale=PERCENT, unit=" percentage points")
     if not sign:
-        numbers = f"its last tenth has {shares['end']}, its first tenth {shares['beginning']}"
-        few = f"; {_too_few(n_units).text.removesuffix('.')}" if n_units < UNITS_FOR_CLAIM else ""
-        return "", f"Which end of the context it favours is not decided: {numbers}, a difference of {gap}{few}"
+        summary = _summary(subject, kind)
+        numbers = f"the last tenth has {_percent(summary['last_tenth'])}, the first {_percent(summary['first_tenth'])}"
+        return "", f"Which end it favours is not decided: {numbers}."
     end, opposite = ("end", "beginning") if sign > 0 else ("beginning", "end")
-    tenth = {"end": "last", "beginning": "first"}
-    numbers = (
-        f"the {tenth[end]} tenth has {shares[end]} of the influence, the {tenth[opposite]} tenth {shares[opposite]}"
-    )
-    text = f"It favours the {end} of the context, by {gap}: {numbers}"
-    alone = {0: "whether that holds is not decided", -sign: f"the {opposite} has more"}.get(_sign(within))
-    return end, f"{text}{f'; without the very last position {alone}' if alone else ''}"
+    alone = {0: "that is not decided", -sign: f"the {opposite} has more"}.get(_sign(within))
+    more = f"; without the last position {alone}" if alone else ""
+    return end, f"It favours the {end}, by {_points(whole, sign)} over the {opposite}{more}."
+
+
+def _points(gap: Interval, sign: int) -> str:
+    """A difference of shares in percentage points, as seen from the end that has more."""
+    size = gap if sign > 0 else Interval(-gap.value, -gap.high, -gap.low)
+    return size.text(".0f", scale=PERCENT, unit=" percentage points")
 
 
 def _gaps(subject: Subject, kind: str) -> tuple[Interval, Interval]:
@@ -145,50 +131,35 @@ def _gaps(subject: Subject, kind: str) -> tuple[Interval, Interval]:
     return whole, within
 
 
-def _before_training(view: ProfileRun, kind: str, end: str) -> str:
+def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
     """The end that random weights favour, if that is decided."""
     start = next(
         (subject for subject in view.subjects[1:] if kind in subject.measured and subject.name in SUBJECTS), None
     )
     if start is None:
-        return ""
+        return
     gap, _ = _gaps(start, kind)
     sign = decided(gap, start.measured[kind].n_independent)
-    if not sign:
-        return ""
-    favoured = "end" if sign > 0 else "beginning"
-    size = gap if sign > 0 else Interval(-gap.value, -gap.high, -gap.low)
-    also = ", too," if favoured == end else ""
-    points = size.text(".0f", scale=PERCENT, unit=" percentage points")
-    return f"; before training, with random weights, it favoured the {favoured}{also} by {points}"
+    if sign:
+        favoured = "end" if sign > 0 else "beginning"
+        also = ", too," if favoured == end else ""
+        yield f"Before training, with random weights, it favoured the {favoured}{also} by {_points(gap, sign)}."
 
 
-def _advice(view: ProfileRun, subject: Subject, kind: str, end: str) -> str:
-    """Advice on what can be done, and the theory that explains the profile."""
-    command = MITIGATE.format(model=shlex.quote(view.label))
-    text = (
-        f"What can be done: influence is not accuracy, so first test its answers: `{command}` asks for one of 8 listed "
-        "values at three positions, with and without each remedy, and says which to apply, if any; with `--task "
-        "\"documents(documents=5, file='yours.jsonl')\"` it asks your own questions."
-    )
-    if end:
-        text += f" Until then, put what matters near the {end}."
+def _advice(view: ProfileRun, end: str) -> str:
+    """What to do: influence is not accuracy, so the answers are tested."""
+    until = f"; until then put what matters near the {end}" if end else ""
+    return f"What to do: test its answers, `{MITIGATE.format(model=shlex.quote(view.label))}`{until}."
+
+
+def _nearest_line(view: ProfileRun, subject: Subject, kind: str) -> str:
+    """The theory that explains the profile best, with its distance beside the flat line's."""
     nearest = _nearest(subject, kind)
     if nearest is None:
-        return f"{text} No theory is shown to be nearer to the profile than a flat line is."
+        return "No theory is shown to be nearer to the profile than a flat line."
     block, comparison = nearest
-    inputs = (
-        ", given the model's own attention and derivatives on these texts," if block.theory == POWER_ROLLOUT else ""
-    )
-    distances = f"distance W1 {comparison.distance}, a flat line's {comparison.flat.value:.3f}"
-    text += f" Of the theories, the {theory_name(view, block.theory)}{inputs} is nearest to the profile ({distances})"
-    for start in view.subjects[1:]:
-        before = _nearest(start, kind)
-        if start.name in SUBJECTS and before is not None:
-            name, comparison = theory_name(view, before[0].theory), before[1]
-            distances = f"W1 {comparison.distance}, a flat line's {comparison.flat.value:.3f}"
-            text += f"; before training it is the {name} ({distances})"
-    return f"{text}."
+    distances = f"W1 {comparison.distance}, a flat line's {comparison.flat.value:.3f}"
+    return f"Nearest theory: {theory_name(view, block.theory)}, {distances}."
 
 
 def _nearest(subject: Subject, kind: str) -> tuple[KindComparison, PromptComparison] | None:
@@ -217,7 +188,7 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
         return ("Nothing was compared.",)
     best = blocks[0]
     if best.prompts is not None:
-        first = _theory(theory_name(view, best.theory), best).text
+        first = _theory(theory_name(view, best.theory), best, details=False).text
     else:
         distance, flat = best.comparison.wasserstein, best.comparison.flat.wasserstein
         name = theory_name(view, best.theory)
@@ -341,7 +312,8 @@ def _sign(interval: Interval) -> int:
     return 1 if interval.value > 0 else -1
 
 
-def _theory(name: str, block: KindComparison) -> Finding:
+def _theory(name: str, block: KindComparison, *, details: bool = True) -> Finding:
+    """What the distance of a theory to the measurement decides, `details`: beside half of the prompts, and on one."""
     prompts = block.prompts
     assert prompts is not None
     theory = f"The {name}" if block.theory in THEORIES else f"{name[0].upper()}{name[1:]}"
@@ -352,6 +324,8 @@ def _theory(name: str, block: KindComparison) -> Finding:
     if prompts.decides > 0:
         return Finding(f"{theory} is farther from the measurement than a flat line {numbers}.", "claim")
     extra = ""
+    if not details:
+        return Finding(f"{theory} is closer to the measurement than a flat line {numbers}.", "claim")
     if prompts.distance.high <= prompts.noise.mean:
         extra = f", no farther than half of the prompts is from the other half ({prompts.noise.mean:.3f})"
     elif prompts.per_prompt.high >= prompts.per_prompt_flat.low:

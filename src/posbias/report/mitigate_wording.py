@@ -36,14 +36,9 @@ from posbias.mitigation.trial import arms as parts
 from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.ordinary_text import SERVER, UNASKED
 from posbias.mitigation.trial.result import ArmResult
-from posbias.report.evaluate import undecided_text
+from posbias.report.evaluate import measure_words, undecided_text
 from posbias.statistics import POWER, Interval
 
-MEASURE_WORDS = {
-    "logprob": "log-probability per token",
-    "reciprocal_rank": "1 / rank",
-    "starts": "the share of answers that begin with the right one",
-}
 TEXT_REASONS = {
     SERVER: "not judged: the model is behind a server",
     UNASKED: "not judged: no windows were asked for",
@@ -57,11 +52,6 @@ LEFT_OUT_REASONS = {
 }
 MOST_NAMED = 12
 """Methods that one line of the recommendation names; more of them are counted, and the table names all."""
-
-
-def measure_words(measure: str) -> str:
-    """A measure as sentences call it."""
-    return MEASURE_WORDS.get(measure, measure)
 
 
 def recommendation(judgement: Judgement) -> list[str]:

@@ -38,7 +38,7 @@ class Result(Showing):
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """The answer in one to three sentences, each only as strong as its interval.
+        """The answer in a few lines of at most 25 words, each only as strong as its interval.
 
         Raises:
             UsageError: the run failed, or its record is damaged.
@@ -77,7 +77,7 @@ class Answering(Showing):
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """The answer in one to three sentences, each only as strong as its interval."""
+        """The answer in a few lines of at most 25 words, each only as strong as its interval."""
         return result_of(self.as_run()).verdict
 
 
