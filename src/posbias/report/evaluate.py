@@ -56,9 +56,9 @@ VERDICTS = {
 }
 SHAPES = {
     "u": "It loses answers in the middle",
-    "inverted_u": "It uses the middle best and loses answers at both ends",
-    "rising": "It uses later positions better than earlier ones",
-    "falling": "It uses earlier positions better than later ones",
+    "inverted_u": "It uses the middle best and both ends less",
+    "rising": "It uses later positions better",
+    "falling": "It uses earlier positions better",
     "unclear": "The position matters, without an established trend or U",
     "flat": "No dependence on the position is established",
 }

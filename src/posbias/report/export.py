@@ -11,7 +11,8 @@ from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.trial.result import ArmResult, MitigationTrial
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import weights_sha256
-from posbias.report.mitigate_wording import measure_words, reasons, words
+from posbias.report.evaluate import measure_words
+from posbias.report.mitigate_wording import reasons, words
 from posbias.version import __version__
 
 

@@ -22,13 +22,12 @@ from posbias.mitigation.trial.arms import UNCHANGED
 from posbias.mitigation.trial.influence import OVER_POSITIONS
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.result import InfluenceOutcome, MitigationTrial, Tie
-from posbias.report.evaluate import requirement_text
+from posbias.report.evaluate import measure_words, requirement_text
 from posbias.report.export import adapter_commands, gguf_commands, merged_commands
 from posbias.report.layout import caveats_of, sample_notices
 from posbias.report.mitigate_wording import (
     TEXT_REASONS,
     left_out_text,
-    measure_words,
     reasons,
     recommendation,
     warnings,
