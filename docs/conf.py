@@ -8,6 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
 import posbias
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +27,8 @@ root_doc = "README"
 include_patterns = ["[A-Z]*.md", *(f"{folder}/**.md" for folder in ("docs", "studies", "benchmarks", "src"))]
 exclude_patterns = [".*", "build", "dist", "runs"]
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
+html_math_renderer = "mathml"
 default_role = "literal"
 
 nb_execution_mode = "cache"
@@ -58,7 +63,14 @@ def plain_text(app: Any, what: str, name: str, described: Any, options: Any, lin
     lines[:] = ["", *(re.sub(r"([|*])", r"\\\1", line) for line in lines)]
 
 
+def write_mathml(page: Any, formula: nodes.Element) -> None:
+    """A formula as MathML, which browsers draw by themselves: MathJax would come from the network."""
+    page.body.append(tex2mathml(formula.astext(), as_block=isinstance(formula, nodes.math_block)))
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon

@@ -15,7 +15,7 @@ from posbias.theory import known_theories, parse_theory
 
 DOCS = ROOT / "docs"
 IMAGES = sorted((DOCS / "images").glob("*.png"))
-LONGEST_GUIDE = 23_000
+LONGEST_GUIDE = 16_000
 """Words of all pages of `docs`: what was found, and by which run, belongs to `studies`."""
 LARGEST_PICTURE = 120 * 1024
 """Bytes: a page of pictures must open at once."""
@@ -73,6 +73,17 @@ def parse(line: str) -> dict[str, object]:
         return command.make_context(name, words, resilient_parsing=True).params
     assert not hasattr(command, "commands"), f"no verb: {line}"
     return command.make_context(name, words).params
+
+
+HEADINGS = ["Command", "Output", "Options that matter", "Pitfalls"]
+
+
+@pytest.mark.parametrize("verb", sorted(set(typer.main.get_command(app).commands) - {"list", "models", "report"}))
+def test_a_verb_has_a_page_with_the_same_headings(verb):
+    """The question as its title, when to use the verb, then these."""
+    page = (DOCS / f"{verb}.md").read_text()
+    assert re.match(r"# .+\?\n\nUse `", page)
+    assert re.findall(r"^## (.+)$", FENCE.sub("", page), re.M) == HEADINGS
 
 
 @pages
@@ -158,11 +169,11 @@ def test_the_reference_has_every_public_name():
 
 
 def test_every_theory_has_its_section_its_picture_and_says_when_to_trust_it():
-    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## )", (DOCS / "predict.md").read_text(), re.M | re.S))
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", (DOCS / "predict.md").read_text(), re.M | re.S))
     assert set(sections) == {*known_theories(), "attention_rollout"}
     for name, section in sections.items():
         assert f"(images/{name}.png)" in section
-        for heading in ("**Trust it**", "**Do not trust it**", "**Command:**", "**Cost:**"):
+        for heading in ("**Trust it**", "**Do not trust it**", "**Cost:**"):
             assert section.count(heading) == 1, (name, heading)
 
 
@@ -171,7 +182,8 @@ def test_the_tutorials_call_what_there_is(tmp_path):
     scripts = []
     for tutorial in sorted((DOCS / "tutorials").glob("*.md")):
         cells = re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```", tutorial.read_text(), re.M | re.S)
-        assert len(cells) > 2
+        if not cells:  # in shell commands, which the tests of pages run
+            continue
         scripts.append(tmp_path / f"{tutorial.stem}.py")
         code = re.sub(r"^(:|%).*$", "", "\n".join(cells), flags=re.M)
         # `load_model` gives one of two classes, told apart by its argument: which of them a call takes is not asked.
