@@ -1,6 +1,6 @@
 """Every target over depth, mixing and length: what `design` leaves by default. Writes grid.json beside this.
 
-`python studies/design/grid.py`: rollouts only, no model; about 6 minutes on one core. Prints the table of README.md:
+`python studies/design/grid.py`: rollouts only, no model; about 6 minutes on one core. Prints W1 of two of them:
 W1 to the target, the last position apart, at the one length asked for.
 """
 

@@ -5,9 +5,10 @@ default corpus) and judged by the log-probability per token of right answers to 
 pairs, and by nats per token of ordinary text: other windows of that corpus, and the documentation of Python, which no
 fit reads. Ten minutes a form on one core. The largest numbers of one form are judged alone, and all the others; and
 an adapter fitted to eight pairs, by whole answers. What is done is kept, and another call goes on with the rest; at the
-end the tables of key_bias.md are printed.
+end what controls.csv holds is printed.
 """
 
+import csv
 import json
 import pydoc_data.topics
 import sys
@@ -253,24 +254,20 @@ def adapted(model: Any, windows: Sequence[Any]) -> dict[str, Any]:
 
 
 def summary(found: dict[str, Any]) -> None:
-    """Change from the unchanged model: mean over positions, with its 95 % bootstrap interval over samples."""
+    """As CSV the change from the unchanged model: mean over positions, 95 % bootstrap over samples."""
     generator = np.random.default_rng(0)
     before = found["unchanged"]["judged"]
-    print(f"| form | numbers | {' | '.join(before)} |\n|{'---|' * (len(before) + 2)}")
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["form", "numbers", *(f"{measure}{end}" for measure in before for end in ("", ", low", ", high"))])
     for name, entry in found.items():
-        cells = []
+        line = [name, entry["numbers"]]
         for measure, values in entry["judged"].items():
             level, change = (np.asarray(each) for each in (values, np.subtract(values, before[measure])))
             level, change = (each.mean(axis=1) if each.ndim == 2 else each for each in (level, change))
             draws = change[generator.integers(0, len(change), (4000, len(change)))].mean(axis=1)
-            low, high = np.percentile(draws, [2.5, 97.5])
-            cells.append(
-                f"{level.mean():.3f}" if not entry["numbers"] else f"{change.mean():+.3f} [{low:.3f}, {high:.3f}]"
-            )
-        print(f"| {name} | {entry['numbers']:,} | {' | '.join(cells)} |")
-    for when, answered in found.get(ADAPTED, {}).get("exact", {}).items():
-        by_position = np.mean(answered, axis=0)
-        print(f"exact answers to eight pairs, {when} {ADAPTED}: {by_position.round(3)}, mean {by_position.mean():.3f}")
+            ends = [f"{each:.3f}" for each in (change.mean(), *np.percentile(draws, [2.5, 97.5]))]
+            line += ends if entry["numbers"] else [f"{level.mean():.3f}", "", ""]
+        writer.writerow(line)
 
 
 def main(out: Path, device: str = "cpu") -> None:
@@ -302,6 +299,8 @@ def main(out: Path, device: str = "cpu") -> None:
         found[ADAPTED] = adapted(model, windows)
         out.write_text(json.dumps(found))
     summary(found)
+    for when, answered in found[ADAPTED]["exact"].items():
+        print(f"exact answers to eight pairs, {when} {ADAPTED}: {np.mean(answered, axis=0).round(3)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ A `context_bias` is fitted to the calibration samples (100 steps), then it and t
 `posbias mitigate` on 40 others. One core and ten minutes to an hour. `... models.py finish RUN OUT MODEL TASK
 [MEASURE]` judges the methods that a run had finished when it was ended, without side effects, which come last.
 `... models.py table RECORD...` prints the verdicts of README.md from the records, `... models.py changes RECORD...` the
-numbers behind them (changes.csv), `... models.py answers RECORD...` the tables of generated answers of appendix.md, and
-`... models.py beside RECORD...` those of the same methods on several tasks, or at several strengths.
+numbers behind them (changes.csv), `... models.py answers RECORD...` and `answer_changes` those of generated answers
+(appendix.md, answers.csv), `... models.py beside RECORD...` methods side by side on several tasks, or at strengths.
 `... models.py rejudge RECORD...` settles the verdicts of finished records by today's rule.
 """
 
@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,8 @@ CUE_KEPT_UNTIL = "2026-11-25T15:45"
 """Until then `repeat_prompt` and `question_first` repeated the cue of the answer as well, now with `cue=True`."""
 POSITION = {GREW: "more", STEADY: "as before", OPEN: "open"}
 """What a rise does to the dependence on position, in a word."""
+INTERVALS = [f"{of}{end}" for of in ENDPOINTS for end in ("", ", low", ", high")]
+WORDS = {name: f"**{name.split()[0]}**" for name in GAINS} | {HARM: "harm"}
 LONGER = {"demo_order": "`context_bias`, 300 steps"}
 """Records whose `context_bias` was fitted for more than 100 steps."""
 
@@ -141,19 +143,15 @@ def changes(*directories: str) -> None:
     lines: dict[tuple[str, str, str], list[str]] = {}
     for record, name, entry in _by_log_probability(directories):
         task, model = record.arguments["task"], _model(record)
-        lines.setdefault((task, model, "unchanged"), [_levels(record)[0], "", "", _levels(record)[1], *4 * [""]])
-        ends = [_short(entry["changes"][each]["value"][end]) for each in ENDPOINTS for end in ("value", "low", "high")]
-        key = task, model, name.strip("`").replace("`", "")
-        if key in lines:
+        mean, worst = _levels(record)
+        lines.setdefault((task, model, "unchanged"), [mean, "", "", worst, *4 * [""]])
+        if (key := (task, model, name.replace("`", ""))) in lines:
             raise ValueError(f"{name} of {model} on {task} is in an earlier record, too")
-        lines[key] = [*ends, _verdict(entry).replace("*", "").strip(), ", ".join(_harms(entry))]
-    intervals = [f"{of}{end}" for of in ("mean", "worst position") for end in ("", ", low", ", high")]
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["task", "model", "method", *intervals, "verdict", "side effects"])
-    writer.writerows([*key, *line] for key, line in sorted(lines.items()))
+        lines[key] = [*_interval_ends(entry), _plain_verdict(entry), ", ".join(_harms(entry))]
+    _print_csv([*INTERVALS, "verdict", "side effects"], lines)
 
 
-def _by_log_probability(directories: Iterable[str]) -> Iterable[tuple[Record, str, dict[str, Any]]]:
+def _by_log_probability(directories: Iterable[str]) -> Iterator[tuple[Record, str, dict[str, Any]]]:
     """Every verdict of the records by log-probability, all of a model on a task corrected together: record, method,
     verdict."""
     records = {Path(each).name: read_record(each) for each in directories if Path(each).name not in ELSEWHERE}
@@ -202,27 +200,42 @@ def rejudge(*directories: str) -> None:
 
 
 def answers(*directories: str) -> None:
-    """For each task, as it was set, a row per method, the best mean first: by model the answers that are right at each
-    position, then the change of the mean and of the worst position."""
-    tasks: dict[str, dict[str, dict[str, tuple[float, str]]]] = {}
+    """A row per method, the best first: by task and model the change of the mean of right answers, and the verdict."""
+    columns: dict[tuple[str, str], dict[str, str]] = {}
+    means: dict[str, list[float]] = {"unchanged": [0.0]}
+    for record, name, entry, _ in _answered(directories):
+        column = columns.setdefault((record.arguments["task"], _model(record)), {})
+        column.setdefault("unchanged", _short(record.arrays["scores/accuracy/0"].mean()))
+        mean = entry["changes"]["mean"]["value"]["value"]
+        means.setdefault(name, []).append(mean)
+        column[name] = (
+            f"{EVEN if _is_even(entry) else _short(mean, plus='+')} {WORDS.get(entry['verdict'], '')}".strip()
+        )
+    heads = [f"{model}, {task}" for task, model in columns]
+    best = sorted(means, key=lambda name: -np.mean(means[name]))
+    _print("", heads, {name: [column.get(name, "") for column in columns.values()] for name in best})
+
+
+def answer_changes(*directories: str) -> None:
+    """As CSV a line per task, model and method: the answers right at each position, their changes, and the verdict."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for record, name, entry, scores in _answered(directories):
+        task, model = record.arguments["task"], _model(record)
+        before = " ".join(map(_short, record.arrays["scores/accuracy/0"].mean(axis=0)))
+        lines.setdefault((task, model, "unchanged"), [before, *7 * [""]])
+        if (key := (task, model, name.replace("`", ""))) in lines:
+            raise ValueError(f"{name} of {model} on {task} is in an earlier record, too")
+        lines[key] = [" ".join(map(_short, scores.mean(axis=0))), *_interval_ends(entry), _plain_verdict(entry)]
+    _print_csv(["right by position", *INTERVALS, "verdict"], lines)
+
+
+def _answered(directories: Iterable[str]) -> Iterator[tuple[Record, str, dict[str, Any], Any]]:
+    """Every verdict of records of generated answers, all of a model on a task corrected together, and the scores."""
     records = [read_record(each) for each in directories]
     correct_together(records)
     for record in records:
-        rows = tasks.setdefault(record.arguments["task"], {})
-        names = ["unchanged", *(_name(record, each) for each in record.resolved["methods"])]
-        cells = ["", *map(_cell, record.scalars["judgement"]["verdicts"])]
-        for number, (name, cell) in enumerate(zip(names, cells, strict=True)):
-            scores = record.arrays[f"scores/accuracy/{number}"].mean(axis=0)
-            row = rows.setdefault(name, {})
-            if not number and _model(record) in row:
-                continue  # the unchanged model is in all records; the first shows it
-            _check_empty(row, record, name)
-            row[_model(record)] = scores.mean(), f"{', '.join(map(_short, scores))} | {cell}"
-    for task, rows in tasks.items():
-        models = list(rows["unchanged"])
-        best = sorted(rows, key=lambda name: -np.mean([mean for mean, _ in rows[name].values()]))
-        columns = [each for model in models for each in (model, "change")]
-        _print(task, columns, {name: [rows[name].get(each, (0, " | "))[1] for each in models] for name in best})
+        for number, entry in enumerate(record.scalars["judgement"]["verdicts"], start=1):
+            yield record, _name(record, entry["name"]), entry, record.arrays[f"scores/accuracy/{number}"]
 
 
 def beside(*directories: str) -> None:
@@ -244,8 +257,7 @@ def _words(
     verdicts: dict[str, dict[tuple[str, str], str]], tasks: list[str], models: list[str]
 ) -> dict[str, list[str]]:
     """Each method's verdicts in a word per model, by task; the methods that gain in most places first."""
-    word = {name: f"**{name.split()[0]}**" for name in GAINS} | {HARM: "harm", SMALL: "–", NOTHING: "–", EVEN: EVEN}
-    word[""] = "not tried"
+    word = WORDS | {SMALL: "–", NOTHING: "–", EVEN: EVEN, "": "not tried"}
 
     def place(name: str) -> tuple[int, int]:
         count = Counter(verdicts[name].values())
@@ -263,10 +275,18 @@ def _print(title: str, columns: list[str], rows: dict[str, list[str]]) -> None:
         print(f"| {name} | {' | '.join(row)} |")
 
 
-def _check_empty(row: dict[str, Any], record: Record, name: str) -> None:
-    """Refuse a second record for one cell."""
-    if (model := _model(record)) in row:
-        raise ValueError(f"{name} of {model} on {record.arguments['task']} is in an earlier record, too")
+def _print_csv(heads: list[str], lines: dict[tuple[str, str, str], list[str]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["task", "model", "method", *heads])
+    writer.writerows([*key, *line] for key, line in sorted(lines.items()))
+
+
+def _interval_ends(entry: dict[str, Any]) -> list[str]:
+    return [_short(entry["changes"][each]["value"][end]) for each in ENDPOINTS for end in ("value", "low", "high")]
+
+
+def _plain_verdict(entry: dict[str, Any]) -> str:
+    return _verdict(entry).replace("*", "").strip()
 
 
 def _cell_of(record: Record) -> tuple[str, str]:
@@ -348,5 +368,5 @@ def _short(value: float, plus: str = "") -> str:
 
 
 if __name__ == "__main__":
-    verbs = {each.__name__: each for each in (run, finish, table, changes, answers, beside, rejudge)}
+    verbs = {each.__name__: each for each in (run, finish, table, changes, answers, answer_changes, beside, rejudge)}
     verbs[sys.argv[1]](*sys.argv[2:])

@@ -8,7 +8,7 @@ NOT_RUN = {
     "README.md": ["installs"],
     "studies/attention/README.md": ["takes ten minutes"],
     "docs/evaluate.md": ["needs a server"],
-    "studies/behaviour/README.md": 3 * ["needs two more models"],
+    "studies/behaviour/README.md": ["needs two more models"],
     "benchmarks/README.md": 11 * ["a benchmark"],
     "docs/mitigate.md": ["half an hour on two cores, and a server", "NAME, PROMPT and the recipe are the reader's"],
     "docs/export.md": ["reads what takes half an hour"],
