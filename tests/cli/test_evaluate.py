@@ -83,7 +83,7 @@ def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, 
     again = posbias("evaluate", long_llama, other, *FLAGS, "--out", out, "--resume")
     assert again.returncode == 0, again.stderr
     refused = posbias("evaluate", long_llama, other, *FLAGS, "--lengths", "300")
-    assert "--lengths and exports take one MODEL, got " in refused.stderr
+    assert "--lengths, --sequential and exports take one MODEL, got " in refused.stderr
 
 
 def test_the_report_can_be_redrawn(posbias, finished):

@@ -32,13 +32,25 @@ OF_A_RUN = ("template_options", "thinking_tokens", "answer_pattern", "generate",
 
 
 @dataclass(frozen=True)
-class LengthFlags:
-    """Lengths that are compared."""
+class DesignFlags:
+    """Lengths that are compared, and how many samples are asked."""
 
     lengths: Annotated[
         str, typer.Option(help="Tokens of the prompts, such as 1024,4096,16384.", show_default="the task's own length")
     ] = ""
     threshold: Annotated[float, typer.Option(help="Accuracy that the effective length asks for.")] = 0.8
+    sequential: Annotated[
+        bool,
+        typer.Option("--sequential", help="Add samples, --count at most, until --require or every length is decided."),
+    ] = False
+    max_cost: Annotated[
+        str | None,
+        typer.Option(
+            help="The most that a server is asked: requests=500, tokens=2e6, or '2 USD' at the prices of "
+            "--server-options 'price_in=3, price_out=15'.",
+            show_default=False,
+        ),
+    ] = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -76,17 +88,25 @@ class TaskFlags:
     score: Annotated[bool, typer.Option(help="Score the right answer by teacher forcing.")] = True
 
     def settings(
-        self, *, seed: int, resume: bool, max_memory: str | None, compared: LengthFlags | None = None
+        self,
+        *,
+        seed: int,
+        resume: bool,
+        max_memory: str | None,
+        design: DesignFlags | None = None,
+        require: "Requirement | None" = None,
     ) -> "EvaluateOptions":
         """The options of the library; positions that the task lacks are refused at once, before a model is loaded."""
         from posbias.evaluation import EvaluateOptions
         from posbias.tasks.language import LANGUAGE_TASKS
 
         flags = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
-        settings = EvaluateOptions(**flags, seed=seed, resume=resume, max_memory=options.bytes_of(max_memory))
-        if compared is not None and compared.tokens:
-            return replace(settings, lengths=compared.tokens, threshold=compared.threshold)
-        settings.positions_of(LANGUAGE_TASKS.parse(self.task))
+        asked: dict[str, Any] = {**flags, "seed": seed, "resume": resume, "max_memory": options.bytes_of(max_memory)}
+        if design is not None:
+            asked |= {**vars(design), "lengths": design.tokens, "require": require}
+        settings = EvaluateOptions(**asked)
+        if not settings.lengths:
+            settings.positions_of(LANGUAGE_TASKS.parse(self.task))
         return settings
 
     def for_template(self, task: "LanguageTask", *, served: bool) -> dict[str, Any]:
@@ -206,7 +226,7 @@ def evaluate(
     ] = None,
     *,
     evaluated: TaskFlags,
-    compared: LengthFlags,
+    design: DesignFlags,
     local: LocalFlags,
     served: ServerFlags,
     lm_eval: Annotated[
@@ -225,13 +245,13 @@ def evaluate(
     names = models or []
     check_answerer(context, next(iter(names), None), served, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
-    if len(names) > 1 and (compared.tokens or lm_eval or inspect_ai):
-        raise UsageError(f"--lengths and exports take one MODEL, got {', '.join(names)}")
+    if len(names) > 1 and (design.tokens or design.sequential or lm_eval or inspect_ai):
+        raise UsageError(f"--lengths, --sequential and exports take one MODEL, got {', '.join(names)}")
     task = LANGUAGE_TASKS.parse(evaluated.task)
-    settings = evaluated.settings(seed=flags.seed, resume=resume, max_memory=local.max_memory, compared=compared)
     required = gate.requirement
-    if required is not None:
-        settings.check_requirement(required)
+    settings = evaluated.settings(
+        seed=flags.seed, resume=resume, max_memory=local.max_memory, design=design, require=required
+    )
     template_options = evaluated.for_template(task, served=served.server is not None)
     if lm_eval or inspect_ai:
         _export(task, settings, model=next(iter(names), served.tokenizer), lm_eval=lm_eval, inspect_ai=inspect_ai)

@@ -91,6 +91,12 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     loaded = [load_evaluation(evaluation, "a comparison") for evaluation in evaluations]
     if len(loaded) < 2:
         raise UsageError(f"a comparison needs at least 2 evaluations, got {len(loaded)}")
+    for evaluation in loaded:
+        if evaluation.sequential is not None:
+            raise UsageError(
+                f"a comparison needs a fixed number of samples; those of {evaluation.title} were added until they "
+                f"decided {evaluation.sequential.goal}"
+            )
     first = loaded[0]
     for other in loaded[1:]:
         _check_same(first, other)

@@ -121,7 +121,7 @@ def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
     return bool(np.isin(scores[~np.isnan(scores)], (0.0, 1.0)).all())
 
 
-def position_means(scores: Scores) -> tuple[Interval, ...]:
+def position_means(scores: Scores, confidence: float = CONFIDENCE) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
     Wilson's interval if all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) if nothing
@@ -130,10 +130,12 @@ def position_means(scores: Scores) -> tuple[Interval, ...]:
     complete_samples(scores)
     columns = [column[~np.isnan(column)] for column in scores.T]
     if is_binary(scores):
-        return tuple(wilson(column) for column in columns)
+        return tuple(wilson(column, confidence) for column in columns)
     least, most = _limits(scores, np.ones(1))
     unscored = Interval(np.nan, -np.inf, np.inf)
-    return tuple(mean_of(column).interval(least=least, most=most) if len(column) else unscored for column in columns)
+    return tuple(
+        mean_of(column).interval(confidence, least=least, most=most) if len(column) else unscored for column in columns
+    )
 
 
 def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidence: float = CONFIDENCE) -> Comparison:

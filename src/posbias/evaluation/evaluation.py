@@ -24,7 +24,8 @@ from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import PositionCurve, Scores, position_means
 from posbias.evaluation.endings import Endings
 from posbias.evaluation.judges import Reading, Verdicts
-from posbias.evaluation.requirements import EFFECTIVE_LENGTH, Requirement, RequirementCheck, check_requirement
+from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, Requirement, RequirementCheck, check_requirement
+from posbias.evaluation.sequential import Sequential
 from posbias.files import write_atomically
 from posbias.runs.parts import below
 from posbias.runs.records import Record, read_record, remove_record
@@ -114,6 +115,8 @@ class Evaluation(Result):
     """Accuracy, flips and first picks of a judge that was asked in both orders; None for other tasks."""
     notices: Mapping[str, Any] = field(default_factory=dict)
     """Oddities of samples, as of `samples.notices_of`."""
+    sequential: Sequential | None = None
+    """How samples were added until they decided; None if their number was fixed."""
     influence: Influence | None = None
     """Influence on the same prompts, if it was measured."""
     reused: int = 0
@@ -170,7 +173,8 @@ class Evaluation(Result):
 
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on accuracy, or on log-probability if no answer was judged."""
-        return check_requirement(require, self.measures, self.tables, arm=str(self.source or ""))
+        alpha = ALPHA if self.sequential is None else self.sequential.alpha
+        return check_requirement(require, self.measures, self.tables, arm=str(self.source or ""), alpha=alpha)
 
     @property
     def title(self) -> str:
@@ -211,6 +215,8 @@ class LengthLevel:
     worst_depth: float
     """The depth with the lowest accuracy, 0 (begin) to 1 (end); the first of several."""
     mean: StoredInterval
+    alpha: float = ALPHA
+    """Error that the intervals of this length may have; less than 5 % at a look of a sequential design."""
     cut_off: int = 0
     """Answers that ended at `max_tokens`; they count as wrong unless they were right before."""
     examples: int = 0
@@ -240,6 +246,8 @@ class LengthEvaluation(Evaluation):
     lengths: tuple[int, ...] = ()
     depths: tuple[float, ...] = ()
     """Depths of the columns, 0 (begin) to 1 (end)."""
+    not_evaluated: tuple[int, ...] = ()
+    """Longer lengths that could no longer change the effective length, and were not asked."""
     levels: tuple[LengthLevel, ...] = ()
     effective_length: EffectiveLength | None = None
     correct: Mapping[int, InstanceOf[np.ndarray]] = field(default_factory=dict)
@@ -257,7 +265,7 @@ class LengthEvaluation(Evaluation):
     @cached_property
     def cells(self) -> dict[int, tuple[Interval, ...]]:
         """Accuracy of every length and depth, each with its own interval."""
-        return {length: position_means(table) for length, table in self.correct.items()}
+        return {level.length: position_means(self.correct[level.length], 1 - level.alpha) for level in self.levels}
 
     def accuracy(self) -> Float64[np.ndarray, "lengths depths"]:
         """Mean accuracy of every cell; NaN if nothing was answered there."""

@@ -160,6 +160,9 @@ class BehaviourPlan:
     cost: Mapping[str, Any] | None = None
     """Cost of the influence, as `preflight_behaviour` expects it; None: it has not been asked yet."""
 
+    def __post_init__(self) -> None:
+        self.evaluation.check_plain("influence on a task's prompts")
+
     @property
     def asked(self) -> LanguageTask:
         """The task as an object."""

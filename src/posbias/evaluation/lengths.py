@@ -6,7 +6,7 @@ first length that truly fails would have to pass its own test, which happens in 
 threshold 0.8 (`tests/evaluation/test_lengths.py` computes it exactly).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -14,7 +14,9 @@ import numpy as np
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, complete_samples, position_means
 from posbias.evaluation.evaluation import CORRECT, EffectiveLength, Evaluation, LengthEvaluation, LengthLevel
-from posbias.evaluation.requirements import levels_of
+from posbias.evaluation.options import EvaluateOptions
+from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, levels_of
+from posbias.evaluation.sequential import Sequential
 from posbias.runs.records import Record, plain
 from posbias.statistics import Interval, wilson
 
@@ -23,17 +25,19 @@ MOST_SAMPLES = 10_000
 
 
 def length_evaluation(
-    evaluations: Mapping[int, Evaluation], *, task: str, threshold: float, depths: tuple[float, ...]
+    evaluations: Mapping[int, Evaluation], *, task: str, options: EvaluateOptions, depths: tuple[float, ...]
 ) -> LengthEvaluation:
-    """The result of evaluations of one task at ascending lengths, each at as many depths."""
+    """The result of evaluations of one task at ascending lengths, each at as many depths; of a sequential design some
+    of the lengths may be missing."""
     first = next(iter(evaluations.values()))
     correct = {length: evaluation.tables["correct"] for length, evaluation in evaluations.items()}
-    levels = [_level(length, evaluation, depths, curves=len(evaluations)) for length, evaluation in evaluations.items()]
+    levels = _levels(evaluations, options, depths)
     record = Record("evaluate", {}, dict(first.record.resolved), seeds=dict(first.record.seeds))
     record.resolved |= {
         "title": f"{first.source or 'model'}: {task}",
         "task": task,
         "lengths": list(evaluations),
+        "not_evaluated": [length for length in options.lengths if length not in evaluations],
         "depths": list(depths),
         "related": {f"{length} tokens": f"length-{length}/report.html" for length in evaluations},
     }
@@ -41,7 +45,7 @@ def length_evaluation(
         record.resolved.pop(name, None)
     record.scalars = {
         "levels": [plain(asdict(level)) for level in levels],
-        "effective_length": plain(asdict(effective_length(levels, threshold))),
+        "effective_length": plain(asdict(effective_length(levels, options.threshold))),
         "curves": {},
         "measures": [],
         "refused": [asdict(refusal) for evaluation in evaluations.values() for refusal in evaluation.refused],
@@ -51,18 +55,39 @@ def length_evaluation(
             for name in ("examples", "cut_off", "empty", "unscored", "moved_blanks", "reused", "seconds")
         },
     }
+    if options.sequential:
+        record.scalars["sequential"] = plain(asdict(_total(evaluations, options)))
     record.arrays = {f"{CORRECT}{length}": table for length, table in correct.items()}
     outputs = tuple(row for evaluation in evaluations.values() for row in evaluation.outputs)
     return replace(LengthEvaluation.from_record(record), at=dict(evaluations), outputs=outputs)
 
 
-def _level(length: int, evaluation: Evaluation, depths: tuple[float, ...], *, curves: int) -> LengthLevel:
+def settled(evaluations: Mapping[int, Evaluation], options: EvaluateOptions) -> bool:
+    """True if no longer length can change the effective length, or whether it is as long as required."""
+    depths = tuple(range(len(next(iter(evaluations.values())).positions)))
+    bound = effective_length(_levels(evaluations, options, depths), options.threshold)
+    require = options.require
+    enough = require is not None and require.what == EFFECTIVE_LENGTH and require.at_least
+    return bound.at_least < max(evaluations) or (enough and require is not None and bound.at_least >= require.number)
+
+
+def _levels(
+    evaluations: Mapping[int, Evaluation], options: EvaluateOptions, depths: Sequence[float]
+) -> list[LengthLevel]:
+    """The level of every length; high ends hold jointly over all lengths that were asked for."""
+    return [
+        _level(length, evaluation, depths, curves=len(options.lengths)) for length, evaluation in evaluations.items()
+    ]
+
+
+def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curves: int) -> LengthLevel:
     scores: Scores = evaluation.tables["correct"]
+    alpha = ALPHA if evaluation.sequential is None else evaluation.sequential.alpha
     n_complete = len(complete_samples(scores))
     means = np.array([cell.value for cell in position_means(scores)])
     worst = mean = Interval(float(np.nanmin(means, initial=np.inf)), 0.0, 1.0)
     if n_complete >= SAMPLES_FOR_CLAIM:
-        levels = levels_of(scores, curves=curves)
+        levels = levels_of(scores, curves=curves, alpha=alpha)
         worst, mean = levels.worst, levels.mean
     return LengthLevel(
         length=length,
@@ -70,10 +95,26 @@ def _level(length: int, evaluation: Evaluation, depths: tuple[float, ...], *, cu
         prompt_tokens=float(np.nanmean(evaluation.tables["prompt_tokens"])),
         n_complete=n_complete,
         worst=worst,
-        worst_depth=depths[int(np.nanargmin(means))],
+        worst_depth=float(depths[int(np.nanargmin(means))]),
         mean=mean,
+        alpha=alpha,
         cut_off=evaluation.cut_off,
         examples=evaluation.examples,
+    )
+
+
+def _total(evaluations: Mapping[int, Evaluation], options: EvaluateOptions) -> Sequential:
+    """What was saved at all lengths together; a length that was left out has as many tokens as were asked for."""
+    designs = [design for evaluation in evaluations.values() if (design := evaluation.sequential) is not None]
+    last = designs[-1]
+    left_out = [length * last.fixed_prompts for length in options.lengths if length not in evaluations]
+    return replace(
+        last,
+        decided=all(design.decided for design in designs),
+        prompts=sum(design.prompts for design in designs),
+        fixed_prompts=last.fixed_prompts * len(options.lengths),
+        tokens=sum(design.tokens for design in designs),
+        fixed_tokens=sum(design.fixed_tokens for design in designs) + sum(left_out),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import UsageError
+from posbias.evaluation.budget import Budget
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
 from posbias.registry import parse_literal_call
@@ -36,6 +37,14 @@ class EvaluateOptions:
     """Lengths of prompts in tokens, ascending, each evaluated at as many positions; empty: the task's own length."""
     threshold: float = 0.8
     """Accuracy that the effective length asks for at every position, in [0.4, 1)."""
+    require: Requirement | None = None
+    """A bound that must hold, such as `Requirement.parse("worst>=0.8")`."""
+    sequential: bool = False
+    """Add samples, up to `count`, until they decide the bound that is required, or about each of several lengths; what
+    can no longer change the answer is not asked."""
+    max_cost: str | None = None
+    """The most that one call asks of a server: "requests=500", "tokens=2e6", or money at the server's prices, "2 USD".
+    A run that would exceed it ends before, and can be resumed with as much again."""
     seed: int = 0
     """Seed of samples and folds, >= 0."""
     generate: bool = True
@@ -81,8 +90,35 @@ class EvaluateOptions:
             raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
         if self.lengths and not self.generate:
             raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
+        if self.max_cost is not None:
+            Budget.parse(self.max_cost)
+        if self.require is not None:
+            self.check_requirement(self.require)
+        if self.sequential and (self.goal is None or self.goal.by_estimate):
+            raise UsageError(
+                "evaluate: sequential needs a bound that samples can decide: a requirement such as worst>=0.8, not by "
+                "the estimate, or several lengths"
+            )
+        if self.sequential and self.lengths and self.require is not None and self.require.what == "worst":
+            if self.require.number != self.threshold:
+                raise UsageError(
+                    f"evaluate: sequential adds samples that decide threshold {self.threshold:g}, not {self.require}; "
+                    "give both the same number"
+                )
         if not (self.generate or self.score):
             raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
+
+    @property
+    def goal(self) -> Requirement | None:
+        """The bound that samples decide at one length; with several, the threshold at each."""
+        return Requirement("worst", True, self.threshold) if self.lengths else self.require
+
+    def check_plain(self, owner: str) -> None:
+        """Refuse what only `evaluate` itself can do."""
+        asked = {"lengths": self.lengths, "sequential": self.sequential, "max_cost": self.max_cost}
+        for name, value in asked.items():
+            if value:
+                raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
 
     def check_requirement(self, require: Requirement) -> None:
         """Refuse a bound that no result of these settings has a number for."""

@@ -68,6 +68,10 @@ class Requirement:
         judged = value.value if self.by_estimate else value.low if self.at_least else value.high
         return judged >= self.number if self.at_least else judged <= self.number
 
+    def excluded(self, value: Interval) -> bool:
+        """True if the whole interval fails it, so that more samples are not expected to meet it."""
+        return value.high < self.number if self.at_least else value.low > self.number
+
     def __str__(self) -> str:
         return f"{self.what}{'>=' if self.at_least else '<='}{self.number:g}"
 
@@ -88,23 +92,28 @@ class RequirementCheck:
 
 
 def check_requirement(
-    require: Requirement, measures: Mapping[str, Scores], tables: Mapping[str, Scores], *, arm: str = ""
+    require: Requirement,
+    measures: Mapping[str, Scores],
+    tables: Mapping[str, Scores],
+    *,
+    arm: str = "",
+    alpha: float = ALPHA,
 ) -> RequirementCheck:
-    """The check of a bound on accuracy, or on log-probability if no answer was judged.
+    """The check of a bound on accuracy, or on log-probability if no answer was judged; intervals cover 1 - alpha.
 
     It is not met with too few complete samples, nor by answers too many of which were cut off (`tables`).
     """
     measure = "accuracy" if "accuracy" in measures else "logprob"
     scores, value = measures.get(measure), Interval(np.nan, -np.inf, np.inf)
     if scores is not None and len(complete_samples(scores)) >= SAMPLES_FOR_CLAIM:
-        value = getattr(levels_of(scores), require.what)
+        value = getattr(levels_of(scores, alpha=alpha), require.what)
     withheld = why_undecided(tables, tables) if measure == "accuracy" else None
     met = require.met(value) and withheld is None
     return RequirementCheck(str(require), measure, value, met, require.by_estimate, arm, withheld)
 
 
-def levels_of(scores: Scores, *, curves: int = 1) -> Levels:
-    """Mean, worst position and spread of one curve of `curves` that are judged together.
+def levels_of(scores: Scores, *, curves: int = 1, alpha: float = ALPHA) -> Levels:
+    """Mean, worst position and spread of one curve of `curves` that are judged together; intervals cover 1 - alpha.
 
     The low end of the worst position needs no correction: it is the lowest of all low ends, and so not above the low
     end of the position that is truly worst. The high end is the lowest of high ends that hold at once.
@@ -120,19 +129,19 @@ def levels_of(scores: Scores, *, curves: int = 1) -> Levels:
             return wilson(column, confidence)
         return mean_of(column).interval(confidence, least=range_of[0], most=range_of[1])
 
-    alone = [of(column, CONFIDENCE) for column in complete.T]
-    jointly = [of(column, 1 - ALPHA / comparisons) for column in complete.T]
+    alone = [of(column, 1 - alpha) for column in complete.T]
+    jointly = [of(column, 1 - alpha / comparisons) for column in complete.T]
     worst = Interval(float(means.min()), min(ends.low for ends in alone), min(ends.high for ends in jointly))
-    return Levels(of(complete.mean(axis=1), CONFIDENCE), worst, _spread_level(complete))
+    return Levels(of(complete.mean(axis=1), 1 - alpha), worst, _spread_level(complete, alpha))
 
 
-def _spread_level(scores: Scores) -> Interval:
+def _spread_level(scores: Scores, alpha: float) -> Interval:
     """Best minus worst, within what holds for all pairs at once (low end) and for each alone (high end)."""
     gaps = gaps_of(scores)
     if not gaps.shape[1]:
         return Interval(0.0, 0.0, 0.0)
-    low, _, _ = bounds_of(gaps, scores, ALPHA / gaps.shape[1])
-    _, high, _ = bounds_of(gaps, scores, ALPHA)
+    low, _, _ = bounds_of(gaps, scores, alpha / gaps.shape[1])
+    _, high, _ = bounds_of(gaps, scores, alpha)
     most = 1.0 if scores.min() >= 0 and scores.max() <= 1 else np.inf
     return Interval(float(gaps.mean(axis=0).max()), max(0.0, float(low.max())), min(most, float(high.max())))
 

@@ -4,22 +4,24 @@ Every sample is requested once per position. Scores go into score[sample, positi
 paired statistics; finished samples are kept, so that a killed run or one whose server went away goes on from there.
 """
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.budget import Budget, Spending
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.endings import endings_of
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, LengthEvaluation, measures_of
 from posbias.evaluation.judges import judge_verdicts, reading_of
-from posbias.evaluation.lengths import depths_of, length_evaluation
+from posbias.evaluation.lengths import depths_of, length_evaluation, settled
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
 from posbias.evaluation.responders.local import as_responder
@@ -36,9 +38,10 @@ from posbias.evaluation.samples import (
     request_samples,
     samples_of,
 )
+from posbias.evaluation.sequential import Sequential, decides, looks_of, savings
 from posbias.progress import track
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
-from posbias.runs.records import Record
+from posbias.runs.records import Record, plain
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
@@ -91,10 +94,13 @@ def _evaluate_lengths(responder: Responder, task: LanguageTask, options: Evaluat
     evaluations = {}
     for length, lengthened in tasks.items():
         directory = None if options.directory is None else options.directory / f"length-{length}"
-        chosen = replace(options, lengths=(), directory=directory)
+        require = options.goal if options.sequential else None
+        chosen = replace(options, lengths=(), directory=directory, require=require)
         finished = finished_evaluation(responder, lengthened, chosen)
         evaluations[length] = finished or evaluate_responder(responder, lengthened, chosen)
-    return length_evaluation(evaluations, task=str(task), threshold=options.threshold, depths=depths)
+        if options.sequential and settled(evaluations, options):
+            break
+    return length_evaluation(evaluations, task=str(task), options=options, depths=depths)
 
 
 def evaluate_responder(
@@ -120,31 +126,22 @@ def evaluate_responder(
     described = responder.describe()
     settings = _settings(task, options, described)
     data = file_sha256(task)
+    name = fingerprint({"evaluation": _fingerprint(settings, samples, options), **(beside or {})})
     store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
     finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
     finished |= answered or {}
     waiting = [sample for sample in samples if sample.piece not in finished]
     cost = preflight_answers(waiting, task, options, responder) if cost is None else cost
-    chunks = [waiting[start : start + options.together] for start in range(0, len(waiting), options.together)]
-    refused = [row for piece in finished.values() for row in refused_in(read_json(piece, TEXTS))]
-    for chunk in track(chunks, f"requests of {task}"):
-        pieces = answer_samples(chunk, task, options, responder, cost=cost)
-        refused += [row for piece in pieces for row in refused_in(read_json(piece, TEXTS))]
-        check_refused(refused, sum(len(sample.examples) for sample in samples))
-        finished |= {sample.piece: store.keep(sample.piece, piece) for sample, piece in zip(chunk, pieces, strict=True)}
-    pieces = [finished[sample.piece] for sample in samples]
-    if described["kind"] != "local":  # of a local model's prompt it is known whether it opens thoughts
-        pieces = _with_unmarked_thoughts(pieces)
+    asking = _Asking(samples, task, options, responder, store=store, finished=finished, cost=cost)
+    pieces, sequential = _until_decided(asking)
+    samples = samples[: len(pieces)]
     efforts = [read_json(piece, EFFORT) for piece in pieces]
     described |= {**efforts[-1]["learnt"], **_total(effort["counts"] for effort in efforts)}
     _check_scored(pieces, options, described)
     record = Record(
         "evaluate", {}, _resolved(task, options, described), seeds=dict.fromkeys(("samples", "folds"), options.seed)
     )
-    record.resolved |= {
-        "file_sha256": data,
-        "fingerprint": fingerprint({"evaluation": _fingerprint(settings, samples, options), **(beside or {})}),
-    }
+    record.resolved |= {"count": len(samples), "file_sha256": data, "fingerprint": name}
     record.scalars = {
         "n_items": task.n_items,
         **_scored(pieces, record, options),
@@ -154,9 +151,89 @@ def evaluate_responder(
         "cost": max([effort["cost"] for effort in efforts], key=lambda expected: expected.get("prompts", 0)),
         "seconds": sum(effort["seconds"] for effort in efforts),
         "notices": notices_of(samples),
+        **({} if sequential is None else {"sequential": plain(asdict(sequential))}),
     }
     outputs = tuple(row for piece in pieces for row in read_json(piece, TEXTS))
     return replace(Evaluation.from_record(record), outputs=outputs)
+
+
+@dataclass
+class _Asking:
+    """Samples that are asked in order, each kept when it is finished."""
+
+    samples: Sequence[Sample]
+    task: LanguageTask
+    options: EvaluateOptions
+    responder: Responder
+    store: PartStore = field(kw_only=True)
+    finished: dict[str, Pieces] = field(kw_only=True)
+    cost: Mapping[str, Any] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.refused = [row for piece in self.finished.values() for row in refused_in(read_json(piece, TEXTS))]
+        self.spending = None
+        if self.options.max_cost is not None:
+            self.spending = Spending(Budget.parse(self.options.max_cost), self.responder.describe())
+            waiting = self._waiting(len(self.samples))
+            self.spending.announce(self.spending.expected(waiting, self.task, self.options), len(waiting))
+
+    def _waiting(self, count: int) -> list[Sample]:
+        """Those of the first samples that are not finished."""
+        return [sample for sample in self.samples[:count] if sample.piece not in self.finished]
+
+    def until(self, count: int) -> list[Pieces]:
+        """The pieces of the first samples, so many; what is not finished is asked now.
+
+        Raises:
+            RunError: the budget ends before, or as `request_samples`.
+        """
+        n_chunks = math.ceil(len(self._waiting(count)) / self.options.together)
+        for chunk in track(self._chunks(count), f"requests of {self.task}", total=n_chunks):
+            pieces = answer_samples(chunk, self.task, self.options, self.responder, cost=self.cost)
+            self.refused += [row for piece in pieces for row in refused_in(read_json(piece, TEXTS))]
+            check_refused(self.refused, sum(len(sample.examples) for sample in self.samples))
+            for sample, piece in zip(chunk, pieces, strict=True):
+                self.finished[sample.piece] = self.store.keep(sample.piece, piece)
+        pieces = [self.finished[sample.piece] for sample in self.samples[:count]]
+        if self.responder.describe()["kind"] == "local":  # of its prompts it is known whether they open thoughts
+            return pieces
+        return _with_unmarked_thoughts(pieces)
+
+    def _chunks(self, count: int) -> Iterator[list[Sample]]:
+        """The samples that wait, some at a time, as far as the budget goes."""
+        while waiting := self._waiting(count):
+            chunk = waiting[: self.options.together]
+            if self.spending is None:
+                yield chunk
+                continue
+            spent = self.spending.spent(self.responder.counts())
+            expected = [self.spending.expected([sample], self.task, self.options) for sample in chunk]
+            affordable = self.spending.affordable(expected, spent)
+            if not affordable:
+                missing = self._waiting(len(self.samples))
+                left = self.spending.expected(missing, self.task, self.options)
+                raise self.spending.exceeded(spent, left, missing=len(missing), of=len(self.samples))
+            yield chunk[:affordable]
+            self.spending.note(self.spending.spent(self.responder.counts()) - spent, sum(expected[:affordable]))
+
+
+def _until_decided(asking: _Asking) -> tuple[list[Pieces], Sequential | None]:
+    """The pieces of all samples or, of a sequential design, of those until a look that decides."""
+    options, goal = asking.options, asking.options.goal
+    looks = looks_of(len(asking.samples), sequential=options.sequential)
+    for look in looks:
+        pieces = asking.until(look.count)
+        if not options.sequential or goal is None:
+            return pieces, None
+        tables = _tables(pieces)
+        if decided := decides(goal, measures_of(tables), tables, look.alpha):
+            break
+    return pieces, savings(goal, looks, look, tables["prompt_tokens"], decided=decided)
+
+
+def _tables(pieces: Sequence[Pieces]) -> dict[str, np.ndarray]:
+    """Tables as `Evaluation.tables` of so many samples."""
+    return {name: np.stack([piece[name] for piece in pieces]) for name in pieces[0] if name not in (TEXTS, EFFORT)}
 
 
 def _resolved(task: LanguageTask, options: EvaluateOptions, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +259,7 @@ def _resolved(task: LanguageTask, options: EvaluateOptions, described: Mapping[s
 def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) -> dict[str, Any]:
     """Counts and statistics of all pieces, for a record; their tables go into its arrays."""
     outputs = [row for piece in pieces for row in read_json(piece, TEXTS)]
-    tables = {name: np.stack([piece[name] for piece in pieces]) for name in pieces[0] if name not in (TEXTS, EFFORT)}
+    tables = _tables(pieces)
     positions = record.resolved["positions"]
     record.arrays = {"positions": np.array(positions), **{SCORES + name: table for name, table in tables.items()}}
     reading = reading_of(tables, outputs)
@@ -296,7 +373,8 @@ def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described:
 
 def _fingerprint(settings: Mapping[str, Any], samples: Sequence[Sample], options: EvaluateOptions) -> str:
     """Fingerprint of everything an evaluation depends on; its intervals depend on the seed, too."""
-    return fingerprint({**settings, "samples": [sample.piece for sample in samples], "seed": options.seed})
+    goal = {"goal": str(options.goal)} if options.sequential else {}
+    return fingerprint({**settings, "samples": [sample.piece for sample in samples], "seed": options.seed, **goal})
 
 
 def _settings(task: LanguageTask, options: EvaluateOptions, responder: Mapping[str, Any]) -> dict[str, Any]:

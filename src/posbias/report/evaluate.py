@@ -30,7 +30,7 @@ from posbias.report.influence import (
     influence_figure,
 )
 from posbias.report.layout import caveats_of, notice_sentences
-from posbias.report.lengths import length_report
+from posbias.report.lengths import length_report, sequential_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval, mean_of
@@ -99,7 +99,7 @@ def evaluation_report(evaluation: Evaluation) -> Report:
         picture=figures[:1],
         summary=tables[:1],
         statements=statements_of(evaluation),
-        caveats=[*caveats_of(record), *_counted_as_wrong(evaluation), *influence_caveat],
+        caveats=[*caveats_of(record), *_caveats(evaluation), *influence_caveat],
         figures=figures[1:],
         note=NOTE,
         tables=tables[1:],
@@ -301,6 +301,7 @@ def statements_of(evaluation: Evaluation) -> list[str]:
         statements = [f"Verdicts: {finding}." for finding in judge_findings(evaluation.verdicts)]
     statements = [
         *statements,
+        *sequential_sentences(evaluation),
         *(
             f"{label(MEASURES, name)}: {finding}."
             for name, curve in evaluation.curves.items()
@@ -318,9 +319,14 @@ def statements_of(evaluation: Evaluation) -> list[str]:
     return statements
 
 
-def _counted_as_wrong(evaluation: Evaluation) -> list[str]:
-    """Answers that may not be what the model would say; none of them was left out."""
+def _caveats(evaluation: Evaluation) -> list[str]:
+    """Samples that were added until they decided, and answers that may not be what the model would say."""
     caveats, total = [], evaluation.answered
+    if evaluation.sequential:
+        caveats.append(
+            f"Samples were added until they decided {evaluation.sequential.goal}. That bound takes it into account; "
+            "curves, their differences and p-values are those of a fixed number of samples."
+        )
     if evaluation.cut_off:
         within = evaluation.endings.open if evaluation.endings else 0
         first = f"; {within} of them in their first line and not right, which they might have become" if within else ""

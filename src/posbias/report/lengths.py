@@ -4,7 +4,7 @@ import numpy as np
 
 from posbias.display.figures import Curve, Figure, HeatMap, Panel, interval_curves, ramp
 from posbias.evaluation.endings import MOST_CUT
-from posbias.evaluation.evaluation import EffectiveLength, LengthEvaluation
+from posbias.evaluation.evaluation import EffectiveLength, Evaluation, LengthEvaluation
 from posbias.report.layout import caveats_of
 from posbias.report.page import Report
 from posbias.report.tables import Table
@@ -30,6 +30,7 @@ def length_report(evaluation: LengthEvaluation) -> Report:
         tables=[_level_table(evaluation)],
         caveats=[*cut_off, *caveats_of(record)],
         note=NOTE,
+        left_out=[f"{length} tokens: they can no longer change the answer" for length in evaluation.not_evaluated],
         record=record,
     )
 
@@ -44,7 +45,22 @@ def length_verdict(evaluation: LengthEvaluation) -> list[str]:
         if effective.at_least
         else f"No length is established to have {wanted}."
     )
-    return [first, *_beyond(evaluation, effective)]
+    return [first, *_beyond(evaluation, effective), *sequential_sentences(evaluation)]
+
+
+def sequential_sentences(evaluation: Evaluation) -> list[str]:
+    """What a sequential design asked, of what the fixed one would have; none for a fixed number of samples."""
+    design = evaluation.sequential
+    if design is None:
+        return []
+    ends = "The samples decide" if design.decided else "All samples were asked, and do not decide"
+    asked = f"{design.prompts:,} of {design.fixed_prompts:,} prompts were asked"
+    if not np.isnan(design.tokens):
+        saved = 1 - design.tokens / design.fixed_tokens
+        asked += (
+            f", {design.tokens:,.0f} of {design.fixed_tokens:,.0f} tokens read; {saved:.0%} of the tokens are saved"
+        )
+    return [f"{ends} {design.goal}: {asked}."]
 
 
 def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[str]:

@@ -72,8 +72,7 @@ class MitigateOptions:
             raise UsageError(
                 f"mitigate: by {self.by} needs {needed}, which are switched off; switch them on or leave out `by`"
             )
-        if self.evaluation.lengths:
-            raise UsageError("mitigate: methods are tried at one length; give a task of that length")
+        self.evaluation.check_plain("mitigate")
         if self.require is not None:
             self.evaluation.check_requirement(self.require)
 
