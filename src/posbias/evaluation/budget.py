@@ -4,49 +4,20 @@ What is still to come is expected from the prompts themselves, each answer with 
 corrected by what samples have really taken so far. A call ends before the samples that would exceed its budget.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.options import COUNTED, REQUESTS, Budget, EvaluateOptions
+from posbias.evaluation.samples import Sample
 from posbias.progress import report
-
-if TYPE_CHECKING:
-    from posbias.evaluation.options import EvaluateOptions
-    from posbias.evaluation.samples import Sample
-    from posbias.tasks.language import LanguageTask
+from posbias.tasks.language import LanguageTask
 
 BYTES_PER_TOKEN = 3
 """Of a prompt whose tokens are not counted."""
-REQUESTS, TOKENS = "requests", "tokens"
-_NUMBER = r"(?P<number>\d+\.?\d*(?:[eE]\+?\d+)?|\.\d+)"
-_COUNTED = re.compile(rf"\s*(?P<unit>requests|tokens)\s*=\s*{_NUMBER}\s*")
-_MONEY = re.compile(rf"\s*{_NUMBER}\s*(?P<unit>[A-Za-z]{{0,3}}|[€$£¥])\s*")
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that one call may ask of a server."""
-
-    unit: str
-    """`requests`, `tokens` (of prompts and answers), or the name of a currency, which may be empty."""
-    most: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Budget":
-        """Read a budget from text: `requests=500`, `tokens=2e6`, `2 USD` or `0.5`."""
-        match = _COUNTED.fullmatch(text) or _MONEY.fullmatch(text)
-        if match is None or not float(match["number"]):
-            raise UsageError(f"max_cost {text!r}: allowed: requests=500, tokens=2e6, or money such as '2 USD', above 0")
-        return cls(match["unit"], float(match["number"]))
-
-    def text(self, amount: float) -> str:
-        """An amount in the budget's unit."""
-        counted = self.unit in (REQUESTS, TOKENS)
-        return f"{amount:,.0f} {self.unit}" if counted else f"{amount:,.4g} {self.unit}".rstrip()
 
 
 @dataclass
@@ -66,7 +37,7 @@ class Spending:
             raise UsageError(
                 f"max_cost bounds what a server is asked; {self.described.get('kind')} models cost nothing"
             )
-        counted = self.budget.unit in (REQUESTS, TOKENS)
+        counted = self.budget.unit in COUNTED
         if not counted and self.described["price_in"] is None and self.described["price_out"] is None:
             raise UsageError(
                 f"max_cost {self.budget.text(self.budget.most)}: money needs prices per million tokens, such as "
@@ -86,11 +57,11 @@ class Spending:
                 f"the server does not count tokens, so a budget of {self.budget.text(self.budget.most)} cannot be "
                 "kept; allowed: --max-cost 'requests=500'; finished samples are kept"
             )
-        if self.budget.unit == TOKENS:
+        if self.budget.unit in COUNTED:
             return counts["prompt_tokens"] + counts["generated_tokens"]
         return counts["cost"]
 
-    def expected(self, samples: "Sequence[Sample]", task: "LanguageTask", options: "EvaluateOptions") -> float:
+    def expected(self, samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions) -> float:
         """What samples take at most, as it looks before they are asked."""
         examples = [example for sample in samples for example in sample.examples]
         sorts = options.generate + (options.score and self.described.get("scores") is not False)
@@ -100,7 +71,7 @@ class Spending:
             example.n_tokens or len(str(example.prompt).encode()) / BYTES_PER_TOKEN for example in examples
         )
         written = len(examples) * (options.tokens_of(task) + (sorts > options.generate))
-        if self.budget.unit == TOKENS:
+        if self.budget.unit in COUNTED:
             return read + written
         return (read * (self.described["price_in"] or 0.0) + written * (self.described["price_out"] or 0.0)) / 1e6
 

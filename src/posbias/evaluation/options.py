@@ -1,5 +1,6 @@
 """`EvaluateOptions`: which samples are requested, at which positions, and how their answers are read."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,6 @@ import numpy as np
 
 from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import UsageError
-from posbias.evaluation.budget import Budget
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
 from posbias.registry import parse_literal_call
@@ -19,6 +19,35 @@ SPREAD_POSITIONS = 9
 """Positions that are requested by default: enough to see a bend, few enough to be quick."""
 LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
+
+REQUESTS = "requests"
+COUNTED = (REQUESTS, "tokens")
+"""Units of a budget that are no money."""
+_NUMBER = r"(?P<number>\d+\.?\d*(?:[eE]\+?\d+)?|\.\d+)"
+_COUNTED = re.compile(rf"\s*(?P<unit>requests|tokens)\s*=\s*{_NUMBER}\s*")
+_MONEY = re.compile(rf"\s*{_NUMBER}\s*(?P<unit>[A-Za-z]{{0,3}}|[€$£¥])\s*")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that one call may ask of a server."""
+
+    unit: str
+    """`requests`, `tokens` (of prompts and answers), or the name of a currency, which may be empty."""
+    most: float
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """Read a budget from text: `requests=500`, `tokens=2e6`, `2 USD` or `0.5`."""
+        match = _COUNTED.fullmatch(text) or _MONEY.fullmatch(text)
+        if match is None or not float(match["number"]):
+            raise UsageError(f"max_cost {text!r}: allowed: requests=500, tokens=2e6, or money such as '2 USD', above 0")
+        return cls(match["unit"], float(match["number"]))
+
+    def text(self, amount: float) -> str:
+        """An amount in the budget's unit."""
+        counted = self.unit in COUNTED
+        return f"{amount:,.0f} {self.unit}" if counted else f"{amount:,.4g} {self.unit}".rstrip()
 
 
 @checked
@@ -99,12 +128,12 @@ class EvaluateOptions:
                 "evaluate: sequential needs a bound that samples can decide: a requirement such as worst>=0.8, not by "
                 "the estimate, or several lengths"
             )
-        if self.sequential and self.lengths and self.require is not None and self.require.what == "worst":
-            if self.require.number != self.threshold:
-                raise UsageError(
-                    f"evaluate: sequential adds samples that decide threshold {self.threshold:g}, not {self.require}; "
-                    "give both the same number"
-                )
+        bounds_worst = self.require is not None and self.require.what == "worst"
+        if self.sequential and self.lengths and bounds_worst and self.require != self.goal:
+            raise UsageError(
+                f"evaluate: sequential adds samples that decide threshold {self.threshold:g}, not {self.require}; give "
+                "both the same number"
+            )
         if not (self.generate or self.score):
             raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
 

@@ -15,14 +15,14 @@ import numpy as np
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.budget import Budget, Spending
+from posbias.evaluation.budget import Spending
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.endings import endings_of
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, LengthEvaluation, measures_of
 from posbias.evaluation.judges import judge_verdicts, reading_of
 from posbias.evaluation.lengths import depths_of, length_evaluation, settled
-from posbias.evaluation.options import EvaluateOptions
+from posbias.evaluation.options import Budget, EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
 from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
@@ -221,10 +221,10 @@ def _until_decided(asking: _Asking) -> tuple[list[Pieces], Sequential | None]:
     """The pieces of all samples or, of a sequential design, of those until a look that decides."""
     options, goal = asking.options, asking.options.goal
     looks = looks_of(len(asking.samples), sequential=options.sequential)
+    if not options.sequential or goal is None:
+        return asking.until(looks[-1].count), None
     for look in looks:
         pieces = asking.until(look.count)
-        if not options.sequential or goal is None:
-            return pieces, None
         tables = _tables(pieces)
         if decided := decides(goal, measures_of(tables), tables, look.alpha):
             break

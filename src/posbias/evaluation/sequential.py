@@ -63,7 +63,7 @@ def looks_of(count: int, *, sequential: bool) -> tuple[Look, ...]:
         return (Look(count, ALPHA),)
     counts = [math.ceil(count / 2**left) for left in reversed(range(len(SPENT)))]
     looks = [Look(reached, ALPHA * share) for reached, share in zip(counts, SPENT, strict=True)]
-    return tuple(look for look in looks if SAMPLES_FOR_CLAIM <= look.count < count) + (looks[-1],)
+    return (*(look for look in looks[:-1] if SAMPLES_FOR_CLAIM <= look.count < count), looks[-1])
 
 
 def decides(goal: Requirement, measures: Mapping[str, Table], tables: Mapping[str, Table], alpha: float) -> bool:
