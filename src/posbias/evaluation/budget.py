@@ -34,9 +34,7 @@ class Spending:
 
     def __post_init__(self) -> None:
         if REQUESTS not in self.described:
-            raise UsageError(
-                f"max_cost bounds what a server is asked; {self.described.get('kind')} models cost nothing"
-            )
+            raise UsageError("max_cost bounds what a server is asked; a model in this process has no price")
         counted = self.budget.unit in COUNTED
         if not counted and self.described["price_in"] is None and self.described["price_out"] is None:
             raise UsageError(
