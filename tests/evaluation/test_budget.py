@@ -2,10 +2,10 @@
 
 import pytest
 
+from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation.options import Budget
 from posbias.evaluation.responders import ServerOptions, ServerResponder
-from evaluation.serving import chat, stand_in
 
 TASK = "key_value(pairs=3)"
 
