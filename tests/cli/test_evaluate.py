@@ -10,9 +10,12 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import posbias as pb
+from evaluation.serving import chat, stand_in
 from posbias import PlaceOptions, UsageError
 from posbias.cli import main
 from posbias.cli.place import scores_of
+from posbias.mitigation import MITIGATIONS, answering_under
+from posbias.mitigation.methods.recipe import write_recipe
 from posbias.runs.records import read_record
 
 FLAGS = ["--task", "example_order(shots=4)", "--count", 7, "--max-tokens", 2]
@@ -83,7 +86,64 @@ def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, 
     again = posbias("evaluate", long_llama, other, *FLAGS, "--out", out, "--resume")
     assert again.returncode == 0, again.stderr
     refused = posbias("evaluate", long_llama, other, *FLAGS, "--lengths", "300")
-    assert "--lengths, --sequential and exports take one MODEL, got " in refused.stderr
+    assert "--lengths, --sequential and exports take one model, got " in refused.stderr
+
+
+def test_a_model_under_a_recipe_is_another_subject_on_the_same_samples(posbias, long_llama, tmp_path):
+    model, out = pb.load_model(long_llama), tmp_path / "run"
+    recipe = tmp_path / "fitted" / "recipe.json"
+    recipe.parent.mkdir()
+    write_recipe(recipe, MITIGATIONS.parse("temperature(scale=0.9)"), model, {})
+    methods = f"{recipe},repeat_prompt"
+    done = posbias("evaluate", long_llama, *FLAGS, "--methods", methods, "--out", out)
+    assert done.returncode == 0, done.stderr
+    result = pb.load_record(out)
+    names = [entry.name for entry in result.compared]
+    assert names == ["long-llama", "long-llama under temperature(scale=0.9)", "long-llama under repeat_prompt"]
+    assert set(result.compared[1].changes) == {"mean", "worst position", "spread"}
+    assert len(result.compared[2].differences) == 4
+    below = pb.load_record(out / "long-llama-fitted-recipe")
+    assert below.responder["method"] == "temperature(scale=0.9)"
+    alone = pb.evaluate(
+        answering_under(MITIGATIONS.parse("temperature(scale=0.9)"), pb.LocalResponder(model)),
+        "example_order(shots=4)",
+        options=pb.EvaluateOptions(count=7, max_tokens=2),
+    )
+    np.testing.assert_allclose(below.tables["logprob"], alone.tables["logprob"], rtol=1e-4)
+    missing = posbias("evaluate", long_llama, *FLAGS, "--methods", "nowhere.json")
+    assert missing.stderr.startswith("posbias: methods: there is no file 'nowhere.json'")
+
+
+def test_several_servers_are_asked_the_same_samples(posbias, tmp_path):
+    def answer(right):
+        def answered(_index, _path, body):
+            prompt = body["messages"][0]["content"]
+            key = prompt.split('Key: "')[-1].split('"')[0]
+            return chat(prompt.split(f'"{key}": "')[1].split('"')[0] if right else "unknown")
+
+        return answered
+
+    flags = ["--task", "key_value(pairs=3)", "--count", 10, "--no-score", "--out", tmp_path / "run"]
+    with stand_in(answer(True)) as good, stand_in(answer(False)) as bad:
+        servers = ["--server", good.address, "--server", bad.address, "--served-model", "m"]
+        done = posbias("evaluate", *servers, *flags)
+        assert done.returncode == 0, done.stderr
+        assert sorted(map(str, good.asked)) == sorted(map(str, bad.asked))
+        assert len(good.asked) == 30
+        ended = posbias("evaluate", *servers, *flags[:-1], tmp_path / "short", "--max-cost", "requests=6")
+        assert ended.returncode == 1
+        assert "the budget of 6 requests ends here, with 6 requests spent: 2 of 10 samples" in ended.stderr
+        both = ["--served-model", "n", "--served-model", "o"]
+        wrong = posbias("evaluate", *servers, *both, *flags[:-1], tmp_path / "wrong")
+        assert "--server and --served-model are given 2 and 3 times" in wrong.stderr
+        refused = posbias("mitigate", *servers, "--task", "key_value(pairs=3)", "--methods", "repeat_prompt")
+        assert "one server is asked here, got 2; evaluate takes several" in refused.stderr
+    result = pb.load_record(tmp_path / "run")
+    _, second = result.compared
+    assert second.changes["worst position"].value.value == -1
+    assert "worse at the worst position" in result.verdict[0]
+    addresses = [server.address.partition("//")[2] for server in (good, bad)]
+    assert [entry.name for entry in result.compared] == [f"m at {address}/v1" for address in addresses]
 
 
 def test_the_report_can_be_redrawn(posbias, finished):

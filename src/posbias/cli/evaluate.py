@@ -177,10 +177,14 @@ class LocalFlags:
 class ServerFlags:
     """A model on a server."""
 
-    server: Annotated[str | None, typer.Option(help="Base URL of an OpenAI-compatible server.", show_default=False)] = (
-        None
-    )
-    served_model: Annotated[str | None, typer.Option(help="The model's name on the server.", show_default=False)] = None
+    server: Annotated[
+        list[str] | None,
+        typer.Option(help="Base URL of an OpenAI-compatible server; evaluate takes several.", show_default=False),
+    ] = None
+    served_model: Annotated[
+        list[str] | None,
+        typer.Option(help="The model's name on the server; one for all, or one for each.", show_default=False),
+    ] = None
     server_options: Annotated[
         str, typer.Option(help="Such as: kind='text', concurrency=8, requests_per_minute=60.")
     ] = ""
@@ -192,14 +196,42 @@ class ServerFlags:
         ),
     ] = None
 
-    def responder(self, directory: Path | None, *, reuse: bool, template_options: "Mapping[str, Any]") -> "Responder":
-        """A server's model; its answers are kept in the run directory, so that a resumed run pays for none twice."""
+    @property
+    def endpoints(self) -> list[tuple[str, str]]:
+        """Every address with the name of its model."""
+        servers, models = self.server or [], self.served_model or []
+        if not servers:
+            return []
+        if not models:
+            raise UsageError("--server needs --served-model, the name the server knows the model by")
+        both = max(len(servers), len(models))
+        if not {len(servers), len(models)} <= {1, both}:
+            raise UsageError(
+                f"--server and --served-model are given {len(servers)} and {len(models)} times; allowed: one of both, "
+                "one of either for all of the other, or as many of each"
+            )
+        return list(zip(*(given * (both // len(given)) for given in (servers, models)), strict=True))
+
+    def responder(
+        self,
+        directory: Path | None,
+        *,
+        reuse: bool,
+        template_options: "Mapping[str, Any]",
+        endpoint: tuple[str, str] | None = None,
+    ) -> "Responder":
+        """A server's model; its answers are kept in the run directory, so that a resumed run pays for none twice.
+
+        `endpoint`: one of `endpoints`; None: the only one.
+        """
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models.loading import load_tokenizer
         from posbias.registry import parse_literal_call
 
-        if self.served_model is None:
-            raise UsageError("--server needs --served-model, the name the server knows the model by")
+        endpoints = self.endpoints
+        if endpoint is None and len(endpoints) > 1:
+            raise UsageError(f"one server is asked here, got {len(endpoints)}; evaluate takes several")
+        address, model = endpoint or endpoints[0]
         spelled = self.server_options
         _, positional, named = parse_literal_call(f"server({spelled})", "server options")
         names = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
@@ -209,7 +241,47 @@ class ServerFlags:
         cache = None if directory is None else directory / ANSWERS
         settings = ServerOptions(**named, cache=cache, reuse=reuse, template_options=template_options)
         counting = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
-        return ServerResponder(str(self.server), self.served_model, settings, tokenizer=counting)
+        return ServerResponder(address, model, settings, tokenizer=counting)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One of the models that are evaluated."""
+
+    of: str | tuple[str, str]
+    """The model, or the address of a server and its model's name."""
+    method: str | None = None
+    """The recipe or spelling of a method that it is under."""
+
+
+def _subjects(models: list[str], served: ServerFlags, methods: str) -> dict[str, Subject]:
+    """The subjects by the names of their directories, the baseline first, then the first model under each method."""
+    from posbias.measurement.several import directory_names
+    from posbias.mitigation.trial.files import check_files, is_recipe
+
+    addressed = [(f"{address.partition('//')[2]}/{model}", (address, model)) for address, model in served.endpoints]
+    named: list[tuple[str, str | tuple[str, str]]] = [*zip(models, models, strict=True), *addressed]
+    if not named:
+        return {}  # an export without a model
+    entries = options.split_literals(methods) if methods.strip() else []
+    check_files(entries, "")
+    (first, of), *others = named
+    subjects = [(first, Subject(of))]
+    for entry in entries:
+        words = "-".join(Path(entry).with_suffix("").parts[-2:]) if is_recipe(entry) else entry
+        subjects.append((f"{first}-{words}", Subject(of, entry)))
+    subjects += [(name, Subject(other)) for name, other in others]
+    names = directory_names([name for name, _ in subjects])
+    return dict(zip(names, (subject for _, subject in subjects), strict=True))
+
+
+def _under(method: str, responder: "Responder") -> "Responder":
+    """The responder under a method of its recipe or spelling."""
+    from posbias.evaluation.responders import LocalResponder
+    from posbias.mitigation import answering_under, resolve_method
+
+    model: Any = responder.model if isinstance(responder, LocalResponder) else None
+    return answering_under(resolve_method(method, model), responder)
 
 
 @options.grouped
@@ -227,6 +299,13 @@ def evaluate(
     *,
     evaluated: TaskFlags,
     design: DesignFlags,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Evaluate the first model under these too: recipes that `mitigate` wrote, or spelled methods.",
+            show_default="none",
+        ),
+    ] = "",
     local: LocalFlags,
     served: ServerFlags,
     lm_eval: Annotated[
@@ -245,25 +324,33 @@ def evaluate(
     names = models or []
     check_answerer(context, next(iter(names), None), served, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
-    if len(names) > 1 and (design.tokens or design.sequential or lm_eval or inspect_ai):
-        raise UsageError(f"--lengths, --sequential and exports take one MODEL, got {', '.join(names)}")
+    subjects = _subjects(names, served, methods)
+    if len(subjects) > 1 and (design.tokens or design.sequential or lm_eval or inspect_ai):
+        raise UsageError(f"--lengths, --sequential and exports take one model, got {', '.join(subjects)}")
     task = LANGUAGE_TASKS.parse(evaluated.task)
     required = gate.requirement
     settings = evaluated.settings(
         seed=flags.seed, resume=resume, max_memory=local.max_memory, design=design, require=required
     )
-    template_options = evaluated.for_template(task, served=served.server is not None)
+    template_options = evaluated.for_template(task, served=bool(served.server))
     if lm_eval or inspect_ai:
         _export(task, settings, model=next(iter(names), served.tokenizer), lm_eval=lm_eval, inspect_ai=inspect_ai)
         return
+    loaded: dict[str, Responder] = {}
 
-    def responder(model: str | None, directory: Path | None) -> "Responder":
-        if served.server is not None:
-            return served.responder(directory, reuse=resume, template_options=template_options)
-        return local.responder(str(model), template_options=template_options)
+    def responder(subject: Subject, directory: Path | None) -> "Responder":
+        """The subject's responder; of local models the last one stays in memory."""
+        if isinstance(subject.of, str):
+            if subject.of not in loaded:
+                loaded.clear()
+                loaded[subject.of] = local.responder(subject.of, template_options=template_options)
+            plain = loaded[subject.of]
+        else:
+            plain = served.responder(directory, reuse=resume, template_options=template_options, endpoint=subject.of)
+        return plain if subject.method is None else _under(subject.method, plain)
 
-    evaluate_each = _evaluate_several if len(names) > 1 else _evaluate
-    evaluations = evaluate_each(context, task, settings, responder, names=names, flags=flags)
+    evaluate_each = _evaluate_several if len(subjects) > 1 else _evaluate
+    evaluations = evaluate_each(context, task, settings, responder, subjects=subjects, flags=flags)
     if required is not None:
         for evaluation in evaluations:
             gate.judge(evaluation.check(required), quiet=flags.json)
@@ -272,7 +359,7 @@ def evaluate(
 def check_answerer(context: typer.Context, model: str | None, served: ServerFlags, *, exported: bool) -> None:
     """Refuse flags that would do nothing."""
     server, tokenizer = served.server, served.tokenizer
-    if not exported and (model is None) == (server is None):
+    if not exported and (model is None) == (not server):
         raise UsageError("give one of MODEL and --server URL, not both")
     if model is not None and tokenizer is not None:
         goes_with = "an export without a MODEL" if exported else "--server"
@@ -283,6 +370,7 @@ def check_answerer(context: typer.Context, model: str | None, served: ServerFlag
         of_a_run = ["server", *of_a_server, *of_a_model, *OF_A_RUN]
         options.refuse(context, of_a_run, "goes with a run; --lm-eval and --inspect-ai only write the examples")
     elif server:
+        _ = served.endpoints  # one of each, or as many
         options.refuse(context, of_a_model, "goes with a MODEL; a server runs its own")
     else:
         options.refuse(context, of_a_server, "goes with --server; a MODEL runs here")
@@ -292,9 +380,9 @@ def _evaluate(
     context: typer.Context,
     task: "LanguageTask",
     settings: "EvaluateOptions",
-    responder_of: "Callable[[str | None, Path | None], Responder]",
+    responder_of: "Callable[[Subject, Path | None], Responder]",
     *,
-    names: list[str],
+    subjects: dict[str, Subject],
     flags: options.RunFlags,
 ) -> "list[Evaluation]":
     """Evaluate one model, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
@@ -303,7 +391,7 @@ def _evaluate(
 
     with running(context, flags, resume=settings.resume) as run:
         settings = replace(settings, directory=run.directory)
-        responder = responder_of(next(iter(names), None), run.directory)
+        responder = responder_of(next(iter(subjects.values())), run.directory)
         finished = None if settings.lengths else finished_evaluation(responder, task, settings)
         evaluation = finished or evaluate_responder(responder, task, settings)
         if isinstance(evaluation, LengthEvaluation) and run.directory is not None:
@@ -321,27 +409,26 @@ def _evaluate_several(
     context: typer.Context,
     task: "LanguageTask",
     settings: "EvaluateOptions",
-    responder_of: "Callable[[str | None, Path | None], Responder]",
+    responder_of: "Callable[[Subject, Path | None], Responder]",
     *,
-    names: list[str],
+    subjects: dict[str, Subject],
     flags: options.RunFlags,
 ) -> "list[Evaluation]":
     """Evaluate models one after another, each in a directory of its own, and compare them with the first."""
     from posbias.evaluation import compare_evaluations, evaluate_responder, finished_evaluation
-    from posbias.measurement.several import directory_names
 
     evaluations = []
     with running(context, flags, resume=settings.resume) as run:
-        for name, source in directory_names(names).items():
+        for name, subject in subjects.items():
             directory = None if run.directory is None else run.directory / name
-            chosen, responder = replace(settings, directory=directory), responder_of(source, directory)
+            chosen, responder = replace(settings, directory=directory), responder_of(subject, directory)
             finished = finished_evaluation(responder, task, chosen)
             evaluations.append(finished or evaluate_responder(responder, task, chosen))
             if directory is not None:
                 _conclude_part(evaluations[-1], directory, run)
         record = compare_evaluations(evaluations).record
         record.called(run.arguments, run.command)
-        record.resolved["related"] = {name: f"{name}/report.html" for name in directory_names(names)}
+        record.resolved["related"] = {name: f"{name}/report.html" for name in subjects}
         run.finish(record)
     return evaluations
 

@@ -89,10 +89,10 @@ def mitigate(
         _settings(chosen, evaluated, gate, flags=flags, max_memory=local.max_memory, resume=resume),
         engine=engine.made(),
     )
-    template_options = evaluated.for_template(LANGUAGE_TASKS.parse(evaluated.task), served=served.server is not None)
+    template_options = evaluated.for_template(LANGUAGE_TASKS.parse(evaluated.task), served=bool(served.server))
     check_files(settings.entries, settings.fitting.begin)  # before a model is loaded
     with running(context, flags, resume=resume) as run:
-        if served.server is not None:
+        if served.server:
             responder = served.responder(run.directory, reuse=resume, template_options=template_options)
         else:
             responder = local.responder(str(model), template_options=template_options)

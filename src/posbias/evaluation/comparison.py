@@ -118,7 +118,7 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     complete = ~np.isnan(np.hstack(tables)).any(axis=1)
     needed = samples_needed(np.hstack(tables))
     paired = [table[complete] for table in tables]
-    names = numbered([evaluation.title.removesuffix(f": {evaluation.task}") for evaluation in loaded])
+    names = _names(loaded)
     compared = _compared(names, paired, enough=int(complete.sum()) >= needed)
     record = Record(
         "compare_evaluations",
@@ -146,6 +146,14 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
 def _pair(first: Result, second: Result) -> EvaluationComparison:
     """Two finished evaluations; the first is the baseline."""
     return compare_evaluations([first, second])
+
+
+def _names(evaluations: Sequence[Evaluation]) -> list[str]:
+    """What tells evaluations apart: the model with its method, the server's address, else a number."""
+    titles = [evaluation.title.removesuffix(f": {evaluation.task}") for evaluation in evaluations]
+    places = [str(evaluation.responder.get("address", "")).partition("//")[2] for evaluation in evaluations]
+    pairs = list(zip(titles, places, strict=True))
+    return numbered([f"{title} at {place}" if place and titles.count(title) > 1 else title for title, place in pairs])
 
 
 def _check_same(first: Evaluation, other: Evaluation) -> None:

@@ -50,6 +50,9 @@ DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer",
 EFFORT = "effort"
 """Name of a piece's array that tells what the responses took and were expected to take, as UTF-8 bytes of JSON."""
 
+LONGEST_METHOD = 40
+"""Characters of a method's spelling in a title; of a longer one only the name stands there."""
+
 
 class NothingAnsweredError(RunError):
     """Every example was too long for the model, or refused."""
@@ -236,12 +239,18 @@ def _tables(pieces: Sequence[Pieces]) -> dict[str, np.ndarray]:
     return {name: np.stack([piece[name] for piece in pieces]) for name in pieces[0] if name not in (TEXTS, EFFORT)}
 
 
+def method_words(described: Mapping[str, Any]) -> str:
+    """The method that a responder is under, for titles; empty without one."""
+    method = described.get("method") or ""
+    return f" under {method if len(method) <= LONGEST_METHOD else method.partition('(')[0]}" if method else ""
+
+
 def _resolved(task: LanguageTask, options: EvaluateOptions, described: Mapping[str, Any]) -> dict[str, Any]:
     """The request and the responder in plain values, for a record."""
     model = described.get("model")
     source = model.get("source") if isinstance(model, Mapping) else model
     return {
-        "title": f"{source or 'model'}: {task}",
+        "title": f"{source or 'model'}{method_words(described)}: {task}",
         "command": "",
         "task": str(task),
         "file_sha256": None,

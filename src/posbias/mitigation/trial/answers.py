@@ -91,7 +91,6 @@ def _evaluated(
         if evaluation is None:
             evaluation = evaluate_responder(responder, questions.task, options, cost=cost, answered=answered)
             evaluation.record.called(arguments, "")
-            evaluation.record.resolved["title"] += "" if arm.method is None else f", {arm.name}"
             if directory is not None:
                 write_outputs(evaluation, directory)
                 evaluation.record.write_run(directory)
