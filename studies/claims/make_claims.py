@@ -4,8 +4,7 @@ import csv
 import re
 from pathlib import Path
 
-from posbias.papers import verify
-from posbias.papers.claims import Verdict
+from posbias.papers import Verdict, verify
 
 HERE = Path(__file__).parent
 HOLDS = "holds"
@@ -59,8 +58,8 @@ def corrected(verdicts: list[Verdict]) -> str:
         claim, finding = verdict.claim, verdict.finding
         if str(verdict.verdict) != HOLDS:
             name = f"**{claim.name}**, fails" if str(verdict.verdict) == "fails as stated" else claim.name
-            like = first.setdefault(re.sub(r"[\d.e+]+", "", finding.sharper), claim.name)
-            sharper = cell(finding.sharper) if like == claim.name else f"as {like}, with other numbers"
+            like = first.setdefault(re.sub(r"[\d.e+]+", "", verdict.sharper), claim.name)
+            sharper = cell(verdict.sharper) if like == claim.name else f"as {like}, with other numbers"
             rows.append(f"| {name} | {cell(claim.statement)} | {number(finding.value)} | {sharper} |")
     return "\n".join(rows) + "\n"
 
@@ -71,7 +70,7 @@ def line(verdict: Verdict) -> list[str]:
     instances = "1 instance" if finding.instances == 1 else f"{finding.instances} instances"
     return [
         *(claim.name, claim.source, claim.statement, str(verdict.verdict), number(finding.value)),
-        *(f"{finding.computed}; {instances}", finding.sharper or "", "; ".join(claim.assumptions), claim.broken_by),
+        *(f"{verdict.computed}; {instances}", verdict.sharper, "; ".join(claim.assumptions), claim.broken_by),
     ]
 
 

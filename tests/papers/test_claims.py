@@ -7,7 +7,8 @@ import pytest
 
 from posbias import UsageError
 from posbias.papers import CLAIMS, verify
-from posbias.papers.claims import Finding, claim_generator, selected
+from posbias.papers.claims import claim_generator, selected
+from posbias.report.verify import Finding
 
 HOLDS, CORRECTED, FAILS = "holds", "holds with a correction", "fails as stated"
 WRONG_IN_PART = {
@@ -62,19 +63,19 @@ def test_each_verdict_is_complete_plain_and_can_be_drawn(verdicts, name):
     assert np.isfinite(document["value"])
     assert document["sharper"] or document["verdict"] == HOLDS
     figure = verdicts[name].finding.figure
-    assert figure.series
+    assert figure.curves
     assert figure.x_label
     assert figure.y_label
-    for series in figure.series:
-        assert series.x.shape == series.y.shape
-        assert series.x.size > 0
-        assert np.isfinite([series.x, series.y]).all()
+    for curve in figure.curves:
+        assert curve.x.shape == curve.y.shape
+        assert curve.x.size > 0
+        assert np.isfinite([curve.x, curve.y]).all()
 
 
 def test_the_verdict_follows_from_the_comparisons(verdicts):
     figure = next(iter(verdicts.values())).finding.figure
     outcomes = [
-        Finding("", 0.0, as_stated, figure, corrected=corrected).outcome
+        Finding(0.0, as_stated, figure, corrected=corrected).outcome
         for as_stated, corrected in ((True, False), (True, True), (False, True), (False, False))
     ]
     assert outcomes == [HOLDS, HOLDS, CORRECTED, FAILS]

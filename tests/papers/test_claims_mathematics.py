@@ -150,7 +150,7 @@ class TestCentreNodes:
         verdict = verify_mask(visible)
         assert verdict.verdict == "fails as stated"
         assert verdict.finding.numbers["factor_outside_closed_groups"] < 1
-        assert "none" in verdict.finding.computed
+        assert "none" in verdict.computed
 
     def test_a_users_mask_without_self_loops(self):
         visible = np.zeros((4, 4), dtype=bool)

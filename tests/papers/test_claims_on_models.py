@@ -137,7 +137,7 @@ def test_order_needs_ordered_kernels_and_can_fail_without() -> None:
     found = MODEL_CLAIMS[ROLLOUT + "proposition-4.2"]().check(run)
     assert found.verdict == "premises not met (fails all the same)"
     assert found.finding.value == pytest.approx(0.9)
-    assert "fails in 100% of 1" in found.finding.sharper
+    assert "fails in 100% of 1" in found.sharper
     assert not MODEL_CLAIMS["wu2025/lemma-A.1"]().check(run).finding.as_stated
 
     generator = np.random.default_rng(0)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.papers import claims_record, read_mask
+from posbias.papers import CLAIMS, claims_record, read_mask
 from posbias.report import report_of
 from posbias.report.page import html_of
-from posbias.runs.records import read_record
+from posbias.runs.records import plain, read_record
 
 
 @pytest.fixture
@@ -161,13 +161,23 @@ def test_the_page_opens_with_what_fails(verdicts):
     assert [row[1] for row in report.summary[0].cells] == ["fails as stated", *["holds with a correction"] * 5]
     assert [curve.name for curve in report.picture[0].curves] == ["m = 0.2", "m = 0.1", "m = 0.05"]
     for entry in record.scalars["verdicts"]:
-        entry["verdict"] = "fails"
+        entry["corrected"] = False
     assert report_of(record).verdict[1].startswith("What fails, first: ")
     for entry in record.scalars["verdicts"]:
-        entry["verdict"] = "holds"
+        entry["as_stated"] = True
     holding = report_of(record)
     assert holding.verdict == ["All 6 published statements hold."]
     assert holding.picture
+
+
+def test_a_record_holds_numbers_and_is_drawn_anew_with_todays_words(verdicts, monkeypatch):
+    record = claims_record(list(verdicts.values()), {}, seed=0)
+    stored = json.dumps(plain(record.scalars))
+    for verdict in verdicts.values():
+        words = (verdict.claim.statement, verdict.claim.source, verdict.computed, verdict.sharper or verdict.computed)
+        assert not any(sentence in stored for sentence in words)
+    monkeypatch.setattr(CLAIMS["birth-2603.10123/claim-2-dead-zone"], "sharper", "promised {promised:.0e}")
+    assert report_of(record).verdict[2] == "What was found: promised 4e-23."
 
 
 @pytest.mark.parametrize(

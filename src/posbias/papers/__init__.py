@@ -7,11 +7,12 @@ and our own theorems on design, under the same tests.
 
 # Each folder registers its claims and its experiment.
 from posbias.papers import birth2603, design_claims, liu2026, rollout2602, wu2025  # noqa: F401
-from posbias.papers.claims import CLAIMS, Claim, Verdict, claims_record, tally, verify
+from posbias.papers.claims import Claim, claims_record, tally, verify
 from posbias.papers.kernels import centre_nodes
-from posbias.papers.model_claims import MODEL_CLAIMS, ModelClaim, verify_model, verify_source
+from posbias.papers.model_claims import ModelClaim, verify_model, verify_source
 from posbias.papers.reproduction import PAPERS, Experiment, reproduce, reproduction_record
 from posbias.papers.wu2025.graphs import read_mask, verify_mask
+from posbias.report.verify import CLAIMS, MODEL_CLAIMS, Verdict
 
 __all__ = [
     "CLAIMS",

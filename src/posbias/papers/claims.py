@@ -8,146 +8,16 @@ on purpose, and the verdict has to change.
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from textwrap import TextWrapper
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float64
 
 from posbias.checks import check_seed
+from posbias.display.figures import RUNS, Curve, Figure
 from posbias.errors import UsageError
 from posbias.progress import track
-from posbias.registry import Registry
+from posbias.report.verify import CLAIMS, EVIDENCE, TITLE, Facts, Finding, Verdict
 from posbias.runs.records import Record
-
-CLAIMS: Registry["Claim"] = Registry("claim")
-
-TEXT_WIDTH = 112
-"""Characters of a line of a verdict as text."""
-
-Outcome = Literal["holds", "holds with a correction", "fails as stated"]
-
-
-@dataclass(frozen=True, eq=False)
-class Series:
-    """One curve of a claim's figure."""
-
-    label: str
-    x: Float64[np.ndarray, "n"]
-    y: Float64[np.ndarray, "n"]
-
-
-@dataclass(frozen=True, eq=False)
-class Figure:
-    """The evidence for a verdict as curves."""
-
-    x_label: str
-    y_label: str
-    series: Sequence[Series]
-    log_x: bool = False
-    log_y: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Finding:
-    """Numbers of an experiment that a verdict follows from."""
-
-    computed: str
-    """Description of `value`."""
-    value: float
-    """The one number that decides."""
-    as_stated: bool
-    """True if the statement held as printed on every instance."""
-    figure: Figure
-    corrected: bool = False
-    """True if the corrected statement (in `sharper`) held although the printed one did not."""
-    sharper: str = ""
-    """The correction, or a stronger fact, with its numbers; may be empty."""
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    instances: int = 1
-    """Number of random instances that were examined."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """The verdict that follows from the comparisons."""
-        if self.as_stated:
-            return "holds"
-        return "holds with a correction" if self.corrected else "fails as stated"
-
-
-@dataclass(frozen=True)
-class Premise:
-    """An assumption as it is found on a model."""
-
-    text: str
-    met: bool
-    found: str = ""
-    """Evidence on the model, with its number."""
-
-
-@dataclass(frozen=True, eq=False)
-class Verdict:
-    """A claim with what its experiment found, on random instances or on one model."""
-
-    claim: "Claim"
-    """The claim as published."""
-    finding: Finding
-    broken: bool = False
-    """True if an assumption was violated on purpose."""
-    premises: tuple[Premise, ...] | None = None
-    """On a model: the claim's assumptions as found there; None on random instances, which are drawn to meet them."""
-
-    @property
-    def met(self) -> bool:
-        """True if the model meets every premise."""
-        return all(premise.met for premise in self.premises or ())
-
-    @property
-    def verdict(self) -> str:
-        """holds, holds with a correction, or fails as stated; on a model holds or fails.
-
-        If a model does not meet the premises, it says what the statement did all the same.
-        """
-        if self.premises is None:
-            return self.finding.outcome
-        outcome = "holds" if self.finding.as_stated else "fails"
-        return outcome if self.met else f"premises not met ({outcome} all the same)"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON and for a record; the evidence arrays are kept apart."""
-        document: dict[str, Any] = {
-            "claim": self.claim.name,
-            "paper": self.claim.paper,
-            "source": self.claim.source,
-            "statement": self.claim.statement,
-            "assumptions": list(self.claim.assumptions),
-            "broken": self.claim.broken_by if self.broken else "",
-            "computed": self.finding.computed,
-            "value": float(self.finding.value),
-            "verdict": self.verdict,
-            "sharper": self.finding.sharper,
-            "numbers": {name: float(number) for name, number in self.finding.numbers.items()},
-            "instances": int(self.finding.instances),
-        }
-        if self.premises is not None:
-            document["assumptions"] = [premise.text for premise in self.premises]
-            document["premises"] = [
-                {"premise": premise.text, "met": premise.met, "found": premise.found} for premise in self.premises
-            ]
-        return document
-
-    def as_text(self) -> str:
-        """Name and verdict, where it is stated, the statement, the number, premises on a model, the sharper fact."""
-        claim, finding = self.claim, self.finding
-        paragraphs = [claim.statement, f"computed {finding.value:.4g}: {finding.computed}"]
-        for premise in self.premises or ():
-            evidence = f" ({premise.found})" if premise.found else ""
-            paragraphs.append(f"premise {'met' if premise.met else 'NOT MET'}: {premise.text}{evidence}")
-        paragraphs += [f"sharper: {finding.sharper}"] if finding.sharper else []
-        wrap = TextWrapper(TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
-        head = [f"{claim.name}: {self.verdict.upper()}", f"  {claim.source} of {claim.paper}"]
-        return "\n".join(head + [wrap.fill(paragraph) for paragraph in paragraphs])
 
 
 class Claim(ABC):
@@ -163,6 +33,15 @@ class Claim(ABC):
     assumptions: ClassVar[tuple[str, ...]]
     broken_by: ClassVar[str]
     """The assumption that `broken=True` violates, and the way it does."""
+    computed: ClassVar[str]
+    """Template over the finding's numbers: what its value is."""
+    sharper: ClassVar[str] = ""
+    """Likewise: the correction, or a stronger fact; may be empty."""
+
+    @staticmethod
+    def phrases(numbers: Facts) -> Facts:
+        """Words that the templates take beside the numbers, chosen by them."""
+        return {}
 
     @abstractmethod
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
@@ -170,7 +49,7 @@ class Claim(ABC):
 
     def check(self, generator: np.random.Generator, *, broken: bool = False) -> Verdict:
         """The verdict on instances drawn with `generator`."""
-        return Verdict(self, self.examine(generator, broken=broken), broken)
+        return Verdict(self.name, self.examine(generator, broken=broken), broken)
 
 
 def verify(selection: str | None = None, *, seed: int = 0) -> list[Verdict]:
@@ -214,16 +93,22 @@ def claim_generator(name: str, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def curve(label: str, x: Any, y: Any) -> Series:
-    """A series from anything array-like."""
-    return Series(label, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
+def evidence(
+    x_label: str, y_label: str, lines: Sequence[tuple[str, Any, Any]], *, log_x: bool = False, log_y: bool = False
+) -> Figure:
+    """A claim's figure: lines by label, x and y, from anything array-like."""
+    curves = [
+        Curve(label, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), stroke)
+        for (label, x, y), stroke in zip(lines, RUNS, strict=False)
+    ]
+    return Figure(EVIDENCE, "", x_label, y_label, tuple(curves), log_axes="x" * log_x + "y" * log_y)
 
 
 def curves(
     x_label: str, y_label: str, x: Any, lines: Mapping[str, Any], *, log_x: bool = False, log_y: bool = False
 ) -> Figure:
-    """A figure of lines over one x, by label."""
-    return Figure(x_label, y_label, [curve(label, x, y) for label, y in lines.items()], log_x, log_y)
+    """A claim's figure of lines over one x, by label."""
+    return evidence(x_label, y_label, [(label, x, y) for label, y in lines.items()], log_x=log_x, log_y=log_y)
 
 
 def claims_record(
@@ -244,32 +129,20 @@ def claims_record(
         read: Of a model: `model` and `prompts` as they describe themselves.
 
     Returns:
-        A record of verb "verify": `scalars["verdicts"]` is the list of verdicts, each with its `figure` (labels and
-        array names); the curves are arrays `evidence/<claim>/<number>/x` and `/y`.
+        A record of verb "verify": `scalars["verdicts"]` is the list of verdicts as names and numbers, each with its
+        `figure` (labels and array names); the curves are arrays `evidence/<claim>/<number>/x` and `/y`.
     """
     record = Record(
         verb="verify",
         arguments=dict(arguments),
         resolved={"title": _title(read or {}), "command": command, **(read or {})},
+        scalars={"verdicts": [verdict.as_record() for verdict in verdicts]},
         seeds={"claims": seed},
     )
-    entries = []
     for verdict in verdicts:
-        figure = verdict.finding.figure
-        stems = [f"evidence/{verdict.claim.name}/{number}" for number in range(len(figure.series))]
-        for stem, series in zip(stems, figure.series, strict=True):
-            record.arrays[f"{stem}/x"], record.arrays[f"{stem}/y"] = series.x, series.y
-        described = {
-            "x_label": figure.x_label,
-            "y_label": figure.y_label,
-            "log_x": figure.log_x,
-            "log_y": figure.log_y,
-            "curves": [
-                {"label": series.label, "arrays": stem} for stem, series in zip(stems, figure.series, strict=True)
-            ],
-        }
-        entries.append({**verdict.as_dict(), "figure": described})
-    record.scalars["verdicts"] = entries
+        for number, curve in enumerate(verdict.finding.figure.curves):
+            stem = f"{EVIDENCE}/{verdict.name}/{number}"
+            record.arrays[f"{stem}/x"], record.arrays[f"{stem}/y"] = curve.x, curve.y
     return record
 
 
@@ -282,5 +155,4 @@ def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:
 
 
 def _title(read: Mapping[str, Any]) -> str:
-    tested = "Published claims put to the test"
-    return f"{tested} on {read['model'].get('source', 'a model')}" if "model" in read else tested
+    return f"{TITLE} on {read['model'].get('source', 'a model')}" if "model" in read else TITLE

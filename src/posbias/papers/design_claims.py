@@ -26,7 +26,8 @@ from posbias.papers.birth2603.gradient import (
     squared_norms,
 )
 from posbias.papers.birth2603.gradient import N_POSITIONS as ENERGY_POSITIONS
-from posbias.papers.claims import CLAIMS, Claim, Finding, curves
+from posbias.papers.claims import Claim, curves
+from posbias.report.verify import CLAIMS, Finding
 from posbias.theory.rollout import rollout_profile, rollout_rows
 
 PAPER = "docs/design (posbias)"
@@ -71,6 +72,8 @@ class AnyTarget(Claim):
     statement = "One key bias in all layers gives any positive profile with more than P0 = prod(1 - m_l) at its end."
     assumptions = (BARE, RESIDUAL, "the length that it was designed for")
     broken_by = "the bias is used at half its length"
+    computed = "largest relative error of the rollout's profile over {targets:.0f} targets, entry by entry"
+    sharper = "the closed form of the profile agrees with the product of matrices to {closed_form_relative_error:.0e}"
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Random targets over four decades, depths and mixings; the product of matrices against the target."""
@@ -88,14 +91,12 @@ class AnyTarget(Claim):
             errors.append(_relative(profile, Given(target).shape(used)))
             closed.append(_relative(closed_profile(bias[:used], mixing), profile))
         return Finding(
-            computed=f"largest relative error of the rollout's profile over {INSTANCES} targets, entry by entry",
             value=max(errors),
             as_stated=max(errors) <= EXACT,
             figure=curves(
                 "position", "influence", np.arange(used), {"target": Given(target).shape(used), "rollout": profile}
             ),
-            sharper=f"the closed form of the profile agrees with the product of matrices to {max(closed):.0e}",
-            numbers={"closed_form_relative_error": max(closed)},
+            numbers={"targets": INSTANCES, "closed_form_relative_error": max(closed)},
             instances=INSTANCES,
         )
 
@@ -111,6 +112,8 @@ class EveryLength(Claim):
     )
     assumptions = (BARE, RESIDUAL, "alpha_(l+1) = alpha_l / (1 - m_l)")
     broken_by = "alpha is 1 in every layer: no key bias"
+    computed = "largest relative error over every entry of every row at N = {lengths}"
+    sharper = "another alpha_0 gives the power law alpha_0 x^(alpha_0 - 1), beta-binomial at every finite length"
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """All rows at three lengths, random mixings; for other alpha_0 the beta-binomial law of (alpha_0, 1)."""
@@ -127,13 +130,12 @@ class EveryLength(Claim):
                 visible = np.tril_indices(n_positions)
                 errors.append(_relative(rows[visible], law[visible]))
         return Finding(
-            computed=f"largest relative error over every entry of every row at N = {', '.join(map(str, LENGTHS))}",
             value=max(errors),
             as_stated=max(errors) <= EXACT,
             figure=curves(
                 "position", "influence on the last position", position, {"rollout": rows[-1], "law": law[-1]}
             ),
-            sharper="another alpha_0 gives the power law alpha_0 x^(alpha_0 - 1), beta-binomial at every finite length",
+            numbers={"lengths": list(LENGTHS)},
             instances=2 * len(LENGTHS),
         )
 
@@ -147,6 +149,7 @@ class OrderOfLayers(Claim):
     statement = "Layers with gamma keys may stand in any order: the rollout is the same."
     assumptions = (BARE, RESIDUAL, "gamma keys")
     broken_by = "random key biases instead of gamma keys"
+    computed = "largest relative difference of two orders over {stacks:.0f} stacks of 8 layers"
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Random exponents and mixings, forwards and shuffled."""
@@ -167,12 +170,12 @@ class OrderOfLayers(Claim):
             ]
             errors.append(_relative(*profiles))
         return Finding(
-            computed=f"largest relative difference of two orders over {INSTANCES} stacks of 8 layers",
             value=max(errors),
             as_stated=max(errors) <= EXACT,
             figure=curves(
                 "position", "influence", np.arange(N_POSITIONS), {"in order": profiles[0], "shuffled": profiles[1]}
             ),
+            numbers={"stacks": INSTANCES},
             instances=INSTANCES,
         )
 
@@ -186,6 +189,11 @@ class MeanPosition(Claim):
     statement = "With gamma keys the mean position that row i attends to is i prod_l (1 - m_l/(alpha_l + 1))."
     assumptions = (BARE, RESIDUAL, "gamma keys")
     broken_by = "attention sees the last 16 positions only"
+    computed = "largest relative error of a row's mean position over {stacks:.0f} stacks"
+    sharper = (
+        "one alpha for all layers with the mean of a flat row is a near miss: 24 layers, m = .1, alpha = "
+        "{shared_alpha:.3f}, W1 {shared_distance:.3f} to flat at N = {positions:.0f}"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Random exponents and mixings; the shared exponent that puts the mean where a flat row has it."""
@@ -197,15 +205,15 @@ class MeanPosition(Claim):
             errors.append(_relative(means[1:], expected[1:]))
         shared, distance = shared_alpha(np.full(24, 0.1), N_POSITIONS)
         return Finding(
-            computed=f"largest relative error of a row's mean position over {INSTANCES} stacks",
             value=max(errors),
             as_stated=max(errors) <= EXACT,
             figure=curves("row", "mean position", np.arange(N_POSITIONS), {"rollout": means, "product": expected}),
-            sharper=(
-                f"one alpha for all layers with the mean of a flat row is a near miss: 24 layers, m = .1, alpha = "
-                f"{shared:.3f}, W1 {distance:.3f} to flat at N = {N_POSITIONS}"
-            ),
-            numbers={"shared_alpha": shared, "shared_distance": distance},
+            numbers={
+                "stacks": INSTANCES,
+                "positions": N_POSITIONS,
+                "shared_alpha": shared,
+                "shared_distance": distance,
+            },
             instances=INSTANCES,
         )
 
@@ -228,6 +236,8 @@ class Uniqueness(Claim):
     statement = "Flat at every length needs the exponents 1, 1/(1 - m), 1/(1 - m)^2 ...: bounded ones fall short."
     assumptions = (BARE, RESIDUAL, "gamma keys with alpha below (1 - m)^-(L - 1)", "the same mixing m in every layer")
     broken_by = "the bound is the end of the chain itself"
+    computed = "least misfit of the moments of a row to those of a flat one, over searches and two stacks"
+    sharper = "poles and zeros of the moments must cancel, which leaves one chain up to the order of layers"
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The least misfit of moments E t^s, s = 1 ... 12, with alpha_l at most the square root of the chain's end."""
@@ -238,11 +248,9 @@ class Uniqueness(Claim):
             least.append(min(_moment_misfit(depth, mixing, bound, generator) for _ in range(STARTS)))
         alphas = telescoping_alphas(0.0, np.full(8, 0.2))
         return Finding(
-            computed="least misfit of the moments of a row to those of a flat one, over searches and two stacks",
             value=min(least),
             as_stated=min(least) > NOT_FLAT / 10,
             figure=curves("layer", "exponent", np.arange(8), {"the chain, 8 layers, m = .2": alphas}),
-            sharper="poles and zeros of the moments must cancel, which leaves one chain up to the order of layers",
             instances=2 * STARTS,
         )
 
@@ -282,6 +290,8 @@ class EnergiesAnyTarget(Claim):
     )
     assumptions = (BARE, ENERGIES, "the length that it was designed for")
     broken_by = "the bias that the rollout asks for, where weights add"
+    computed = "largest relative error of the norms' shape over 3 targets, the last position apart"
+    sharper = "back-propagation through random value maps differs from the recursion by {simulated_error:.3f} (median)"
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Random shapes of norms; the recursion of energies against them, and back-propagation through random maps."""
@@ -304,7 +314,6 @@ class EnergiesAnyTarget(Claim):
         simulated = measured_norms(layers, generator, gain=GAIN)[:-1]
         noise = median_error(norms, simulated)
         return Finding(
-            computed="largest relative error of the norms' shape over 3 targets, the last position apart",
             value=max(errors),
             as_stated=max(errors) <= 1e-8 and noise <= TOLERANCE,
             figure=curves(
@@ -313,7 +322,6 @@ class EnergiesAnyTarget(Claim):
                 np.arange(ENERGY_POSITIONS - 1),
                 {"target": target_shape, "energies": norms / norms.sum(), "simulated": simulated / simulated.sum()},
             ),
-            sharper=f"back-propagation through random value maps differs from the recursion by {noise:.3f} (median)",
             numbers={"simulated_error": noise},
             instances=3,
         )
@@ -374,6 +382,11 @@ class EnergiesNotScaleFree(Claim):
     statement = "With two or more layers no gamma keys make a linear residual network's Jacobian flat at every length."
     assumptions = (BARE, ENERGIES, "two layers or more", "long contexts: the limit of relative positions")
     broken_by = "one layer, where alpha = 1 is flat"
+    computed = "least of largest over smallest norm, less 1, that a search over exponents found"
+    sharper = (
+        "no other term cancels the density's x^(2 max(alpha) - 2) and x^(2 min(alpha) - 2), whose coefficients are "
+        "positive"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The least spread of the limit's density over x from exp(-6) to 1, for 2 and 3 layers, over several starts."""
@@ -392,14 +405,9 @@ class EnergiesNotScaleFree(Claim):
         }
         scaled = {label: np.sqrt(density / density.mean()) for label, density in lines.items()}
         return Finding(
-            computed="least of largest over smallest norm, less 1, that a search over exponents found",
             value=min(spreads),
             as_stated=min(spreads) > NOT_FLAT,
             figure=curves("relative position", "norm (mean 1)", np.exp(-grid), scaled, log_x=True),
-            sharper=(
-                "no other term cancels the density's x^(2 max(alpha) - 2) and x^(2 min(alpha) - 2), whose coefficients "
-                "are positive"
-            ),
             numbers={f"spread_{depth}": spread for depth, spread in zip(depths, spreads, strict=True)},
             instances=STARTS * len(depths),
         )

@@ -7,7 +7,6 @@ it, of a Hugging Face model recomputed from what its attention modules read.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,12 +23,12 @@ from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.reference.parameters import constants_of, stacked
-from posbias.papers.claims import CLAIMS, Finding, Premise, Verdict, selected
+from posbias.papers.claims import selected
 from posbias.papers.kernels import ROUNDING
 from posbias.progress import track
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts
-from posbias.registry import Registry
+from posbias.report.verify import MODEL_CLAIMS, PREMISES, Facts, Finding, Premise, PremiseWords, Verdict, listed
 from posbias.theory.power_rollout.actual_attention import trace_attention
 
 MOST_POSITIONS = 256
@@ -131,13 +130,19 @@ def _of_described(
     return kernels, mixing.numpy(), visible
 
 
-MODEL_CLAIMS: Registry["ModelClaim"] = Registry("claim on a model")
-
-
 class ModelClaim(ABC):
     """A published claim in the form in which one model's attention can meet it or not; named as the claim is."""
 
     name: ClassVar[str]
+    computed: ClassVar[str]
+    """Template over the finding's numbers: what its value is."""
+    sharper: ClassVar[str]
+    """Likewise: a further fact on the model."""
+
+    @staticmethod
+    def phrases(numbers: Facts) -> Facts:
+        """Words that the templates take beside the numbers, chosen by them."""
+        return {}
 
     @abstractmethod
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
@@ -149,7 +154,7 @@ class ModelClaim(ABC):
 
     def check(self, run: ModelRun) -> Verdict:
         """Premises and number together."""
-        return Verdict(CLAIMS[self.name](), self.examine(run), premises=self.premises(run))
+        return Verdict(self.name, self.examine(run), premises=self.premises(run))
 
 
 def verify_model(model: Model, prompts: Prompts, selection: str | None = None) -> list[Verdict]:
@@ -187,18 +192,47 @@ def verify_source(
 def attention_only(run: ModelRun) -> Premise:
     """No residual connection."""
     least = float(run.mixing.min())
-    return Premise("attention only: no residual connections", 1 - least <= ROUNDING, f"least mixing {least:.3f}")
+    return Premise("attention-only", 1 - least <= ROUNDING, {"least_mixing": least})
 
 
 def bounded_below(run: ModelRun) -> Premise:
     """Every admissible weight above one positive number: what bounded weights and values give at any finite depth."""
     epsilon = float(run.epsilons.min())
-    return Premise("every admissible attention weight is positive", epsilon > 0, f"smallest {epsilon:.2e}")
+    return Premise("positive-weights", epsilon > 0, {"epsilon": epsilon})
 
 
-def masked_as(run: ModelRun, kinds: Sequence[str]) -> Premise:
+def masked_as(run: ModelRun, kind: str) -> Premise:
     """One of some masks in every layer."""
     mask = run.mask
-    evidence = "layers or heads differ, or no mask of the library" if mask is None else str(mask)
-    text = f"mask {' or '.join(kinds)} in every layer"
-    return Premise(text, mask is not None and type(mask).name in kinds, evidence)
+    met = mask is not None and type(mask).name == kind
+    return Premise("mask", met, {"kind": kind, "mask": None if mask is None else str(mask)})
+
+
+for _name, _words in {
+    "attention-only": PremiseWords("attention only: no residual connections", "least mixing {least_mixing:.3f}"),
+    "positive-weights": PremiseWords("every admissible attention weight is positive", "smallest {epsilon:.2e}"),
+    "mask": PremiseWords(
+        "mask {kind} in every layer",
+        lambda met, facts: facts["mask"] or "layers or heads differ, or no mask of the library",
+    ),
+    "one-mask": PremiseWords("one mask in every layer", lambda met, facts: "" if met else "layers differ"),
+    "centre-node": PremiseWords(
+        "the mask has a centre node",
+        lambda met, facts: f"centre nodes {listed(facts['centre_nodes'])}" if met else "none",
+    ),
+    "enough-layers": PremiseWords(
+        "at least N - 1 = {needed:.0f} layers, so that any mask has brought some mass", "{layers:.0f}"
+    ),
+    "bounded-weights": PremiseWords("bounded weights, finite depth", "{layers:.0f} layers"),
+    "any-mixing": PremiseWords(
+        "a bound for any total mixing (its limit needs an infinite one)",
+        "sum m_l from {least_total:.2f} to {largest_total:.2f}",
+    ),
+    "causal": PremiseWords("no attention to later positions"),
+    "residual": PremiseWords("a residual connection in every layer", "largest mixing {largest_mixing:.3f}"),
+    "monotone": PremiseWords(
+        "Assumption 4.1: stochastically monotone mean kernels",
+        "largest gap {largest_gap:.3f}, {violated_share:.0%} of its inequalities fail",
+    ),
+}.items():
+    PREMISES.register(_name)(_words)

@@ -11,8 +11,10 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
+from posbias.display.figures import Figure
 from posbias.errors import UsageError
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve
+from posbias.papers.claims import Claim, evidence
+from posbias.report.verify import CLAIMS, Facts, Finding
 from posbias.theory.closed_form import attention_steps, closed_form
 
 PAPER = "Lost in the Middle at Birth, arXiv 2603.10123"
@@ -89,8 +91,8 @@ def _profiles_figure(profiles: Sequence[tuple[str, Float64[np.ndarray, "_"]]]) -
     for label, profile in profiles:
         count = len(profile)
         chosen = np.unique(np.concatenate([np.geomspace(1, count, 150).astype(int) - 1, np.arange(0, count, 41)]))
-        series.append(curve(label, chosen + 1, np.maximum(profile[chosen], 1e-30)))
-    return Figure("position (1-based)", "influence on the last position", series, log_x=True, log_y=True)
+        series.append((label, chosen + 1, np.maximum(profile[chosen], 1e-30)))
+    return evidence("position (1-based)", "influence on the last position", series, log_x=True, log_y=True)
 
 
 @CLAIMS.register("birth-2603.10123/claim-1-closed-form")
@@ -102,6 +104,13 @@ class ClosedForm(Claim):
     statement = "The closed-form density gives the exact influence of every position, the first token included."
     assumptions = (UNIFORM, "continuous limit")
     broken_by = "attention is not uniform: ALiBi with slope 0.02"
+    computed = "density's first-token mass at H = 12, N = {positions:.0f}; the true one is {true_first_12:.3f}"
+    sharper = (
+        "the limit needs L << ln N: true first-token mass {true_first_12:.3f} (H=12), {true_first_24:.4f} (H=24), "
+        "density {density_first_12:.3f}, {density_first_24:.0e}; (1/N) h_(H-1)(1/(j+1) ... 1/N) is exact at every N "
+        "(relative error {finite_form_relative_error:.0e}); at H = 2, N = 1e9 the density is off by "
+        "{shallow_error:.3f}"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """First-token mass of C^H at N = 2048: density at midpoints against the product; finite-N form against it."""
@@ -119,7 +128,6 @@ class ClosedForm(Claim):
         worst = max(abs(density[depth] / true[depth] - 1) for depth in true)
         finite_exact = max(errors) <= EXACT
         return Finding(
-            computed=f"density's first-token mass at H = 12, N = {N_POSITIONS}; the true one is {true[12]:.3f}",
             value=density[12],
             as_stated=worst <= CLOSE and finite_exact,
             corrected=finite_exact and abs(shallow - 1) <= CLOSE,
@@ -130,18 +138,14 @@ class ClosedForm(Claim):
                     ("finite-N form, H = 12", closed_form(N_POSITIONS, np.arange(HEAD), np.ones(12))),
                 ]
             ),
-            sharper=(
-                f"the limit needs L << ln N: true first-token mass {true[12]:.3f} (H=12), {true[DEPTH]:.4f} (H=24), "
-                f"density {density[12]:.3f}, {density[DEPTH]:.0e}; (1/N) h_(H-1)(1/(j+1) ... 1/N) is exact at every N "
-                f"(relative error {max(errors):.0e}); at H = 2, N = 1e9 the density is off by {abs(shallow - 1):.3f}"
-            ),
             numbers={
+                "positions": N_POSITIONS,
                 "true_first_12": true[12],
                 "true_first_24": true[DEPTH],
                 "density_first_12": density[12],
                 "density_first_24": density[DEPTH],
                 "finite_form_relative_error": max(errors),
-                "shallow_ratio": shallow,
+                "shallow_error": abs(shallow - 1),
             },
         )
 
@@ -155,6 +159,17 @@ class DeadZone(Claim):
     statement = "With residual connections the middle is a factorial dead zone of order 1/(H-1)!."
     assumptions = (UNIFORM, RESIDUAL)
     broken_by = "no residual connections (m = 1), where the k = H term stands alone"
+    computed = "least N * profile at the middle over mixings; promised {promised:.0e}, flat profile 1"
+    sharper = (
+        "1/(H-1)! is the k = H term alone; at H = {layers:.0f} the middle has {middles} of an even share, and next to "
+        "the end the profile is L m (1-m)^(L-1) / N"
+    )
+
+    @staticmethod
+    def phrases(numbers: Facts) -> Facts:
+        """The middle's share for every mixing."""
+        middles = {name[9:]: middle for name, middle in numbers.items() if name.startswith("middle_m_")}
+        return {"middles": ", ".join(f"{middle:.2g} (m = {mixing})" for mixing, middle in middles.items())}
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """N times the profile at the middle for three mixings, H = 24, N = 2048."""
@@ -167,18 +182,13 @@ class DeadZone(Claim):
             for mixing, profile in profiles.items()
         }
         promised = 1 / factorial(DEPTH - 1)
-        values = ", ".join(f"{middle:.2g} (m = {mixing:g})" for mixing, middle in middles.items())
         return Finding(
-            computed=f"least N * profile at the middle over mixings; promised {promised:.0e}, flat profile 1",
             value=min(middles.values()),
             as_stated=max(middles.values()) <= 10 * promised,
             corrected=max(middles.values()) <= DEAD,
             figure=_profiles_figure([(f"m = {mixing:g}", profile) for mixing, profile in profiles.items()]),
-            sharper=(
-                f"1/(H-1)! is the k = H term alone; at H = {DEPTH} the middle has {values} of an even share, and next "
-                "to the end the profile is L m (1-m)^(L-1) / N"
-            ),
             numbers={
+                "layers": DEPTH,
                 "promised": promised,
                 **{f"middle_m_{mixing:g}": middle for mixing, middle in middles.items()},
                 **{f"end_over_one_step_m_{mixing:g}": ratio for mixing, ratio in near_end.items()},
@@ -196,6 +206,11 @@ class RecencyAnchor(Claim):
     statement = "Residual connections give the last token an isolated anchor of order 1, whatever the depth."
     assumptions = (UNIFORM, RESIDUAL)
     broken_by = "mixing falls slower than 1/L (m = L^-1/2), where the correction no longer holds either"
+    computed = "atom at 192 layers over atom at 12 layers, m = 0.1 (order 1 means near 1)"
+    sharper = (
+        "the atom is (1-m)^L, exponentially small in depth ({atom_m_0.2_24_layers:.4f} at m=.2, L=24); it is of order "
+        "1 only for m = O(1/L): from 12 to 192 layers {law} keeps {kept_scaled_mixing:.2g} of it"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """(1 - m)^L over depths at fixed mixing, and at mixing 1/L."""
@@ -206,23 +221,18 @@ class RecencyAnchor(Claim):
         shares = {mixing: float(atoms[-1] / atoms[0]) for mixing, atoms in fixed.items()}
         scaled_kept = float(scaled[-1] / scaled[0])
         return Finding(
-            computed="atom at 192 layers over atom at 12 layers, m = 0.1 (order 1 means near 1)",
             value=shares[0.1],
             as_stated=min(shares.values()) >= 0.5,
             corrected=scaled_kept >= 0.5,
-            figure=Figure(
+            figure=evidence(
                 "layers",
                 "atom on the last position",
-                [curve(f"m = {mixing:g}", depths, atoms) for mixing, atoms in fixed.items()]
-                + [curve(law, depths, scaled)],
+                [(f"m = {mixing:g}", depths, atoms) for mixing, atoms in fixed.items()] + [(law, depths, scaled)],
                 log_x=True,
                 log_y=True,
             ),
-            sharper=(
-                f"the atom is (1-m)^L, exponentially small in depth ({fixed[0.2][1]:.4f} at m=.2, L=24); it is of "
-                f"order 1 only for m = O(1/L): from 12 to 192 layers {law} keeps {scaled_kept:.2g} of it"
-            ),
             numbers={
+                "law": law,
                 **{f"kept_m_{mixing:g}": share for mixing, share in shares.items()},
                 "kept_scaled_mixing": scaled_kept,
                 "atom_m_0.2_24_layers": float(fixed[0.2][1]),
@@ -245,6 +255,13 @@ class UShape(Claim):
     statement = "Causal masking and residual connections alone give a U: influence rises again towards the end."
     assumptions = (UNIFORM, RESIDUAL)
     broken_by = "no residual connections (m = 1): not even the last token stands out"
+    computed = "interior recency: penultimate position over the interior minimum (1 means no rise)"
+    sharper = (
+        "an L and one spike: the minimum is the penultimate token (position {last_minimum_position:.0f} of "
+        "{positions:.0f}), only the last token stands out ({least_spike:.0f} to {largest_spike:.0f} times it); ALiBi "
+        "(slope {alibi_slope:g}) gives a U: interior recency {alibi_interior_recency:.2g}, minimum at "
+        "{alibi_minimum_position:.0f} of {alibi_positions:.0f}"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Interior recency, the penultimate position over the interior minimum, uniform and with ALiBi."""
@@ -257,7 +274,6 @@ class UShape(Claim):
         shorter = 512
         alibi = uniform_profile(shorter, np.full(DEPTH, 0.1), slope=ALIBI_SLOPE)
         return Finding(
-            computed="interior recency: penultimate position over the interior minimum (1 means no rise)",
             value=max(recencies),
             as_stated=max(recencies) > 1 + EXACT,
             corrected=all(place == N_POSITIONS - 2 for place in minima) and min(spikes) > 1,
@@ -265,15 +281,14 @@ class UShape(Claim):
                 [(f"uniform, m = {mixing:g}", profile) for mixing, profile in profiles.items()]
                 + [(f"ALiBi slope {ALIBI_SLOPE}, m = 0.1, N = 512", alibi)]
             ),
-            sharper=(
-                f"an L and one spike: the minimum is the penultimate token (position {minima[-1]} of {N_POSITIONS}), "
-                f"only the last token stands out ({min(spikes):.0f} to {max(spikes):.0f} times it); ALiBi (slope "
-                f"{ALIBI_SLOPE}) gives a U: interior recency {interior_recency(alibi):.2g}, minimum at "
-                f"{int(np.argmin(alibi))} of {shorter}"
-            ),
             numbers={
+                "positions": N_POSITIONS,
                 "minimum_position": float(minima[0]),
+                "last_minimum_position": float(minima[-1]),
                 "least_spike": min(spikes),
+                "largest_spike": max(spikes),
+                "alibi_positions": shorter,
+                "alibi_slope": ALIBI_SLOPE,
                 "alibi_interior_recency": interior_recency(alibi),
                 "alibi_minimum_position": float(np.argmin(alibi)),
             },

@@ -9,13 +9,13 @@ ordered steps. docs/theory, section 3.
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
 from posbias.architecture import Causal, Mask, SlidingWindow
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curves
+from posbias.display.figures import Figure
+from posbias.papers.claims import Claim, curves
 from posbias.papers.kernels import (
     ROUNDING,
     dominance_gap,
@@ -29,6 +29,7 @@ from posbias.papers.kernels import (
     violated_share,
 )
 from posbias.papers.wu2025.decay import decay_logits
+from posbias.report.verify import CLAIMS, Finding
 from posbias.theory.kernels import masked_softmax
 
 PAPER = "A Structural Theory of Position Bias in Transformers, arXiv 2602.16837"
@@ -84,13 +85,19 @@ def worst_drift(drifts: Sequence[Drift]) -> Drift:
     )
 
 
-def needed(contrast: Sequence[Drift]) -> str:
-    """Phrase on the kernels that violate Assumption 4.1: how often and by how much the statement fails there."""
-    violated = np.mean([gap > ROUNDING for gap, _ in contrast])
-    return (
-        f"on kernels that violate Assumption 4.1 it fails in {violated:.0%} of {len(contrast)} stacks, by up to "
-        f"{worst_drift(contrast)[0]:.2g} of the mass"
-    )
+NEEDED = (
+    "on kernels that violate Assumption 4.1 it fails in {violated_without_the_assumption:.0%} of "
+    "{stacks_without_the_assumption:.0f} stacks, by up to {without_the_assumption:.2g} of the mass"
+)
+
+
+def needed(contrast: Sequence[Drift]) -> dict[str, float]:
+    """How often and by how much a statement fails on kernels that violate Assumption 4.1."""
+    return {
+        "violated_without_the_assumption": float(np.mean([gap > ROUNDING for gap, _ in contrast])),
+        "stacks_without_the_assumption": len(contrast),
+        "without_the_assumption": worst_drift(contrast)[0],
+    }
 
 
 def some_layers(generator: np.random.Generator) -> Bool[np.ndarray, "depth"]:
@@ -129,6 +136,11 @@ class PrimacyDrift(Claim):
     statement = "Every prefix mass of the last row grows with each further layer: F_k(rho^(t+1)) >= F_k(rho^(t))."
     assumptions = (MONOTONE, CAUSAL)
     broken_by = NOT_MONOTONE
+    computed = "largest fall of any prefix mass when a layer is added (0 if the drift is always towards primacy)"
+    sharper = (
+        f"{NEEDED}; but a layer added below all others needs causality only (largest fall on such kernels "
+        "{largest_fall_layer_added_below:.0e})"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Largest fall of a prefix mass when a layer is added on top; and at the bottom, without the assumption."""
@@ -138,19 +150,10 @@ class PrimacyDrift(Claim):
         below = max(_fall_when_added_below(mask, generator) for mask in (Causal(), SlidingWindow(WINDOW)))
         gap, laws = worst_drift(drifts)
         return Finding(
-            computed="largest fall of any prefix mass when a layer is added (0 if the drift is always towards primacy)",
             value=gap,
             as_stated=gap <= ROUNDING,
             figure=_prefix_figure([(f"{depth} layers", laws[depth]) for depth in range(DEPTH + 1)]),
-            sharper=(
-                f"{needed(contrast)}; but a layer added below all others needs causality only (largest fall "
-                f"on such kernels {below:.0e})"
-            ),
-            numbers={
-                "largest_fall_layer_added_below": below,
-                "without_the_assumption": worst_drift(contrast)[0],
-                **_monotonicity_numbers(layers),
-            },
+            numbers={"largest_fall_layer_added_below": below, **needed(contrast), **_monotonicity_numbers(layers)},
             instances=len(layers),
         )
 
@@ -179,6 +182,8 @@ class ResidualDrift(Claim):
     statement = "Less attention mixing in every layer (m_l <= m'_l) gives a more recent profile: F_k(rho) <= F_k(rho')."
     assumptions = (MONOTONE, CAUSAL)
     broken_by = NOT_MONOTONE
+    computed = "largest excess of F_k with less mixing over F_k with more (0 if always more recent)"
+    sharper = NEEDED
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Largest excess of a prefix mass with less mixing over the same with more."""
@@ -186,12 +191,10 @@ class ResidualDrift(Claim):
         gap, laws = worst_drift([_residual_drift(stack, generator) for stack in layers])
         contrast = [_residual_drift(stack, generator) for stack in stacks(generator, broken=True)]
         return Finding(
-            computed="largest excess of F_k with less mixing over F_k with more (0 if always more recent)",
             value=gap,
             as_stated=gap <= ROUNDING,
             figure=_prefix_figure(list(zip(("less mixing", "more mixing"), laws, strict=True))),
-            sharper=needed(contrast),
-            numbers={"without_the_assumption": worst_drift(contrast)[0], **_monotonicity_numbers(layers)},
+            numbers={**needed(contrast), **_monotonicity_numbers(layers)},
             instances=len(layers),
         )
 
@@ -216,6 +219,8 @@ class EncodingDrift(Claim):
     statement = "Positional logits that grow with the key's position make the profile more recent: every F_k falls."
     assumptions = (MONOTONE, CAUSAL, "positional logits that do not fall with the key's position")
     broken_by = "the positional logits fall with the key's position: they favour early keys"
+    computed = "largest excess of F_k with the encoding over F_k without (0 if always more recent)"
+    sharper = NEEDED
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Largest excess of F_k with the encoding over F_k without, kernels averaged over shuffled content."""
@@ -226,12 +231,10 @@ class EncodingDrift(Claim):
         )
         contrast = [_encoding_drift(masks[number % 2], generator, sign=1, shuffled=False) for number in range(STACKS)]
         return Finding(
-            computed="largest excess of F_k with the encoding over F_k without (0 if always more recent)",
             value=gap,
             as_stated=gap <= ROUNDING,
             figure=_prefix_figure(list(zip(("without encoding", "with encoding"), laws, strict=True))),
-            sharper=needed(contrast),
-            numbers={"without_the_assumption": worst_drift(contrast)[0]},
+            numbers=needed(contrast),
             instances=STACKS,
         )
 
@@ -282,6 +285,8 @@ class DiagonalDrift(Claim):
     statement = "Content c0 + c [i = j]: c >= 0 in all layers lowers every F_k (recency), c <= 0 raises them (primacy)."
     assumptions = (MONOTONE + ", of the baseline without diagonal content", CAUSAL)
     broken_by = NOT_MONOTONE
+    computed = "largest drift of a prefix mass against the sign of c (0 if the sign decides)"
+    sharper = NEEDED
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Largest drift in the wrong direction, both signs."""
@@ -289,12 +294,10 @@ class DiagonalDrift(Claim):
         gap, laws = worst_drift([_diagonal_drift(stack, generator) for stack in layers])
         contrast = [_diagonal_drift(stack, generator) for stack in stacks(generator, broken=True)]
         return Finding(
-            computed="largest drift of a prefix mass against the sign of c (0 if the sign decides)",
             value=gap,
             as_stated=gap <= ROUNDING,
             figure=_prefix_figure(list(zip(("c = 0", "c > 0", "c < 0"), laws, strict=True))),
-            sharper=needed(contrast),
-            numbers={"without_the_assumption": worst_drift(contrast)[0], **_monotonicity_numbers(layers)},
+            numbers={**needed(contrast), **_monotonicity_numbers(layers)},
             instances=2 * len(layers),
         )
 
@@ -351,8 +354,10 @@ class Lemma(Claim):
     """A statement about one random draw at a time: it holds if no draw violates it."""
 
     paper = PAPER
-    computed: ClassVar[str]
-    """Description of the largest gap."""
+    sharper = (
+        "without the assumption it fails in {violated_without_the_assumption:.0%} of draws, by up to "
+        "{largest_without_the_assumption:.2g}"
+    )
 
     @abstractmethod
     def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
@@ -365,11 +370,9 @@ class Lemma(Claim):
         violated = float(np.mean(without > ROUNDING))
         draws = np.arange(DRAWS)
         return Finding(
-            computed=self.computed,
             value=float(gaps[-1]),
             as_stated=bool(gaps[-1] <= ROUNDING),
             figure=curves("draw, sorted", "gap", draws, {"as assumed": gaps, "assumption violated": without}),
-            sharper=f"without the assumption it fails in {violated:.0%} of draws, by up to {without[-1]:.2g}",
             numbers={"violated_without_the_assumption": violated, "largest_without_the_assumption": float(without[-1])},
             instances=DRAWS,
         )

@@ -10,10 +10,12 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Causal, PowerDecay
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve, curves
+from posbias.display.figures import Figure
+from posbias.papers.claims import Claim, curves, evidence
 from posbias.papers.kernels import Network, Run, Violation, rollouts, run_network, transition
 from posbias.papers.rollout2602.claims import PAPER
 from posbias.papers.wu2025.decay import decay_logits
+from posbias.report.verify import CLAIMS, Finding
 
 BOUNDED = "Assumption 5.1: bounded query and key weights"
 VALUES = "Assumption 5.2: summable excess norm of the value maps"
@@ -60,6 +62,8 @@ class StatesStayBounded(Claim):
     statement = "States stay below R exp(sum of excess), and every admissible weight above exp(-2 C^2 R^2 - B)/N."
     assumptions = (BOUNDED, VALUES, BIAS)
     broken_by = "Assumption 5.2 violated: every value map has norm 1.5, so the excess is not summable"
+    computed = "largest of state/bound and bound/attention weight over layers and instances (<= 1 if it holds)"
+    sharper = "the bound is R = R_0 exp(sum m_l e_l), e_l the excess of a value map's norm over 1"
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Largest state over its bound, and bound over smallest attention weight, the larger of the two."""
@@ -74,7 +78,6 @@ class StatesStayBounded(Claim):
         layers = np.arange(1, DEPTH + 1)
         causal = Causal().visible(N_POSITIONS)
         return Finding(
-            computed="largest of state/bound and bound/attention weight over layers and instances (<= 1 if it holds)",
             value=max(*states, *weights),
             as_stated=max(*states, *weights) <= SLACK,
             figure=curves(
@@ -87,7 +90,6 @@ class StatesStayBounded(Claim):
                 },
                 log_y=True,
             ),
-            sharper="the bound is R = R_0 exp(sum m_l e_l), e_l the excess of a value map's norm over 1",
             numbers={
                 "state_over_bound": max(states),
                 "bound_over_weight": max(weights),
@@ -128,6 +130,13 @@ class NoCollapse(Claim):
     statement = "If sum m_l is finite, R_ii stays above prod_l (1 - m_l) > 0: no collapse onto the first token."
     assumptions = (BOUNDED, VALUES, BIAS, "finite total mixing")
     broken_by = "the mixing is not summable: 0.3 in every layer"
+    computed = (
+        "prod (1 - m_l) over {layers:.0f} layers (positive); least R_ii over it is {smallest_ratio:.3f} (at least 1)"
+    )
+    sharper = (
+        "exactly R_ii = prod_l (1 - m_l + m_l A_l[i,i]) (relative error {exact_product_relative_error:.0e}), which "
+        "stays positive even where some m_l = 1 makes the printed product 0"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Smallest R_ii over the product, and the product itself; m_l = 0.5 / (l+1)^2."""
@@ -143,7 +152,6 @@ class NoCollapse(Claim):
         worst = trails[0]
         layers = np.arange(1, DEPTH + 1)
         return Finding(
-            computed=f"prod (1 - m_l) over {DEPTH} layers (positive); least R_ii over it is {ratio:.3f} (at least 1)",
             value=float(products[-1]),
             as_stated=bool(ratio * SLACK >= 1 and products[-1] > LIMIT_REST),
             figure=curves(
@@ -153,11 +161,8 @@ class NoCollapse(Claim):
                 {"R_ii": worst.diagonal[:, -1], "prod (1 - m_l)": products},
                 log_x=True,
             ),
-            sharper=(
-                f"exactly R_ii = prod_l (1 - m_l + m_l A_l[i,i]) (relative error {exact:.0e}), which stays positive "
-                "even where some m_l = 1 makes the printed product 0"
-            ),
             numbers={
+                "layers": DEPTH,
                 "product": float(products[-1]),
                 "smallest_diagonal": min(float(trail.diagonal[-1].min()) for trail in trails),
                 "smallest_ratio": ratio,
@@ -185,6 +190,12 @@ class Collapse(Claim):
     statement = "If sum m_l is infinite, R_i0 -> 1, and R_ij <= prod_l (1 - eps m_l) <= exp(-eps sum m_l) for j > 0."
     assumptions = (BOUNDED, VALUES, BIAS, "infinite total mixing")
     broken_by = WEIGHTS_GROW
+    computed = "mass outside position 0 after {layers:.0f} layers, mixing 0.3; largest R_ij/bound {largest_ratio:.3f}"
+    sharper = (
+        "prod_l (1 - j eps m_l) holds too (largest ratio {sharper_ratio:.3f}): j keys drain position j; the rate is "
+        "the diagonals' prod_l (1 - m_l (1 - A_l[j,j])); under harmonic mixing {mass_left_harmonic:.2f} is still "
+        "outside after {layers:.0f} layers"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Both bounds for constant mixing 0.3 and harmonic mixing 0.5/(l+1); the limit for the constant one."""
@@ -200,16 +211,11 @@ class Collapse(Claim):
                 ratios.append(_excess(trail, mixing, run.smallest_entry, np.ones(N_POSITIONS - 1)))
                 sharp.append(_excess(trail, mixing, run.smallest_entry, np.arange(1.0, N_POSITIONS)))
         return Finding(
-            computed=f"mass outside position 0 after {DEPTH} layers, mixing 0.3; largest R_ij/bound {max(ratios):.3f}",
             value=rests["constant"],
             as_stated=max(ratios) <= SLACK and rests["constant"] < LIMIT_REST,
             figure=_collapse_figure(schedules, trails, epsilons),
-            sharper=(
-                f"prod_l (1 - j eps m_l) holds too (largest ratio {max(sharp):.3f}): j keys drain position j; the rate "
-                f"is the diagonals' prod_l (1 - m_l (1 - A_l[j,j])); under harmonic mixing {rests['harmonic']:.2f} is "
-                f"still outside after {DEPTH} layers"
-            ),
             numbers={
+                "layers": DEPTH,
                 "largest_ratio": max(ratios),
                 "sharper_ratio": max(sharp),
                 "mass_left_constant": rests["constant"],
@@ -239,6 +245,6 @@ def _collapse_figure(
     series = []
     for name, mixing in schedules.items():
         outside = trails[name].outside
-        series.append(curve(f"mass outside, {name} mixing", layers[outside > 0], outside[outside > 0]))
-        series.append(curve(f"bound, {name} mixing", layers, np.exp(-epsilons[name] * np.cumsum(mixing))))
-    return Figure("layers", "mass outside position 0", series, log_y=True)
+        series.append((f"mass outside, {name} mixing", layers[outside > 0], outside[outside > 0]))
+        series.append((f"bound, {name} mixing", layers, np.exp(-epsilons[name] * np.cumsum(mixing))))
+    return evidence("layers", "mass outside position 0", series, log_y=True)

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.papers.claims import Finding, Premise, curves
+from posbias.papers.claims import curves
 from posbias.papers.kernels import (
     ROUNDING,
     dominance_gap,
@@ -22,8 +22,9 @@ from posbias.papers.kernels import (
     transition,
     violated_share,
 )
-from posbias.papers.model_claims import MODEL_CLAIMS, ModelClaim, ModelRun
+from posbias.papers.model_claims import ModelClaim, ModelRun
 from posbias.papers.rollout2602.claims import with_diagonal
+from posbias.report.verify import MODEL_CLAIMS, Finding, Premise
 
 OFFSET = 1.0
 """Diagonal logit that is added and taken away, in natural-log units."""
@@ -36,18 +37,19 @@ Laws = Sequence[tuple[str, Float64[np.ndarray, "n_positions"]]]
 class OrderOfTheModel(ModelClaim):
     """A drift of the last row's prefix masses, on mean kernels and prompt by prompt."""
 
-    computed: str
-    """Description of the largest violation."""
+    sharper = (
+        "on single prompts it fails in {violated_prompts:.0%} of {prompts:.0f}, by up to {largest_on_a_prompt:.2g} of "
+        "the mass"
+    )
 
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """Causal and monotone."""
         mean = run.kernels.mean(axis=0)
         gap = max(monotonicity_gap(kernel) for kernel in mean)
         share = float(np.mean([violated_share(kernel) for kernel in mean]))
-        evidence = f"largest gap {gap:.3f}, {share:.0%} of its inequalities fail"
         return (
-            Premise("no attention to later positions", run.causal),
-            Premise("Assumption 4.1: stochastically monotone mean kernels", gap <= ROUNDING, evidence),
+            Premise("causal", run.causal),
+            Premise("monotone", gap <= ROUNDING, {"largest_gap": gap, "violated_share": share}),
         )
 
     @abstractmethod
@@ -61,14 +63,10 @@ class OrderOfTheModel(ModelClaim):
         violated = float(np.mean([violation > ROUNDING for violation in single]))
         positions = np.arange(run.kernels.shape[-1])
         return Finding(
-            computed=self.computed,
             value=gap,
             as_stated=gap <= ROUNDING,
             figure=curves("position k", "prefix mass F_k", positions, {name: prefix_mass(law) for name, law in laws}),
-            sharper=(
-                f"on single prompts it fails in {violated:.0%} of {len(single)}, by up to {max(single):.2g} of the mass"
-            ),
-            numbers={"violated_prompts": violated, "largest_on_a_prompt": max(single)},
+            numbers={"prompts": len(single), "violated_prompts": violated, "largest_on_a_prompt": max(single)},
             instances=len(single),
         )
 

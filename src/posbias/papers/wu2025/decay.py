@@ -9,9 +9,11 @@ from jaxtyping import Float64, Int64
 from scipy.special import gammaln
 
 from posbias.architecture import Causal
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curves
+from posbias.display.figures import Figure
+from posbias.papers.claims import Claim, curves
 from posbias.papers.kernels import Network, Run, rollouts, run_network
 from posbias.papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES, WEIGHTS_GROW
+from posbias.report.verify import CLAIMS, Finding
 
 N_POSITIONS = 40
 DEPTH = 8
@@ -86,6 +88,11 @@ class DecayInOneLayer(Claim):
     statement = "Decay mask: C_min e^-(i-j)m <= A_ij <= C_max e^-(i-j)m with C_min, C_max from the proof."
     assumptions = (BOUNDED, VALUES)
     broken_by = WEIGHTS_GROW
+    computed = "largest A_ij / (C_max e^-(i-j)m) with the proof's C_max (should be <= 1)"
+    sharper = (
+        "the proof's C_max = e^(range)/(1 + e^-m) supposes two visible keys and fails for query 0, which has one "
+        "(A_00 = 1); C_max = e^(range) holds for every query (largest ratio {over_upper_corrected:.3f})"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Every entry over its upper bound and under its lower one; constants as printed and corrected."""
@@ -101,15 +108,10 @@ class DecayInOneLayer(Claim):
             below.append(float(np.exp(lower - ratio.min())))
         corrected = max(above) <= SLACK and max(below) <= SLACK
         return Finding(
-            computed="largest A_ij / (C_max e^-(i-j)m) with the proof's C_max (should be <= 1)",
             value=max(printed),
             as_stated=corrected and max(printed) <= SLACK,
             corrected=corrected,
             figure=_one_layer_figure(*runs[0]),
-            sharper=(
-                "the proof's C_max = e^(range)/(1 + e^-m) supposes two visible keys and fails for query 0, which has "
-                f"one (A_00 = 1); C_max = e^(range) holds for every query (largest ratio {max(above):.3f})"
-            ),
             numbers={
                 "over_upper_as_printed": max(printed),
                 "over_upper_corrected": max(above),
@@ -146,6 +148,15 @@ class DecayOverLayers(Claim):
     statement = "Decay mask, t+1 layers: rollout is Theta(C(t+d,d) e^-dm), not monotone in d, peak at t/(e^m - 1)."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections", "a fixed number of layers")
     broken_by = WEIGHTS_GROW
+    computed = (
+        "largest excess over the band C_min^(t+1) ... C_max^(t+1) (<= 1); monotone in {monotone_pairs:.0f} of "
+        "{pairs:.0f} pairs (m, t)"
+    )
+    sharper = (
+        "uniform content away from the first token: exactly (1-r)^(t+1) C(t+d,d) r^d, r = e^-m (relative error "
+        "{negative_binomial_relative_error:.0e}), peak at floor(t/(e^m - 1)); it only falls when t < e^m - 1 (as at "
+        "m = 1, t = 1)"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The two-sided bound C_min^(t+1), C_max^(t+1); the peak, against exact integers; monotone cases counted."""
@@ -158,18 +169,10 @@ class DecayOverLayers(Claim):
         exact, figure = negative_binomial_error(0.8, DEPTH - 1)
         band = outside <= SLACK
         return Finding(
-            computed=(
-                f"largest excess over the band C_min^(t+1) ... C_max^(t+1) (<= 1); monotone in "
-                f"{len(monotone)} of {len(modes)} pairs (m, t)"
-            ),
             value=outside,
             as_stated=band and peak_right and not monotone,
             corrected=band and peak_right and explained,
             figure=figure,
-            sharper=(
-                f"uniform content away from the first token: exactly (1-r)^(t+1) C(t+d,d) r^d, r = e^-m (relative "
-                f"error {exact:.0e}), peak at floor(t/(e^m - 1)); it only falls when t < e^m - 1 (as at m = 1, t = 1)"
-            ),
             numbers={
                 "excess_over_band": outside,
                 "negative_binomial_relative_error": exact,

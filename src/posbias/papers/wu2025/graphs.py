@@ -17,7 +17,7 @@ from posbias.architecture import MASKS, Causal, Prefix, SlidingWindow
 from posbias.errors import UsageError, one_line
 from posbias.files import read_whole
 from posbias.limits import MASK_BYTES
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, Verdict, claim_generator, curve
+from posbias.papers.claims import Claim, claim_generator, evidence
 from posbias.papers.kernels import (
     ROUNDING,
     Network,
@@ -27,6 +27,7 @@ from posbias.papers.kernels import (
     run_network,
 )
 from posbias.papers.wu2025.masks import BOUNDED, N_POSITIONS, PAPER, PREFIX, SEEDS, SETTINGS, VALUES, WINDOW
+from posbias.report.verify import CLAIMS, Facts, Finding, Verdict, listed
 
 LARGEST_MASK = 256
 """Positions of a user's mask: the attention of 512 layers is then 270 MB."""
@@ -59,6 +60,17 @@ class CentreNodes(Claim):
     statement = "Any mask: rollout mass converges onto the centre nodes, the positions that every query can reach."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections", "the mask has a centre node")
     broken_by = "the mask has no centre node: two groups of positions that never look at each other"
+    computed = "share outside the centre nodes that any N-1 layers leave, at most ({subject})"
+    sharper = (
+        "with or without a centre the mass ends in the closed groups of the graph: factor "
+        "{factor_outside_closed_groups:.4f} per N-1 layers; a centre node exists where there is one such group"
+    )
+
+    @staticmethod
+    def phrases(numbers: Facts) -> Facts:
+        """The number of masks, or the centre nodes of one."""
+        centres = listed(numbers["centres_of_first_mask"]) or "none"
+        return {"subject": f"{numbers['masks']} masks" if numbers["masks"] > 1 else f"centre nodes: {centres}"}
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Share that N - 1 successive layers leave outside the centre nodes: largest of masks, draws, blocks, queries.
@@ -76,34 +88,23 @@ class CentreNodes(Claim):
                 trails.append(outside_trail(run.kernels, centre_nodes(visible)))
                 factors.append(_block_factor(run.kernels, centre_nodes(visible)))
                 closed_factors.append(_block_factor(run.kernels, closed_positions(visible)))
-        centres = centre_nodes(masks[0])
-        examples = trails[:: len(SETTINGS)]
-        if self.visible is None:
-            subject = f"{len(masks)} masks"
-        else:
-            subject = f"centre nodes: {', '.join(map(str, centres[:8])) or 'none'}{' ...' if len(centres) > 8 else ''}"
         return Finding(
-            computed=f"share outside the centre nodes that any N-1 layers leave, at most ({subject})",
             value=max(factors),
             as_stated=max(factors) < 1 - ROUNDING,
-            figure=Figure(
+            figure=evidence(
                 "layers",
                 "mass outside the centre nodes (worst query)",
                 [
-                    curve(f"mask {place}", np.arange(len(trail)), np.maximum(trail, 1e-18))
-                    for place, trail in enumerate(examples)
+                    (f"mask {place}", np.arange(len(trail)), np.maximum(trail, 1e-18))
+                    for place, trail in enumerate(trails[:: len(SETTINGS)])
                 ],
                 log_y=True,
             ),
-            sharper=(
-                "with or without a centre the mass ends in the closed groups of the graph: factor "
-                f"{max(closed_factors):.4f} per N-1 layers; a centre node exists where there is one such group"
-            ),
             numbers={
+                "masks": len(masks),
                 "mass_left_most": max(float(trail[-1]) for trail in trails),
                 "factor_outside_closed_groups": max(closed_factors),
-                "centres_of_first_mask": float(len(centres)),
-                "first_centre_of_first_mask": float(centres[0]) if len(centres) else float("nan"),
+                "centres_of_first_mask": centre_nodes(masks[0]).tolist(),
             },
             instances=len(trails),
         )

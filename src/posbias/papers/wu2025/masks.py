@@ -11,8 +11,10 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Causal, Mask, Prefix, SlidingWindow
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curve, curves
+from posbias.display.figures import Figure
+from posbias.papers.claims import Claim, curves, evidence
 from posbias.papers.kernels import Network, Run, rollouts, run_network
+from posbias.report.verify import CLAIMS, Finding
 
 PAPER = "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951"
 BOUNDED = "A1: bounded query and key weights"
@@ -58,6 +60,8 @@ class EntriesBoundedBelow(Claim):
     statement = "Every admissible attention weight of every layer stays above one positive epsilon."
     assumptions = (BOUNDED, VALUES)
     broken_by = WEIGHTS_GROW
+    computed = "smallest attention weight over exp(-2 C^2 R^2)/N, least over instances (at least 1 if it holds)"
+    sharper = "epsilon = exp(-2 C^2 R^2)/N with C the bound of A1 and R the largest state that A2 allows"
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Smallest entry over all layers, divided by the bound from the promised constants."""
@@ -67,7 +71,6 @@ class EntriesBoundedBelow(Claim):
         lowest = runs[0].kernels[:, np.tril(np.ones((N_POSITIONS, N_POSITIONS), dtype=bool))].min(axis=1)
         layers = np.arange(1, DEPTH + 1)
         return Finding(
-            computed="smallest attention weight over exp(-2 C^2 R^2)/N, least over instances (at least 1 if it holds)",
             value=min(ratios),
             as_stated=bool(min(ratios) * SLACK >= 1),
             figure=curves(
@@ -77,7 +80,6 @@ class EntriesBoundedBelow(Claim):
                 {"smallest admissible weight": lowest, "exp(-2 C^2 R^2)/N": np.full(DEPTH, bounds[0])},
                 log_y=True,
             ),
-            sharper="epsilon = exp(-2 C^2 R^2)/N with C the bound of A1 and R the largest state that A2 allows",
             numbers={"smallest_epsilon": min(run.smallest_entry for run in runs), "smallest_bound": min(bounds)},
             instances=len(runs),
         )
@@ -134,13 +136,13 @@ def collapse_figure(decay: Decay, key: int, bound: Float64[np.ndarray, "layers"]
     # Anchored where the rate was read: under a window the first layers may not reach the key at all.
     anchor = len(decay.last) // 8
     rate = decay.last[anchor, key] * decay.diagonal[key] ** (layers - 1.0 - anchor)
-    return Figure(
+    return evidence(
         "layers",
         f"cumulative attention of the last query on key {key}",
         [
-            curve("rollout", layers[positive], decay.last[positive, key]),
-            curve("bound as printed", layers, bound),
-            curve("rate of the slowest diagonal", layers[rate > 0], rate[rate > 0]),
+            ("rollout", layers[positive], decay.last[positive, key]),
+            ("bound as printed", layers, bound),
+            ("rate of the slowest diagonal", layers[rate > 0], rate[rate > 0]),
         ],
         log_y=True,
     )
@@ -155,6 +157,12 @@ class CausalCollapse(Claim):
     statement = "Causal attention alone: all rollout mass goes to position 0; position j keeps <= C (1 - j eps)^t."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections")
     broken_by = WEIGHTS_GROW
+    computed = "largest rollout/bound over layers, queries, keys (<= 1); mass left after {layers:.0f}: {mass_left:.1e}"
+    sharper = (
+        "the rate is the slowest diagonal entry among positions j ... i, prod_l A_l[j,j] where diagonals fall with j: "
+        "at position 1 measured {measured_rate_position_1:.4f} per layer, diagonal {diagonal_rate_position_1:.4f}, "
+        "bound {bound_rate_position_1:.4f}; uniform attention has (1/(j+1))^t"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The bound with C = 1 - eps, as in the proof, and the mass left outside position 0."""
@@ -166,18 +174,11 @@ class CausalCollapse(Claim):
         second, epsilon = decays[0], runs[0].smallest_entry
         bound = (1 - epsilon) * (1 - epsilon) ** np.arange(DEPTH)
         return Finding(
-            computed=(
-                f"largest rollout/bound over layers, queries, keys (<= 1); mass left after {DEPTH}: {mass_left:.1e}"
-            ),
             value=max(ratios),
             as_stated=max(ratios) <= SLACK and mass_left < LIMIT_REST,
             figure=collapse_figure(second, 1, bound),
-            sharper=(
-                f"the rate is the slowest diagonal entry among positions j ... i, prod_l A_l[j,j] where diagonals fall "
-                f"with j: at position 1 measured {second.rate[1]:.4f} per layer, diagonal {second.diagonal[1]:.4f}, "
-                f"bound {1 - epsilon:.4f}; uniform attention has (1/(j+1))^t"
-            ),
             numbers={
+                "layers": DEPTH,
                 "mass_left": mass_left,
                 "epsilon_min": min(run.smallest_entry for run in runs),
                 "measured_rate_position_1": float(second.rate[1]),
@@ -197,6 +198,11 @@ class WindowCollapse(Claim):
     statement = "Sliding window w: still all mass goes to 0; <= C (1 - j eps^M)^(t/2M), M = ceil((N-1)/(w-1)), C < 1."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections", "window of at least 2 positions")
     broken_by = WEIGHTS_GROW
+    computed = "smallest constant C that works (must be < 1), mass left after {layers:.0f} layers {mass_left:.1e}"
+    sharper = (
+        "diagonals set the rate here too: {measured_rate_position_1:.3f} per layer at position 1, where the bound "
+        "gives 1 - {bound_fall_per_layer:.1e}, that is {bound_halving_layers:.1e} layers to halve"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The smallest C that works, and the mass left outside position 0."""
@@ -208,16 +214,13 @@ class WindowCollapse(Claim):
         base = -np.expm1(np.log1p(-min(epsilon**hops, 0.5)) / (2 * hops))
         bound = first.ratio * (1 - base) ** np.arange(DEPTH)
         return Finding(
-            computed=f"smallest constant C that works (must be < 1), mass left after {DEPTH} layers {mass_left:.1e}",
             value=constant,
             as_stated=constant < 1 and mass_left < LIMIT_REST,
             figure=collapse_figure(first, 1, bound),
-            sharper=(
-                f"diagonals set the rate here too: {first.rate[1]:.3f} per layer at position 1, where the bound gives "
-                f"1 - {base:.1e}, that is {np.log(2) / max(base, 1e-300):.1e} layers to halve"
-            ),
             numbers={
+                "layers": DEPTH,
                 "mass_left": mass_left,
+                "bound_fall_per_layer": float(base),
                 "bound_halving_layers": float(np.log(2) / max(base, 1e-300)),
                 "measured_rate_position_1": float(first.rate[1]),
                 "diagonal_rate_position_1": float(first.diagonal[1]),
@@ -235,6 +238,13 @@ class WindowReachesEverything(Claim):
     statement = "Any (N-1)/(w-1) successive windowed layers together give every earlier key at least a fixed c > 0."
     assumptions = (BOUNDED, VALUES, "window of at least 2 positions")
     broken_by = WEIGHTS_GROW
+    computed = (
+        "smallest entry of {layers:.0f} successive layers over eps^{layers:.0f}, least over instances (at least 1)"
+    )
+    sharper = (
+        "(N-1)/(w-1) = {layers:.0f} layers are needed: with the N/w = {N_over_w:.0f} layers that the proof writes in "
+        "places the smallest entry is {with_N_over_w_layers:.0g}"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Smallest entry of every block of M layers over eps^M with A.1's promised epsilon."""
@@ -252,7 +262,6 @@ class WindowReachesEverything(Claim):
         ratio = min(min(entries) / bound for entries, bound in zip(lowest, bounds, strict=True))
         starts = np.arange(len(lowest[0]))
         return Finding(
-            computed=f"smallest entry of {hops} successive layers over eps^{hops}, least over instances (at least 1)",
             value=ratio,
             as_stated=ratio * SLACK >= 1,
             figure=curves(
@@ -262,11 +271,12 @@ class WindowReachesEverything(Claim):
                 {"smallest entry": lowest[0], "eps^M from A1, A2": np.full(len(starts), bounds[0])},
                 log_y=True,
             ),
-            sharper=(
-                f"(N-1)/(w-1) = {hops} layers are needed: with the N/w = {fewer} layers that the proof writes in "
-                f"places the smallest entry is {max(short):.0g}"
-            ),
-            numbers={"smallest_entry": min(min(entries) for entries in lowest), "with_N_over_w_layers": max(short)},
+            numbers={
+                "layers": hops,
+                "N_over_w": fewer,
+                "smallest_entry": min(min(entries) for entries in lowest),
+                "with_N_over_w_layers": max(short),
+            },
             instances=len(runs),
         )
 
@@ -280,6 +290,11 @@ class PrefixCollapse(Claim):
     statement = "Prefix of K: all mass goes to the prefix, each token of it keeps kappa > 0; j: <= C (1-(j-K+1) eps)^t."
     assumptions = (BOUNDED, VALUES, "attention only: no residual connections")
     broken_by = WEIGHTS_GROW
+    computed = "largest rollout/bound (<= 1); outside the prefix {mass_left:.1e}, least share {least_share:.3f}"
+    sharper = (
+        "(1 - j eps)^t holds as well (largest ratio {sharper_ratio:.3f}): all j earlier keys drain position j, not "
+        "j-K+1; kappa = min_l,k,k' A_0[l,k]/(K A_0[l,k'])"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Bound with C = 1 - eps, mass outside the prefix, and the smallest share against its explicit kappa."""
@@ -296,18 +311,13 @@ class PrefixCollapse(Claim):
         least_ratio = min(share / floor if floor > 0 else 0.0 for share, floor in zip(shares, floors, strict=True))
         layers = np.arange(1, DEPTH + 1)
         return Finding(
-            computed=f"largest rollout/bound (<= 1); outside the prefix {mass_left:.1e}, least share {min(shares):.3f}",
             value=max(ratios),
             as_stated=max(ratios) <= SLACK and mass_left < LIMIT_REST and least_ratio * SLACK >= 1,
-            figure=Figure(
+            figure=evidence(
                 "layers",
                 "cumulative attention of the last query",
-                [curve(f"prefix token {key}", layers, decays[0].last[:, key]) for key in range(PREFIX)]
-                + [curve(f"position {PREFIX}", layers, decays[0].last[:, PREFIX])],
-            ),
-            sharper=(
-                f"(1 - j eps)^t holds as well (largest ratio {max(sharp):.3f}): all j earlier keys drain position j, "
-                f"not j-K+1; kappa = min_l,k,k' A_0[l,k]/(K A_0[l,k'])"
+                [(f"prefix token {key}", layers, decays[0].last[:, key]) for key in range(PREFIX)]
+                + [(f"position {PREFIX}", layers, decays[0].last[:, PREFIX])],
             ),
             numbers={
                 "mass_left": mass_left,

@@ -5,22 +5,18 @@ docs/theory, section 3.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Prefix, SlidingWindow
-from posbias.papers.claims import Figure, Finding, Premise, curves
+from posbias.display.figures import Figure
+from posbias.papers.claims import curves
 from posbias.papers.kernels import ROUNDING, centre_nodes, rollouts, transition
-from posbias.papers.model_claims import (
-    MODEL_CLAIMS,
-    ModelClaim,
-    ModelRun,
-    attention_only,
-    bounded_below,
-    masked_as,
-)
+from posbias.papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, masked_as
 from posbias.papers.wu2025.graphs import outside_trail
+from posbias.report.verify import MODEL_CLAIMS, Facts, Finding, Premise
 
 SLACK = 1 + 1e-9
 """Relative room for rounding where a bound is attained exactly."""
@@ -33,9 +29,15 @@ Trails = Sequence[Float64[np.ndarray, "layers_plus_1"]]
 class EntriesOfTheModel(ModelClaim):
     """The model's epsilon."""
 
+    computed = "smallest admissible attention weight (mean over heads) over layers and prompts (positive)"
+    sharper = (
+        "equal weights would have {equal_weights:.4f}, {equal_over_epsilon:.3g} times as much: by so much per step do "
+        "bounds made of epsilon fall short of equal attention"
+    )
+
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """Finite weights and depth, which every model has."""
-        return (Premise("bounded weights, finite depth", True, f"{run.kernels.shape[1]} layers"),)
+        return (Premise("bounded-weights", True, {"layers": run.kernels.shape[1]}),)
 
     def examine(self, run: ModelRun) -> Finding:
         """The smallest admissible weight, beside that of equal weights."""
@@ -43,7 +45,6 @@ class EntriesOfTheModel(ModelClaim):
         smallest = np.where(run.visible, run.kernels, np.inf).min(axis=(2, 3))
         layers = np.arange(1, smallest.shape[1] + 1)
         return Finding(
-            computed="smallest admissible attention weight (mean over heads) over layers and prompts (positive)",
             value=epsilon,
             as_stated=epsilon > 0,
             figure=curves(
@@ -53,11 +54,11 @@ class EntriesOfTheModel(ModelClaim):
                 {"smallest over prompts": smallest.min(axis=0), "equal weights": np.full(len(layers), equal)},
                 log_y=True,
             ),
-            sharper=(
-                f"equal weights would have {equal:.4f}, {equal / max(epsilon, 1e-300):.3g} times as much: by so much "
-                "per step do bounds made of epsilon fall short of equal attention"
-            ),
-            numbers={"epsilon": epsilon, "equal_weights": equal},
+            numbers={
+                "epsilon": epsilon,
+                "equal_weights": equal,
+                "equal_over_epsilon": equal / max(epsilon, 1e-300),
+            },
             instances=len(run.kernels),
         )
 
@@ -65,12 +66,22 @@ class EntriesOfTheModel(ModelClaim):
 class MaskCollapse(ModelClaim):
     """Attention alone, rolled out, against a bound for every key that is not in the centre."""
 
-    kind: str
+    kind: ClassVar[str]
     """Name of the mask."""
+    computed = "largest rollout/bound with C = 1 - eps over depths, queries, keys, prompts (<= 1)"
+    sharper = (
+        "after {layers:.0f} layers of attention alone the last query has {outside_last_query:.3g} of its mass outside "
+        "{centre} (prompts from {outside_last_query_least:.3g} to {outside_last_query_most:.3g})"
+    )
+
+    @staticmethod
+    def phrases(numbers: Facts) -> Facts:
+        """The positions that all mass goes to."""
+        return {"centre": _leading(numbers["centre_nodes"])}
 
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """The theorem's mask, no residual connection, positive weights."""
-        return (masked_as(run, (self.kind,)), attention_only(run), bounded_below(run))
+        return (masked_as(run, self.kind), attention_only(run), bounded_below(run))
 
     def log_bounds(self, run: ModelRun, epsilon: float) -> Float64[np.ndarray, "layers keys"]:
         """log of the bound without its constant for every key after the centre, by depth."""
@@ -98,27 +109,22 @@ class MaskCollapse(ModelClaim):
             ratios.append(largest / self.constant(float(epsilon)))
         trails = [outside_trail(kernels, np.arange(first)) for kernels in run.kernels]
         last = [rollouts(list(kernels))[-1, -1, first:].sum() for kernels in run.kernels]
-        depth = run.kernels.shape[1]
         worst = max(ratios)
-        centre = "position 0" if first == 1 else f"the first {first} positions"
         return Finding(
-            computed=f"largest rollout/bound with C = {self.constant_text} over depths, queries, keys, prompts (<= 1)",
             value=worst,
             as_stated=worst <= SLACK,
-            figure=trail_figure(trails, f"mass outside {centre} (worst query)"),
-            sharper=(
-                f"after {depth} layers of attention alone the last query has {np.mean(last):.3g} of its mass outside "
-                f"{centre} (prompts from {min(last):.3g} to {max(last):.3g})"
-            ),
+            figure=trail_figure(trails, f"mass outside {_leading(first)} (worst query)"),
             numbers={
+                "layers": run.kernels.shape[1],
+                "centre_nodes": first,
                 "epsilon": float(run.epsilons.min()),
                 "outside_worst_query": max(float(trail[-1]) for trail in trails),
                 "outside_last_query": float(np.mean(last)),
+                "outside_last_query_least": float(min(last)),
+                "outside_last_query_most": float(max(last)),
             },
             instances=len(run.kernels),
         )
-
-    constant_text = "1 - eps"
 
 
 @MODEL_CLAIMS.register("wu2025/theorem-4.1")
@@ -133,7 +139,7 @@ class WindowCollapseOfTheModel(MaskCollapse):
     """R_ij <= C (1 - j eps^M)^(t/2M), C < 1."""
 
     kind = "sliding_window"
-    constant_text = "1"
+    computed = "largest rollout/bound with C = 1 over depths, queries, keys, prompts (<= 1)"
 
     def log_bounds(self, run: ModelRun, epsilon: float) -> Float64[np.ndarray, "layers keys"]:
         """Bounds with eps^M and t / 2M, M = ceil((N - 1) / (w - 1))."""
@@ -164,20 +170,19 @@ class PrefixCollapseOfTheModel(MaskCollapse):
 class CentreNodesOfTheModel(ModelClaim):
     """Whatever the mask: what is on its centre nodes stays there, and more comes."""
 
+    computed = "share outside the centre nodes after {layers:.0f} layers, worst query and prompt"
+    sharper = "{needed_layers:.0f} layers are enough for any mask with a centre; this model has {layers:.0f}"
+
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """One mask in all layers, with a centre; no residual connection."""
-        equal = bool((run.visible == run.visible[0]).all())
         centres = centre_nodes(run.visible[0])
         depth, needed = run.kernels.shape[1], run.kernels.shape[-1] - 1
-        listed = f"centre nodes {', '.join(map(str, centres[:8]))}{' ...' if len(centres) > 8 else ''}"
         return (
-            Premise("one mask in every layer", equal, "" if equal else "layers differ"),
-            Premise("the mask has a centre node", len(centres) > 0, listed if len(centres) else "none"),
+            Premise("one-mask", bool((run.visible == run.visible[0]).all())),
+            Premise("centre-node", len(centres) > 0, {"centre_nodes": centres.tolist()}),
             attention_only(run),
             bounded_below(run),
-            Premise(
-                f"at least N - 1 = {needed} layers, so that any mask has brought some mass", depth >= needed, f"{depth}"
-            ),
+            Premise("enough-layers", depth >= needed, {"needed": needed, "layers": depth}),
         )
 
     def examine(self, run: ModelRun) -> Finding:
@@ -185,14 +190,16 @@ class CentreNodesOfTheModel(ModelClaim):
         centres = centre_nodes(run.visible[0])
         trails = [outside_trail(kernels, centres) for kernels in run.kernels]
         outside = max(float(trail[-1]) for trail in trails)
-        depth, needed = run.kernels.shape[1], run.kernels.shape[-1] - 1
         return Finding(
-            computed=f"share outside the centre nodes after {depth} layers, worst query and prompt",
             value=outside,
             as_stated=outside < 1 - ROUNDING,
             figure=trail_figure(trails, "mass outside the centre nodes (worst query)"),
-            sharper=f"{needed} layers are enough for any mask with a centre; this model has {depth}",
-            numbers={"outside": outside, "centre_nodes": float(len(centres))},
+            numbers={
+                "outside": outside,
+                "centre_nodes": float(len(centres)),
+                "layers": run.kernels.shape[1],
+                "needed_layers": run.kernels.shape[-1] - 1,
+            },
             instances=len(run.kernels),
         )
 
@@ -212,14 +219,20 @@ class ResidualBound(ModelClaim):
 class CollapseOfTheModel(ResidualBound):
     """R_ij <= prod_l (1 - eps m_l) for j > 0."""
 
+    computed = "largest R_ij / prod (1 - eps m_l) over depths, queries, keys j > 0, prompts (<= 1)"
+    sharper = (
+        "against prod (1 - j eps m_l) the largest ratio is {sharper_ratio:.3g}; the last query really has "
+        "{outside_last_query:.3g} of its mass outside position 0, where exp(-eps sum m_l) allows {allowed:.3f} for "
+        "each key"
+    )
+
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """Causal, with positive weights; depth is finite, so that only the bound is put to the test."""
         total = run.mixing.sum(axis=1)
-        spread = f"sum m_l from {total.min():.2f} to {total.max():.2f}"
         return (
-            masked_as(run, ("causal",)),
+            masked_as(run, "causal"),
             bounded_below(run),
-            Premise("a bound for any total mixing (its limit needs an infinite one)", True, spread),
+            Premise("any-mixing", True, {"least_total": float(total.min()), "largest_total": float(total.max())}),
         )
 
     def examine(self, run: ModelRun) -> Finding:
@@ -237,19 +250,14 @@ class CollapseOfTheModel(ResidualBound):
             outside.append(np.concatenate([[1.0], rolled[:, -1, 1:].sum(axis=1)]))
         allowed = np.exp(-run.epsilons * run.mixing.sum(axis=1))
         return Finding(
-            computed="largest R_ij / prod (1 - eps m_l) over depths, queries, keys j > 0, prompts (<= 1)",
             value=max(ratios),
             as_stated=max(ratios) <= SLACK,
             figure=trail_figure(outside, "mass of the last query outside position 0"),
-            sharper=(
-                f"against prod (1 - j eps m_l) the largest ratio is {max(sharp):.3g}; the last query really has "
-                f"{np.mean([trail[-1] for trail in outside]):.3g} of its mass outside position 0, where "
-                f"exp(-eps sum m_l) allows {allowed.max():.3f} for each key"
-            ),
             numbers={
                 "sharper_ratio": max(sharp),
                 "epsilon": float(run.epsilons.min()),
                 "outside_last_query": float(np.mean([trail[-1] for trail in outside])),
+                "allowed": float(allowed.max()),
                 "total_mixing": float(run.mixing.sum(axis=1).mean()),
             },
             instances=len(run.kernels),
@@ -260,12 +268,18 @@ class CollapseOfTheModel(ResidualBound):
 class NoCollapseOfTheModel(ResidualBound):
     """R_ii >= prod_l (1 - m_l)."""
 
+    computed = "least R_ii - prod (1 - m_l) over depths, positions, prompts (>= 0)"
+    sharper = (
+        "the last position keeps {last_position_keeps:.3g} of itself through {layers:.0f} layers; prod (1 - m_l) is "
+        "{product:.3g}, what attention to oneself adds is not in it"
+    )
+
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """Causal, and a residual connection in every layer."""
         most = float(run.mixing.max())
         return (
-            Premise("no attention to later positions", run.causal),
-            Premise("a residual connection in every layer", most < 1, f"largest mixing {most:.3f}"),
+            Premise("causal", run.causal),
+            Premise("residual", most < 1, {"largest_mixing": most}),
         )
 
     def examine(self, run: ModelRun) -> Finding:
@@ -278,21 +292,20 @@ class NoCollapseOfTheModel(ResidualBound):
             last_shares.append(np.concatenate([[1.0], diagonal[:, -1]]))
         least = min(ratios)
         return Finding(
-            computed="least R_ii - prod (1 - m_l) over depths, positions, prompts (>= 0)",
             value=least,
             as_stated=least >= -ROUNDING,
             figure=trail_figure(last_shares, "share that the last position keeps of itself"),
-            sharper=(
-                f"the last position keeps {np.mean([trail[-1] for trail in last_shares]):.3g} of itself through "
-                f"{run.kernels.shape[1]} layers; prod (1 - m_l) is {products[:, -1].mean():.3g}, what attention to "
-                "oneself adds is not in it"
-            ),
             numbers={
+                "layers": run.kernels.shape[1],
                 "product": float(products[:, -1].mean()),
                 "last_position_keeps": float(np.mean([trail[-1] for trail in last_shares])),
             },
             instances=len(run.kernels),
         )
+
+
+def _leading(count: int) -> str:
+    return "position 0" if count == 1 else f"the first {count} positions"
 
 
 def trail_figure(trails: Trails, label: str) -> Figure:

@@ -13,10 +13,12 @@ from jaxtyping import Float64
 from scipy.optimize import brentq, minimize_scalar
 
 from posbias.architecture import Causal
-from posbias.papers.claims import CLAIMS, Claim, Figure, Finding, curves
+from posbias.display.figures import Figure
+from posbias.papers.claims import Claim, curves
 from posbias.papers.kernels import rollouts
 from posbias.papers.wu2025.decay import distances, log_paths
 from posbias.papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES
+from posbias.report.verify import CLAIMS, Finding
 from posbias.theory.kernels import masked_softmax
 
 N_POSITIONS = 24
@@ -123,37 +125,9 @@ def log_constants(run: RopeRun) -> tuple[float, float]:
     return lower, 2 * pairs * high + low * (2 / np.pi**2) * slack
 
 
-def one_layer(pairs: int, generator: np.random.Generator, *, broken: bool) -> Finding:
-    """Lemmas 4.6 and I.1: the proof's inequality on the logits, and the two bounds with derived constants."""
-    runs = [rope_run(pairs, generator, broken=broken) for _ in range(3 * SEEDS)]
-    printed = [_share_beyond_printed(run) for run in runs]
-    bounds = [_worst_excess(run) for run in runs]
-    corrected = max(bounds) <= SLACK
-    reach = max(run.condition for run in runs)
-    return Finding(
-        computed="share of logits outside the proof's C_min cos((d+delta)theta) <= q.k <= C_max cos(|d-delta| theta)",
-        value=max(printed),
-        as_stated=corrected and max(printed) == 0,
-        corrected=corrected,
-        figure=_one_layer_figure(runs[0]),
-        sharper=(
-            "beyond pi/2 the cosine is negative and the norms' roles swap, and |psi| >= |d - delta| theta fails for "
-            "d < delta; right constants are c = n_max, c' = n_min/pi^2, n a product of segment norms (largest ratio "
-            f"{max(bounds):.3f}, must be <= 1); within the condition the exponential falls by a constant factor at most"
-        ),
-        numbers={
-            "share_outside_printed": max(printed),
-            "excess_over_corrected_bounds": max(bounds),
-            "condition": reach,
-            "least_exponential_factor": float(np.exp(-max(run.norms[0] / np.pi**2 * _farthest(run) for run in runs))),
-        },
-        instances=len(runs),
-    )
-
-
-def _farthest(run: RopeRun) -> float:
-    """d^2 theta_1^2 sum alpha^2 at the largest distance."""
-    return (N_POSITIONS - 1) ** 2 * run.fall
+def _exponential_factor(run: RopeRun) -> float:
+    """The upper bound's exponential at the largest distance."""
+    return float(np.exp(-run.norms[0] / np.pi**2 * (N_POSITIONS - 1) ** 2 * run.fall))
 
 
 def _share_beyond_printed(run: RopeRun) -> float:
@@ -197,39 +171,6 @@ def _one_layer_figure(run: RopeRun) -> Figure:
             "upper bound": np.exp(upper - run.norms[0] / np.pi**2 * squared),
         },
         log_y=True,
-    )
-
-
-def many_layers(pairs: int, generator: np.random.Generator, *, broken: bool) -> Finding:
-    """Theorems 4.7 and I.2: the proof's exponent, the two-sided bound that does hold, and the constants as N grows."""
-    runs = [rope_run(pairs, generator, broken=broken) for _ in range(3 * SEEDS)]
-    excess = max(_rollout_excess(run) for run in runs)
-    least = least_squared_steps(N_POSITIONS - 1, DEPTH)
-    spreads = [envelope_spread(n_positions, pairs) for n_positions in GROWTH_LENGTHS]
-    growth = float(np.polyfit(np.log(GROWTH_LENGTHS), np.log(spreads), 1)[0])
-    peak, predicted, figure = _peak(pairs)
-    corrected = excess <= SLACK
-    return Finding(
-        computed=f"exponent p of the envelope constants' growth, C_max/C_min ~ N^p at {DEPTH} layers (0 if uniform)",
-        value=growth,
-        as_stated=corrected and least >= 0.5 and growth < STEADY,
-        corrected=corrected,
-        figure=figure,
-        sharper=(
-            f"the proof's exponent c'/2 must be c'/(t+1): {DEPTH} steps can have squares summing to {least:.3f} d^2, "
-            f"not 1/2; the constants are not uniform in N (spread {spreads[0]:.0e} at N={GROWTH_LENGTHS[0]}, "
-            f"{spreads[-1]:.0e} at N={GROWTH_LENGTHS[-1]}); the envelope peaks at d = {predicted:.1f}, the rollout at "
-            f"d = {peak} of {GROWTH_LENGTHS[1] - 1}"
-        ),
-        numbers={
-            "excess_over_corrected_band": excess,
-            "least_sum_of_squared_steps": least,
-            "envelope_spread_shortest": spreads[0],
-            "envelope_spread_longest": spreads[-1],
-            "envelope_peak": predicted,
-            "rollout_peak": float(peak),
-        },
-        instances=len(runs),
     )
 
 
@@ -297,22 +238,87 @@ def _peak(pairs: int) -> tuple[int, float, Figure]:
     return int(np.argmax(rollout)), float(predicted), figure
 
 
-class RopeClaim(Claim):
-    """A statement on one layer or several, for one or two feature pairs (frequencies 1 and 2)."""
+class RopeLayer(Claim):
+    """A statement on one layer, for one or two feature pairs (frequencies 1 and 2)."""
 
     paper = PAPER
     broken_by = TOO_FAST
     pairs: ClassVar[int] = 1
-    several: ClassVar[bool] = False
-    """True if it speaks of several layers."""
+    computed = "share of logits outside the proof's C_min cos((d+delta)theta) <= q.k <= C_max cos(|d-delta| theta)"
+    sharper = (
+        "beyond pi/2 the cosine is negative and the norms' roles swap, and |psi| >= |d - delta| theta fails for "
+        "d < delta; right constants are c = n_max, c' = n_min/pi^2, n a product of segment norms (largest ratio "
+        "{excess_over_corrected_bounds:.3f}, must be <= 1); within the condition the exponential falls by a constant "
+        "factor at most"
+    )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """On networks of twice as many features as pairs."""
-        return (many_layers if self.several else one_layer)(self.pairs, generator, broken=broken)
+        """The proof's inequality on the logits, and the two bounds with derived constants."""
+        runs = [rope_run(self.pairs, generator, broken=broken) for _ in range(3 * SEEDS)]
+        printed = [_share_beyond_printed(run) for run in runs]
+        bounds = [_worst_excess(run) for run in runs]
+        corrected = max(bounds) <= SLACK
+        return Finding(
+            value=max(printed),
+            as_stated=corrected and max(printed) == 0,
+            corrected=corrected,
+            figure=_one_layer_figure(runs[0]),
+            numbers={
+                "share_outside_printed": max(printed),
+                "excess_over_corrected_bounds": max(bounds),
+                "condition": max(run.condition for run in runs),
+                "least_exponential_factor": min(_exponential_factor(run) for run in runs),
+            },
+            instances=len(runs),
+        )
+
+
+class RopeStack(Claim):
+    """A statement on several layers, likewise."""
+
+    paper = PAPER
+    broken_by = TOO_FAST
+    pairs: ClassVar[int] = 1
+    computed = "exponent p of the envelope constants' growth, C_max/C_min ~ N^p at {layers:.0f} layers (0 if uniform)"
+    sharper = (
+        "the proof's exponent c'/2 must be c'/(t+1): {layers:.0f} steps can have squares summing to "
+        "{least_sum_of_squared_steps:.3f} d^2, not 1/2; the constants are not uniform in N (spread "
+        "{envelope_spread_shortest:.0e} at N={shortest:.0f}, {envelope_spread_longest:.0e} at N={longest:.0f}); the "
+        "envelope peaks at d = {envelope_peak:.1f}, the rollout at d = {rollout_peak:.0f} of {largest_distance:.0f}"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """The proof's exponent, the two-sided bound that does hold, and the constants as N grows."""
+        runs = [rope_run(self.pairs, generator, broken=broken) for _ in range(3 * SEEDS)]
+        excess = max(_rollout_excess(run) for run in runs)
+        least = least_squared_steps(N_POSITIONS - 1, DEPTH)
+        spreads = [envelope_spread(n_positions, self.pairs) for n_positions in GROWTH_LENGTHS]
+        growth = float(np.polyfit(np.log(GROWTH_LENGTHS), np.log(spreads), 1)[0])
+        peak, predicted, figure = _peak(self.pairs)
+        corrected = excess <= SLACK
+        return Finding(
+            value=growth,
+            as_stated=corrected and least >= 0.5 and growth < STEADY,
+            corrected=corrected,
+            figure=figure,
+            numbers={
+                "layers": DEPTH,
+                "shortest": GROWTH_LENGTHS[0],
+                "longest": GROWTH_LENGTHS[-1],
+                "largest_distance": GROWTH_LENGTHS[1] - 1,
+                "excess_over_corrected_band": excess,
+                "least_sum_of_squared_steps": least,
+                "envelope_spread_shortest": spreads[0],
+                "envelope_spread_longest": spreads[-1],
+                "envelope_peak": predicted,
+                "rollout_peak": float(peak),
+            },
+            instances=len(runs),
+        )
 
 
 @CLAIMS.register("wu2025/lemma-4.6")
-class RopeInOneLayer(RopeClaim):
+class RopeInOneLayer(RopeLayer):
     """Gaussian decay of RoPE attention with one frequency."""
 
     source = "Lemma 4.6, section 4.3; constants from appendix F"
@@ -321,7 +327,7 @@ class RopeInOneLayer(RopeClaim):
 
 
 @CLAIMS.register("wu2025/lemma-I.1")
-class RopeInOneLayerManyFrequencies(RopeClaim):
+class RopeInOneLayerManyFrequencies(RopeLayer):
     """Gaussian decay of RoPE attention with several frequencies."""
 
     pairs = 2
@@ -331,20 +337,19 @@ class RopeInOneLayerManyFrequencies(RopeClaim):
 
 
 @CLAIMS.register("wu2025/theorem-4.7")
-class RopeOverLayers(RopeClaim):
+class RopeOverLayers(RopeStack):
     """RoPE over layers with one frequency."""
 
-    several = True
     source = "Theorem 4.7, section 4.3; proof in appendix G"
     statement = "RoPE, t+1 layers: rollout is Theta(C(t+d,d) e^-c d^2 theta^2) with one c; its peak moves out with t."
     assumptions = (BOUNDED, VALUES, ANGLES, "attention only: no residual connections", "a fixed number of layers")
 
 
 @CLAIMS.register("wu2025/theorem-I.2")
-class RopeOverLayersManyFrequencies(RopeClaim):
+class RopeOverLayersManyFrequencies(RopeStack):
     """RoPE over layers with several frequencies."""
 
-    pairs, several = 2, True
+    pairs = 2
     source = "Theorem I.2, appendix I"
     statement = "RoPE, several frequencies, t+1 layers: Theta(C(t+d,d) e^-c d^2 sum_l alpha_l^2 theta^2) with one c."
     assumptions = (BOUNDED, VALUES, ANGLES, SHARE, "attention only: no residual connections")
