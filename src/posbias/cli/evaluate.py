@@ -84,6 +84,7 @@ class TaskFlags:
         ),
     ] = None
     template_options: options.TemplateOptions = ""
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Let a task run Python code that it names.")] = False
     generate: Annotated[bool, typer.Option(help="Generate answers and judge them by the task's rule.")] = True
     score: Annotated[bool, typer.Option(help="Score the right answer by teacher forcing.")] = True
 

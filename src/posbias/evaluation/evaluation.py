@@ -7,6 +7,7 @@ as `PositionCurve.as_record`. The texts go beside it, one JSON object per line.
 """
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from posbias.evaluation.curve import PositionCurve, Scores, position_means
 from posbias.evaluation.endings import Endings
 from posbias.evaluation.judges import Reading, Verdicts
 from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, Requirement, RequirementCheck, check_requirement
+from posbias.evaluation.samples import CLUSTER
 from posbias.evaluation.sequential import Sequential
 from posbias.files import write_atomically
 from posbias.runs.parts import below
@@ -49,6 +51,9 @@ BEHAVIOUR = "behaviour"
 SCORES = "scores/"
 CORRECT = "correct/"
 """Arrays of right (1) and wrong (0) answers, by length: [n_samples n_depths], NaN if a prompt was too long."""
+
+Independent = Float64[np.ndarray, "n_independent n_positions"]
+"""Scores of samples that are independent of one another."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,11 @@ class Evaluation(Result):
         """Tables that the curves are drawn of, in units in which more is better."""
         return {name: table for name, table in measures_of(self.tables).items() if name in self.curves}
 
+    @property
+    def right(self) -> Independent:
+        """Right (1) and wrong (0) answers of every independent sample, by position."""
+        return independent(self.tables["correct"], self.tables)
+
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on accuracy, or on log-probability if no answer was judged."""
         alpha = ALPHA if self.sequential is None else self.sequential.alpha
@@ -290,8 +300,11 @@ class LengthEvaluation(Evaluation):
         return RequirementCheck(str(require), measure, value, require.met(value), require.by_estimate)
 
 
-def measures_of(tables: Mapping[str, Scores]) -> dict[str, Scores]:
-    """Tables as `Evaluation.tables` in units in which more is better; those that hold nothing are left out."""
+def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
+    """Tables as `Evaluation.tables` in units in which more is better; those that hold nothing are left out.
+
+    Samples that are not independent are averaged to one row, in the order of their first.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         measures = {
             "accuracy": tables["correct"],
@@ -300,7 +313,17 @@ def measures_of(tables: Mapping[str, Scores]) -> dict[str, Scores]:
             "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
             "starts": tables.get("starts", np.full_like(tables["correct"], np.nan)),
         }
-    return {name: table for name, table in measures.items() if not np.isnan(table).all()}
+    return {name: independent(table, tables) for name, table in measures.items() if not np.isnan(table).all()}
+
+
+def independent(table: Scores, tables: Mapping[str, Scores]) -> Independent:
+    """A table with the mean of every cluster of samples in a row of its own; the table itself if there are none."""
+    if CLUSTER not in tables:
+        return table
+    _, first, members = np.unique(tables[CLUSTER][:, 0], return_index=True, return_inverse=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing is NaN
+        return np.stack([np.nanmean(table[members == cluster], axis=0) for cluster in np.argsort(first)])
 
 
 def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:

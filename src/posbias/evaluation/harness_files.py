@@ -20,6 +20,8 @@ from posbias.tasks.language import Example, LanguageTask
 DATA_FILE = "examples.jsonl"
 SCORING_FILE = "posbias_scoring.py"
 INSPECT_FILE = "posbias_inspect.py"
+EXPORTED_RULES = ("best_subspan_em", "substring")
+"""Rules of scoring that the exported module has."""
 LONGEST_STEM = 100
 """Characters of a task's spelling that stand in the names of its files."""
 
@@ -164,8 +166,10 @@ def write_inspect_ai(
 
 def _exported(task: LanguageTask, examples: Sequence[Example], max_tokens: int | None) -> tuple[str, str]:
     """The name of a task in another harness, and its examples, one JSON object per line."""
-    if task.scoring == "verdict":
-        raise UsageError(f"{task.name} is judged by verdicts, which other harnesses do not read; allowed: other tasks")
+    if task.scoring not in EXPORTED_RULES:
+        raise UsageError(
+            f"{task.name} has a rule of scoring ({task.scoring}) that is not exported; allowed: other tasks"
+        )
     if not examples:
         raise UsageError("no examples to export; give at least 1")
     if max_tokens is not None:

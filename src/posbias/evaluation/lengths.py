@@ -30,7 +30,7 @@ def length_evaluation(
     """The result of evaluations of one task at ascending lengths, each at as many depths; of a sequential design some
     of the lengths may be missing."""
     first = next(iter(evaluations.values()))
-    correct = {length: evaluation.tables["correct"] for length, evaluation in evaluations.items()}
+    correct = {length: evaluation.right for length, evaluation in evaluations.items()}
     levels = _levels(evaluations, options, depths)
     record = Record("evaluate", {}, dict(first.record.resolved), seeds=dict(first.record.seeds))
     record.resolved |= {
@@ -81,7 +81,7 @@ def _levels(
 
 
 def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curves: int) -> LengthLevel:
-    scores: Scores = evaluation.tables["correct"]
+    scores: Scores = evaluation.right
     alpha = ALPHA if evaluation.sequential is None else evaluation.sequential.alpha
     n_complete = len(complete_samples(scores))
     means = np.array([cell.value for cell in position_means(scores)])

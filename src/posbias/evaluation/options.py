@@ -87,6 +87,8 @@ class EvaluateOptions:
     answer_pattern: str | None = None
     """A regular expression with one group that holds the answer in what is generated, all else being thoughts; None:
     thoughts are told by the marks that models put around them."""
+    allow_code: bool = False
+    """Permit a task to judge answers by Python code of one's own that it names."""
     together: int = 8
     """Samples requested at a time, >= 1: what an interruption costs at most."""
     directory: Path | None = None

@@ -25,6 +25,8 @@ REFUSED_SHARE = 0.1
 """Share of all examples: a server that refuses more of them, and at least REFUSED_LEAST, ends the run."""
 REFUSED_LEAST = 3
 LINE_END = "\n"
+CLUSTER = "cluster"
+"""Name of the table that tells which samples are not independent: they share a number."""
 
 Pieces = dict[str, np.ndarray]
 
@@ -45,6 +47,11 @@ class Sample:
 
 def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
     """The samples of a task, each with its examples at all positions, lazily."""
+    if task.own_code is not None and not options.allow_code:
+        raise UsageError(
+            f"{task.name}: answers would be judged by code of one's own, {task.own_code!r}, which allow_code=True "
+            "(--allow-code) permits"
+        )
     positions = options.positions_of(task)
     examples = task.examples(tokenizer, count=options.skip + options.count, positions=positions, seed=options.seed)
     examples = itertools.islice(examples, options.skip * len(positions), None)
@@ -74,7 +81,7 @@ def requests_of(samples: Sequence[Sample], task: LanguageTask, options: Evaluate
     return [
         Request(
             prompt=example.prompt,
-            answer=example.target if options.score else None,
+            answer=(example.target or None) if options.score else None,
             max_tokens=max(1, options.tokens_of(task)),
             answer_pattern=options.answer_pattern,
             group=example.sample,
@@ -133,9 +140,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
     values, tokens = [example.answers[0], *example.companions], example.n_tokens
     numbers = {
         "correct": None if answer is None else task.right(answer, example.answers),
-        "starts": None
-        if text is None or task.scoring == "verdict"
-        else starts_with(text, example.answers, goes_on=cut),
+        "starts": None if text is None or not task.begins else starts_with(text, example.answers, goes_on=cut),
         "cut": None if text is None else cut,
         # Only if a prompt asks for several.
         "found": None if text is None or not example.companions else share_found(text, values),
@@ -147,6 +152,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "prompt_tokens": response.prompt_tokens if tokens is None and response is not None else tokens,
         "too_long": response is not None and skipped is not None and response.finish != REFUSED,
         **task.noted(answer),
+        **({CLUSTER: _number_of(example.cluster)} if example.cluster else {}),
     }
     return numbers, {
         "sample": example.sample,
@@ -159,6 +165,11 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "finish": None if response is None else response.finish,
         "skipped": skipped,
     }
+
+
+def _number_of(name: str) -> float:
+    """A number that stands for a name, exact in double precision."""
+    return float(int(hashlib.sha256(name.encode()).hexdigest()[:12], 16))
 
 
 def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -90,9 +90,12 @@ def template_options_of(tokenizer: Any) -> dict[str, Any]:
 def check_messages(messages: Sequence[object], place: str) -> None:
     """Refuse messages without a role (text) and a content (text, or a list of parts); `place` says where they stand.
 
-    A template would write out anything else, such as None, as words that nobody said.
+    A template would write out anything else, such as None, as words that nobody said; a message with `tool_calls` alone
+    may have it.
     """
     for message in messages:
+        if isinstance(message, Mapping) and message.get("tool_calls") and message.get("content", "") is None:
+            message = {**message, "content": ""}
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
             raise UsageError(f"{place}: a message needs role and content, got {message!r}")
         role, content = message["role"], message["content"]
@@ -128,7 +131,7 @@ def render_conversation(
     if isinstance(messages, str | Mapping) or not messages:
         raise UsageError(f"{name} must be a list of messages with role and content, got {messages!r}")
     check_messages(messages, name)
-    plain = [dict(message) for message in messages]
+    plain = [_with_arguments(message, tokenizer, name) for message in messages]
     text = _rendered(tokenizer, plain, name, generation_prompt=generation_prompt)
     for pattern_of in (control_pattern, special_pattern):
         marks = Marks(plain, pattern_of(tokenizer))
@@ -142,6 +145,23 @@ def render_conversation(
     raise UsageError(
         f"{name} spells special tokens that the chat template reads in messages; allowed: messages without them"
     )
+
+
+def _with_arguments(message: Mapping[str, Any], tokenizer: Any, name: str) -> dict[str, Any]:
+    """A message with the arguments of its calls as templates take them: objects, where servers take JSON."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    if "tool_calls" not in str(tokenizer.chat_template):
+        raise UsageError(f"{name}: the model's chat template passes calls of tools over; write them as text")
+    try:
+        parsed = [{**call["function"], "arguments": json.loads(call["function"]["arguments"])} for call in calls]
+    except (TypeError, KeyError, ValueError):
+        return dict(message)  # objects already
+    return {
+        **message,
+        "tool_calls": [{**call, "function": function} for call, function in zip(calls, parsed, strict=True)],
+    }
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str, *, generation_prompt: bool) -> str:

@@ -314,6 +314,8 @@ def statements_of(evaluation: Evaluation) -> list[str]:
             f"{endings.contains:.0%} of the generated answers are right by the task's rule; {endings.starts:.0%} begin "
             "with the right one."
         )
+    if "cluster" in evaluation.tables:
+        statements.append(f"{evaluation.count} samples form {len(evaluation.right)} groups, each of which counts as one.")
     for measure in correlated_measures(_series(evaluation)):
         statements += correlation_statements(_series(evaluation), measure)
     return statements

@@ -13,7 +13,7 @@ from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import TOKENS
 from posbias.tasks.language import Span
-from posbias.tasks.language.base import text_of
+from posbias.tasks.language.locating import text_of
 
 STOPPED, CUT_OFF = "stop", "length"
 """Ends of a response: an end token or a stop text, or the most tokens that it may have."""

@@ -26,7 +26,7 @@ from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.models.rotary import AngleLengths
 from posbias.progress import track
 from posbias.tasks.language import Example
-from posbias.tasks.language.base import locate
+from posbias.tasks.language.locating import locate
 
 KEPT_BYTES = 2 << 30
 """Bytes of keys and values before the question that are kept if a method acts from it on: no step changes them."""

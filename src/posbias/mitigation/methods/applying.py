@@ -28,7 +28,7 @@ from posbias.mitigation.methods.question import KnownQuestions, Question
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, read_recipe
 from posbias.models.hugging_face import INTERVENTION_MARK, LOOKS_AHEAD_MARK, HuggingFaceModel
 from posbias.models.loading import COMPILED_CALL, model_in_hand
-from posbias.tasks.language.base import locate
+from posbias.tasks.language.locating import locate
 
 INSTALLED = "_posbias_installed"
 """Attribute of a network that holds what was installed on it."""

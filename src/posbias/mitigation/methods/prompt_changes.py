@@ -39,7 +39,7 @@ from posbias.models.attention import (
 )
 from posbias.models.model import Model
 from posbias.tasks.language.answers import normalise_answer
-from posbias.tasks.language.base import encode, locate
+from posbias.tasks.language.locating import encode, locate
 
 BETWEEN = "\n\n"
 """Text between a prompt and its repetition."""

@@ -35,7 +35,7 @@ from posbias.progress import track
 from posbias.runs.parts import PartStore
 from posbias.statistics import Interval, mean_of
 from posbias.tasks.language import Example
-from posbias.tasks.language.base import locate
+from posbias.tasks.language.locating import locate
 
 KINDS = resolve_kinds("logprob")
 OVER_POSITIONS, OVER_METHODS = "over positions, within methods", "over methods"

@@ -5,14 +5,12 @@ from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     Example,
     LanguageTask,
-    Span,
-    encode,
     file_sha256,
-    locate,
-    rendered,
 )
 from posbias.tasks.language.documents import Documents
+from posbias.tasks.language.items import Items
 from posbias.tasks.language.key_value import KeyValue
+from posbias.tasks.language.locating import Span, encode, locate, rendered
 from posbias.tasks.language.multiple_choice import MultipleChoice
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.pairwise import Pairwise
@@ -24,6 +22,7 @@ __all__ = [
     "Documents",
     "Example",
     "ExampleOrder",
+    "Items",
     "KeyValue",
     "LanguageTask",
     "MultipleChoice",

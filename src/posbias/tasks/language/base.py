@@ -2,40 +2,30 @@
 
 One sample (the same items, the same question) is requested once per position; only the moved item changes its place, so
 that positions are compared on equal terms. Variants are frozen dataclasses, spelled as literal calls.
-
-A text is opened by the special tokens the tokenizer puts before one (BOS); a conversation is rendered by the chat
-template, which writes its own. The place of an item is read off the tokenizer's character offsets, never guessed.
 """
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from posbias.checks import check_whole
 from posbias.errors import UsageError
-from posbias.files import check_text, json_object, open_file, read_lines
+from posbias.files import check_text, decoded, json_object, open_file, read_lines, read_whole
 from posbias.limits import EXAMPLES, ITEMS
-from posbias.prompts.control_tokens import control_pattern, spelled_in, tokenised
-from posbias.prompts.prompts import opening
-from posbias.prompts.templates import Rendered, check_template, render_conversation
+from posbias.prompts.control_tokens import control_pattern
 from posbias.registry import Registry
 from posbias.tasks.language.answers import SCORERS
+from posbias.tasks.language.locating import Message, Span, locate, text_of
 
 LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task")
 
-Message = Mapping[str, str]
-"""One turn of a conversation: its `role` and its `content`."""
-Span = tuple[int, int]
-"""Begin and end of a part of a text or a prompt: of its first character or token, and one past its last."""
 BLANKS = " \t"
 MEASURED_SAMPLES = 4
-"""Samples whose prompts are measured to find how many items make a length."""
+"""Samples that are measured, where a task has so many."""
 FEWEST_ITEMS = 8
 """A task has a prompt of fewer items than this."""
 FILLED = 0.9
@@ -51,11 +41,6 @@ QUERIES = ("after", "before", "both")
 """Places of the question relative to the items."""
 
 
-def text_of(prompt: str | Sequence[Message]) -> str:
-    """A prompt's text; of a conversation, its last message's."""
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
-
-
 @dataclass(frozen=True)
 class Example:
     """One prompt with its answer and the exact place of the item that holds it."""
@@ -65,7 +50,8 @@ class Example:
     answers: tuple[str, ...]
     """Any of these counts as right; at least one."""
     target: str
-    """The text that follows the prompt when the first answer is teacher-forced; begins with a blank as text would."""
+    """The text that follows the prompt when the first answer is teacher-forced; begins with a blank as text would.
+    Empty if there is none to score."""
     gold_position: int | None
     """Index of the moved item among the items, 0 = first; None where there is none (closed book)."""
     n_items: int
@@ -95,6 +81,8 @@ class Example:
     """Oddities of the sample, keys of `NOTICES`."""
     control_tokens: tuple[str, ...] = ()
     """Control tokens of the model that the sample's own words spell; usual ones if the model's are not known."""
+    cluster: str = ""
+    """Name that samples share which are not independent, such as repeats of one record; empty for independent ones."""
 
     @property
     def text(self) -> str:
@@ -117,6 +105,14 @@ class Draft:
     """The words of a template of one's own, in which control tokens are meant as such."""
     notices: tuple[str, ...] = ()
     """Oddities, see `Example.notices`."""
+    messages: tuple[Message, ...] = ()
+    """A conversation with roles of its own, of which `text` is message `moved_message`; empty: `text` is the prompt."""
+    moved_message: int = -1
+    """Index of the message that holds the moved item."""
+    target: str | None = None
+    """Text that is scored by teacher forcing instead of the first answer; empty: none is."""
+    cluster: str = ""
+    """See `Example.cluster`."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +197,16 @@ class LanguageTask(ABC):
         """The score of a generated text (0 ... 1) by the task's rule."""
         return float(SCORERS[self.scoring](text, answers))
 
+    @property
+    def begins(self) -> bool:
+        """True if a right answer may be expected to begin with an accepted one, which is measured beside."""
+        return self.scoring != "verdict"
+
+    @property
+    def own_code(self) -> str | None:
+        """The Python code of one's own that judges answers; None: there is none."""
+        return None
+
     def noted(self, text: str | None) -> dict[str, float | None]:
         """Further numbers of a generated text (None: there is none) beside its score: a table each, by name."""
         return {}
@@ -218,6 +224,11 @@ class LanguageTask(ABC):
             raise UsageError(f"{self.name}: each position once, got {list(positions)}")
         return tuple(sorted(positions))
 
+    @property
+    def measured_samples(self) -> int:
+        """Samples whose prompts are measured to find how many items make a length."""
+        return MEASURED_SAMPLES
+
     def with_items(self, items: int) -> "LanguageTask":
         """This task with another number of items."""
         counted: dict[str, Any] = {self.counted: items}
@@ -226,7 +237,7 @@ class LanguageTask(ABC):
     def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> "LanguageTask":
         """This task with as many items as fit into prompts of so many tokens.
 
-        The longest prompt of `MEASURED_SAMPLES` samples decides; one of another sample may be a few tokens longer.
+        The longest prompt of `measured_samples` decides; one of another sample may be a few tokens longer.
 
         Raises:
             UsageError: a task or tokenizer with which no length can be asked for, a length below the shortest prompt,
@@ -243,20 +254,20 @@ class LanguageTask(ABC):
             if items not in lengths:
                 try:
                     task = self.with_items(items)
-                    prompts = task.examples(tokenizer, count=MEASURED_SAMPLES, positions=[0], seed=seed)
+                    prompts = task.examples(tokenizer, count=self.measured_samples, positions=[0], seed=seed)
                     lengths[items] = max(int(prompt.n_tokens or 0) for prompt in prompts)
                 except UsageError as error:
                     lengths[items] = None
                     reasons.append(str(error))
             return lengths[items]
 
-        least = next((items for items in range(1, FEWEST_ITEMS) if length(items) is not None), None)
+        least = next((items for items in range(FEWEST_ITEMS) if length(items) is not None), None)
         if least is None:
             raise UsageError(reasons[-1])
         shortest = int(length(least) or 0)
         if shortest > tokens:
             raise UsageError(f"{self}: its shortest prompt has {shortest} tokens; {tokens} are asked")
-        low, high = least, 2 * least
+        low, high = least, max(1, 2 * least)
         while (reached := length(high)) is not None and reached <= tokens:
             low, high = high, 2 * high
         while high - low > 1:
@@ -304,25 +315,27 @@ class LanguageTask(ABC):
         Blanks that end a text (not a passage in it) begin the answer instead, for tokens begin with a blank rather
         than end with one; behind a line's end the answer begins without.
         """
-        text, answer = draft.text, draft.answers[0]
-        if self.chat:
+        text, answer = draft.text, draft.answers[0] if draft.target is None else draft.target
+        if self.chat or draft.messages:
             return text, answer
         listed_to = max([stop for _, stop in draft.passages] + [0 if draft.gold is None else draft.gold[1]], default=0)
         stop = max(len(text.rstrip(BLANKS)), listed_to)
         begun = text[stop:] or ("" if text[-1:].isspace() else " ")
-        return text[:stop], begun + answer
+        return text[:stop], answer and begun + answer
 
     def _example(self, tokenizer: Any, draft: Draft, position: int, sample: str) -> Example:
         text, target = self._joined(draft)
-        prompt = self.wrapped(text)
-        spelled, meant = (control_pattern(tokenizer).findall(text) for text in (draft.text, draft.template))
+        prompt = draft.messages or self.wrapped(text)
+        told = "\n".join(str(message.get("content") or "") for message in draft.messages) or draft.text
+        spelled, meant = (control_pattern(tokenizer).findall(text) for text in (told, draft.template))
         if meant and (self.chat or len(spelled) > len(meant)):
             second_source = "a chat template" if self.chat else f"sample {sample}"
             raise UsageError(
                 f"{self.name}: both the template and {second_source} hold control tokens ({meant[0]!r}), of which only "
                 "the template's would be meant; take them out of one of the two"
             )
-        spans, n_tokens = locate(prompt, [] if draft.gold is None else [draft.gold], tokenizer, own_control=bool(meant))
+        gold = [] if draft.gold is None else [draft.gold]
+        spans, n_tokens = locate(prompt, gold, tokenizer, own_control=bool(meant), message=draft.moved_message)
         first, end = spans[0] if spans else (None, None)
         return Example(
             prompt=prompt,
@@ -341,83 +354,11 @@ class LanguageTask(ABC):
             own_control=bool(meant),
             notices=draft.notices,
             control_tokens=() if meant else tuple(dict.fromkeys(spelled)),
+            cluster=draft.cluster,
         )
 
     def __str__(self) -> str:
         return LANGUAGE_TASKS.spell(self)
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A prompt as a model reads it."""
-
-    text: str
-    """The text that was tokenised: the prompt itself, or the rendered conversation."""
-    token_ids: tuple[int, ...]
-    offsets: tuple[tuple[int, int], ...] | None
-    """Begin and end of each token in `text`, (0, 0) for the opening special tokens; None: a slow tokenizer."""
-
-
-def rendered(
-    prompt: str | Sequence[Message], tokenizer: Any, *, index: int = 0, own_control: bool = False
-) -> tuple[Rendered, tuple[int, ...]]:
-    """The text that a model reads, and the special tokens that open it (a template writes its own out).
-
-    A conversation is rendered up to the opening of the assistant's answer, which takes a chat template (UsageError
-    without); `index` is its number, for messages. `own_control`: as `Example.own_control`.
-    """
-    if isinstance(prompt, str):
-        return Rendered(prompt, () if own_control else spelled_in(prompt, tokenizer)), tuple(opening(tokenizer))
-    check_template(tokenizer)
-    return render_conversation(tokenizer, prompt, index=index), ()
-
-
-def encode(prompt: str | Sequence[Message], tokenizer: Any, *, own_control: bool = False) -> Encoded:
-    """The token ids of a prompt, with their places in its text. Arguments and errors as `rendered`."""
-    (text, ordinary), before = rendered(prompt, tokenizer, own_control=own_control)
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    tokens = tokenised(text, tokenizer, ordinary, offsets=fast)
-    offsets = ((0, 0),) * len(before) + tuple(tokens.offsets) if fast else None
-    return Encoded(text, (*before, *tokens.token_ids), offsets)
-
-
-def locate(
-    prompt: str | Sequence[Message], spans: Sequence[Span], tokenizer: Any, *, own_control: bool = False
-) -> tuple[tuple[Span, ...] | None, int | None]:
-    """Tokens that hold parts of a prompt's text (of a conversation: its last message's), such as its passages.
-
-    Args:
-        prompt: As the model is to read it.
-        spans: Begin and end in characters, none empty.
-        tokenizer: The model's own; None where it is not to be had.
-        own_control: As `Example.own_control`.
-
-    Returns:
-        For every span the first token that reaches beyond its begin, and one past the last that begins before its end
-        (a token that straddles a border counts as part of it); None without a tokenizer that knows character offsets.
-        And the tokens of the prompt; None without a tokenizer.
-
-    Raises:
-        UsageError: no chat template, or one that changes the message so that nothing can be found in it.
-    """
-    if tokenizer is None:
-        return None, None
-    encoded = encode(prompt, tokenizer, own_control=own_control)
-    if encoded.offsets is None:
-        return None, len(encoded.token_ids)
-    shift = 0
-    if spans and not isinstance(prompt, str):
-        content = prompt[-1]["content"].strip()  # many templates trim a message
-        begin = encoded.text.rfind(content)
-        shift = begin - prompt[-1]["content"].find(content)
-        if begin < 0:
-            raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
-    low, high = np.array(encoded.offsets).T
-    places = []
-    for begin, end in spans:
-        touching = np.flatnonzero((high > begin + shift) & (low < end + shift))
-        places.append((int(touching[0]), int(touching[-1]) + 1))
-    return tuple(places), len(encoded.token_ids)
 
 
 def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -436,6 +377,15 @@ def published_lines(path: str, count: int | None = None) -> Iterator[tuple[str, 
         EXAMPLES.check(f"{path!r}: what one file holds", n_read)
     if count is not None:
         raise UsageError(f"{path!r} holds {n_read} examples; {count} asked")
+
+
+def around(owner: str, template: str, slot: str) -> tuple[str, str]:
+    """Texts before and after what stands in the place of `{slot}`, which a template of one's own must hold once."""
+    text = decoded(read_whole(template, "template"), repr(template)).removesuffix("\n")
+    if text.count(f"{{{slot}}}") != 1 or "{question}" not in text:
+        raise UsageError(f"{owner}: template {template!r} must hold {{{slot}}} once and {{question}} at least once")
+    before, _, after = text.partition(f"{{{slot}}}")
+    return before, after
 
 
 def check_path(owner: str, parameter: str, value: object) -> None:

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
-from posbias.files import decoded, read_whole
 from posbias.limits import ITEMS
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     QUERIES,
     Draft,
     LanguageTask,
+    around,
     check_path,
     listed,
 )
@@ -140,13 +140,7 @@ class Documents(LanguageTask):
     @cached_property
     def _own_words(self) -> tuple[str, str]:
         """Texts before and after the documents in one's own prompt."""
-        text = decoded(read_whole(str(self.template), "template"), repr(self.template)).removesuffix("\n")
-        if text.count("{documents}") != 1 or "{question}" not in text:
-            raise UsageError(
-                f"{self.name}: template {self.template!r} must hold {{documents}} once and {{question}} at least once"
-            )
-        before, _, after = text.partition("{documents}")
-        return before, after
+        return around(self.name, str(self.template), "documents")
 
     def _around(self, question: str) -> tuple[str, str]:
         """Texts before and after the documents."""

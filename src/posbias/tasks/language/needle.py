@@ -18,7 +18,8 @@ from posbias.errors import UsageError
 from posbias.limits import ITEMS, TOKENS
 from posbias.prompts.control_tokens import spelled_in, tokenised
 from posbias.prompts.sources import Group, default_corpus, text_file
-from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path, encode
+from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path
+from posbias.tasks.language.locating import encode
 from posbias.tasks.language.words import CITIES, LANDMARKS, PEOPLE
 
 OPENING = "Read the text and answer the question that follows it.\n\n"

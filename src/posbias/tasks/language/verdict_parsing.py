@@ -120,8 +120,8 @@ def verdict_of(text: str, pattern: str | None = None) -> str | None:
     return None if conceded else outcome
 
 
-def check_own(owner: str, pattern: object, *, groups: int) -> None:
-    """Refuse what is neither None nor a regular expression of a bounded length with so many groups."""
+def check_own(owner: str, pattern: object, *, groups: int | None = None) -> None:
+    """Refuse what is neither None nor a regular expression of a bounded length with so many groups (None: any)."""
     import regex
 
     if pattern is None:
@@ -134,7 +134,7 @@ def check_own(owner: str, pattern: object, *, groups: int) -> None:
         count = regex.compile(pattern).groups
     except (regex.error, OverflowError, RecursionError) as error:
         raise UsageError(f"{owner} {pattern!r:.80} is not a regular expression: {error}") from None
-    if count != groups:
+    if groups is not None and count != groups:
         raise UsageError(f"{owner} {pattern!r:.80} has {count} groups in brackets; allowed: {groups}")
 
 

@@ -1,0 +1,266 @@
+"""Items of one's own: a file says which units can be moved, which one is, what is asked, and what is right.
+
+Units are texts in a prompt (passages, candidates, options, instructions) or messages of a conversation, such as a
+transcript of an agent, in which calls of tools and their results stay together.
+"""
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from posbias.checks import check_choice, check_size
+from posbias.errors import UsageError
+from posbias.limits import ITEMS, REPEATS
+from posbias.tasks.language.answers import LETTERS
+from posbias.tasks.language.base import (
+    LANGUAGE_TASKS,
+    MEASURED_SAMPLES,
+    Draft,
+    LanguageTask,
+    around,
+    check_path,
+    listed,
+)
+from posbias.tasks.language.item_files import TOOLS, ItemRecord, Unit, raw_records, read_fillers, read_record
+from posbias.tasks.language.rules import RULES, Rule
+from posbias.tasks.language.transcripts import AMONG, Placed, as_text
+
+PLAIN = r"(?:(?!\{(?:number|letter|text)\}).)*"
+ENTRY = re.compile(rf"{PLAIN}(?:\{{(?:number|letter)\}}{PLAIN})?\{{text\}}{PLAIN}", re.DOTALL)
+"""The form of an entry of one's own."""
+CALLS = ("native", "text")
+LONGER = "prompts are made longer by a file of further units, fillers='FILE.jsonl'"
+ONE_LINE = ("equals", "choice")
+"""Rules that judge the first line alone."""
+
+
+@dataclass(frozen=True)
+class AskedRecord:
+    """A record as it is asked."""
+
+    record: ItemRecord
+    others: tuple[Unit, ...]
+    """Units around the moved one, in order, fillers among them."""
+    cluster: str
+
+
+@LANGUAGE_TASKS.register("items")
+@dataclass(frozen=True)
+class Items(LanguageTask):
+    """Answer the questions of a file of one's own, in which one unit moves and the others keep their order."""
+
+    file: str
+    """A .jsonl, .jsonl.gz or .json file of records: `units` or `messages`, which one is `moved`, `question`, `answer`
+    (`tasks/language/item_files.py`)."""
+    rule: str = "contains"
+    """Rule of scoring: contains, equals, regex, choice (a letter), number(tolerance=0.5), or
+    python(function='file.py:function'), which --allow-code must permit."""
+    template: str | None = None
+    """A text file with one's own prompt, `{units}` once and `{question}` at least once; None: the units, then the
+    question. For units that are texts."""
+    entry: str | None = None
+    """How each unit is listed: `{text}` once, and before it, if wanted, `{number}` or `{letter}`; None: "[{number}]
+    {text}", for letters "{letter}. {text}"."""
+    among: str = "alike"
+    """Places over which a message moves: `alike`, those of calls or of messages of its role; `turns`, with all up to
+    the next message of the user; `results`, of calls made together; `tools`: a description moves among these."""
+    calls: str = "native"
+    """How calls and results are put to the model: `native`, as a chat template or server has them, or as `text`."""
+    depths: int | None = None
+    """Evenly spread places at which the moved unit is put, for records with different numbers of units (>= 2); None:
+    every place."""
+    fillers: str | None = None
+    """A .jsonl file of further units, which `filled` and lengths draw from."""
+    filled: int = 0
+    """Fillers among the other units of every record, drawn by the seed."""
+    repeats: int = 1
+    """Times that each record is asked, from the second on with the other units in another order (>= 1); what is said
+    of positions counts records then."""
+
+    scoring: ClassVar[str] = "rule"
+    max_tokens: ClassVar[int] = 64
+    counted: ClassVar[str] = "filled"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for parameter in ("file", "template", "fillers"):
+            check_path(self.name, parameter, getattr(self, parameter))
+        check_choice(f"{self.name}: among", self.among, (*AMONG, TOOLS))
+        check_choice(f"{self.name}: calls", self.calls, CALLS)
+        check_size(f"{self.name}: filled", self.filled, ITEMS, least=0)
+        check_size(f"{self.name}: repeats", self.repeats, REPEATS)
+        if self.depths is not None:
+            check_size(f"{self.name}: depths", self.depths, ITEMS, least=2)
+        if self.filled and self.fillers is None:
+            raise UsageError(f"{self.name}: {LONGER}")
+        if self.among == TOOLS and self.calls != "text":
+            raise UsageError(
+                f"{self.name}: among='tools' needs calls='text', which writes descriptions into the prompt"
+            )
+        if self.entry is not None and not (isinstance(self.entry, str) and ENTRY.fullmatch(self.entry)):
+            raise UsageError(
+                f"{self.name}: entry must hold {{text}} once, and at most one of {{number}} and {{letter}} before it, "
+                f"got {self.entry!r}"
+            )
+        self._rule  # noqa: B018  a rule that is none is refused at once
+
+    @cached_property
+    def _rule(self) -> Rule:
+        return RULES.parse(self.rule)
+
+    @cached_property
+    def _raw(self) -> list[tuple[str, dict[str, Any]]]:
+        records = raw_records(self.file)
+        if not records:
+            raise UsageError(f"{self.file!r} holds no record")
+        return records
+
+    @cached_property
+    def _fillers(self) -> list[Unit]:
+        return [] if self.fillers is None else read_fillers(self.fillers)
+
+    @cached_property
+    def _around(self) -> tuple[str, str]:
+        """Texts before and after the units."""
+        if self.template is None:
+            return "", "\n\nQuestion: {question}\nAnswer:"
+        return around(self.name, self.template, "units")
+
+    @property
+    def own_code(self) -> str | None:
+        """The function that a rule runs."""
+        return self._rule.own_code
+
+    @property
+    def begins(self) -> bool:
+        """True if an accepted answer is a text."""
+        return self._rule.text
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The end of the first line, if it alone is judged."""
+        return ("\n",) if self._rule.name in ONE_LINE else ()
+
+    @property
+    def measured_samples(self) -> int:
+        """As many as there are, at most the usual number."""
+        return min(MEASURED_SAMPLES, len(self._raw) * self.repeats)
+
+    @property
+    def n_items(self) -> int:
+        """Places of the moved unit: as many as in the first record, which all others must have, or `depths`."""
+        return self.depths or self._first_places
+
+    @cached_property
+    def _first_places(self) -> int:
+        return self._places(self._record(0))
+
+    def _places(self, record: ItemRecord) -> int:
+        return len(record.arrangement.slots) + self.filled
+
+    def _record(self, index: int) -> ItemRecord:
+        where, record = self._raw[index]
+        return read_record(record, where, rule=self._rule, among=self.among)
+
+    def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> LanguageTask:
+        """This task with as many fillers as fit; see `LanguageTask.at_length`."""
+        if self.fillers is None:
+            raise UsageError(f"{self.name}: {LONGER}")
+        return super().at_length(tokens, tokenizer, seed=seed)
+
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[AskedRecord]:
+        """Records with the units around the moved one in order."""
+        there = len(self._raw) * self.repeats
+        if there < count:
+            times = f" x {self.repeats} repeats" if self.repeats > 1 else ""
+            raise UsageError(f"{self.file!r} holds {len(self._raw)} records{times}; {count} samples are asked")
+        records = [self._checked(index) for index in range(-(-count // self.repeats))]
+        clustered = self.repeats > 1 or any(record.get("group") is not None for _, record in self._raw)
+        if len(self._fillers) < self.filled:
+            raise UsageError(f"{self.fillers!r} holds {len(self._fillers)} fillers; {self.filled} are asked")
+        return (self._asked(records[index // self.repeats], seed, index, clustered=clustered) for index in range(count))
+
+    def _checked(self, index: int) -> ItemRecord:
+        record = self._record(index)
+        places, texts = self._places(record), isinstance(record.arrangement.units[0], str) and not record.messages
+        if self.depths is None and places != self.n_items:
+            raise UsageError(
+                f"{record.where}: the moved one has {places} places, in the first record {self.n_items}; "
+                "items(depths=...) spreads so many over any number"
+            )
+        least = max(2, self.n_items)
+        if places < least:
+            raise UsageError(f"{record.where}: the moved one has {places} of at least {least} places")
+        if self._rule.letters and (not texts or places > len(LETTERS)):
+            raise UsageError(f"{record.where}: rule 'choice' takes units that are texts, at most {len(LETTERS)}")
+        if not texts and (self.template or self.entry):
+            raise UsageError(f"{record.where}: template and entry are for units that are texts, not for messages")
+        if texts and record.question is None:
+            raise UsageError(f"{record.where}: need the field 'question'")
+        if record.tools and self.calls == "native":
+            raise UsageError(
+                f"{record.where}: field 'tools' needs items(calls='text'), which writes them into the prompt"
+            )
+        if any(isinstance(filler, str) != (texts or bool(record.messages)) for filler in self._fillers):
+            raise UsageError(f"{self.fillers!r}: fillers must be {'texts' if texts else 'messages'}, as the units are")
+        return record
+
+    def _asked(self, record: ItemRecord, seed: int, index: int, *, clustered: bool) -> AskedRecord:
+        source = random.Random(f"items {seed} {index}")
+        others = record.arrangement.others()
+        if index % self.repeats:
+            source.shuffle(others)
+        total = len(others) + self.filled
+        for number, filler in enumerate(source.sample(self._fillers, self.filled)):  # evenly spread
+            others.insert(int((number + 0.5) * total / self.filled), filler)
+        cluster = record.group and f"group {record.group}"
+        return AskedRecord(record, tuple(others), (cluster or record.where) if clustered else "")
+
+    def draft(self, sample: AskedRecord, position: int) -> Draft:
+        """Units as texts in a prompt, or as messages of a conversation."""
+        record, places = sample.record, len(sample.others) + 1
+        slot = position if self.depths is None else round(position * (places - 1) / (self.depths - 1))
+        units, moved = record.arrangement.at(slot, sample.others)
+        answers = (LETTERS[slot],) if self._rule.letters else record.answers
+        if record.messages or not isinstance(units[0], str):
+            placed = self._conversation(record, units, moved)
+            text = str(placed.messages[placed.index]["content"])
+            told = Draft(text, answers, placed.span, messages=placed.messages, moved_message=placed.index)
+        else:
+            told = self._text(record, [str(unit) for unit in units], moved, answers)
+        return replace(told, target=record.target, cluster=sample.cluster)
+
+    def _text(self, record: ItemRecord, units: Sequence[str], moved: int, answers: tuple[str, ...]) -> Draft:
+        before, after = (part.replace("{question}", str(record.question)) for part in self._around)
+        form = self.entry or ("{letter}. {text}" if self._rule.letters else "[{number}] {text}")
+        lead, _, end = form.partition("{text}")
+
+        def numbered(slot: int) -> str:
+            letter = LETTERS[slot - 1] if slot <= len(LETTERS) else ""
+            return lead.replace("{number}", str(slot)).replace("{letter}", letter)
+
+        entries = [unit + end for unit in units]
+        listing = listed(entries, head=before, between="\n", tail=after, numbered=numbered)
+        template = "".join(self._around) if self.template else ""
+        passages = () if self._rule.letters else listing.passages  # whose order decides which letter is right
+        return Draft(listing.text, answers, listing.items[moved], passages=passages, template=template)
+
+    def _conversation(self, record: ItemRecord, units: Sequence[Unit], moved: int) -> Placed:
+        asked = () if record.question is None else ({"role": "user", "content": record.question},)
+        if record.messages:
+            return as_text(
+                Placed((*record.messages, *asked), -1, (moved, moved)), list(map(json.loads, map(str, units)))
+            )
+        begins = [sum(len(unit) for unit in units[: number + 1]) - 1 for number in range(len(units))]
+        messages = tuple(message for unit in units for message in unit if not isinstance(message, str))
+        index = begins[moved]
+        placed = Placed((*messages, *asked), index, (0, len(str(messages[index]["content"]))))
+        return as_text(placed, record.tools) if self.calls == "text" else placed
+
+    def right(self, text: str, answers: Sequence[str]) -> float:
+        """The score by the rule."""
+        return self._rule.right(text, answers)

@@ -1,0 +1,102 @@
+"""Items of one's own, evaluated: by a server and by a model, in clusters, and by code that must be permitted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import Run
+from evaluation.serving import Reply, chat, stand_in
+from posbias import EvaluateOptions, ServerResponder, UsageError, evaluate
+from posbias.evaluation.evaluation import independent
+from posbias.evaluation.responders import Reply as Answered
+from posbias.evaluation.responders import Responder, Response
+from posbias.report.evaluate import statements_of
+
+TRANSCRIPTS = str(Path(__file__).parents[2] / "examples/transcripts.jsonl")
+
+
+def written(path: Path, count: int, **beside: Any) -> str:
+    records = [
+        {"units": ["Tom owns a van.", f"Ann owns {n} boats.", "Ida owns a bike."], "moved": 1, "answer": n, **beside}
+        for n in range(count)
+    ]
+    path.write_text("\n".join(json.dumps({**record, "question": "How many boats?"}) for record in records))
+    return str(path)
+
+
+class ReadsTheFirstUnit(Responder):
+    """Right if the moved unit stands first."""
+
+    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Answered]:
+        return [Answered(Response(request.text.split("\n")[0][4:], "stop"), None) for request in requests]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "first", "model": {"source": "first"}}
+
+
+def test_a_server_gets_transcripts_as_they_are(tmp_path: Path) -> None:
+    """Calls and their results are sent in the server's own fields, paired at every position."""
+
+    def answer(_: int, __: str, body: dict[str, Any]) -> Reply:
+        first = next(json.loads(message["content"]) for message in body["messages"] if message["role"] == "tool")
+        return chat(" ".join(map(str, first.values())))
+
+    records = [json.loads(line) for line in Path(TRANSCRIPTS).read_text().splitlines()]
+    native = [{name: value for name, value in record.items() if name != "tools"} for record in records]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, native)))
+    with stand_in(answer) as server:
+        options = EvaluateOptions(count=6, score=False)
+        result = evaluate(ServerResponder(server.address, "m"), f"items(file='{tmp_path}/t.jsonl')", options=options)
+    np.testing.assert_array_equal(result.tables["correct"], np.tile([1.0, 0, 0, 0], (6, 1)))
+    for body in server.asked:
+        called = [message["tool_calls"][0]["id"] for message in body["messages"] if "tool_calls" in message]
+        assert called == [message["tool_call_id"] for message in body["messages"] if message["role"] == "tool"]
+        assert isinstance(body["messages"][2]["tool_calls"][0]["function"]["arguments"], str)
+
+
+def test_samples_of_one_group_count_once(tmp_path: Path) -> None:
+    grouped = written(tmp_path / "own.jsonl", 12)
+    lines = [{**json.loads(line), "group": n // 2} for n, line in enumerate(Path(grouped).read_text().splitlines())]
+    Path(grouped).write_text("\n".join(map(json.dumps, lines)))
+    options = EvaluateOptions(count=12, score=False)
+    result = evaluate(ReadsTheFirstUnit(), f"items(file={grouped!r}, rule='number')", options=options)
+    assert result.tables["correct"].shape == (12, 3)
+    assert result.measures["accuracy"].shape == (6, 3)
+    assert result.curves["accuracy"].n_samples == 6
+    assert any("12 samples form 6 groups" in statement for statement in statements_of(result))
+    alone = evaluate(ReadsTheFirstUnit(), f"items(file={grouped!r}, repeats=6)", options=options)
+    assert alone.curves["accuracy"].n_samples == 1  # two records, of one group
+
+
+def test_the_mean_of_a_cluster_stands_for_it() -> None:
+    scores = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, np.nan], [np.nan, np.nan]])
+    tables = {"cluster": np.repeat([[5.0], [2.0], [5.0], [9.0]], 2, axis=1)}
+    np.testing.assert_array_equal(independent(scores, tables), [[0.5, 0.0], [0.0, 1.0], [np.nan, np.nan]])
+    assert independent(scores, {}) is scores
+
+
+def test_own_code_runs_only_if_it_is_permitted(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text("def half(text, answers):\n    return 0.5\n")
+    rule = f'python(function="{tmp_path}/judge.py:half")'
+    task, options = f"items(file={written(tmp_path / 'own.jsonl', 2)!r}, rule={rule!r})", {"count": 2, "score": False}
+    with pytest.raises(UsageError, match=r"code of one's own, .*judge.py:half', which allow_code=True"):
+        evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(**options))
+    result = evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(**options, allow_code=True))
+    assert (result.tables["correct"] == 0.5).all()
+    assert np.isnan(result.tables["starts"]).all()
+
+
+def test_a_model_answers_items_of_two_lengths(posbias: Run, long_llama: Path, tmp_path: Path) -> None:
+    file, fillers = written(tmp_path / "own.jsonl", 2), tmp_path / "fillers.jsonl"
+    fillers.write_text("\n".join(json.dumps(f"Page {page} is blank.") for page in range(60)))
+    task = f"items(file={file!r}, fillers={str(fillers)!r}, depths=2)"
+    done = posbias(
+        *("evaluate", long_llama, "--task", task, "--count", 2, "--lengths", "200,400", "--max-tokens", 2, "--json")
+    )
+    assert done.returncode == 0, done.stderr
+    levels = json.loads(done.stdout)["scalars"]["levels"]
+    assert [level["length"] for level in levels] == [200, 400]
+    assert all(0.9 * level["length"] < level["prompt_tokens"] <= level["length"] for level in levels)
