@@ -176,18 +176,11 @@ def _read_conversation(
 ) -> tuple[Arrangement, dict[str, Any]]:
     """Units that are messages, or descriptions of tools beside a conversation."""
     given = list_field(record, "messages", where)
-    messages, tools = read_messages(given, where), record.get("tools")
-    if tools is not None:
-        list_field(record, "tools", where)
+    messages = read_messages(given, where)
+    tools = list_field(record, "tools", where) if record.get("tools") is not None else []
     question = None if asked else question_of(messages, where)
     if among == TOOLS:
-        names = [_tool_name(tool, f"{where}, tool {index}") for index, tool in enumerate(tools or ())]
-        moved = record.get("moved")
-        if names.count(moved) != 1:
-            raise UsageError(f"{where}: field 'moved' must name one of the tools {', '.join(names)}, got {moved!r:.80}")
-        units = tuple(json.dumps(tool, ensure_ascii=False) for tool in tools or ())
-        arrangement = Arrangement(units, tuple(range(len(units))), names.index(moved))
-        return arrangement, {"messages": tuple(messages)}
+        return _among_tools(tools, record.get("moved"), where), {"messages": tuple(messages)}
     index = moved_message(given, record.get("moved"), where)
     if index == question:
         raise UsageError(f"{where}: message {index} is the question; move another, or give a 'question'")
@@ -198,12 +191,20 @@ def _read_conversation(
     if not messages[blocks[moved][-1]]["content"]:
         raise UsageError(f"{where}, message {blocks[moved][-1]}: its 'content' is empty, so its place cannot be told")
     units = tuple(tuple(messages[number] for number in block) for block in blocks)
-    return Arrangement(units, tuple(slots), moved), {"tools": tuple(tools or ())}
+    return Arrangement(units, tuple(slots), moved), {"tools": tuple(tools)}
 
 
-def _tool_name(tool: Any, where: str) -> str:
-    described = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-    return text_field(dict(described) if isinstance(described, Mapping) else {}, "name", where)
+def _among_tools(tools: Sequence[Any], moved: Any, where: str) -> Arrangement:
+    """Descriptions of tools as JSON, of which one is named."""
+    names = []
+    for index, tool in enumerate(tools):
+        described = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        fields = dict(described) if isinstance(described, Mapping) else {}
+        names.append(text_field(fields, "name", f"{where}, tool {index}"))
+    if names.count(moved) != 1:
+        raise UsageError(f"{where}: field 'moved' must name one of the tools {', '.join(names)}, got {moved!r:.80}")
+    units = tuple(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return Arrangement(units, tuple(range(len(units))), names.index(moved))
 
 
 def read_fillers(path: str) -> list[Unit]:

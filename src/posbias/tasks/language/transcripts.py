@@ -176,8 +176,8 @@ def as_text(placed: Placed, tools: Sequence[Any] = ()) -> Placed:
         moved = (begin, begin + len(lines[placed.span[0]])) if placed.index < 0 else None
         told.append(("system", TOOLS.format("\n".join(lines)), moved))
     for number, message in enumerate(placed.messages):
-        lead = RESULT.index("{}") if message["role"] == "tool" else 0
-        moved = (placed.span[0] + lead, placed.span[1] + lead) if number == placed.index else None
+        before = RESULT.index("{}") if message["role"] == "tool" else 0
+        moved = (placed.span[0] + before, placed.span[1] + before) if number == placed.index else None
         told.append((*_told(message), moved))
     joined: list[dict[str, str]] = []
     for role, content, moved in told:
