@@ -49,6 +49,8 @@ SHAPES = ("u", "inverted_u", "rising", "falling", "unclear", "flat")
 established, so read it beside the detectable effect."""
 
 Scores = Float64[np.ndarray, "n_samples n_positions"]
+Independent = Float64[np.ndarray, "n_independent n_positions"]
+"""Scores of samples that are independent of one another; clusters of others are averaged to one row."""
 Weights = Float64[np.ndarray, "n_positions"]
 
 

@@ -22,7 +22,7 @@ from posbias.checks import checked
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.correlation import InfluenceSeries
-from posbias.evaluation.curve import PositionCurve, Scores, position_means
+from posbias.evaluation.curve import Independent, PositionCurve, Scores, position_means
 from posbias.evaluation.endings import Endings
 from posbias.evaluation.judges import Reading, Verdicts
 from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, Requirement, RequirementCheck, check_requirement
@@ -51,9 +51,6 @@ BEHAVIOUR = "behaviour"
 SCORES = "scores/"
 CORRECT = "correct/"
 """Arrays of right (1) and wrong (0) answers, by length: [n_samples n_depths], NaN if a prompt was too long."""
-
-Independent = Float64[np.ndarray, "n_independent n_positions"]
-"""Scores of samples that are independent of one another."""
 
 
 @dataclass(frozen=True)

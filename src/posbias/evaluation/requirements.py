@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.errors import UsageError
-from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Scores, complete_samples, is_binary
+from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Independent, Scores, complete_samples, is_binary
 from posbias.evaluation.endings import UndecidedAnswers, why_undecided
 from posbias.statistics import CONFIDENCE, Interval, StoredInterval, estimate, mean_of, wilson
 
@@ -93,7 +93,7 @@ class RequirementCheck:
 
 def check_requirement(
     require: Requirement,
-    measures: Mapping[str, Scores],
+    measures: Mapping[str, Independent],
     tables: Mapping[str, Scores],
     *,
     arm: str = "",

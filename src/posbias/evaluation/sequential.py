@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, complete_samples
+from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Independent, complete_samples
 from posbias.evaluation.endings import why_undecided
 from posbias.evaluation.requirements import ALPHA, Requirement, levels_of
 from posbias.statistics import StoredNumber
@@ -66,7 +66,7 @@ def looks_of(count: int, *, sequential: bool) -> tuple[Look, ...]:
     return (*(look for look in looks[:-1] if SAMPLES_FOR_CLAIM <= look.count < count), looks[-1])
 
 
-def decides(goal: Requirement, measures: Mapping[str, Table], tables: Mapping[str, Table], alpha: float) -> bool:
+def decides(goal: Requirement, measures: Mapping[str, Independent], tables: Mapping[str, Table], alpha: float) -> bool:
     """True if samples so far decide a bound, either way, by intervals that cover 1 - alpha."""
     scores = measures.get("accuracy", measures.get("logprob"))
     if scores is None or len(complete_samples(scores)) < SAMPLES_FOR_CLAIM:

@@ -315,7 +315,9 @@ def statements_of(evaluation: Evaluation) -> list[str]:
             "with the right one."
         )
     if "cluster" in evaluation.tables:
-        statements.append(f"{evaluation.count} samples form {len(evaluation.right)} groups, each of which counts as one.")
+        statements.append(
+            f"{evaluation.count} samples form {len(evaluation.right)} groups, each of which counts as one."
+        )
     for measure in correlated_measures(_series(evaluation)):
         statements += correlation_statements(_series(evaluation), measure)
     return statements
