@@ -97,6 +97,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "granite": lambda: transformers.GraniteConfig(
         **_LLAMA, embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=2.5
     ),
+    "granite_swa": lambda: transformers.GraniteSWAConfig(
+        **_LLAMA,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.4,
+        logits_scaling=2.5,
+        sliding_window=5,
+        layer_types=_ALTERNATING,
+        layer_rope_theta=[10000.0, 0.0, 500.0],
+    ),
     "helium": lambda: transformers.HeliumConfig(**_LLAMA, head_dim=8),
     "llama": lambda: transformers.LlamaConfig(**_LLAMA),
     "llama-biases": lambda: transformers.LlamaConfig(**_LLAMA, attention_bias=True, mlp_bias=True, head_dim=16),
@@ -158,9 +168,110 @@ MIXTURES: dict[str, Callable[[], Any]] = {
 }
 """Families with experts for MLPs: everything about their attention is described."""
 
+_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
+_LATENT = {
+    **_LLAMA,
+    **_ROUTED,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 10,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+UNREAD_MLPS: dict[str, Callable[[], Any]] = {
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(**_LATENT, q_lora_rank=12),
+    "deepseek_v3-whole-queries": lambda: transformers.DeepseekV3Config(
+        **_LATENT, q_lora_rank=None, rope_interleave=False, attention_bias=True
+    ),
+    "glm4_moe": lambda: transformers.Glm4MoeConfig(**_LLAMA, **_ROUTED, head_dim=16, use_qk_norm=True),
+    "granitemoe": lambda: transformers.GraniteMoeConfig(
+        **_LLAMA, **_GRANITE, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "mimo_v2_flash": lambda: transformers.MiMoV2FlashConfig(
+        **{**_LLAMA, "num_key_value_heads": 1},
+        head_dim=16,
+        v_head_dim=8,
+        sliding_window=5,
+        layer_types=_ALTERNATING,
+        attention_value_scale=0.7,
+        **{key: value for key, value in _ROUTED.items() if key != "first_k_dense_replace"},
+    ),
+    "phimoe": lambda: transformers.PhimoeConfig(
+        **_LLAMA, num_local_experts=4, num_experts_per_tok=2, attention_bias=True, sliding_window=5
+    ),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**_LLAMA, **_EXPERTS, shared_expert_intermediate_size=24),
+}
+"""Families whose attention is described and whose MLPs no theory reads."""
+
+HYBRIDS: dict[str, Callable[[], Any]] = {
+    "bamba": lambda: transformers.BambaConfig(**_LLAMA, **_MAMBA2, attn_layer_indices=[1]),
+    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **_LLAMA,
+        **_GRANITE,
+        **_MAMBA2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=24,
+        layers_block_type=_DELTA["layer_types"],
+    ),
+    "jamba": lambda: transformers.JambaConfig(
+        **_LLAMA,
+        num_experts=4,
+        num_experts_per_tok=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+    ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **_LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
+    ),
+    "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**_LLAMA, **_DELTA),
+    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**_LLAMA, **_DELTA, head_dim=16),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **_LLAMA, **_DELTA, **_EXPERTS, head_dim=16, shared_expert_intermediate_size=24
+    ),
+    "recurrent_gemma": lambda: transformers.RecurrentGemmaConfig(
+        **{**_LLAMA, "num_key_value_heads": 1},
+        lru_width=32,
+        attention_window_size=5,
+        block_types=["recurrent", "attention", "recurrent"],
+    ),
+}
+"""Families with linear layers, and attention in the middle one of three."""
+
+WITHOUT_ATTENTION: dict[str, Callable[[], Any]] = {
+    "mamba2": lambda: transformers.Mamba2Config(
+        **COMMON, hidden_size=32, num_hidden_layers=3, num_heads=4, head_dim=16, state_size=8, n_groups=1
+    ),
+}
+"""Families without any attention."""
+
 
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "word_embed_proj_dim")
 _HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads", "num_kv_heads")
+
+DESCRIBED = CONFIGS | MIXTURES | UNREAD_MLPS | HYBRIDS | WITHOUT_ATTENTION
 
 
 def born_model(name: str, seed: int, *, times_wider: int) -> HuggingFaceModel:
@@ -196,11 +307,11 @@ def shaken_model(
     """A random model whose every weight, norms and biases included, has been moved away from its initial value.
 
     Args:
-        name: Of `CONFIGS`, `MIXTURES`, `READS_TOKENS` or `LONGROPE`.
+        name: Of any table here.
         implementation: Attention implementation; by default what the library itself asks for.
         dtype: Of the weights.
     """
-    config = (CONFIGS | MIXTURES | READS_TOKENS | LONGROPE)[name]()
+    config = (DESCRIBED | READS_TOKENS | LONGROPE)[name]()
     config._experts_implementation = "eager"  # the others have no float64
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)

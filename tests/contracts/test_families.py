@@ -18,13 +18,15 @@ from torch import Tensor
 
 from posbias import UsageError
 from posbias.architecture import SlidingWindow
+from posbias.architecture.encodings import Recurrent
 from posbias.measurement.blocks import checkpointed
+from posbias.models.attention import describe_attention
 from posbias.models.families.base import FAMILIES, Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel, trusted_prefix
 from posbias.models.model import Outputs
 from posbias.models.networks import random_network
-from tiny_families import BLOOM, COMMON, CONFIGS, MIXTURES, VOCABULARY, shaken_model
+from tiny_families import BLOOM, COMMON, CONFIGS, DESCRIBED, HYBRIDS, MIXTURES, VOCABULARY, shaken_model
 
 README = Path(__file__).parents[2] / "README.md"
 # Norms, rotary angles and softmax run in float32 inside transformers, whatever the dtype of the weights.
@@ -37,7 +39,7 @@ WINDOWED = [
 ]
 
 
-@pytest.fixture(params=sorted(CONFIGS | MIXTURES))
+@pytest.fixture(params=sorted(DESCRIBED))
 def model(request: pytest.FixtureRequest) -> HuggingFaceModel:
     return made_once(request.param)
 
@@ -104,7 +106,12 @@ def attend(
     logits = parts.scale * query @ key.transpose(-1, -2)
     if parts.softcap is not None:
         logits = parts.softcap * torch.tanh(logits / parts.softcap)
-    attention = torch.softmax(logits + position_logits, dim=-1)
+    logits = logits + position_logits
+    if parts.sinks is not None:
+        sinks = parts.sinks.reshape(-1, 1, 1).expand(*logits.shape[:-1], 1)
+        attention = torch.softmax(torch.cat([logits, sinks], -1), dim=-1)[..., :-1]
+    else:
+        attention = torch.softmax(logits, dim=-1)
     return linear(parts.output, parts.output_bias, (attention @ value).transpose(1, 2).flatten(2))
 
 
@@ -162,14 +169,18 @@ def watched_once(model: HuggingFaceModel) -> Pass:
     return watch(model, TOKEN_IDS)
 
 
+def rotates(model: HuggingFaceModel, module: Any) -> bool:
+    attending = [block.attention for _, block in model.family.attention_blocks(model.network)]
+    return module in attending and model.family.rotates(module, model.config)
+
+
 def watch(model: HuggingFaceModel, token_ids: Tensor) -> Pass:
     seen: list[dict[str, Any]] = []
     handles = []
     for block in model.family.blocks(model.network):
 
         def before_attention(module: Any, _positional: Any, named: dict[str, Any]) -> None:
-            rotates = model.family.rotates(module, model.config)
-            seen[-1]["rotary"] = model.family.angles(module, named) if rotates else None
+            seen[-1]["rotary"] = model.family.angles(module, named) if rotates(model, module) else None
 
         def before(_module: Any, positional: Any, named: dict[str, Any]) -> None:
             seen.append({"input": positional[0] if positional else named["hidden_states"]})
@@ -188,7 +199,7 @@ def watch(model: HuggingFaceModel, token_ids: Tensor) -> Pass:
 
 
 def test_every_family_is_in_the_table() -> None:
-    assert {name.split("-")[0] for name in CONFIGS | MIXTURES} == set(FAMILIES)
+    assert {name.split("-")[0] for name in DESCRIBED} == set(FAMILIES)
     assert all(FAMILIES[name].name == name for name in FAMILIES)
     assert f"on {len(list(FAMILIES))} families" in README.read_text()
 
@@ -228,6 +239,8 @@ def test_the_branch_is_what_is_added_to_the_stream(dense: HuggingFaceModel, toke
 def test_rotary_frequencies_are_those_of_the_angles(model: HuggingFaceModel) -> None:
     family, config = model.family, model.config
     for layer, (block, seen) in enumerate(zip(family.blocks(model.network), watched_once(model).blocks, strict=True)):
+        if block.linear:
+            continue
         frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
         assert (frequencies is None) == (seen["rotary"] is None)
         if frequencies is not None:
@@ -240,16 +253,16 @@ def test_embed_then_last_is_the_plain_forward_which_sees_no_future(model: Huggin
     changed = token_ids.clone()
     changed[:, 8] = (changed[:, 8] + 1) % VOCABULARY
     with torch.no_grad():
-        plain, after = (model.network(input_ids=ids).logits for ids in (token_ids, changed))
+        plain, after = (model.network(input_ids=ids).logits.double() for ids in (token_ids, changed))
     torch.testing.assert_close(plain[:, :8], after[:, :8], rtol=0, atol=1e-9)
     assert not torch.allclose(plain[:, 8], after[:, 8])
     ours = watched_once(model).last
-    torch.testing.assert_close(ours.logits, plain[:, -1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours.logits.double(), plain[:, -1], rtol=1e-6, atol=1e-6)
     head = model.network.get_output_embeddings()
-    if getattr(model.config, "final_logit_softcapping", None) is None:
+    if getattr(model.config, "final_logit_softcapping", None) is None and model.model_type != "recurrent_gemma":
         scale = model.config.logit_scale if model.model_type in {"cohere", "cohere2"} else 1
-        scale = 1 / model.config.logits_scaling if model.model_type == "granite" else scale
-        torch.testing.assert_close(scale * head(ours.hidden), ours.logits, rtol=1e-6, atol=1e-6)
+        scale = 1 / model.config.logits_scaling if model.model_type.startswith("granite") else scale
+        torch.testing.assert_close((scale * head(ours.hidden)).to(ours.logits), ours.logits, rtol=1e-6, atol=1e-6)
     assert model.embed(token_ids).shape[-1] == model.width
 
 
@@ -311,8 +324,11 @@ def test_traits_build_an_architecture(model: HuggingFaceModel) -> None:
     architecture = Architecture.from_model(model)
     assert architecture.depth == 3
     assert architecture.heads == model.family.heads(model.config)
-    for layer, groups in enumerate(architecture.head_groups):
+    for layer, (groups, block) in enumerate(
+        zip(architecture.head_groups, model.family.blocks(model.network), strict=True)
+    ):
         assert groups[0].mask == model.family.mask(model.config, layer)
+        assert isinstance(groups[0].encoding, Recurrent) == block.linear
 
 
 def test_initialisation_is_reproducible_and_leaves_the_global_generator(model: HuggingFaceModel) -> None:
@@ -343,7 +359,7 @@ def test_unknown_families_run_but_are_not_described(token_ids: Tensor) -> None:
     model = HuggingFaceModel(random_network(config, seed=0))
     assert not model.described
     assert model.last(model.embed(token_ids)).hidden.shape == (2, 32)
-    with pytest.raises(UsageError, match="known families: apertus, arcee, bloom"):
+    with pytest.raises(UsageError, match="known families: apertus, arcee, bamba"):
         model.branch_norms(token_ids)
     with pytest.raises(UsageError, match="biogpt"):
         model.architecture_traits()
@@ -376,8 +392,8 @@ def test_mean_field_has_every_dense_family_or_says_why_not(dense: HuggingFaceMod
     from posbias.theory.mean_field import spec_of
 
     parts = dense.family.attention_parts(dense.family.blocks(dense.network)[0], dense.config)
-    learned_activation = dense.family.name == "apertus"
-    if parts.clip is not None or parts.query.shape[1] != dense.width or learned_activation:
+    no_theory = dense.family.name in ("apertus", "granite_swa")  # a learned activation; learned sinks
+    if parts.clip is not None or parts.query.shape[1] != dense.width or no_theory:
         with pytest.raises(UsageError, match="mean field"):
             spec_of(dense)
         return
@@ -402,3 +418,30 @@ def test_prefixes_are_reused_only_where_they_are_right(dense: HuggingFaceModel) 
         continued = prefix.outputs(11, dense.embed(changed[:, 11:]), [4, 8])
     torch.testing.assert_close(continued.logits, whole.logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(continued.hidden, whole.hidden, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(HYBRIDS))
+def test_linear_layers_are_branches_without_an_attention_matrix(name: str, token_ids: Tensor) -> None:
+    """A linear layer's share of the stream is what its module returns; it looks nowhere but back."""
+    model = made_once(name)
+    blocks = model.family.blocks(model.network)
+    assert [block.linear for block in blocks] == [True, False, True]
+    returned: dict[int, Tensor] = {}
+    hooks = [
+        block.attention.register_forward_hook(
+            lambda _module, _inputs, output, layer=layer: returned.update({layer: output})
+        )
+        for layer, block in enumerate(blocks)
+        if block.linear
+    ]
+    norms = model.branch_norms(token_ids)
+    for hook in hooks:
+        hook.remove()
+    for layer, output in returned.items():
+        branch = output[0] if isinstance(output, tuple) else output
+        torch.testing.assert_close(norms.branch[layer], blocks[layer].branch_scale * branch.norm(dim=-1))
+        decays = model.family.decays(blocks[layer])
+        assert decays.ndim == 1
+        assert np.all(decays >= 0)
+    with pytest.raises(UsageError, match="layers 0, 2 are linear ones, which have no attention matrix"):
+        describe_attention(model, n_positions=POSITIONS, of_all="a theory")

@@ -41,7 +41,7 @@ REFUSED = {
     "masks": {"falcon-alibi", "gpt_neo", "mpt"},
     "no_learned_positions": NAMES - {"gpt2", "gpt_neo", "opt"},
     "no_alibi": NAMES - {"bloom", "mpt"},
-    "no_learned_sinks": NAMES - {"gpt_oss"},
+    "no_learned_sinks": NAMES - {"gpt_oss", "granite_swa"},
 }
 FLOAT32_INSIDE = 2e-5
 """Norms, rotary angles and softmax run in float32 inside transformers."""

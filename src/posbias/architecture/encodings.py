@@ -137,6 +137,30 @@ class Decay(LinearEncoding):
         return np.full(heads, max(0.0, -np.log(self.rate)))
 
 
+@ENCODINGS.register("recurrent")
+@dataclass(frozen=True)
+class Recurrent(LinearEncoding):
+    """A linear layer (state space, gated or delta rule) in attention's place: what it wrote falls off by its decays.
+
+    A row weighs position j by the mean over decays of exp(-slope distance), normalised for every decay, as the norm
+    behind such a layer does by and large (docs/theory, section 8).
+    """
+
+    slopes: Sequence[float]
+    """Decays in [0, 700] nats per position; heads take evenly spaced quantiles if there are more or fewer of them."""
+
+    def __post_init__(self) -> None:
+        slopes = one_or_per_head(self.slopes)
+        if slopes.ndim != 1 or not np.all((slopes >= 0) & (slopes <= MAX_SLOPE)):
+            raise UsageError(f"recurrent: slopes must be a list of numbers in [0, {MAX_SLOPE:g}], got {self.slopes!r}")
+        object.__setattr__(self, "slopes", tuple(slopes.tolist()))
+
+    def linear_slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
+        """The decays, or as many of their quantiles as there are heads."""
+        slopes = np.asarray(self.slopes)
+        return slopes if len(slopes) == heads else np.quantile(slopes, (np.arange(heads) + 0.5) / heads)
+
+
 @ENCODINGS.register("rope")
 @dataclass(frozen=True)
 class Rope(Encoding):

@@ -353,15 +353,15 @@ def _attention(
 
 def has_sinks(model: HuggingFaceModel) -> bool:
     """Tell whether the softmax of a model's attention has a learned logit that belongs to no key."""
-    return any(hasattr(block.attention, "sinks") for block in model.family.blocks(model.network))
+    return any(getattr(block.attention, "sinks", None) is not None for block in model.family.blocks(model.network))
 
 
 def is_wired(model: HuggingFaceModel) -> bool:
     """Tell whether every attention module calls a function registered with transformers, and caps no logits."""
-    modules = [block.attention for block in model.family.blocks(model.network)]
+    modules = [block.attention for _, block in model.family.attention_blocks(model.network)]
     homes = [vars(sys.modules[type(module).__module__]) for module in modules]
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
-    return not capped and all("ALL_ATTENTION_FUNCTIONS" in home for home in homes)
+    return bool(modules) and not capped and all("ALL_ATTENTION_FUNCTIONS" in home for home in homes)
 
 
 @contextmanager
@@ -380,8 +380,9 @@ def attending(model: HuggingFaceModel, intervention: Intervention | str, attend:
         )
     AttentionInterface.register(FUNCTION, _attention)
     padding = Padding()
-    modules = [block.attention for block in model.family.blocks(model.network)]
-    sites = [_Site(layer, module, attend, padding) for layer, module in enumerate(modules)]
+    layers = {layer: block.attention for layer, block in model.family.attention_blocks(model.network)}
+    modules = list(layers.values())
+    sites = [_Site(layer, module, attend, padding) for layer, module in layers.items()]
     configs: list[Any] = [module.config for module in modules]
     try:
         for module, site in zip(modules, sites, strict=True):
@@ -452,7 +453,7 @@ def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | 
     """Radians per position of every layer's feature pairs, in float64; None for a layer that turns nothing."""
     family, network = model.family, model.network
     by_layer = [
-        family.rotary_frequencies(network, block, config=model.config, layer=layer)
+        None if block.linear else family.rotary_frequencies(network, block, config=model.config, layer=layer)
         for layer, block in enumerate(family.blocks(network))
     ]
     return [None if pairs is None else torch.as_tensor(pairs, device=model.device) for pairs in by_layer]

@@ -144,7 +144,7 @@ class NoContent(Intervention):
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Let the scale of the logits vanish while the context is open."""
         family = model.family
-        modules = [block.attention for block in family.blocks(model.network)]
+        modules = [block.attention for _, block in family.attention_blocks(model.network)]
         if not all(isinstance(getattr(module, SCALE, None), float) for module in modules):
             raise UsageError(f"{self}: attention of {family.name} models has no scale of q.k that could be changed")
         before: list[Any] = [getattr(module, SCALE) for module in modules]

@@ -172,7 +172,9 @@ def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list
     """Modules that turn positions into cosines and sines; at least one."""
     family = model.family
     modules = [module for module in model.network.modules() if type(module).__name__.endswith("RotaryEmbedding")]
-    if not modules or not any(family.rotates(block.attention, model.config) for block in family.blocks(model.network)):
+    if not modules or not any(
+        family.rotates(block.attention, model.config) for _, block in family.attention_blocks(model.network)
+    ):
         raise UsageError(f"{intervention}: this {family.name} model has no rotary module to change")
     return modules
 

@@ -201,7 +201,7 @@ def biased(
     padding = Padding()
     hooks = [
         (block.attention, _in_mask(partial(bias, layer), model.family.mask(model.config, layer), padding))
-        for layer, block in enumerate(model.family.blocks(model.network))
+        for layer, block in model.family.attention_blocks(model.network)
     ]
     with padding.followed(model.network), before_calls(hooks):
         yield

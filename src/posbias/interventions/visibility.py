@@ -60,7 +60,7 @@ class Visibility(Intervention):
 
         hooks = [
             (block.attention, partial(replaced, family.mask(model.config, layer)))
-            for layer, block in enumerate(family.blocks(model.network))
+            for layer, block in family.attention_blocks(model.network)
         ]
         with before_calls(hooks):
             yield
@@ -197,7 +197,7 @@ class NoLearnedSinks(Intervention):
         return with_attention(model, lambda parts: replace(parts, sinks=None))
 
     def _blocks(self, model: HuggingFaceModel) -> list[Block]:
-        blocks = model.family.blocks(model.network)
+        blocks = [block for _, block in model.family.attention_blocks(model.network)]
         if not all("sinks" in dict(block.attention.named_parameters(recurse=False)) for block in blocks):
             raise UsageError(f"{self}: {model.family.name} models have no learned sinks")
         return blocks
@@ -206,6 +206,8 @@ class NoLearnedSinks(Intervention):
 def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) -> None:
     """Refuse attention that does not take a plain additive mask."""
     family, config = model.family, model.config
+    if not family.attention_blocks(model.network):
+        raise UsageError(f"{intervention}: {family.name} models have no attention")
     implementation = getattr(config, "_attn_implementation", None)
     biased = family.name in BIASED_MASKS and not isinstance(family.encoding(config, 0), NoEncoding)
     if family.name in OWN_MASKS or biased or implementation not in WIRED:

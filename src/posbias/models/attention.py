@@ -51,12 +51,22 @@ class AttentionState:
     """What the attention module reads."""
 
     @cached_property
-    def value(self) -> Float[Tensor, "key_head position head_dim"]:
+    def value(self) -> Float[Tensor, "key_head position value_dim"]:
         """Values, projected when they are first asked for."""
-        value = affine(self.read, self.parts.value, self.parts.value_bias)
-        if self.parts.clip is not None:
-            value = value.clamp(-self.parts.clip, self.parts.clip)
-        return value.reshape(len(value), self.parts.key_heads, self.parts.head_dim).transpose(0, 1)
+        parts = self.parts
+        value = affine(projected_from(parts, self.read), parts.value, parts.value_bias)
+        if parts.clip is not None:
+            value = value.clamp(-parts.clip, parts.clip)
+        return value.reshape(len(value), parts.key_heads, parts.value_dim).transpose(0, 1)
+
+    def branch(
+        self, mixed: Float[Tensor, "key_head group position value_dim"]
+    ) -> Float[Tensor, "position stream_feature"]:
+        """What the attention returns for the outputs of its heads: gated, if there are gates, and mapped."""
+        parts, outputs = self.parts, mixed.flatten(0, 1).transpose(0, 1).flatten(1)
+        if parts.gate is not None:
+            outputs = outputs * affine(self.read, parts.gate, parts.gate_bias).sigmoid()
+        return affine(outputs, parts.output, parts.output_bias)
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,7 @@ class AttentionLayer:
     """One layer's attention: where it is and what it does."""
 
     index: int
+    """The block's, counted from the input."""
     module: nn.Module
     parts: AttentionParts
     reach: int | None
@@ -100,12 +111,13 @@ class AttentionInput:
     sine: Turn
 
 
-def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer]:
-    """Every layer's attention, for prompts of `n_positions` tokens.
+def describe_attention(model: Model, *, n_positions: int, of_all: str = "") -> list[AttentionLayer]:
+    """Attention of every layer that has any, for prompts of `n_positions` tokens.
 
     Raises:
         UsageError: the family is not described, its attention cannot be recomputed, its weights cannot be read
-            (quantised or offloaded), or a layer is not causal.
+            (quantised or offloaded), or a layer is not causal; no layer has attention, or one has none and `of_all`
+            names what needs it in all.
     """
     if not isinstance(model, HuggingFaceModel):
         raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
@@ -113,8 +125,16 @@ def describe_attention(model: Model, *, n_positions: int) -> list[AttentionLayer
     reason = family.not_recomputable(config)
     if reason is not None:
         raise UsageError(f"attention of this {model.model_type} model cannot be recomputed: {reason}")
-    layers = []
-    for index, block in enumerate(family.blocks(model.network)):
+    blocks, layers = family.attention_blocks(model.network), []
+    depth = family.depth(config)
+    if not blocks or (of_all and len(blocks) < depth):
+        linear = sorted(set(range(depth)) - {index for index, _ in blocks})
+        raise UsageError(
+            f"{of_all or 'attention'} of this {model.model_type} model: its layers {', '.join(map(str, linear))} are "
+            "linear ones, which have no attention matrix; allowed are models with attention in "
+            f"{'every layer' if blocks else 'some layer'}"
+        )
+    for index, block in blocks:
         mask = family.mask(config, index)
         if mask.mutual_prefix(n_positions) > 1:
             raise UsageError(f"recomputed attention needs causal layers, layer {index} has the mask {mask}")
@@ -158,8 +178,9 @@ def watch_attention(
 
 def project_attention(parts: AttentionParts, read: Float[Tensor, "position feature"]) -> AttentionState:
     """Queries, keys and values of a layer before any rotation, from what its attention module reads."""
-    raw_query = affine(read, parts.query, parts.query_bias)
-    raw_key = affine(read, parts.key, parts.key_bias)
+    features = projected_from(parts, read)
+    raw_query = affine(features, parts.query, parts.query_bias)
+    raw_key = affine(features, parts.key, parts.key_bias)
     if parts.clip is not None:
         raw_query, raw_key = (raw.clamp(-parts.clip, parts.clip) for raw in (raw_query, raw_key))
 
@@ -177,6 +198,13 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
         parts=parts,
         read=read,
     )
+
+
+def projected_from(parts: AttentionParts, read: Float[Tensor, "position feature"]) -> Float[Tensor, "position latent"]:
+    """What queries, keys and values are projected from: the latents of the stream, or the stream itself."""
+    if not parts.latents:
+        return read
+    return torch.cat([norm_forward(one.norm, affine(read, one.down, one.bias)) for one in parts.latents], -1)
 
 
 def rotated(state: AttentionState, cosine: Turn, sine: Turn) -> AttentionState:

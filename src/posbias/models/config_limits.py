@@ -20,8 +20,11 @@ LIMITS = (
     (re.compile(r"^(num|n|number)_|(heads?|head_count(_kv)?|experts?|expert_count|groups)$"), COUNT),
 )
 """By what the last part of an entry's name holds, the first that fits: the largest number it may have."""
-POSITIVE = re.compile(r"(^|(?<!jitter)_)(eps|epsilon)$|(^|_)(theta|base_freq|freq_base(_swa)?)$|^rotary_emb\w*_base$")
-"""Names of the epsilons of norms and the bases of rotary positions: finite and positive, or outputs are not numbers."""
+POSITIVE = re.compile(
+    r"(^|(?<!jitter)_)(eps|epsilon)$|(^|_)((?<!layer_rope_)theta|base_freq|freq_base(_swa)?)$|^rotary_emb\w*_base$"
+)
+"""Names of the epsilons of norms and the bases of rotary positions: finite and positive, or outputs are not numbers.
+Bases by layer may be 0, which turns nothing."""
 FOREIGN_FILES = {
     "transformers_weights": "a file of weights of its own choice",
     "configuration_files": "other configuration files",

@@ -72,6 +72,8 @@ class Accumulators:
         size = dtype.itemsize
         options.check_memory(layers=depth, heads=heads, n_positions=n_positions, number_bytes=size)
         cells = options.cells(n_positions)
+        self.row = {layer.index: row for row, layer in enumerate(layers)}
+        """Places of layers among those that have attention."""
         self.layers, self.options, self.n_positions, self.device = layers, options, n_positions, model.device
         zeros = partial(torch.zeros, dtype=dtype, device=self.device)
         self.bounds = -(-torch.arange(cells + 1, device=self.device) * n_positions // cells)
@@ -101,8 +103,10 @@ class Accumulators:
         new |= {f"similarity/{name}": values for name, values in similarity.items()}
         new |= {"diagonal": stacked(layer.diagonal.mean(1) for layer in content), "edges": edges}
         new |= {"off_diagonal": stacked(layer.off_diagonal for layer in content)}
-        if all(layer.learned_sink is not None for layer in layers):
-            new["learned_sink"] = stacked(layer.learned_sink for layer in layers if layer.learned_sink is not None)
+        if any(layer.learned_sink is not None for layer in layers):
+            none = torch.zeros_like(layers[0].distance)
+            shares = (layer.learned_sink for layer in layers)
+            new["learned_sink"] = stacked(none if share is None else share for share in shares)
         sinks = stacked(layer.sinks for layer in layers).transpose(0, 1).numpy(force=True)
         if self.content_sum is not None:
             self.diagonal += stacked(layer.diagonal for layer in content)
@@ -176,24 +180,28 @@ def _reduce_prompt(
     finite: list[Tensor] = []
 
     def receive(layer: AttentionLayer, inputs: AttentionInput) -> None:
-        unrotated = project_attention(layer.parts, inputs.read)
-        into = None if sums.content_sum is None else sums.content_sum[layer.index]
+        unrotated, row = project_attention(layer.parts, inputs.read), sums.row[layer.index]
+        into = None if sums.content_sum is None else sums.content_sum[row]
         logits = reduce_content(unrotated, scale=layer.parts.scale, pairs=sums.pairs(layer), into=into)
         state = rotated(unrotated, inputs.cosine, inputs.sine)
-        by_head = None if sums.by_head is None else sums.by_head[layer.index]
-        kernels = KernelSums(sums.bounds, sums.mean[layer.index], sums.squared[layer.index], by_head)
+        by_head = None if sums.by_head is None else sums.by_head[sums.row[layer.index]]
+        kernels = KernelSums(
+            sums.bounds, sums.mean[sums.row[layer.index]], sums.squared[sums.row[layer.index]], by_head
+        )
         result = reduce_layer(layer, state, thresholds=options.sink_thresholds, block=options.block, kernels=kernels)
         numbers = (result.distance, result.entropy, logits.off_diagonal, logits.diagonal.mean(1), logits.bound)
         finite.append(torch.cat(numbers).isfinite().all().to(sums.device))
         layers.append(result)
         content.append(logits)
 
-    blocks = model.family.blocks(model.network)
+    blocks = [block for _, block in model.family.attention_blocks(model.network)]
     with watch_branches(blocks) as branches, watch_attention(sums.layers, receive, dtype=working_precision(model)):
         model.last(model.embed(model.token_tensor([token_ids.tolist()])))
     flags = torch.stack(finite).tolist()
     if not all(flags):
-        raise RunError(f"attention on prompt {prompt} is not finite, first in layer {flags.index(False)}")
+        raise RunError(
+            f"attention on prompt {prompt} is not finite, first in layer {sums.layers[flags.index(False)].index}"
+        )
     sums.add(layers, content, mixing_from_norms(branches.norms(), prompt=prompt))
 
 
@@ -228,8 +236,17 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
         mixing=MixingStatistics(sums.average("tokens"), sums.average("frobenius"), sums.mixing_by_position / count),
         row_error=sums.row_error,
         left_out=tuple(left_out),
-        caveats=model.family.caveats(model.config, model.dtype),
+        caveats=(*model.family.caveats(model.config, model.dtype), *_rows_of(sums.layers, model)),
     )
+
+
+def _rows_of(layers: Sequence[AttentionLayer], model: HuggingFaceModel) -> tuple[str, ...]:
+    """The layers that are counted, if some have no attention."""
+    depth = model.family.depth(model.config)
+    if len(layers) == depth:
+        return ()
+    counted = ", ".join(str(layer.index) for layer in layers)
+    return (f"of its {depth} layers {counted} have attention, counted here from 0; the others are linear layers",)
 
 
 def _similarity(sums: Accumulators, count: int) -> Similarity:

@@ -132,6 +132,8 @@ class Mitigation(Method, Intervention):
     has to know the passages, up to the end of the last one."""
     looks_ahead: ClassVar[bool] = False
     """Passages see tokens behind them, so that they are read in one call."""
+    in_every_layer: ClassVar[bool] = False
+    """Every layer has to have attention: a linear one would pass the method by."""
     not_in_weights: ClassVar[str] = "what it does to attention depends on the places of tokens"
     """Why no change of weights does the same."""
 
@@ -186,6 +188,11 @@ class Mitigation(Method, Intervention):
         if self.strength == 0:
             yield
             return
+        if self.in_every_layer and model.described and any(b.linear for b in model.family.blocks(model.network)):
+            raise UsageError(
+                f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
+                "models with attention in every layer"
+            )
         places = passages if isinstance(passages, Question) else check_spans(self.name, passages)
         with self.apply(model, places):  # type: ignore[arg-type] # methods that take a question say so
             yield

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, islice
 from math import comb, log1p
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -53,6 +53,8 @@ class ParallelWindows(Mitigation):
 
     needs_passages = True
     shares_cache = False
+
+    in_every_layer: ClassVar[bool] = True
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
@@ -104,6 +106,8 @@ class AttentionCalibration(Mitigation):
     """Text of a dummy, repeated to the document's length, or token ids for a model without a tokenizer."""
     together: bool = False
     """Use one pass in which all documents are dummies, not one pass for each."""
+
+    in_every_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

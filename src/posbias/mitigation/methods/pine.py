@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -56,6 +56,8 @@ class Pine(Mitigation):
     needs_passages = True
     shares_cache = False
     looks_ahead = True
+
+    in_every_layer: ClassVar[bool] = True
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:

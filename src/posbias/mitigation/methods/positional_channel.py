@@ -43,6 +43,7 @@ class PositionalChannel(Mitigation):
     Source: arXiv 2406.02536 and its released code, PositionalHidden/PositionalHidden.
     """
 
+    in_every_layer: ClassVar[bool] = True
     needs_question: ClassVar[bool] = True
     not_in_weights: ClassVar[str] = "it changes some queries of a prompt, by their place"
 
@@ -214,7 +215,7 @@ def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.M
             f"positional_channel: {family.name} models count their heads by the configuration; allowed are families "
             "that take what their projections give, such as llama, qwen2, qwen3, gemma3 and mistral"
         )
-    if len(family.query_key_value) != 3:
+    if family.packs_projections or len(family.query_key_value) != 3:
         raise UsageError(
             f"positional_channel: {family.name} makes queries, keys and values in one map; allowed are separate ones"
         )

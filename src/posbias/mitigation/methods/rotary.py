@@ -199,6 +199,7 @@ class RotaryBases(Mitigation):
     confidence; its formula was not at hand.
     """
 
+    in_every_layer: ClassVar[bool] = True
     shares_cache: ClassVar[bool] = False
 
     bases: Sequence[float] = (1.0, 1.3, 1.6, 1.9, 2.2, 2.5, 2.8)

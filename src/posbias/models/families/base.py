@@ -25,6 +25,7 @@ from posbias.models.families.parts import (
     neighbours_as_halves,
     read_attention,
     read_norm,
+    readable,
     weight_of,
 )
 from posbias.models.rotary import changing_kinds
@@ -45,13 +46,14 @@ class Block:
 
     module: nn.Module
     attention: nn.Module
+    """The attention, or the layer that mixes positions in its place if the block is `linear`."""
     attention_norm: nn.Module | None
     """Norm of the attention branch's input (None: it reads the stream as it is, as in OLMo-2)."""
     attention_output: nn.Module
     """The output projection; what it returns is the attention branch, up to `attention_post_norm`."""
     attention_post_norm: nn.Module | None
     """Norm applied to the branch before it is added to the stream (Gemma-3, OLMo-2)."""
-    mlp: nn.Module
+    mlp: nn.Module | None
     mlp_norm: nn.Module | None
     mlp_post_norm: nn.Module | None
     attention_stream_norm: nn.Module | None = None
@@ -60,6 +62,8 @@ class Block:
     """Norm applied to the stream after the MLP branch was added to it (OPT-350M only)."""
     branch_scale: float = 1.0
     """Factor on both branches when they are added to the stream (Granite)."""
+    linear: bool = False
+    """Positions are mixed by a state-space, gated linear or convolutional layer, which has no attention matrix."""
 
     @property
     def adds(self) -> nn.Module:
@@ -118,13 +122,20 @@ class Family:
     attention_output: ClassVar[str] = "self_attn.o_proj"
     attention_norm: ClassVar[str | None] = "input_layernorm"
     attention_post_norm: ClassVar[str | None] = None
-    mlp: ClassVar[str] = "mlp"
+    mlp: ClassVar[str | None] = "mlp"
     mlp_norm: ClassVar[str | None] = "post_attention_layernorm"
     mlp_post_norm: ClassVar[str | None] = None
+
+    linear: ClassVar[str | None] = None
+    """The layer that mixes positions where a block has no attention; ask `is_linear`."""
+    linear_output: ClassVar[str] = "out_proj"
+    """Its output projection, within it."""
 
     # Names inside its attention and its MLP.
     query_key_value: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     """Three projections, or one that holds all three."""
+    packs_projections: ClassVar[bool] = False
+    """A projection holds more than queries, keys and values, or they are made of latents: no method may change it."""
     fusion: ClassVar[Fusion] = "stacked"
     query_key_norms: ClassVar[tuple[str, str] | None] = None
     """Norms of queries and keys before they turn, of each head or over all features."""
@@ -135,6 +146,8 @@ class Family:
     gate_in_up: ClassVar[bool] = False
     """The first half of the up projection is the gate."""
     activation: ClassVar[str] = "act_fn"
+    unread_mlp: ClassVar[str | None] = None
+    """Why theories cannot read the MLPs, if they cannot; everything about attention is described all the same."""
     groups_heads: ClassVar[bool] = False
     """Heads are grouped by `num_key_value_heads`; another family's configuration may hold that without a meaning."""
     scale: ClassVar[str] = "scaling"
@@ -153,8 +166,9 @@ class Family:
         return int(config.num_hidden_layers)
 
     def max_positions(self, config: Any) -> int | None:
-        """Longest input the model takes, or was configured for; None if it is unbounded (ALiBi)."""
-        return int(config.max_position_embeddings)
+        """Longest input the model takes, or was configured for; None if it is unbounded (ALiBi, state spaces)."""
+        longest = getattr(config, "max_position_embeddings", None)
+        return None if longest is None else int(longest)
 
     def mask(self, config: Any, layer: int) -> Mask:
         """The attention mask of a layer; transformers counts the query's own position in a window, as we do."""
@@ -184,6 +198,9 @@ class Family:
             fusion=self.fusion,
             scale=self.logit_scale(block.attention),
         )
+        sinks = getattr(block.attention, "sinks", None)
+        if sinks is not None:
+            parts = replace(parts, sinks=readable(block.attention, "sinks").detach())
         switch = self.query_key_norm_switch
         if self.query_key_norms is not None and (switch is None or getattr(config, switch)):
             norms = (self.norm(block.attention.get_submodule(name)) for name in self.query_key_norms)
@@ -196,6 +213,8 @@ class Family:
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
         """The MLP's linear maps and activation; refused for a mixture of experts, which `mixture_parts` reads."""
+        if self.unread_mlp is not None:
+            raise UsageError(f"MLPs of {self.name} cannot be read: {self.unread_mlp}; theories of weights need them")
         if hasattr(block.mlp, "experts"):
             raise UsageError(
                 f"MLPs of {self.name} are mixtures of experts, which only the power rollout follows; one MLP is needed"
@@ -204,6 +223,7 @@ class Family:
 
     def mlp_module(self, block: Block) -> nn.Module:
         """The module in which the maps of the MLP lie."""
+        assert block.mlp is not None, "a family without MLPs says why they cannot be read"
         return block.mlp
 
     def mlp_within(self, module: nn.Module) -> MlpParts:
@@ -304,16 +324,31 @@ class Family:
         def part(path: str | None) -> nn.Module | None:
             return None if path is None else module.get_submodule(path)
 
+        linear = self.linear is not None and self.is_linear(module)
+        mixer, output = (self.linear, f"{self.linear}.{self.linear_output}") if linear else ("", "")
         return Block(
             module=module,
-            attention=module.get_submodule(self.attention),
+            attention=module.get_submodule(mixer or self.attention),
             attention_norm=part(self.attention_norm),
-            attention_output=module.get_submodule(self.attention_output),
+            attention_output=module.get_submodule(output or self.attention_output),
             attention_post_norm=part(self.attention_post_norm),
-            mlp=module.get_submodule(self.mlp),
+            mlp=part(self.mlp),
             mlp_norm=part(self.mlp_norm),
             mlp_post_norm=part(self.mlp_post_norm),
+            linear=linear,
         )
+
+    def is_linear(self, module: nn.Module) -> bool:
+        """Tell whether a block, of a family that has linear layers, mixes positions by one."""
+        return getattr(module, str(self.linear), None) is not None
+
+    def attention_blocks(self, network: nn.Module) -> list[tuple[int, Block]]:
+        """The blocks that have attention, with their layers."""
+        return [(layer, block) for layer, block in enumerate(self.blocks(network)) if not block.linear]
+
+    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+        """Nats that the states of a linear layer lose per position, one for each of its decays, at bare biases."""
+        raise UsageError(f"{self.name} models have no linear layers")
 
     def norm(self, module: nn.Module) -> Norm:
         """A norm module as numbers."""

@@ -1,4 +1,8 @@
-"""The families whose MLPs are mixtures of experts: Mixtral, OLMoE, Qwen 3 MoE and GPT-OSS."""
+"""The families whose MLPs are mixtures of experts.
+
+Theories follow those of Mixtral, OLMoE, Qwen 3 MoE and GPT-OSS. Where other experts or other routers stand, everything
+about attention is described, and `unread_mlp` says why theories of weights refuse the rest.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,8 +13,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posbias.models.families.base import FAMILIES, Angles, Block
-from posbias.models.families.llama_like import Q_AND_K, LlamaLike
-from posbias.models.families.parts import AttentionParts, MixtureParts, MlpParts, bias_of, readable, weight_of
+from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
+from posbias.models.families.parts import (
+    AttentionParts,
+    Latent,
+    MixtureParts,
+    MlpParts,
+    bias_of,
+    readable,
+    weight_of,
+)
+
+SHARED_EXPERT = "a shared expert stands beside the routed ones"
+SIGMOID_ROUTER = "the router weighs experts by logistic functions, in groups"
 
 
 class GatedExperts(LlamaLike):
@@ -20,7 +35,8 @@ class GatedExperts(LlamaLike):
         """The weights of the chosen experts sum to 1 unless `norm_topk_prob` is there and says otherwise."""
         if not hasattr(block.mlp, "experts"):
             return None
-        experts, router = block.mlp.get_submodule("experts"), block.mlp.get_submodule("gate")
+        mlp = self.mlp_module(block)
+        experts, router = mlp.get_submodule("experts"), mlp.get_submodule("gate")
         gates_and_ups, downs = readable(experts, "gate_up_proj"), readable(experts, "down_proj")
         return MixtureParts(
             experts=tuple(
@@ -60,13 +76,10 @@ class Qwen3Moe(GatedExperts):
 class GptOss(LlamaLike):
     """GPT-OSS: learned sinks in the softmax, mixtures of experts with clamped gates, windows in every other layer."""
 
-    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
-        """Llama's, and a learned sink for every head."""
-        return replace(super().attention_parts(block, config), sinks=readable(block.attention, "sinks").detach())
-
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts:
         """Every block has experts, stored as [expert, in, out], gate and up in turn; weights of the chosen sum to 1."""
-        experts, router = block.mlp.get_submodule("experts"), block.mlp.get_submodule("router")
+        mlp = self.mlp_module(block)
+        experts, router = mlp.get_submodule("experts"), mlp.get_submodule("router")
         gates_and_ups, downs = (
             readable(experts, "gate_up_proj").transpose(1, 2),
             readable(experts, "down_proj").transpose(1, 2),
@@ -105,3 +118,106 @@ class GptOss(LlamaLike):
         """Angles come for half of the features: the other half turns by the same."""
         cosine, sine = super().angles(attention, arguments)
         return torch.cat([cosine, cosine], -1), torch.cat([sine, sine], -1)
+
+
+@FAMILIES.register("qwen2_moe")
+class Qwen2Moe(LlamaLike):
+    """Qwen 2 MoE: Qwen 2 with mixtures of experts and a shared one."""
+
+    unread_mlp = SHARED_EXPERT
+
+
+@FAMILIES.register("granitemoe")
+class GraniteMoe(Granite):
+    """Granite MoE: Granite with mixtures of experts."""
+
+    mlp = "block_sparse_moe"
+    unread_mlp = "gate and up projections of all experts, and the router, are held in another way"
+
+
+@FAMILIES.register("phimoe")
+class PhiMoe(LlamaLike):
+    """Phi 3.5 MoE: Llama with LayerNorms, one window, if any, for all layers, and mixtures of experts."""
+
+    windows = "all layers"
+    unread_mlp = "the router masks its logits before every choice"
+
+
+@FAMILIES.register("glm4_moe")
+class Glm4Moe(LlamaLike):
+    """GLM 4.5: Llama with norms on queries and keys if configured, partial rotation and mixtures of experts."""
+
+    query_key_norms = Q_AND_K
+    query_key_norm_switch = "use_qk_norm"
+    unread_mlp = SIGMOID_ROUTER
+
+
+@FAMILIES.register("mimo_v2_flash")
+class MiMoV2Flash(LlamaLike):
+    """MiMo V2 Flash: windowed layers with learned sinks and twice the key heads, values of a size of their own."""
+
+    unread_mlp = SIGMOID_ROUTER
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """Llama's, with the layer's own key heads, and its factor on values in their map."""
+        parts, scale = super().attention_parts(block, config), float(vars(block.attention)["v_scale"])
+        bias = None if parts.value_bias is None else parts.value_bias * scale
+        own = len(parts.key) // parts.head_dim
+        return replace(parts, key_heads=own, value=parts.value * scale, value_bias=bias)
+
+
+@FAMILIES.register("deepseek_v3")
+class DeepseekV3(LlamaLike):
+    """DeepSeek V3 and R1, Kimi K2, Moonlight: queries, keys and values made of latents, mixtures of experts.
+
+    A head's key is its own share of the latent, not turned, and a turned share that all heads have in common. Turned
+    features are listed first here, neighbours as halves, which changes no product of a query with a key.
+    """
+
+    packs_projections = True
+    unread_mlp = SIGMOID_ROUTER
+
+    def key_heads(self, config: Any) -> int:
+        """Every head has keys of its own, once they are made."""
+        return self.heads(config)
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """Maps from the latents, one after the other: of queries, of keys and values, and the share that turns."""
+        attention: Any = block.attention
+        heads, turned, plain = self.heads(config), int(config.qk_rope_head_dim), int(config.qk_nope_head_dim)
+        order = torch.arange(turned)
+        if config.rope_interleave:
+            order = order.reshape(-1, 2).T.flatten()
+        down, rank = weight_of(attention.kv_a_proj_with_mqa), int(config.kv_lora_rank)
+        bias = bias_of(attention.kv_a_proj_with_mqa)
+        halves = (slice(rank), slice(rank, None))
+        shared, turning = (Latent(down[rows], None if bias is None else bias[rows], None) for rows in halves)
+        shared = replace(shared, norm=self.norm(attention.kv_a_layernorm))
+        if config.q_lora_rank is None:
+            asking, up = Latent(weight_of(attention.q_proj), None, None), torch.eye(heads * (turned + plain)).to(down)
+        else:
+            norm = self.norm(attention.q_a_layernorm)
+            asking = Latent(weight_of(attention.q_a_proj), bias_of(attention.q_a_proj), norm)
+            up = weight_of(attention.q_b_proj)
+        by_head = up.reshape(heads, plain + turned, -1)
+        query = torch.cat([by_head[:, plain:][:, order.to(up.device)], by_head[:, :plain]], 1).flatten(0, 1)
+        from_shared = weight_of(attention.kv_b_proj).reshape(heads, -1, rank)
+        common = torch.eye(turned).to(down)[order.to(down.device)].expand(heads, -1, -1)
+
+        def placed(rows: Tensor, before: int, after: int) -> Tensor:
+            return nn.functional.pad(rows, (before, after))
+
+        asked = up.shape[1]
+        key = torch.cat([placed(common, asked + rank, 0), placed(from_shared[:, :plain], asked, turned)], 1)
+        return AttentionParts(
+            query=placed(query, 0, rank + turned),
+            key=key.flatten(0, 1),
+            value=placed(from_shared[:, plain:].flatten(0, 1), asked, turned),
+            output=weight_of(block.attention_output),
+            heads=heads,
+            key_heads=heads,
+            head_dim=turned + plain,
+            scale=self.logit_scale(attention),
+            output_bias=bias_of(block.attention_output),
+            latents=(asking, shared, turning),
+        )

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from jaxtyping import Float64
 from torch import nn
 
 from posbias.models.families.base import FAMILIES, Angles, Block, Family, Windows
@@ -101,6 +103,24 @@ class Granite(LlamaLike):
     def input_scale(self, config: Any) -> float:
         """The factor on the embeddings, which the network applies to whatever enters it."""
         return float(config.embedding_multiplier)
+
+
+@FAMILIES.register("granite_swa")
+class GraniteSwa(Granite):
+    """Granite with learned sinks, windows by `layer_types`, and a base of the rotary positions for every layer."""
+
+    def rotates(self, attention: nn.Module, config: Any) -> bool:
+        """Layers whose base is 0 do not turn."""
+        return bool(config.layer_rope_theta[attention.layer_idx])
+
+    def rotary_frequencies(
+        self, network: nn.Module, block: Block, *, config: Any, layer: int
+    ) -> Float64[np.ndarray, "pairs"] | None:
+        """Those of the module that has the layer's base."""
+        bases: Any = network.get_submodule("model.rotary_embs")
+        base = config.layer_rope_theta[layer]
+        turning = (module for module in bases if module.config.rope_parameters["rope_theta"] == base)
+        return super().rotary_frequencies(next(turning, bases), block, config=config, layer=layer)
 
 
 class FusedMlp(LlamaLike):

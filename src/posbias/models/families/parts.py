@@ -19,6 +19,8 @@ OLMO_EPSILON = 1e-5
 """A literal of transformers' `OlmoLayerNorm`."""
 COHERE_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm")
 """LayerNorms without a bias, written out."""
+LESS_ONE = ("Gemma", "RecurrentGemma", "Qwen3Next", "Qwen3_5")
+"""RMS norms that multiply by 1 + weight, so that a weight of zero is the identity, by the beginnings of their names."""
 
 Fusion = Literal["stacked", "interleaved", "by device"]
 """How one map holds all queries, keys and values: one after the other (GPT-2, MPT, Phi-3); for each key head its
@@ -40,6 +42,15 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Fewer features, made of the stream, that queries, or keys and values, are made of: norm(W x + b)."""
+
+    down: Float[Tensor, "latent width"]
+    bias: Float[Tensor, "latent"] | None
+    norm: Norm | None
+
+
+@dataclass(frozen=True)
 class AttentionParts:
     """The maps of one attention layer: logits = softcap(scale q.k) + position_logits, then mask and softmax.
 
@@ -47,10 +58,10 @@ class AttentionParts:
     (GPT-J), the query and key features of each head are listed in that order, which changes no logit.
     """
 
-    query: Float[Tensor, "query_features width"]
-    key: Float[Tensor, "key_features width"]
-    value: Float[Tensor, "key_features width"]
-    output: Float[Tensor, "width query_features"]
+    query: Float[Tensor, "query_features read"]
+    key: Float[Tensor, "key_features read"]
+    value: Float[Tensor, "value_rows read"]
+    output: Float[Tensor, "width value_features"]
     heads: int
     key_heads: int
     """Key/value heads; heads / key_heads queries share one."""
@@ -63,7 +74,7 @@ class AttentionParts:
     softcap: float | None = None
     query_bias: Float[Tensor, "query_features"] | None = None
     key_bias: Float[Tensor, "key_features"] | None = None
-    value_bias: Float[Tensor, "key_features"] | None = None
+    value_bias: Float[Tensor, "value_rows"] | None = None
     output_bias: Float[Tensor, "width"] | None = None
     clip: float | None = None
     """Bound that queries, keys and values are clamped to after their projection (some MPT checkpoints)."""
@@ -73,6 +84,18 @@ class AttentionParts:
     learned sinks, which would, a query's own position counts 0."""
     sinks: Float[Tensor, "heads"] | None = None
     """Learned sinks (GPT-OSS): the logit, in every row's softmax, of a place that is no position and has no value."""
+    gate: Float[Tensor, "value_features stream"] | None = None
+    """Map from what the attention reads to gates, one for each feature of the heads' outputs, which are multiplied by
+    the gate's logistic function before the output map (Qwen 3 Next)."""
+    gate_bias: Float[Tensor, "value_features"] | None = None
+    latents: tuple[Latent, ...] = ()
+    """What the query, key and value maps read, one after the other, in place of the stream (DeepSeek); empty: the
+    stream itself. The gate, if there is one, reads the stream."""
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a value, `head_dim` in most families."""
+        return len(self.value) // self.key_heads
 
 
 @dataclass(frozen=True)
@@ -211,7 +234,7 @@ def neighbours_as_halves(parts: AttentionParts, rotary: int) -> AttentionParts:
 def read_norm(module: nn.Module) -> Norm:
     """A LayerNorm or RMS norm, or StableLM's list of one for each head; others are refused.
 
-    Gemma and Nemotron store their gain less one; everyone else stores the gain itself, OLMo 1 has none.
+    Gemma, Nemotron and Qwen 3 Next store their gain less one; everyone else stores the gain itself, OLMo 1 has none.
     """
     kind = type(module).__name__
     if kind == "StableLmLayerNormPerHead":
@@ -229,6 +252,5 @@ def read_norm(module: nn.Module) -> Norm:
         raise UsageError(f"{kind} is not a norm posbias can read; known: LayerNorm and RMS norms")
     weight: Tensor = module.get_parameter("weight")
     epsilon: Any = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
-    # Gemma 1, 2 and 3 multiply by 1 + weight, so that a weight of zero is the identity.
-    gain = 1 + weight if kind.startswith("Gemma") else weight
+    gain = 1 + weight if kind.startswith(LESS_ONE) else weight
     return Norm(kind="rms" if kind.endswith("RMSNorm") else "layer", gain=gain, bias=None, epsilon=float(epsilon))

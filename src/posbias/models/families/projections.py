@@ -41,15 +41,19 @@ def linear_projections(network: nn.Module, family: Family, config: Any) -> Itera
     Raises:
         UsageError: one is no linear map, or its weights are packed.
     """
+    if family.packs_projections:
+        raise UsageError(f"{family.name}: attention has no plain maps of queries, keys and values")
     paths = {id(module): path for path, module in network.named_modules()}
     for layer, block in enumerate(family.blocks(network)):
-        queries = [block.attention.get_submodule(name) for name in family.query_key_value]
-        by_role: list[tuple[nn.Module, tuple[str, ...]]] = [(queries[0], ("q", "k", "v"))]
-        if len(queries) > 1:
-            by_role = [(module, (role,)) for module, role in zip(queries, "qkv", strict=True)]
-        by_role.append((block.attention_output, ("o",)))
-        within = family.mlp_module(block)
-        if not hasattr(block.mlp, "experts"):
+        by_role: list[tuple[nn.Module, tuple[str, ...]]] = []
+        if not block.linear:
+            queries = [block.attention.get_submodule(name) for name in family.query_key_value]
+            by_role = [(queries[0], ("q", "k", "v"))]
+            if len(queries) > 1:
+                by_role = [(module, (role,)) for module, role in zip(queries, "qkv", strict=True)]
+            by_role.append((block.attention_output, ("o",)))
+        if family.unread_mlp is None and not hasattr(block.mlp, "experts"):
+            within = family.mlp_module(block)
             up, down = (within.get_submodule(name) for name in family.up_and_down)
             gate = getattr(within, "gate_proj", None)
             by_role += [] if gate is None else [(gate, ("gate",))]

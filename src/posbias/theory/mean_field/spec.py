@@ -279,7 +279,11 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
 
 def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
     family, config = model.family, model.config
+    if block.linear:
+        raise UsageError(f"mean field has no theory for linear layers, and layer {layer} of this {family.name} is one")
     parts = block.attention_added(family.attention_parts(block, config))
+    if parts.sinks is not None:
+        raise UsageError(f"mean field has no theory for learned sinks, which {family.name} models have")
     if parts.clip is not None:
         largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
         if parts.clip < CLIP_DEVIATIONS * (largest * model.width) ** 0.5:

@@ -80,7 +80,7 @@ def trace_attention(
         UsageError: the model's family is not described, or its attention cannot be recomputed.
         RunError: the norms of stream and branch are not finite, or both vanish.
     """
-    layers = describe_attention(model, n_positions=len(token_ids))
+    layers = describe_attention(model, n_positions=len(token_ids), of_all="the rollout of attention")
     if not isinstance(model, HuggingFaceModel):
         raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
     inputs: dict[int, AttentionInput] = {}

@@ -216,7 +216,10 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
             **norms,
         )
 
-    blocks, attention = family.blocks(network), describe_attention(model, n_positions=n_positions)
+    blocks, attention = (
+        family.blocks(network),
+        describe_attention(model, n_positions=n_positions, of_all="the power rollout"),
+    )
     return Description(
         layers=[describe(block, layer) for block, layer in zip(blocks, attention, strict=True)],
         final_norm=None if final is None else family.norm(final),

@@ -1,0 +1,207 @@
+"""Families whose blocks mix positions by state-space, gated linear or convolutional layers, some or all of them.
+
+Such a layer has no attention matrix: it is a branch like attention, and its kernel is that of its decays
+(docs/theory, section 8). What its blocks have of attention is described as in any other family.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import nn
+
+from posbias.architecture import Causal, Mask, SlidingWindow
+from posbias.models.families.base import FAMILIES, Angles, Block
+from posbias.models.families.experts import SHARED_EXPERT
+from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
+from posbias.models.families.parts import AttentionParts, readable
+
+RG_LRU_POWER = 8.0
+"""A literal of Griffin: log decay = -8 * gate * softplus(parameter)."""
+NO_EXPERTS_READ = "in some blocks they are mixtures of experts"
+
+
+def softplus_decays(log_rates: torch.Tensor, steps: torch.Tensor) -> Float64[np.ndarray, "decays"]:
+    """exp(log_rates) * softplus(steps), flattened: nats of state lost per position at a bare bias of the step."""
+    rates, sizes = log_rates.detach().double().exp(), nn.functional.softplus(steps.detach().double())
+    return np.asarray((rates * sizes.reshape(-1, *[1] * (rates.ndim - 1))).flatten().cpu().numpy())
+
+
+class Hybrid(LlamaLike):
+    """Llama whose attention is replaced by another layer in some blocks."""
+
+    linear = "mamba"
+
+    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+        """A rate per head times its step (Mamba 2, gated DeltaNet)."""
+        return softplus_decays(readable(block.attention, "A_log"), readable(block.attention, "dt_bias"))
+
+
+@FAMILIES.register("qwen3_5_text")
+class Qwen35(Hybrid):
+    """Qwen 3.5 (text): gated DeltaNet layers, and attention with normalised queries and keys and gated outputs."""
+
+    linear = "linear_attn"
+    query_key_norms = Q_AND_K
+    packs_projections = True
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """Queries of every head, then its gate, lie in one map."""
+        parts, heads = super().attention_parts(block, config), self.heads(config)
+
+        def halves(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            query, gate = rows.reshape(heads, 2, -1, *rows.shape[1:]).unbind(1)
+            return query.flatten(0, 1), gate.flatten(0, 1)
+
+        query, gate = halves(parts.query)
+        parts = replace(parts, query=query, gate=gate, head_dim=len(query) // heads)
+        if parts.query_bias is None:
+            return parts
+        bias, gate_bias = halves(parts.query_bias)
+        return replace(parts, query_bias=bias, gate_bias=gate_bias)
+
+
+@FAMILIES.register("qwen3_next")
+class Qwen3Next(Qwen35):
+    """Qwen 3 Next: Qwen 3.5 with mixtures of experts and a shared one for MLPs."""
+
+    unread_mlp = SHARED_EXPERT
+
+
+@FAMILIES.register("olmo_hybrid")
+class OlmoHybrid(Hybrid):
+    """OLMo Hybrid: OLMo 3 in attention blocks, gated DeltaNet layers behind a norm in the others."""
+
+    linear = "linear_attn"
+    linear_output = "o_proj"
+    attention_norm = None
+    query_key_norms = Q_AND_K
+
+    def block(self, module: nn.Module) -> Block:
+        """Attention and its MLP have norms behind them, linear layers and theirs before them."""
+        block = super().block(module)
+        if block.linear:
+            return replace(block, attention_norm=module.get_submodule("input_layernorm"))
+        after, last = (module.get_submodule(f"post_{branch}_layernorm") for branch in ("attention", "feedforward"))
+        return replace(block, attention_post_norm=after, mlp_norm=None, mlp_post_norm=last)
+
+
+@FAMILIES.register("lfm2")
+class Lfm2(Hybrid):
+    """LFM 2: gated short convolutions, and attention with normalised queries and keys."""
+
+    linear = "conv"
+    final_norm = "model.embedding_norm"
+    attention_output = "self_attn.out_proj"
+    attention_norm = "operator_norm"
+    mlp = "feed_forward"
+    mlp_norm = "ffn_norm"
+    query_key_norms = ("q_layernorm", "k_layernorm")
+    unread_mlp = "its maps have other names, and its activation none"
+
+    def mask(self, config: Any, layer: int) -> Mask:
+        """A convolution sees as many positions as its kernel is long."""
+        if config.layer_types[layer] == "conv":
+            return SlidingWindow(width=int(config.conv_L_cache))
+        return super().mask(config, layer)
+
+    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+        """A convolution weighs the positions of its window evenly until its weights are known."""
+        return np.zeros(1)
+
+
+@FAMILIES.register("granitemoehybrid")
+class GraniteHybrid(Granite, Hybrid):
+    """Granite 4: Granite's factors, Mamba 2 layers, mixtures of experts beside a shared MLP, rotary if configured."""
+
+    mlp = "shared_mlp"
+    unread_mlp = SHARED_EXPERT
+
+    def rotates(self, attention: nn.Module, config: Any) -> bool:
+        """Positions turn queries and keys if the configuration says so."""
+        return bool(config.position_embedding_type == "rope")
+
+
+@FAMILIES.register("bamba")
+class Bamba(Hybrid):
+    """Bamba: Llama with Mamba 2 layers and half of each head turned."""
+
+    final_norm = "model.final_layernorm"
+    mlp = "feed_forward"
+    mlp_norm = "pre_ff_layernorm"
+
+
+@FAMILIES.register("jamba")
+class Jamba(Bamba):
+    """Jamba: Mamba layers, attention without any positions, mixtures of experts in some blocks."""
+
+    rotary = False
+    unread_mlp = NO_EXPERTS_READ
+
+    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+        """A rate per channel and state times the channel's step."""
+        step = readable(block.attention.get_submodule("dt_proj"), "bias")
+        return softplus_decays(readable(block.attention, "A_log"), step)
+
+
+@FAMILIES.register("recurrent_gemma")
+class RecurrentGemma(Hybrid):
+    """RecurrentGemma (Griffin): gated linear recurrences by channel, and windowed attention."""
+
+    linear = "temporal_block"
+    linear_output = "linear_out"
+    final_norm = "model.final_norm"
+    attention = "temporal_block"
+    attention_output = "temporal_block.o_proj"
+    attention_norm = "temporal_pre_norm"
+    mlp = "mlp_block"
+    mlp_norm = "channel_pre_norm"
+
+    def is_linear(self, module: nn.Module) -> bool:
+        """Both layers have one name; a recurrence projects no queries."""
+        return not hasattr(module.temporal_block, "q_proj")
+
+    def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
+        """Each layer makes its own."""
+        like = readable(attention.get_submodule("q_proj"), "weight")
+        cosine, sine = attention.get_submodule("rotary_emb")(like, arguments["position_ids"])
+        return cosine[0], sine[0]
+
+    def input_scale(self, config: Any) -> float:
+        """sqrt(width), rounded to bfloat16."""
+        return float(torch.tensor(config.hidden_size**0.5, dtype=torch.bfloat16))
+
+    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+        """By channel, with its gate as its bias leaves it."""
+        unit: Any = block.attention.get_submodule("rg_lru")
+        gate = readable(unit, "recurrent_gate_bias").detach().double().sigmoid().flatten()
+        fall = nn.functional.softplus(readable(unit, "recurrent_param").detach().double())
+        return np.asarray((RG_LRU_POWER * gate * fall).cpu().numpy())
+
+
+@FAMILIES.register("mamba2")
+class Mamba2(Hybrid):
+    """Mamba 2: state-space layers alone, without attention and without MLPs."""
+
+    layers = "backbone.layers"
+    final_norm = "backbone.norm_f"
+    linear = "mixer"
+    attention_norm = "norm"
+    mlp: ClassVar[str | None] = None
+    mlp_norm = None
+    unread_mlp = "there are none"
+
+    def heads(self, config: Any) -> int:
+        """Heads of its state-space layers."""
+        return int(config.num_heads)
+
+    def key_heads(self, config: Any) -> int:
+        """Groups that share what is written and read."""
+        return int(config.n_groups)
+
+    def mask(self, config: Any, layer: int) -> Mask:
+        """Everything before a position."""
+        return Causal()
