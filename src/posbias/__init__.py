@@ -84,7 +84,8 @@ if TYPE_CHECKING:
     from posbias.interventions import intervened
     from posbias.measurement.attention.statistics import AttentionOptions
     from posbias.measurement.attention.streaming import attention
-    from posbias.measurement.measurement import MeasureOptions, measure
+    from posbias.measurement.measurement import measure
+    from posbias.measurement.units import MeasureOptions
     from posbias.mitigation import MitigateOptions, mitigate, mitigated
     from posbias.mitigation.fitting.base import FitOptions
     from posbias.mitigation.fitting.fit import fit
@@ -156,7 +157,8 @@ _HOMES = {
         "interventions": "intervened",
         "measurement.attention.statistics": "AttentionOptions",
         "measurement.attention.streaming": "attention",
-        "measurement.measurement": "MeasureOptions measure",
+        "measurement.measurement": "measure",
+        "measurement.units": "MeasureOptions",
         "mitigation": "MitigateOptions mitigate mitigated",
         "mitigation.fitting.base": "FitOptions",
         "mitigation.fitting.fit": "fit",

@@ -212,7 +212,7 @@ def test_a_run_that_fails_says_why_and_keeps_its_pieces(tiny_llama, tmp_path, mo
             raise RunError("prompt 2: the gradient is not finite")
         return real(model, token_ids, kinds=kinds, key=key, options=options)
 
-    monkeypatch.setattr("posbias.measurement.measurement.measure_prompt", fails_on_the_third)
+    monkeypatch.setattr("posbias.measurement.units.measure_prompt", fails_on_the_third)
     with pytest.raises(RunError):
         pb.audit(tiny_llama, n_positions=16, prompts=4, out=tmp_path / "run", options=AuditOptions(initialisations=0))
     record = json.loads((tmp_path / "run" / "record.json").read_text())

@@ -16,8 +16,8 @@ from posbias import RunError, UsageError
 from posbias.measurement.cost import _few_covectors, estimate_cost, preflight
 from posbias.measurement.cost_estimate import HEADROOM, KEPT_HEADROOM, MARGIN, CostEstimate
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.measurement import Unit
 from posbias.measurement.outputs import PassOptions
+from posbias.measurement.units import Unit
 from posbias.measurement.work import _flops, calibrate, peak_tensor_bytes, weights_in_place
 from posbias.memory import (
     available_bytes,
@@ -174,7 +174,7 @@ def test_without_an_estimate_it_is_said(deep_model, monkeypatch):
         raise RunError("no")
 
     said = []
-    monkeypatch.setattr("posbias.measurement.measurement.measure_prompt", fail)
+    monkeypatch.setattr("posbias.measurement.units.measure_together", fail)
     monkeypatch.setattr("posbias.measurement.work.announce", said.append)
     prompts = Prompts(np.arange(64).reshape(2, 32))
     assert preflight(deep_model, prompts, kinds=KINDS, options=pb.MeasureOptions()) == {}

@@ -18,7 +18,7 @@ STEP = 1e-5
 
 
 def _influence(model: Model, kinds: list[Kind], *, seed: int = 0, rows: int = 1) -> dict[str, Influence]:
-    return influence_of_positions(model, TOKENS, kinds=kinds, key=(seed, 0), options=PassOptions(rows=rows))
+    return influence_of_positions(model, TOKENS[None], kinds=kinds, keys=[(seed, 0)], options=PassOptions(rows=rows))[0]
 
 
 def _norms(model: Model, kind: Kind, *, seed: int = 0, rows: int = 1) -> np.ndarray:
@@ -140,7 +140,7 @@ def test_a_sure_prediction_keeps_its_digits() -> None:
     logits = torch.tensor([[46.0, 0.0, 0.0]], dtype=torch.float64)
     output = Outputs(hidden=torch.zeros(1, 1, 2, dtype=torch.float64), logits=logits[None])
     reading = Reading(np.array([0]), 1, (0,), 1.0)
-    ((gradient,),) = Probability().covectors(output, reading, torch.Generator()).numpy()
+    (((gradient,),),) = Probability().covectors(output, reading, [torch.Generator()]).numpy()
     np.testing.assert_allclose(gradient, np.exp(-46.0) * np.array([2.0, -1.0, -1.0]), rtol=1e-12)
 
 

@@ -20,18 +20,19 @@ from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
-from posbias.measurement.measurement import MeasureOptions, Unit, UnitWork, combine
+from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
 from posbias.measurement.several import Loading
 from posbias.measurement.theories import NETWORKS, THEORY, architecture_theories, beside_measured
+from posbias.measurement.units import MeasureOptions, Unit, UnitWork
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.report import conclude
-from posbias.runs.engines import Engine, Local, collect
+from posbias.runs.engines import Engine, Local
 from posbias.runs.parts import PartStore, below, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, run_directory
 from posbias.theory.mean_field import scatter_caveat
@@ -96,8 +97,7 @@ def examine(
         beside=beside_measured,
         description=f"measuring the {name} model",
     )
-    names = [f"{name}-{index:05d}" for index in range(len(units))]
-    pieces = collect(work, names, engine=options.engine, store=store, prepared=model)
+    pieces = work.collected(name, engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     measurement = combine(measured, kinds=list(options.kinds), seed=options.seed)
     theories, left_out = architecture_theories(model, measurement.n_positions, measurement.mixing)

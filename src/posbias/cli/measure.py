@@ -62,8 +62,8 @@ def measure(
     of its own under --out.
     """
     from posbias.measurement.kinds import resolve_kinds
-    from posbias.measurement.measurement import MeasureOptions
     from posbias.measurement.several import MeasurePlan, measure_source
+    from posbias.measurement.units import MeasureOptions
 
     options.check_resume(resume, flags.out)
     settings = MeasureOptions(

@@ -61,6 +61,10 @@ class CostEstimate:
         constant, *higher = self.coefficients
         return replace(self, coefficients=(constant + size, *higher))
 
+    def of_several(self, prompts: int) -> "CostEstimate":
+        """The estimate with the passes of so many prompts in one batch."""
+        return replace(self, coefficients=tuple(prompts * value for value in self.coefficients))
+
     @property
     def tensor_bytes(self) -> float:
         """Bytes of tensors that the passes of one prompt make, without headroom."""

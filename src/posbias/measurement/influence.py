@@ -1,4 +1,4 @@
-"""Influence of every input position of one prompt on an output, by vector-Jacobian products (theory, section 6).
+"""Influence of every input position of a prompt on an output, by vector-Jacobian products (theory, section 6).
 
 One forward pass from the embeddings x to the outputs that are read, then one backward pass to x for each covector of
 each kind; the weights are not differentiated. Squares are summed in float64 whatever the model's precision.
@@ -8,99 +8,126 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.errors import RunError
 from posbias.measurement.blocks import first_in_backward, first_in_forward
 from posbias.measurement.kinds import Experiment, Kind, Pullback, Site
-from posbias.measurement.outputs import Influence, Key, PassOptions, Question, TokenIds
-from posbias.models.model import Model
+from posbias.measurement.outputs import Influence, Key, PassOptions, Question
+from posbias.models.model import Model, Outputs
 
-Pulled = tuple[Site, Float64[Tensor, "outputs _"]]
-"""A covector to pull back: the site where it lives, and its part at every output."""
+Pulled = tuple[Site, Float64[Tensor, "prompts outputs _"]]
+"""A covector of every prompt to pull back: the site where it lives, and its part at every output."""
 
 
 def influence_of_positions(
-    model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions
-) -> dict[str, Influence]:
-    """Every kind of influence of every position of one prompt, by name.
+    model: Model,
+    token_ids: Int64[np.ndarray, "prompts n_positions"],
+    *,
+    kinds: Sequence[Kind],
+    keys: Sequence[Key],
+    options: PassOptions,
+) -> list[dict[str, Influence]]:
+    """Every kind of influence of every position of each of some prompts, by name.
 
-    Cost: with P weights outside the embedding table and N positions, 2 P N flops for the forward and as many for
-    every covector (plus attention, about 2 L N^2 d each); memory is the forward's saved activations, of order L N d
-    numbers, times `rows`. The vocabulary enters once per output that is read. Kinds with passes of their own state
-    their cost themselves. Random covectors depend on the key, (seed, index of the prompt), and the kind's name alone.
+    Covectors of all prompts share passes, in one batch. Cost: with P weights outside the embedding table and N
+    positions, 2 P N flops per prompt for the forward and as many for every covector (plus attention, about 2 L N^2 d
+    each); memory is the forward's saved activations, of order L N d numbers, times prompts and `rows`. The vocabulary
+    enters once per output that is read. Kinds with passes of their own state their cost themselves. Random covectors
+    depend on a prompt's key, (seed, index), and the kind's name alone.
     """
     output = options.read_output
     for kind in kinds:
         kind.check_output(output)
-    question = Question(model, output.read(model, token_ids), key, options.rows)
-    results: dict[str, Influence] = {}
+    questions = [
+        Question(model, output.read(model, tokens), key, options.rows)
+        for tokens, key in zip(token_ids, keys, strict=True)
+    ]
     pulled = [kind for kind in kinds if isinstance(kind, Pullback)]
-    if pulled:
-        results |= _pull_back_kinds(question, pulled)
+    results = _pull_back_kinds(questions, pulled) if pulled else [{} for _ in questions]
     for kind in kinds:
         if isinstance(kind, Experiment):
-            results[kind.name] = kind.measure(question)
-    return {kind.name: results[kind.name] for kind in kinds}
+            for question, result in zip(questions, results, strict=True):
+                result[kind.name] = kind.measure(question)
+    return [{kind.name: result[kind.name] for kind in kinds} for result in results]
 
 
-def _pull_back_kinds(question: Question, kinds: Sequence[Pullback]) -> dict[str, Influence]:
-    """All covectors of all kinds, from one forward pass."""
-    model, prompt = question.model, question.key[1]
-    rows = min(question.rows, sum(kind.passes(model.width) for kind in kinds))
-    inputs = question.embeddings.repeat(rows, 1, 1).requires_grad_()
-    output = question.outputs(inputs)
-    if not (bool(output.hidden.isfinite().all()) and bool(output.logits.isfinite().all())):
-        names = ", ".join(kind.name for kind in kinds)
-        raise RunError(f"{names}: the output on prompt {prompt} is not finite{first_in_forward(model, inputs)}")
-    by_kind = [kind.covectors(output, question.reading, question.generator(kind.name)) for kind in kinds]
-    pulled = [(kind.site, vector) for kind, covectors in zip(kinds, by_kind, strict=True) for vector in covectors]
+def _pull_back_kinds(questions: Sequence[Question], kinds: Sequence[Pullback]) -> list[dict[str, Influence]]:
+    """All covectors of all kinds and prompts, from one forward pass."""
+    model, reading = questions[0].model, questions[0].reading
+    rows = min(questions[0].rows, sum(kind.passes(model.width) for kind in kinds))
+    inputs = embedded_together(questions, rows)
+    output = questions[0].outputs(inputs)
+    finite = (output.hidden.isfinite().flatten(1).all(dim=1) & output.logits.isfinite().flatten(1).all(dim=1)).tolist()
+    if not all(finite):
+        names, row = ", ".join(kind.name for kind in kinds), finite.index(False)
+        where = first_in_forward(model, inputs[row : row + 1])
+        raise RunError(f"{names}: the output on prompt {questions[row // rows].key[1]} is not finite{where}")
+    of_prompts = Outputs(output.hidden[::rows].detach(), output.logits[::rows].detach())
+    by_kind = [
+        kind.covectors(of_prompts, reading, [question.generator(kind.name) for question in questions]) for kind in kinds
+    ]
+    pulled = [
+        (kind.site, vector) for kind, covectors in zip(kinds, by_kind, strict=True) for vector in covectors.unbind(1)
+    ]
     sources: dict[Site, Tensor] = {"hidden": output.hidden, "logits": output.logits}
-    squares = pull_back(sources, inputs, pulled)[:, : question.reading.n_positions] * question.reading.share**2
-    results = {}
-    sections = np.split(squares, np.cumsum([len(covectors) for covectors in by_kind])[:-1])
+    squares = pull_back(sources, inputs, pulled)[..., : reading.n_positions] * reading.share**2
+    results: list[dict[str, Influence]] = [{} for _ in questions]
+    sections = np.split(squares, np.cumsum([covectors.shape[1] for covectors in by_kind])[:-1], axis=1)
     for kind, covectors, section in zip(kinds, by_kind, sections, strict=True):
-        if not np.all(np.isfinite(section)):
-            failing = int(np.argmax(~np.isfinite(section).all(axis=1)))
-            where = _fault(question, (kind.site, covectors[failing]))
-            raise RunError(f"{kind.name}: the gradient on prompt {prompt} is not finite{where}")
-        results[kind.name] = from_squares(section, sampled=kind.sampled)
+        for place, (question, of_prompt) in enumerate(zip(questions, section, strict=True)):
+            if not np.all(np.isfinite(of_prompt)):
+                failing = int(np.argmax(~np.isfinite(of_prompt).all(axis=1)))
+                where = _fault(question, (kind.site, covectors[place : place + 1, failing]))
+                raise RunError(f"{kind.name}: the gradient on prompt {question.key[1]} is not finite{where}")
+            results[place][kind.name] = from_squares(of_prompt, sampled=kind.sampled)
     return results
 
 
+def embedded_together(questions: Sequence[Question], rows: int) -> Float[Tensor, "batch n_inputs feature"]:
+    """The vectors that enter the network, to be differentiated by: `rows` copies of each prompt, one below another."""
+    model = questions[0].model
+    tokens = model.token_tensor([question.reading.token_ids.tolist() for question in questions])
+    return model.embed(tokens).detach().repeat_interleave(rows, dim=0).requires_grad_()
+
+
 def pull_back(
-    sources: Mapping[Site, Float[Tensor, "rows outputs _"]],
-    inputs: Float[Tensor, "rows position feature"],
+    sources: Mapping[Site, Float[Tensor, "batch outputs _"]],
+    inputs: Float[Tensor, "batch position feature"],
     covectors: Sequence[Pulled],
     *,
     keep_graph: bool = False,
-) -> Float64[np.ndarray, "passes n_inputs"]:
-    """||c' d(source)/dx_j||^2 for every covector c, as many per backward pass as the batch has rows.
+) -> Float64[np.ndarray, "prompts passes n_inputs"]:
+    """||c' d(source)/dx_j||^2 for every covector c of every prompt.
 
-    The sources, by the covectors' site, are differentiated by the inputs; `keep_graph` leaves the saved activations.
+    Prompts have equally many rows of the batch each, one below another, and as many covectors per backward pass. The
+    sources, by the covectors' site, are differentiated by the inputs; `keep_graph` leaves the saved activations.
     """
-    rows = len(inputs)
+    prompts = len(covectors[0][1])
+    rows = len(inputs) // prompts
     squares = []
     for start in range(0, len(covectors), rows):
         chunk = covectors[start : start + rows]
         # Unit covectors go through the network and their lengths, down to 1e-150, come back in float64: the
         # probability of a sure prediction has a gradient that half and single precision would flush to zero.
-        lengths = [float(vector.norm()) or 1.0 for _, vector in chunk]
+        lengths = torch.stack([vector.flatten(1).norm(dim=1) for _, vector in chunk], dim=1)
+        lengths[lengths == 0] = 1.0
         cotangents: dict[Site, Tensor] = {}
         for row, (site, vector) in enumerate(chunk):
-            target = sources[site]
-            cotangents.setdefault(site, torch.zeros_like(target))[row] = (vector / lengths[row]).to(target)
+            if site not in cotangents:
+                cotangents[site] = torch.zeros_like(sources[site])
+            cotangents[site][row::rows] = (vector / lengths[:, row, None, None]).to(cotangents[site])
         gradient = torch.autograd.grad(
             [sources[site] for site in cotangents],
             inputs,
             list(cotangents.values()),
             retain_graph=keep_graph or start + rows < len(covectors),
         )[0]
-        of_units = gradient[: len(chunk)].double().square().sum(dim=2).cpu().numpy()
-        squares.append(of_units * np.square(lengths)[:, None])
+        of_units = gradient.double().square().sum(dim=2).view(prompts, rows, -1)[:, : len(chunk)]
+        squares.append(of_units.cpu().numpy() * np.square(lengths.cpu().numpy())[..., None])
         del gradient, cotangents, of_units  # else they lie beside those of the next backward pass
-    return np.concatenate(squares)
+    return np.concatenate(squares, axis=1)
 
 
 def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled: bool) -> Influence:
@@ -119,7 +146,7 @@ def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled:
 def _fault(question: Question, covector: Pulled) -> str:
     """The block in which the gradient of one covector goes wrong, by a second forward and backward pass."""
     with first_in_backward(question.model.network) as answer:
-        inputs = question.embeddings.clone().requires_grad_()
+        inputs = embedded_together([question], 1)
         output = question.outputs(inputs)
         pull_back({"hidden": output.hidden, "logits": output.logits}, inputs, [covector])
     return answer()

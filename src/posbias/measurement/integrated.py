@@ -216,7 +216,7 @@ class IntegratedGradients(Experiment):
         return Influence(np.abs(signed), None, details, () if converged else (missed,))
 
     def _integrate(
-        self, question: Question, start: Inputs, tokens: Int64[Tensor, "outputs"], ends: tuple[float, float]
+        self, question: Question, start: Inputs, tokens: Int64[Tensor, "one outputs"], ends: tuple[float, float]
     ) -> PathIntegral:
         """Signed attributions by position, from as many places per pass as the question has rows."""
         line = question.embeddings - start
@@ -230,11 +230,13 @@ class IntegratedGradients(Experiment):
 
         return integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance, at_once=question.rows)
 
-    def _score(self, output: Outputs, reading: Reading, tokens: Int64[Tensor, "outputs"]) -> Float64[Tensor, "batch"]:
+    def _score(
+        self, output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs"]
+    ) -> Float64[Tensor, "batch"]:
         """The score f of every row, in float64."""
         logits = output.logits.double()
         values = logits if self.score == "logit" else logits.log_softmax(dim=-1)
-        of_tokens = values.gather(2, tokens.to(values.device).expand(len(values), -1)[..., None])[..., 0]
+        of_tokens = values.gather(2, tokens.expand(len(values), -1)[..., None])[..., 0]
         if self.score != "probability":
             return reading.share * of_tokens.sum(dim=1)
         if reading.targets is not None:
@@ -247,7 +249,7 @@ class IntegratedGradients(Experiment):
         prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)
         return start
 
-    def _fault(self, question: Question, tokens: Int64[Tensor, "outputs"]) -> str:
+    def _fault(self, question: Question, tokens: Int64[Tensor, "one outputs"]) -> str:
         with first_in_backward(question.model.network) as answer:
             self._integrate(question, self._baseline(question), tokens, (0.0, 0.0))
         return answer()

@@ -25,7 +25,7 @@ from posbias.registry import Registry
 KINDS: Registry["Kind"] = Registry("influence kind")
 
 Site = Literal["hidden", "logits"]
-Covectors = Float64[Tensor, "passes outputs features"]
+Covectors = Float64[Tensor, "prompts passes outputs features"]
 
 
 class Kind(ABC):
@@ -61,10 +61,10 @@ class Pullback(Kind):
         return 1
 
     @abstractmethod
-    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
-        """The covectors for one prompt, on the CPU, before the outputs' share.
+    def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
+        """The covectors of every prompt of a batch, on the output's device, before the outputs' share.
 
-        Only the first row of the output's batch is looked at; the generator, for random ones, is the CPU's.
+        All prompts are read alike; each has a generator of its own on the CPU, for random covectors.
         """
 
 
@@ -118,10 +118,12 @@ class Jacobian(Pullback):
             return width
         return self.probes if self.sampled else 1
 
-    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
+    def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """Unit vectors, random probes, or the all-ones vector; the same at every output, so that it acts on the sum."""
         _, outputs, width = output.hidden.shape
-        return self.vectors(width, generator)[:, None].expand(-1, outputs, -1)
+        drawn = [self.vectors(width, generator) for generator in (generators if self.sampled else generators[:1])]
+        vectors = (torch.stack(drawn) if len(drawn) > 1 else drawn[0][None]).to(output.hidden.device)
+        return vectors[:, :, None].expand(len(generators), -1, outputs, -1)
 
     def vectors(self, width: int, generator: torch.Generator) -> Float64[Tensor, "passes features"]:
         """The covectors at one hidden state."""
@@ -145,12 +147,13 @@ class Probability(Pullback):
 
     site: ClassVar[Site] = "logits"
 
-    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
+    def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """p_t (e_t - p); for a target, exp(share sum_i log p(t_i)) (e_t - p)."""
         probabilities, tokens = _probabilities(output), scored_tokens(output, reading)
-        of_tokens = probabilities.gather(1, tokens[:, None])
-        factor = of_tokens if reading.targets is None else (reading.share * of_tokens.log().sum()).exp()
-        return (factor * _surprise(probabilities, tokens))[None]
+        factor = probabilities.gather(2, tokens[..., None])
+        if reading.targets is not None:
+            factor = (reading.share * factor.log().sum(dim=1, keepdim=True)).exp()
+        return (factor * _surprise(probabilities, tokens))[:, None]
 
 
 @KINDS.register("logprob")
@@ -160,9 +163,9 @@ class LogProbability(Pullback):
 
     site: ClassVar[Site] = "logits"
 
-    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
+    def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """e_t - p."""
-        return _surprise(_probabilities(output), scored_tokens(output, reading))[None]
+        return _surprise(_probabilities(output), scored_tokens(output, reading))[:, None]
 
 
 @KINDS.register("logit")
@@ -172,10 +175,10 @@ class Logit(Pullback):
 
     site: ClassVar[Site] = "logits"
 
-    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
+    def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """e_t."""
-        gradient = torch.zeros(output.logits.shape[1:], dtype=torch.float64)
-        return gradient.scatter_(1, scored_tokens(output, reading)[:, None], 1)[None]
+        gradient = torch.zeros_like(output.logits, dtype=torch.float64, requires_grad=False)
+        return gradient.scatter_(2, scored_tokens(output, reading)[..., None], 1)[:, None]
 
 
 @KINDS.register("fisher")
@@ -205,11 +208,15 @@ class Fisher(Pullback):
         """`probes`."""
         return self.probes
 
-    def covectors(self, output: Outputs, reading: Reading, generator: torch.Generator) -> Covectors:
+    def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """e_t - p for every drawn token, drawn at every output by itself."""
         probabilities = _probabilities(output)
-        tokens = torch.multinomial(probabilities, self.probes, replacement=True, generator=generator)
-        return torch.stack([_surprise(probabilities, sample) for sample in tokens.T])
+        drawn = [
+            torch.multinomial(of_prompt, self.probes, replacement=True, generator=generator)
+            for of_prompt, generator in zip(probabilities.cpu(), generators, strict=True)
+        ]
+        samples = torch.stack(drawn).to(probabilities.device).unbind(dim=2)
+        return torch.stack([_surprise(probabilities, sample) for sample in samples], dim=1)
 
 
 def resolve_kinds(kinds: Sequence[str | Kind] | str | Kind) -> tuple[Kind, ...]:
@@ -225,20 +232,20 @@ def resolve_kinds(kinds: Sequence[str | Kind] | str | Kind) -> tuple[Kind, ...]:
     return resolved
 
 
-def scored_tokens(output: Outputs, reading: Reading) -> Int64[Tensor, "outputs"]:
+def scored_tokens(output: Outputs, reading: Reading) -> Int64[Tensor, "prompts outputs"]:
     """The token whose score is read at every output: the target's, otherwise the predicted one."""
     if reading.targets is not None:
-        return torch.tensor(reading.targets)
-    return output.logits[0].detach().argmax(dim=-1).cpu()
+        return torch.tensor(reading.targets, device=output.logits.device).expand(len(output.logits), -1)
+    return output.logits.detach().argmax(dim=-1)
 
 
-def _probabilities(output: Outputs) -> Float64[Tensor, "outputs vocabulary"]:
-    return output.logits[0].detach().double().cpu().softmax(dim=-1)
+def _probabilities(output: Outputs) -> Float64[Tensor, "prompts outputs vocabulary"]:
+    return output.logits.detach().double().softmax(dim=-1)
 
 
 def _surprise(
-    probabilities: Float64[Tensor, "outputs vocabulary"], tokens: Int64[Tensor, "outputs"]
-) -> Float64[Tensor, "outputs vocabulary"]:
+    probabilities: Float64[Tensor, "prompts outputs vocabulary"], tokens: Int64[Tensor, "prompts outputs"]
+) -> Float64[Tensor, "prompts outputs vocabulary"]:
     """e_t - p, the entry 1 - p_t formed from the other tokens' mass: a sure prediction keeps its digits."""
-    gradient = (-probabilities).scatter(1, tokens[:, None], 0)
-    return gradient.scatter(1, tokens[:, None], -gradient.sum(dim=1, keepdim=True))
+    gradient = (-probabilities).scatter(2, tokens[..., None], 0)
+    return gradient.scatter(2, tokens[..., None], -gradient.sum(dim=2, keepdim=True))

@@ -4,128 +4,33 @@ Averaging `profiles` normalises every prompt and then averages, so that prompts 
 norms and normalises once (arXiv 2602.16837's code), so that prompts with large gradients dominate.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
 from posbias.comparison.stored import store_subjects
-from posbias.display.naming import changed_fields
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
+from posbias.measurement.cost import prompts_together
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.outputs import PassOptions, TokenIds
-from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts, measure_prompt
+from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts
 from posbias.measurement.tokens import TokenMap, token_texts
-from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.loading import load_same
-from posbias.models.model import Model, ModelRequest
-from posbias.models.networks import reinitialise
+from posbias.measurement.units import MeasureOptions, Unit, UnitWork
+from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.runs.engines import Arrays, Engine, Local, collect
 from posbias.runs.parts import PartStore, made_by
 from posbias.runs.records import Record
 from posbias.runs.results import Answering
-from posbias.statistics import CONFIDENCE, estimate, mean_ends
+from posbias.statistics import estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One independent unit of a measurement."""
-
-    prompt: int
-    init_seed: int | None = None
-    """Seed of the re-initialisation it is measured on; None for the model as loaded."""
-
-
-Beside = Callable[[Model, TokenIds, Unit], AbstractContextManager[Callable[[PromptMeasurement], Arrays]]]
-"""A computation alongside a unit: entered before the unit is measured, so that it may watch, and called afterwards; a
-function of a module, so that other processes find it."""
-
-
-@dataclass(frozen=True)
-class UnitWork:
-    """The units of one model as work for an engine."""
-
-    request: ModelRequest | None
-    network_sha256: str | None
-    """Hash of the weights; None if no other process loads the model: hashing takes a second per gigabyte."""
-    token_ids: Int64[np.ndarray, "count n_positions"]
-    units: tuple[Unit, ...]
-    kinds: tuple[Kind, ...]
-    seed: int
-    passes: PassOptions
-    beside: Beside | None = None
-    description: str = "measuring prompts"
-
-    def prepare(self) -> Model:
-        """The model, loaded."""
-        return load_same(self.request, self.network_sha256)
-
-    def compute(self, prepared: Model, unit: int) -> Arrays:
-        """Everything about one unit, as flat arrays."""
-        chosen = self.units[unit]
-        model, token_ids, key = prepared, self.token_ids[chosen.prompt], (self.seed, chosen.prompt)
-        if chosen.init_seed is not None and isinstance(prepared, HuggingFaceModel):
-            model = reinitialise(prepared, chosen.init_seed)
-        with ExitStack() as watching:
-            alongside = None if self.beside is None else watching.enter_context(self.beside(model, token_ids, chosen))
-            measured = measure_prompt(model, token_ids, kinds=self.kinds, key=key, options=self.passes)
-        return measured.to_arrays() | ({} if alongside is None else alongside(measured))
-
-
-@checked
-@dataclass(frozen=True)
-class MeasureOptions(PassOptions):
-    """Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done and kept."""
-
-    averaging: str = "profiles"
-    """"profiles" (normalise each prompt, then average) or "norms" (average, then normalise once)."""
-    confidence: float = CONFIDENCE
-    """Coverage of the intervals over prompts, in (0, 1)."""
-    keep: str = "prompts"
-    """Profiles that a record stores: every prompt's own ("prompts"), or their average with its interval ("mean")."""
-    engine: Engine = field(default_factory=Local)
-    """Processes or machines that measure; of this and what follows, only the engine's threads can change a number."""
-    directory: Path | None = None
-    """Run directory that keeps finished prompts (in `parts/`) until `posbias.runs.parts.clear_parts`; None: nothing."""
-    resume: bool = False
-    """Take finished prompts of the same measurement from the directory."""
-    overwrite: bool = False
-    """Replace finished work in the directory, which is refused otherwise."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("averaging", self.averaging, ("profiles", "norms"))
-        check_choice("keep", self.keep, ("prompts", "mean"))
-        if not 0 < self.confidence < 1:
-            raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
-
-    @property
-    def passes(self) -> PassOptions:
-        """The settings that the measurement of a single prompt depends on."""
-        return PassOptions(**{setting.name: getattr(self, setting.name) for setting in fields(PassOptions)})
-
-    @property
-    def python(self) -> list[str]:
-        """The keyword argument of `measure` that says the same in Python; empty for the defaults."""
-        changed = changed_fields(self, without=("engine", "directory", "resume", "overwrite"))
-        return [f"options=posbias.MeasureOptions({', '.join(changed)})"] if changed else []
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        averaged = {name: getattr(self, name) for name in ("averaging", "confidence", "keep")}
-        return {**averaged, "passes": vars(self.passes), "output": self.output, "engine": self.engine.describe()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,8 +227,8 @@ def measure(
 
     Per prompt: one forward pass without gradients (mixing), one with, and one backward pass for every covector (4 for
     the default `jacobian`, 1 for `probability`), each 2 P N flops for P weights outside the embedding table. Memory
-    beyond the weights is one prompt's saved activations, of order L N d numbers, whatever the number of prompts;
-    nothing of size N x vocabulary is formed.
+    beyond the weights is one prompt's saved activations, of order L N d numbers, whatever the number of prompts (on an
+    accelerator those of as many short prompts as fill it); nothing of size N x vocabulary is formed.
 
     Args:
         model: What `posbias.load_model` returns.
@@ -344,12 +249,15 @@ def measure(
     check_prompts(model, prompts)
     for kind in resolved:
         kind.check_output(options.read_output)
+    asked, together = options, prompts_together(model, prompts, kinds=resolved, options=options)
+    options = replace(options, together=together)
     settings: dict[str, Any] = {  # everything that finished prompts depend on
         "model": model.describe(),
         "prompts": prompts.describe(),
         "kinds": [str(kind) for kind in resolved],
         "seed": seed,
         "passes": vars(options.passes),
+        "together": together,
         "threads": options.engine.pinned_threads,
         "made_by": made_by(),
     }
@@ -362,12 +270,12 @@ def measure(
         kinds=resolved,
         seed=seed,
         passes=options.passes,
+        together=together,
     )
-    names = [f"prompt-{index:06d}" for index in range(prompts.count)]
-    pieces = collect(work, names, engine=options.engine, store=store, prepared=model)
+    pieces = work.collected("prompt", engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     measurement = combine(measured, kinds=resolved, seed=seed, options=options)
-    spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *options.python]
+    spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *asked.python]
     python = model.in_call("posbias.measure", spelled)
     return replace(measurement, model=settings["model"], python=python, prompts=prompts, tokenizer=model.tokenizer)
 

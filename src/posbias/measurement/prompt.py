@@ -1,28 +1,38 @@
-"""Everything measured on one prompt, as arrays: the unit that is stored, resumed from and resampled.
+"""Everything measured on one prompt, as arrays: what is stored, resumed from and resampled.
 
 It depends on the model, the prompt's tokens, the kinds, the options and (seed, index) alone, so prompts may be
-measured in any order, on any day, and combined afterwards. Beside the influence on the output and the mixing: the
-influence on the stream after each layer, and the same again in float32 for models below it.
+measured in any order, on any day, and combined afterwards; prompts that share a batch change one another's rounding
+and nothing else. Beside the influence on the output and the mixing: the influence on the stream after each layer, and
+the same again in float32 for models below it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import block_outputs, checkpointed, first_in_forward, named_blocks
-from posbias.measurement.influence import Pulled, from_squares, influence_of_positions, pull_back
-from posbias.measurement.kinds import Jacobian, Kind
-from posbias.measurement.outputs import ALL_LAYERS, Key, PassOptions, Question, TokenIds
+from posbias.measurement.influence import (
+    Pulled,
+    embedded_together,
+    from_squares,
+    influence_of_positions,
+    pull_back,
+)
+from posbias.measurement.kinds import Jacobian, Kind, Pullback
+from posbias.measurement.outputs import ALL_LAYERS, Influence, Key, PassOptions, Question, TokenIds
 from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
 from posbias.prompts.prompts import Prompts
 from posbias.runs.parts import below
+
+SeveralTokenIds = Int64[np.ndarray, "prompts n_positions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +44,18 @@ class DepthInfluence:
     standard_errors: Float64[np.ndarray, "layers n_positions"] | None
     """Errors of the norms, from the spread over probes; None if nothing was drawn."""
 
+    @classmethod
+    def of_layers(cls, layers: tuple[int, ...], influences: Sequence[Influence]) -> "DepthInfluence":
+        """The influences of the layers, side by side."""
+        errors = [influence.standard_errors for influence in influences if influence.standard_errors is not None]
+        norms = np.stack([influence.norms for influence in influences])
+        return cls(layers, norms, np.stack(errors) if errors else None)
+
 
 def influence_by_depth(
-    model: Model, token_ids: TokenIds, *, kind: Jacobian, key: Key, options: PassOptions
-) -> DepthInfluence:
-    """The Jacobian's profile for the output of every chosen layer.
+    model: Model, token_ids: SeveralTokenIds, *, kind: Jacobian, keys: Sequence[Key], options: PassOptions
+) -> list[DepthInfluence]:
+    """The Jacobian's profile for the output of every chosen layer, of each of some prompts in one batch.
 
     The probes are the same for every layer, so that differences between layers are not those of the probes.
     """
@@ -46,26 +63,28 @@ def influence_by_depth(
     output = options.read_output
     if output.targeted:
         raise UsageError(f"layers: a hidden state looks at no given tokens, so output {output} cannot be read by depth")
-    question = Question(model, output.read(model, token_ids), key, options.rows)
-    reading = question.reading
-    rows = min(options.rows, kind.passes(model.width))
-    inputs = question.embeddings.repeat(rows, 1, 1).requires_grad_()
+    questions = [Question(model, output.read(model, tokens), key) for tokens, key in zip(token_ids, keys, strict=True)]
+    reading = questions[0].reading
+    inputs = embedded_together(questions, min(options.rows, kind.passes(model.width)))
     with block_outputs(model.network) as streams:
-        question.outputs(inputs)
-    vectors = kind.vectors(streams[layers[0]].shape[-1], question.generator(kind.name))
-    influences = []
+        questions[0].outputs(inputs)
+    width = streams[layers[0]].shape[-1]
+    vectors = [kind.vectors(width, question.generator(kind.name)) for question in questions]
+    pulled: list[Pulled] = [
+        ("hidden", torch.stack(of_prompts)[:, None].expand(-1, len(reading.positions), -1))
+        for of_prompts in zip(*vectors, strict=True)
+    ]
+    influences: list[list[Influence]] = [[] for _ in questions]
     for layer in layers:
         stream = streams[layer][:, list(reading.positions)]
-        pulled: list[Pulled] = [("hidden", vector.expand(len(reading.positions), -1)) for vector in vectors]
         squares = pull_back({"hidden": stream}, inputs, pulled, keep_graph=layer != layers[-1])
-        if not np.all(np.isfinite(squares)):
-            name = list(named_blocks(model.network))[layer]
-            where = first_in_forward(model, inputs)
-            raise RunError(f"layers: the gradient of {name} on prompt {key[1]} is not finite{where}")
-        influences.append(from_squares(squares * reading.share**2, sampled=kind.sampled))
-    norms = np.stack([influence.norms for influence in influences])
-    errors = [influence.standard_errors for influence in influences if influence.standard_errors is not None]
-    return DepthInfluence(layers, norms, np.stack(errors) if errors else None)
+        for place, of_prompt in enumerate(squares * reading.share**2):
+            if not np.all(np.isfinite(of_prompt)):
+                name = list(named_blocks(model.network))[layer]
+                where = first_in_forward(model, questions[place].embeddings)
+                raise RunError(f"layers: the gradient of {name} on prompt {keys[place][1]} is not finite{where}")
+            influences[place].append(from_squares(of_prompt, sampled=kind.sampled))
+    return [DepthInfluence.of_layers(layers, of_prompt) for of_prompt in influences]
 
 
 def chosen_layers(model: Model, layers: str | Sequence[int] | None) -> tuple[int, ...]:
@@ -124,7 +143,7 @@ def norms_in_full_precision(
         return {}, f"precision check: {reason}"
     full = converted(model, torch.float32)
     with checkpointed(full.network, enabled=options.checkpointing):
-        influences = influence_of_positions(full, token_ids, kinds=kinds, key=key, options=options)
+        (influences,) = influence_of_positions(full, token_ids[None], kinds=kinds, keys=[key], options=options)
     return {kind: influence.norms for kind, influence in influences.items()}, None
 
 
@@ -150,33 +169,44 @@ def mixing_of_layers(model: Model, token_ids: TokenIds, *, prompt: int) -> Mixin
 
 
 @contextmanager
-def mixing_of_first_pass(model: Model, token_ids: TokenIds, *, prompt: int) -> Iterator[Callable[[], Mixing | None]]:
-    """Both mixings from the first forward pass within the context, so that they cost no pass of their own.
+def mixing_of_first_pass(
+    model: Model, token_ids: SeveralTokenIds, *, prompts: Sequence[int]
+) -> Iterator[Callable[[], list[Mixing | None]]]:
+    """Both mixings of prompts from the first forward pass within the context, so that they cost no pass of their own.
 
-    A pass that reads more than the prompt (a target after it, copies in a batch) measures the prompt all the same if
-    every layer is causal; after one that reads less, or none at all, there is a pass for the mixing alone. Yields a
-    function that gives the mixing when the context is over, or None without a family description.
+    The pass has them in one batch, equally many rows of each. One that reads more than the prompts (a target after
+    them) measures them all the same if every layer is causal; after one that reads less, or none at all, there is a
+    pass for the mixing alone. Yields a function that gives the mixings when the context is over, None without a family
+    description.
     """
+
+    def by_own_passes() -> list[Mixing | None]:
+        return [mixing_of_layers(model, ids, prompt=prompt) for ids, prompt in zip(token_ids, prompts, strict=True)]
+
     if not model.described:
-        yield lambda: None
+        yield lambda: [None for _ in prompts]
         return
     if not isinstance(model, HuggingFaceModel):
-        yield lambda: mixing_of_layers(model, token_ids, prompt=prompt)
+        yield by_own_passes
         return
     family = model.family
     with watch_branches(family.blocks(model.network), once=model.network) as watch:
 
-        def mixing() -> Mixing:
-            length = watch.stream[0].shape[-1] if watch.stream else 0
+        def mixings() -> list[Mixing | None]:
+            length, n_positions = watch.stream[0].shape[-1] if watch.stream else 0, token_ids.shape[1]
             masks = (family.mask(model.config, layer) for layer in range(family.depth(model.config)))
-            looks_ahead = length > len(token_ids) and any(mask.mutual_prefix(length) > 1 for mask in masks)
-            if length < len(token_ids) or looks_ahead:
-                return mixing_of_layers(model, token_ids, prompt=prompt)
-            norms, of_prompt = watch.norms(), slice(len(token_ids))
-            stream, branch = norms.stream[:, :1, of_prompt], norms.branch[:, :1, of_prompt]
-            return mixing_from_norms(BranchNorms(stream, branch), prompt=prompt)
+            looks_ahead = length > n_positions and any(mask.mutual_prefix(length) > 1 for mask in masks)
+            if length < n_positions or looks_ahead:
+                return by_own_passes()
+            norms = watch.norms()
+            rows = norms.stream.shape[1] // len(prompts)
+            stream, branch = (values[:, ::rows, :n_positions].cpu() for values in (norms.stream, norms.branch))
+            return [
+                mixing_from_norms(BranchNorms(stream[:, place, None], branch[:, place, None]), prompt=prompt)
+                for place, prompt in enumerate(prompts)
+            ]
 
-        yield mixing
+        yield mixings
 
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
@@ -256,32 +286,56 @@ def measure_prompt(
         RunError: a value is not finite.
         UsageError: a network without blocks for checkpointing or layers, or an output that a kind does not take.
     """
+    (measured,) = measure_together(model, token_ids[None], kinds=kinds, keys=[key], options=options)
+    return measured
+
+
+def measure_together(
+    model: Model,
+    token_ids: SeveralTokenIds,
+    *,
+    kinds: Sequence[Kind],
+    keys: Sequence[Key],
+    options: PassOptions | None = None,
+) -> list[PromptMeasurement]:
+    """Measure prompts in one batch, each as `measure_prompt` does; only covectors share passes."""
     options = options or PassOptions()
-    depth = None
+    if len(keys) > 1 and not shares_passes(kinds):
+        alone = partial(measure_prompt, model, kinds=kinds, options=options)
+        return [alone(tokens, key=key) for tokens, key in zip(token_ids, keys, strict=True)]
+    depths: list[DepthInfluence | None] = [None for _ in keys]
     with (
-        mixing_of_first_pass(model, token_ids, prompt=key[1]) as first_mixing,
+        mixing_of_first_pass(model, token_ids, prompts=[prompt for _, prompt in keys]) as first_mixings,
         checkpointed(model.network, enabled=options.checkpointing),
     ):
-        influence = influence_of_positions(model, token_ids, kinds=kinds, key=key, options=options)
+        influences = influence_of_positions(model, token_ids, kinds=kinds, keys=keys, options=options)
         if options.layers is not None:
             probes = next((kind for kind in kinds if isinstance(kind, Jacobian)), Jacobian())
-            depth = influence_by_depth(model, token_ids, kind=probes, key=key, options=options)
-    mixing = first_mixing()
-    full, reason = norms_in_full_precision(model, token_ids, kinds=kinds, key=key, options=options)
-    reasons = [text for result in influence.values() for text in result.left_out]
-    reasons += [] if reason is None else [reason]
-    return PromptMeasurement(
-        norms={kind: result.norms for kind, result in influence.items()},
-        standard_errors={
-            kind: result.standard_errors for kind, result in influence.items() if result.standard_errors is not None
-        },
-        mixing=None if mixing is None else mixing.tokens,
-        mixing_frobenius=None if mixing is None else mixing.frobenius,
-        details={kind: result.details for kind, result in influence.items() if result.details},
-        depth=depth,
-        full_precision=full,
-        left_out=tuple(reasons),
-    )
+            depths = [*influence_by_depth(model, token_ids, kind=probes, keys=keys, options=options)]
+    measured = []
+    for tokens, key, influence, mixing, depth in zip(token_ids, keys, influences, first_mixings(), depths, strict=True):
+        full, reason = norms_in_full_precision(model, tokens, kinds=kinds, key=key, options=options)
+        reasons = [text for result in influence.values() for text in result.left_out]
+        reasons += [] if reason is None else [reason]
+        errors = {kind: result.standard_errors for kind, result in influence.items()}
+        measured.append(
+            PromptMeasurement(
+                norms={kind: result.norms for kind, result in influence.items()},
+                standard_errors={kind: values for kind, values in errors.items() if values is not None},
+                mixing=None if mixing is None else mixing.tokens,
+                mixing_frobenius=None if mixing is None else mixing.frobenius,
+                details={kind: result.details for kind, result in influence.items() if result.details},
+                depth=depth,
+                full_precision=full,
+                left_out=tuple(reasons),
+            )
+        )
+    return measured
+
+
+def shares_passes(kinds: Sequence[Kind]) -> bool:
+    """Tell whether prompts of a batch share passes: those of covectors, not those of kinds with passes of their own."""
+    return any(isinstance(kind, Pullback) for kind in kinds)
 
 
 def check_prompts(model: Model, prompts: Prompts) -> None:

@@ -14,7 +14,8 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.measurement import DEFAULT_KINDS, MeasureOptions, measure
+from posbias.measurement.measurement import DEFAULT_KINDS, measure
+from posbias.measurement.units import MeasureOptions
 from posbias.models.devices import AUTO
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_model
@@ -91,7 +92,7 @@ class MeasurePlan(Loading):
             "prompts": portable(plain(prompts.describe())),
             "kinds": [str(kind) for kind in resolve_kinds(list(self.kinds))],
             "seed": self.seed,
-            **{name: getattr(options, name) for name in ("averaging", "confidence", "keep")},
+            **{name: getattr(options, name) for name in ("averaging", "confidence", "keep", "together")},
             "passes": vars(options.passes),
             "threads": options.engine.pinned_threads,
             "made_by": made_by(),
@@ -131,6 +132,7 @@ def measure_source(
     options = replace(plan.options, directory=directory)
     kinds = resolve_kinds(list(plan.kinds))
     cost = preflight(model, prompts, kinds=kinds, options=options, max_memory=plan.max_memory)
+    options = replace(options, together=cost.get("together", options.together))
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=options)
     record = measurement.to_record(arguments, command=command)
     record.scalars["cost"] = cost

@@ -14,8 +14,8 @@ from jaxtyping import Float64, Int64
 from posbias.architecture import Architecture
 from posbias.comparison import TheoryProfile
 from posbias.errors import UsageError
-from posbias.measurement.measurement import Unit
 from posbias.measurement.prompt import PromptMeasurement
+from posbias.measurement.units import Unit
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts

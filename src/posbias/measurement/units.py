@@ -1,0 +1,145 @@
+"""Settings of `measure`, and its prompts as units of work for an engine.
+
+What an engine computes at a time, keeps and tries again is a batch: prompts that follow one another and are measured
+together. Which ones depends on their number alone, so that workers and resumed runs have the same.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from posbias.checks import check_choice, check_size, checked
+from posbias.display.naming import changed_fields
+from posbias.errors import UsageError
+from posbias.limits import AT_ONCE
+from posbias.measurement.kinds import Kind
+from posbias.measurement.outputs import PassOptions, TokenIds
+from posbias.measurement.prompt import PromptMeasurement, measure_prompt, measure_together
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import load_same
+from posbias.models.model import Model, ModelRequest
+from posbias.models.networks import reinitialise
+from posbias.runs.engines import Arrays, Engine, Local, collect
+from posbias.runs.parts import PartStore, below
+from posbias.statistics import CONFIDENCE
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One independent unit of a measurement."""
+
+    prompt: int
+    init_seed: int | None = None
+    """Seed of the re-initialisation it is measured on; None for the model as loaded."""
+
+
+Beside = Callable[[Model, TokenIds, Unit], AbstractContextManager[Callable[[PromptMeasurement], Arrays]]]
+"""A computation alongside a unit: entered before the unit is measured, so that it may watch, and called afterwards; a
+function of a module, so that other processes find it."""
+
+
+@dataclass(frozen=True)
+class UnitWork:
+    """The units of one model as work for an engine, whose own units are batches of them."""
+
+    request: ModelRequest | None
+    network_sha256: str | None
+    """Hash of the weights; None if no other process loads the model: hashing takes a second per gigabyte."""
+    token_ids: Int64[np.ndarray, "count n_positions"]
+    units: tuple[Unit, ...]
+    kinds: tuple[Kind, ...]
+    seed: int
+    passes: PassOptions
+    beside: Beside | None = None
+    description: str = "measuring prompts"
+    together: int = 1
+    """Units of a batch, >= 1; they share passes unless one is re-initialised or has a computation alongside."""
+
+    def prepare(self) -> Model:
+        """The model, loaded."""
+        return load_same(self.request, self.network_sha256)
+
+    def compute(self, prepared: Model, unit: int) -> Arrays:
+        """Everything about the units of one batch, as flat arrays below the place of each."""
+        batch = self.units[unit * self.together :][: self.together]
+        if self.beside is not None or any(chosen.init_seed is not None for chosen in batch):
+            by_unit = [self._alone(prepared, chosen) for chosen in batch]
+        else:
+            prompts = [chosen.prompt for chosen in batch]
+            keys = [(self.seed, prompt) for prompt in prompts]
+            of_batch = measure_together(
+                prepared, self.token_ids[prompts], kinds=self.kinds, keys=keys, options=self.passes
+            )
+            by_unit = [measured.to_arrays() for measured in of_batch]
+        return {f"{place}/{name}": values for place, arrays in enumerate(by_unit) for name, values in arrays.items()}
+
+    def _alone(self, prepared: Model, unit: Unit) -> Arrays:
+        model, token_ids = prepared, self.token_ids[unit.prompt]
+        if unit.init_seed is not None and isinstance(prepared, HuggingFaceModel):
+            model = reinitialise(prepared, unit.init_seed)
+        with nullcontext() if self.beside is None else self.beside(model, token_ids, unit) as alongside:
+            key = (self.seed, unit.prompt)
+            measured = measure_prompt(model, token_ids, kinds=self.kinds, key=key, options=self.passes)
+        return measured.to_arrays() | ({} if alongside is None else alongside(measured))
+
+    def collected(self, name: str, *, engine: Engine, store: PartStore, model: Model) -> list[Arrays]:
+        """The arrays of every unit, in order; every batch is kept in the store under the name and its first unit."""
+        starts = range(0, len(self.units), self.together)
+        names = [f"{name}-{start:06d}" for start in starts]
+        batches = collect(self, names, engine=engine, store=store, prepared=model)
+        sizes = [min(self.together, len(self.units) - start) for start in starts]
+        return [below(batch, f"{place}/") for batch, size in zip(batches, sizes, strict=True) for place in range(size)]
+
+
+@checked
+@dataclass(frozen=True)
+class MeasureOptions(PassOptions):
+    """Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done and kept."""
+
+    averaging: str = "profiles"
+    """"profiles" (normalise each prompt, then average) or "norms" (average, then normalise once)."""
+    confidence: float = CONFIDENCE
+    """Coverage of the intervals over prompts, in (0, 1)."""
+    keep: str = "prompts"
+    """Profiles that a record stores: every prompt's own ("prompts"), or their average with its interval ("mean")."""
+    together: int | None = None
+    """Prompts that are measured in one batch, >= 1; None: as many as fill an accelerator and fit into its memory, and
+    one on a processor."""
+    engine: Engine = field(default_factory=Local)
+    """Processes or machines that measure; of this and what follows, only the engine's threads can change a number."""
+    directory: Path | None = None
+    """Run directory that keeps finished prompts (in `parts/`) until `posbias.runs.parts.clear_parts`; None: nothing."""
+    resume: bool = False
+    """Take finished prompts of the same measurement from the directory."""
+    overwrite: bool = False
+    """Replace finished work in the directory, which is refused otherwise."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("averaging", self.averaging, ("profiles", "norms"))
+        check_choice("keep", self.keep, ("prompts", "mean"))
+        if self.together is not None:
+            check_size("together", self.together, AT_ONCE)
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
+
+    @property
+    def passes(self) -> PassOptions:
+        """The settings that the measurement of a single prompt depends on."""
+        return PassOptions(**{setting.name: getattr(self, setting.name) for setting in fields(PassOptions)})
+
+    @property
+    def python(self) -> list[str]:
+        """The keyword argument of `measure` that says the same in Python; empty for the defaults."""
+        changed = changed_fields(self, without=("engine", "directory", "resume", "overwrite"))
+        return [f"options=posbias.MeasureOptions({', '.join(changed)})"] if changed else []
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        averaged = {name: getattr(self, name) for name in ("averaging", "confidence", "keep", "together")}
+        return {**averaged, "passes": vars(self.passes), "output": self.output, "engine": self.engine.describe()}

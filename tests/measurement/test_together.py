@@ -1,0 +1,147 @@
+"""Prompts that are measured in one batch have the numbers of each alone, and take fewer passes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from posbias import MeasureOptions, UsageError, measure
+from posbias.measurement.cost import preflight, prompts_together
+from posbias.measurement.cost_estimate import CostEstimate
+from posbias.measurement.kinds import resolve_kinds
+from posbias.models.hugging_face import HuggingFaceModel
+from posbias.prompts.prompts import Prompts
+from posbias.runs.engines import Local
+from tiny_families import CONFIGS, VOCABULARY, shaken_model
+
+KINDS = ("jacobian(probes=2)", "probability")
+EQUAL = {torch.float64: 1e-10, torch.float32: 1e-5}
+PROMPTS = Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (5, 12)))
+
+
+def passes_of(model: HuggingFaceModel, **options) -> tuple[int, dict[str, np.ndarray]]:
+    """Forward passes of the network that a measurement took, and every prompt's numbers."""
+    counted: list[int] = []
+    handle = model.network.register_forward_hook(lambda *_: counted.append(1))
+    try:
+        measured = measure(model, PROMPTS, kinds=KINDS, options=MeasureOptions(**options))
+    finally:
+        handle.remove()
+    rows = {**measured.per_prompt, "errors": measured.standard_errors["jacobian"]}
+    if measured.depth is not None:
+        rows["depth"] = measured.depth.per_prompt
+    if measured.mixing is not None:
+        rows["mixing"], rows["frobenius"] = measured.mixing, measured.mixing_frobenius
+    return len(counted), rows
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_every_family_is_the_same_in_batches(name: str) -> None:
+    model = shaken_model(name)
+    alone, expected = passes_of(model, together=1)
+    batched, found = passes_of(model, together=3)
+    assert (alone, batched) == (5, 2)
+    for what, values in expected.items():
+        np.testing.assert_allclose(found[what], values, rtol=EQUAL[model.dtype], err_msg=what)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rows": 2},
+        {"checkpointing": True},
+        {"layers": "all", "rows": 2},
+        {"output": "mean(last=3)"},
+        {"output": "at(position=-4)"},
+    ],
+    ids=str,
+)
+def test_batches_go_with_every_setting_of_the_passes(options) -> None:
+    model = shaken_model("gemma3_text")
+    _, expected = passes_of(model, together=1, **options)
+    _, found = passes_of(model, together=4, **options)
+    for what, values in expected.items():
+        np.testing.assert_allclose(found[what], values, rtol=EQUAL[model.dtype], err_msg=what)
+
+
+@pytest.mark.parametrize("kinds", ["fisher", "logprob", "logit", "perturbation(draws=1)"])
+def test_every_kind_is_the_same_in_batches(kinds: str) -> None:
+    model = shaken_model("llama")
+    expected, found = (
+        measure(model, PROMPTS, kinds=kinds, options=MeasureOptions(together=size)).per_prompt for size in (1, 3)
+    )
+    for what, values in expected.items():
+        np.testing.assert_allclose(found[what], values, rtol=EQUAL[model.dtype])
+
+
+def test_a_target_is_read_in_batches() -> None:
+    model = shaken_model("bloom")
+    options = MeasureOptions(together=1, output="target(tokens=[5, 6])")
+    expected, found = (
+        measure(model, PROMPTS, kinds="probability", options=replace(options, together=size)).per_prompt["probability"]
+        for size in (1, 5)
+    )
+    np.testing.assert_allclose(found, expected, rtol=EQUAL[model.dtype])
+
+
+def test_a_batch_is_kept_whole_and_taken_up_again(tmp_path) -> None:
+    model = shaken_model("llama")
+    options = MeasureOptions(together=2, directory=tmp_path)
+    whole = measure(model, PROMPTS, kinds=KINDS, options=options)
+    parts = sorted((tmp_path / "parts").iterdir())
+    assert [path.stem for path in parts] == ["prompt-000000", "prompt-000002", "prompt-000004"]
+    parts[1].unlink()
+    count, network = [], model.network.register_forward_hook(lambda *_: count.append(1))
+    again = measure(model, PROMPTS, kinds=KINDS, options=replace(options, resume=True))
+    network.remove()
+    assert len(count) == 1
+    for kind, values in whole.per_prompt.items():
+        np.testing.assert_array_equal(again.per_prompt[kind], values)
+
+
+def test_prompts_of_a_processor_are_measured_one_by_one_unless_asked() -> None:
+    model = shaken_model("llama")
+    assert passes_of(model)[0] == 5
+    described = measure(model, PROMPTS, kinds=KINDS, options=MeasureOptions(together=4)).describe()
+    assert described["together"] == 4
+    with pytest.raises(UsageError, match="together must be a whole number >= 1"):
+        MeasureOptions(together=0)
+
+
+def test_batches_fill_an_accelerator_and_fit_into_its_memory(monkeypatch) -> None:
+    model = shaken_model("llama")
+    model.device = torch.device("cuda", 0)  # nothing runs there
+    weights = sum(weight.numel() for weight in model.network.model.layers[0].parameters())
+    monkeypatch.setattr("posbias.measurement.cost.FILLING", 8 * 12 * weights)
+    estimate = CostEstimate(12, 1000, (0.0, 100.0), 0.0, headroom=1.0, device=model.device)
+    monkeypatch.setattr("posbias.measurement.cost.estimate_cost", lambda *_, **__: estimate)
+    prompts, kinds = Prompts(np.tile(PROMPTS.token_ids, (4, 1))), resolve_kinds(KINDS)
+
+    def together(memory=10**6, kinds=kinds, **options) -> int:
+        settings = MeasureOptions(**options)
+        return prompts_together(model, prompts, kinds=kinds, options=settings, max_memory=memory)
+
+    assert together() == 8
+    assert together(rows=2) == 4
+    assert together(engine=Local(workers=10)) == 2
+    assert together(memory=1000 + 5 * 1200) == 4
+    assert together(memory=1000) == 1
+    assert together(together=3) == 3
+    assert together(kinds=resolve_kinds("perturbation")) == 1
+
+
+def test_a_batch_counts_as_so_many_prompts_before_it_runs(monkeypatch) -> None:
+    model = shaken_model("llama")
+    estimate = CostEstimate(12, 1000, (0.0, 100.0), 0.0, headroom=1.0)
+    monkeypatch.setattr("posbias.measurement.cost.estimate_cost", lambda *_, **__: estimate)
+
+    def announced(memory: int, **options) -> dict:
+        settings = MeasureOptions(**options)
+        return preflight(model, PROMPTS, kinds=KINDS, options=settings, max_memory=memory)
+
+    assert announced(5000)["passes_bytes"] == 1200
+    assert announced(6000, together=4)["passes_bytes"] == 4800
+    assert announced(6000, together=4)["together"] == 4
+    with pytest.raises(UsageError, match="try .* or together=1"):
+        announced(5000, together=4)
