@@ -143,5 +143,5 @@ def test_a_batch_counts_as_so_many_prompts_before_it_runs(monkeypatch) -> None:
     assert announced(5000)["passes_bytes"] == 1200
     assert announced(6000, together=4)["passes_bytes"] == 4800
     assert announced(6000, together=4)["together"] == 4
-    with pytest.raises(UsageError, match="try .* or together=1"):
+    with pytest.raises(UsageError, match=r"try .* or together=1"):
         announced(5000, together=4)
