@@ -1,4 +1,4 @@
-"""Primacy and recency of the recorded recall study: `python studies/experiments/serial_positions.py [RUN]`.
+"""Prints recall.csv, primacy and recency of the recorded study: `python studies/experiments/serial_positions.py [RUN]`.
 
 Of every family and width, the share recalled of the first three places and of the last three, each minus that of the
 four between them, with Student intervals over seeds.
@@ -41,14 +41,16 @@ def ends(rows: Float64[np.ndarray, "seed place"]) -> tuple[Difference, Differenc
     return difference(first), difference(last)
 
 
-def lines(record: Record) -> list[str]:
-    """The rows of the table in README.md."""
-    made = []
+def table(record: Record) -> str:
+    """As CSV the share recalled by every network, and its first and last places less the middle."""
+    intervals = [f"{end} three less middle{part}" for end in ("first", "last") for part in ("", ", low", ", high")]
+    made = [",".join(f'"{name}"' for name in ("trained on", "network", "share recalled", *intervals))]
     for (demand, quantity), name in CURVES.items():
         for cell, rows in curves(record, demand, quantity).items():
-            first, last = ends(rows)
-            made.append(f"| {name} | {cell} | {rows.mean():.2f} | {first} | {last} |")
-    return made
+            intervals = [each.interval for each in ends(rows)]
+            numbers = [f"{number:.3f}" for each in intervals for number in (each.value, each.low, each.high)]
+            made.append(",".join([name, f'"{cell}"', f"{rows.mean():.2f}", *numbers]))
+    return "\n".join(made) + "\n"
 
 
 def both_ways(record: Record, width: int) -> Mapping[str, Difference]:
@@ -66,7 +68,7 @@ def both_ways(record: Record, width: int) -> Mapping[str, Difference]:
 
 if __name__ == "__main__":
     run = read_record(sys.argv[1] if len(sys.argv) > 1 else HERE / "recall")
-    print("\n".join(lines(run)))
+    print(table(run), end="")
     for size in (8, 32):
         for measure, gap in both_ways(run, size).items():
-            print(f"causal minus two-way, d {size}, {measure}: {gap}")
+            print(f"causal minus two-way, d {size}, {measure}: {gap}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 Every method changes all positions of a sample alike, which is worst: mean and worst position are then found together.
 A verdict is false where the smallest of two p-values a method, times their number (Holm's first step), is below 5 %.
-Mirrored changes have the same rates. `make_intervals.py` writes the tables into README.md.
+Mirrored changes have the same rates. `make_intervals.py` writes the rates.
 """
 
 from collections.abc import Callable

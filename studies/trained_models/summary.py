@@ -156,14 +156,13 @@ def forms_sheet(rows: list[dict[str, Any]]) -> str:
 
 def summary(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
     """Markdown: by length and kind of text in how many cells the target is met, and the range of some distances."""
-    lines = _head("N", "text", "prompts", "target met", *columns.values())
+    lines = _head("N", "text", "target met", *columns.values())
     for n_positions, text in sorted({(row["n_positions"], row["text"]) for row in rows}):
         own = [row for row in rows if (row["n_positions"], row["text"]) == (n_positions, text)]
-        met, prompts = sum(row["meets_target"] for row in own), [row["prompts"] for row in own]
-        shown = str(prompts[0]) if len(set(prompts)) == 1 else f"{min(prompts)} to {max(prompts)}"
+        met = sum(row["meets_target"] for row in own)
         values = [[row[name]["value"] for row in own] for name in columns]
         ranges = " | ".join(f"{min(each):.3f} to {max(each):.3f}" for each in values)
-        lines.append(f"| {n_positions} | {text} | {shown} | {met} of {len(own)} | {ranges} |")
+        lines.append(f"| {n_positions} | {text} | {met} of {len(own)} | {ranges} |")
     return "\n".join(lines)
 
 
