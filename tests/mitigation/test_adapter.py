@@ -52,7 +52,7 @@ def test_the_targets_are_fitted_and_nothing_else(family):
     model = shaken_model(family, dtype=torch.float32)
     fit, options = fit_of("adapter(rank=1, targets='q,v')"), FitOptions(rate=0.1)
     numbers = fit.numbers(model, fit.settled(options))
-    with numbers.applied(model, 0):
+    with numbers.applied(model, [0]):
         assert torch.equal(logits(model.network), logits(model.network))
         model.network(TOKENS).logits.square().sum().backward()
     assert numbers.free.grad.abs().sum() > 0

@@ -11,6 +11,7 @@ import torch
 import posbias as pb
 from posbias import FitOptions, LocalResponder, UsageError, fit, mitigated
 from posbias.evaluation.responders import Request
+from posbias.evaluation.responders.local import EncodedRequest
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.fitting import descent as fitting
@@ -19,7 +20,7 @@ from posbias.mitigation.fitting.calibration import contents
 from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
 from posbias.runs.parts import PartStore
 from posbias.tasks.language import LANGUAGE_TASKS, KeyValue, locate
-from tiny_families import shaken_model
+from tiny_families import VOCABULARY, shaken_model
 
 QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))
 
@@ -153,17 +154,37 @@ def test_prompts_of_a_batch_are_run_together_or_one_by_one_with_equal_losses(met
     assert len(set(first["answer_loss"])) == 3
 
 
-def test_a_batch_has_the_mean_loss_and_gradient_of_its_prompts(model, uneven):
-    encoded, begins = fitting.encoded_answers(model, uneven), [0] * len(uneven)
-    numbers = fit_of("key_bias").numbers(model, FitOptions(knots=(0, 1, 90), scales=False))
-    answers, gradients = fitting.Answers(model, encoded, begins), []
-    for groups in ([[index] for index in range(len(uneven))], [list(range(len(uneven)))]):
+@pytest.mark.parametrize("from_question", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3", "opt"])
+def test_a_batch_has_the_loss_and_gradient_of_its_prompts(name, from_question):
+    """In one pass; from the question on, kept beginnings of different lengths lie side by side."""
+    model = shaken_model(name)
+    generator = np.random.default_rng(0)
+    sizes = [(9, 2), (14, 3), (11, 1)]
+    encoded = [EncodedRequest(*(generator.integers(3, VOCABULARY, size) for size in pair)) for pair in sizes]
+    begins = [5, 8, 4] if from_question else [0] * len(sizes)
+    options = FitOptions(knots=(0, 1, 90), scales=from_question, from_question=from_question)
+    numbers = fit_of("key_bias").numbers(model, options)
+    with torch.no_grad():
+        numbers.free += torch.randn(numbers.free.shape, generator=torch.Generator().manual_seed(0)) / 4
+    answers, found, passes = fitting.Answers(model, encoded, begins), [], []
+    for most in (1, 3):
         numbers.free.grad = None
+        groups = list(answers.together(range(3), most))
+        losses = torch.zeros(3)
+        handle = model.network.register_forward_hook(lambda *_: passes.append(most))  # noqa: B023
         for group in groups:
-            with numbers.applied(model, 0):
-                answers.losses(group).sum().backward()
-        gradients.append(numbers.free.grad.clone())
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+            beginnings = answers.beginnings(group)
+            with numbers.applied(model, [begins[index] for index in group]):
+                of_group = answers.losses(group, beginnings)
+                of_group.sum().backward()
+            losses[group] = of_group.detach().float()
+        handle.remove()
+        found.append((losses, numbers.free.grad.clone()))
+    (first, one_by_one), (again, together) = found
+    assert passes.count(3) == 1, "the beginnings are kept from the first time"
+    torch.testing.assert_close(first, again, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(one_by_one, together, rtol=1e-5, atol=1e-7)
 
 
 def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, calibration, text, monkeypatch):

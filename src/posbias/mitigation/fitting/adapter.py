@@ -3,7 +3,7 @@
 Where one map holds queries, keys and values, only the rows that are targets are updated.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -60,7 +60,7 @@ class AdapterNumbers:
             self.free.copy_(torch.cat(pieces))
 
     @contextmanager
-    def applied(self, model: HuggingFaceModel, begins: int) -> Iterator[None]:
+    def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> Iterator[None]:
         """The model with these updates, from the first token on."""
         with (
             updated(model.network, self._updates()),

@@ -4,7 +4,7 @@ A key bias is splines of ln(1 + j), a few numbers per head and layer, or one num
 Biases that act from the question on have a scale of each head's own logits, too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -67,8 +67,8 @@ class BiasNumbers:
             self.free.copy_(torch.tensor(shared))
 
     @contextmanager
-    def applied(self, model: HuggingFaceModel, begins: int) -> Iterator[None]:
-        """The model with these numbers; the question begins at token `begins`."""
+    def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> Iterator[None]:
+        """The model with these numbers; the question begins at these tokens of the prompts of a batch."""
 
         def of_layer(layer: int) -> Float[Tensor, "heads numbers"]:
             return self.free[layer if len(self.free) > 1 else 0].expand(self.heads, -1)
@@ -81,9 +81,11 @@ class BiasNumbers:
             return (SCALE_RATE * of_layer(layer)[:, -1]).exp()
 
         added = KeyLogits(logits, scales if self.options.scales else None, by_side=not self.options.knots)
+        several = torch.tensor(begins, device=model.device)[:, None]
+        first_query = begins[0] if len(set(begins)) == 1 else lambda: several
         recomputed = self.options.checkpointing and not self.options.from_question
         with (
-            biased(model, "fit", added, first_query=begins),
+            biased(model, "fit", added, first_query=first_query),
             checkpointed(model.network, enabled=recomputed),
         ):
             yield

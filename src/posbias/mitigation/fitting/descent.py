@@ -5,7 +5,8 @@ The loss of a step is the negative log-likelihood of right answers, per token, m
 on windows of ordinary text. What leaves text without a question as it is has no penalty. Adam, rate falling linearly to
 0. No weight is touched.
 
-Prompts of different lengths are run together with padding behind their ends, which no token before it can see.
+Prompts of different lengths are run together with padding behind their ends, which no token before it can see; behind
+kept keys and values, with padding before their beginnings, and as many last tokens of each as the longest question has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,8 +48,8 @@ class Numbers(Protocol):
     free: Tensor
     """A leaf with a gradient."""
 
-    def applied(self, model: HuggingFaceModel, begins: int) -> AbstractContextManager[None]:
-        """The model with these numbers; the question begins at token `begins`."""
+    def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> AbstractContextManager[None]:
+        """The model with these numbers; the question begins at these tokens of the prompts of a batch."""
 
 
 def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> list[EncodedRequest]:
@@ -88,32 +89,44 @@ class Answers:
         self._lengths = AngleLengths.of(model.network)
 
     def together(self, indices: Sequence[int], most: int) -> Iterator[list[int]]:
-        """Groups of at most so many prompts that are run together, of similar length.
+        """Groups of at most so many prompts that are run together, with about as many tokens to run each.
 
-        Alone is what begins to act within its prompt, behind keys and values of its own.
+        Alone is what rotary angles of its whole length turn otherwise than those of its kept beginning.
         """
         by_angles: dict[object, list[int]] = {}
-        for index in sorted(indices, key=lambda index: -self._n_tokens(index)):
-            alone = (index,) if self._begins[index] else ()
-            by_angles.setdefault((self._lengths.angles(self._n_tokens(index)), alone), []).append(index)
+        for index in sorted(indices, key=lambda index: -self._n_run(index)):
+            angles, begin = self._lengths.angles(self._n_tokens(index)), self._begins[index]
+            alone = index if begin and self._lengths.angles(begin) != angles else None
+            by_angles.setdefault((angles, begin > 0, alone), []).append(index)
         for alike in by_angles.values():
-            yield from (alike[first : first + most] for first in range(0, len(alike), most))
+            while alike:
+                columns, begun = self._n_run(alike[0]), self._begins[alike[0]] > 0
+                group = [index for index in alike if not begun or self._n_tokens(index) > columns][:most]
+                yield group
+                alike = [index for index in alike if index not in group]
 
-    def losses(self, indices: Sequence[int]) -> Float[Tensor, "prompt"]:
+    def beginnings(self, indices: Sequence[int]) -> list[Prefix]:
+        """Keys and values before the question of prompts that are run together, which no numbers change."""
+        return [self._prefix(index) for index in indices if self._begins[index]]
+
+    def losses(self, indices: Sequence[int], beginnings: Sequence[Prefix]) -> Float[Tensor, "prompt"]:
         """Negative log-likelihood of each answer, per token, of prompts that are run together."""
-        requests, begin = [self._encoded[index] for index in indices], self._begins[indices[0]]
-        starts = [len(request.prompt) - 1 for request in requests]
+        requests = [self._encoded[index] for index in indices]
+        wholes = [np.concatenate([request.prompt, request.answer])[:-1] for request in requests]
+        columns = max(map(self._n_run, indices))
+        tokens = np.zeros((len(requests), columns), dtype=np.int64)
+        firsts = [len(whole) - columns if beginnings else 0 for whole in wholes]
+        for row, whole, first in zip(tokens, wholes, firsts, strict=True):
+            row[: len(whole) - first] = whole[first:]
+        starts = [len(request.prompt) - 1 - first for request, first in zip(requests, firsts, strict=True)]
         rows = sorted({row for start, one in zip(starts, requests, strict=True) for row in _rows(start, one)})
-        tokens = np.zeros((len(requests), rows[-1] + 1), dtype=np.int64)
-        for row, request in zip(tokens, requests, strict=True):
-            whole = np.concatenate([request.prompt, request.answer])[:-1]
-            row[: len(whole)] = whole
-        embeddings, after = self._model.embed(self._model.token_tensor(tokens.tolist())), [row - begin for row in rows]
-        if begin:
-            (index,) = indices
-            outputs = self._prefix(index, embeddings[:, :begin]).outputs(begin, embeddings[:, begin:], after)
+        embeddings = self._model.embed(self._model.token_tensor(tokens.tolist()))
+        if len(beginnings) > 1:
+            outputs = Prefix.outputs_together(beginnings, firsts, embeddings, rows)
+        elif beginnings:
+            outputs = beginnings[0].outputs(firsts[0], embeddings, rows)
         else:
-            outputs = self._model.outputs(embeddings, after)
+            outputs = self._model.outputs(embeddings, rows)
         losses = []
         for logits, start, request in zip(outputs.logits, starts, requests, strict=True):
             first = rows.index(start)
@@ -124,11 +137,16 @@ class Answers:
     def _n_tokens(self, index: int) -> int:
         return len(self._encoded[index].prompt) + len(self._encoded[index].answer) - 1
 
-    def _prefix(self, index: int, embeddings: Tensor) -> Prefix:
+    def _n_run(self, index: int) -> int:
+        """Tokens that no kept keys and values stand for."""
+        return self._n_tokens(index) - self._begins[index]
+
+    def _prefix(self, index: int) -> Prefix:
         """The keys and values before the question; as many prompts as `KEPT_BYTES` hold keep theirs."""
         if index in self._prefixes:
             return self._prefixes[index]
-        prefix = Prefix(self._model, embeddings)
+        tokens = self._encoded[index].prompt[: self._begins[index]]
+        prefix = Prefix(self._model, self._model.embed(self._model.token_tensor([tokens.tolist()])))
         if sum(earlier.n_bytes for earlier in self._prefixes.values()) + prefix.n_bytes <= KEPT_BYTES:
             self._prefixes[index] = prefix
         return prefix
@@ -146,7 +164,7 @@ def step_on_text(
     embeddings, positions = model.embed(model.token_tensor(windows.tolist())), list(range(windows.shape[1]))
     with torch.no_grad():
         unchanged = model.outputs(embeddings, positions).logits.flatten(0, 1).float().log_softmax(-1)
-    with values.applied(model, 0):  # layers may be computed again in the backward pass
+    with values.applied(model, [0]):  # layers may be computed again in the backward pass
         changed = model.outputs(embeddings, positions).logits.flatten(0, 1).float().log_softmax(-1)
         divergence = torch.nn.functional.kl_div(changed, unchanged, reduction="batchmean", log_target=True)
         (weight * divergence).backward()  # type: ignore[no-untyped-call]
@@ -250,8 +268,9 @@ def _answer_loss(
     """Mean loss of prompts; if gradients are wanted, its own are added, group by group."""
     total = []
     for group in answers.together(indices, options.together or len(indices)):
-        with values.applied(model, begins[group[0]]):
-            loss = answers.losses(group).sum() / len(indices)
+        beginnings = answers.beginnings(group)
+        with values.applied(model, [begins[index] for index in group]):
+            loss = answers.losses(group, beginnings).sum() / len(indices)
             if torch.is_grad_enabled():
                 loss.backward()  # type: ignore[no-untyped-call]
         total.append(loss.detach())

@@ -145,7 +145,7 @@ class GradientFit(Fit):
             smaller = self.estimate(calibration, replace(settled, checkpointing=True))
             if smaller is not None and smaller.of(1).needed(1) < cost.of(1).needed(1):
                 cost, options = smaller, replace(options, checkpointing=True)
-        together = 1 if settled.from_question else min(batch, settled.together or batch)
+        together = min(batch, settled.together or batch)
         while together > 1 and allowed is not None and cost.of(together).needed(1) > allowed:
             together -= 1
         how = ", layers computed again in the backward pass" if options.checkpointing else ""
@@ -175,8 +175,10 @@ class GradientFit(Fit):
         def step(token_ids: Int64[np.ndarray, "n"], begin: int = 0) -> None:
             scored = min(answer, len(token_ids) - 1)
             request = EncodedRequest(token_ids[:-scored], token_ids[-scored:])
-            with values.applied(model, begin):
-                loss = Answers(model, [request], [begin]).losses([0]).sum()
+            answers = Answers(model, [request], [begin])
+            beginnings = answers.beginnings([0])
+            with values.applied(model, [begin]):
+                loss = answers.losses([0], beginnings).sum()
                 if torch.is_grad_enabled():
                     loss.backward()  # type: ignore[no-untyped-call]
 
@@ -187,9 +189,11 @@ class GradientFit(Fit):
             whole = np.concatenate([encoded[longest].prompt, encoded[longest].answer])
             peak = peak_tensor_bytes(lambda: step(whole, begins[longest]), model.device)
             probe = model.embed(model.token_tensor([whole[:PROBE].tolist()]))
+            of_token = Prefix(model, probe).n_bytes // PROBE
             # What they hold alive is twice what they are: they are views of what the forward pass made.
-            prefixes = 2 * min(KEPT_BYTES, sum(begins) * Prefix(model, probe).n_bytes // PROBE)
-            cost = replace(without_passes(model, sizes[longest]), coefficients=(float(peak),), kept=lambda _: prefixes)
+            prefixes = 2 * min(KEPT_BYTES, sum(begins) * of_token)
+            joined = float(peak + max(begins) * of_token)  # those of a batch are copied to lie side by side
+            cost = replace(without_passes(model, sizes[longest]), coefficients=(joined,), kept=lambda _: prefixes)
             return StepCost(cost)
         squares = torch.no_grad()(step) if settled.checkpointing else None
         estimate = calibrate(model, sizes[longest], step, squares=squares)

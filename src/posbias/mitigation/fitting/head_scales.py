@@ -1,6 +1,6 @@
 """The fit of `head_scales`: the logarithms of all factors, from 0."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ class ScaleNumbers:
             self.free.copy_(torch.tensor(np.log([method.logits, method.gains])).movedim(0, -1))
 
     @contextmanager
-    def applied(self, model: HuggingFaceModel, begins: int) -> Iterator[None]:
+    def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> Iterator[None]:
         """The model with these factors, from the first token on."""
         logits, gains = self.free.exp().unbind(-1)
         with (
