@@ -45,7 +45,7 @@ def tensors_of(estimate):
 @pytest.mark.parametrize("options", [{}, {"by_head": True}, {"mean_content": False, "kernel_cells": 16}])
 def test_bytes_of_long_prompts_follow_from_short_ones(options):
     model, options = model_of(), AttentionOptions(**options)
-    n_positions = 900
+    n_positions = 500
     prompts = Prompts(np.resize(np.arange(1, 64), n_positions)[None])
     counted = peak_tensor_bytes(
         lambda: (pb.attention(model, prompts, options=options), attention_rollouts(model, prompts)), model.device

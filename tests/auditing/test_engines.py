@@ -8,6 +8,7 @@ from posbias import AuditOptions, UsageError
 from posbias.runs.engines import Local
 
 
+@pytest.mark.slow  # workers of `measure` and of influence are tested fast
 def test_workers_give_the_same_record_and_finish_what_one_process_began(tiny_llama, tmp_path):
     def audited(workers, out=None, resume=False):
         options = AuditOptions(
