@@ -311,7 +311,7 @@ def shaken_model(
         implementation: Attention implementation; by default what the library itself asks for.
         dtype: Of the weights.
     """
-    config = (DESCRIBED | READS_TOKENS | LONGROPE)[name]()
+    config = (DESCRIBED | READS_TOKENS | READS_EMBEDDINGS | LONGROPE)[name]()
     config._experts_implementation = "eager"  # the others have no float64
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -356,6 +356,22 @@ READS_TOKENS: dict[str, Callable[[], Any]] = {
     "gemma4_text": lambda: transformers.Gemma4TextConfig(**_PER_LAYER, global_head_dim=8),
 }
 """Families that are not described and read token ids in their layers, too."""
+
+READS_EMBEDDINGS: dict[str, Callable[[], Any]] = {
+    "falcon_h1": lambda: transformers.FalconH1Config(**_LLAMA, **{**_MAMBA2, "mamba_d_head": 8}, mamba_d_ssm=32),
+    "llama4_text": lambda: transformers.Llama4TextConfig(
+        **_LLAMA, head_dim=8, intermediate_size_mlp=48, num_local_experts=4, attention_chunk_size=5
+    ),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **_LLAMA,
+        layers_block_type=["linear_attention", "mlp", "full_attention"],
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=8,
+        n_groups=1,
+    ),
+}
+"""Families that are not described and read embeddings alone."""
 
 
 _SWITCHES = {

@@ -5,6 +5,7 @@ order, a scale, slope, window or norm read wrongly, it would not equal the modul
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,16 +17,20 @@ import torch
 import transformers
 from torch import Tensor
 
+import posbias as pb
 from posbias import UsageError
 from posbias.architecture import SlidingWindow
 from posbias.architecture.encodings import Recurrent
+from posbias.interventions.attention import is_wired
 from posbias.measurement.blocks import checkpointed
 from posbias.models.attention import describe_attention
 from posbias.models.families.base import FAMILIES, Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
-from posbias.models.hugging_face import HuggingFaceModel, trusted_prefix
+from posbias.models.families.support import UNDESCRIBED, exceptions, support_of
+from posbias.models.hugging_face import HuggingFaceModel, Origin, trusted_prefix
 from posbias.models.model import Outputs
 from posbias.models.networks import random_network
+from posbias.prompts.prompts import Prompts
 from tiny_families import BLOOM, COMMON, CONFIGS, DESCRIBED, HYBRIDS, MIXTURES, VOCABULARY, shaken_model
 
 README = Path(__file__).parents[2] / "README.md"
@@ -445,3 +450,56 @@ def test_linear_layers_are_branches_without_an_attention_matrix(name: str, token
         assert np.all(decays >= 0)
     with pytest.raises(UsageError, match="layers 0, 2 are linear ones, which have no attention matrix"):
         describe_attention(model, n_positions=POSITIONS, of_all="a theory")
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_the_table_says_which_families_let_attention_be_replaced(name: str) -> None:
+    model = made_once(name)
+    assert is_wired(model) == (FAMILIES[name].replaceable and FAMILIES[name].attends)
+
+
+def test_the_page_of_families_is_what_the_code_says() -> None:
+    rows = [f"|{column}|{answer}|{names}|" for column, answer, names in exceptions()]
+    page = (README.parent / "docs" / "families.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("|")][2:] == rows
+
+
+@pytest.mark.parametrize("name", sorted(UNDESCRIBED))
+def test_families_that_are_named_as_not_described_run_as_the_table_says(name: str) -> None:
+    model, row = shaken_model(name, dtype=torch.float32), support_of(name)
+    model.compare_inputs()
+    prompts = Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (1, 9)))
+    assert not model.described
+    if row["measure"] == "no":
+        with pytest.raises(UsageError, match="reads more of its tokens"):
+            pb.measure(model, prompts, kinds="probability")
+    else:
+        assert pb.measure(model, prompts, kinds="probability").mixing is None
+    with pytest.raises(UsageError, match="is not described"):
+        pb.attention(model, prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_what_the_table_says_runs_and_nothing_else(name: str) -> None:
+    """Tried on a random model of the family's own initialisation."""
+    config, row = DESCRIBED[name](), support_of(name)
+    model = HuggingFaceModel(random_network(config, seed=0), origin=Origin("tiny", init_seed=0))
+    prompts = Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (1, 9)))
+
+    def runs(call: Callable[[], Any]) -> bool:
+        try:
+            call()
+        except UsageError:
+            return False
+        return True
+
+    def replaced() -> None:
+        with pb.mitigated(model, "temperature(scale=0.5)"):
+            model.last(model.embed(model.token_tensor(prompts.token_ids.tolist())))
+
+    assert runs(lambda: pb.measure(model, prompts, kinds="probability"))
+    assert runs(lambda: pb.attention(model, prompts)) == (row["attention"] != "no")
+    for theory in ("rollout", "power_rollout", "mean_field"):
+        assert runs(lambda theory=theory: pb.predict(model, theory=theory, prompts=prompts)) == (row[theory] == "yes")
+    assert runs(replaced) == (row["mitigate"] != "requests")

@@ -16,7 +16,7 @@ from tiny_families import CONFIGS, VOCABULARY, born_model
 
 N, PROMPTS = 12, 4
 REFUSED = {
-    "apertus": "no kernel for this activation",
+    "apertus": "no theory for a learned activation",
     "granite_swa": "no theory for learned sinks",
     "mpt-clip": "clamped to 0.5",
     "olmo-clip": "clamped to 0.4",

@@ -66,6 +66,10 @@ def list_variants(
         raise UsageError(f"unknown sort {sort!r}; known: {', '.join(SORTS)}")
     if sort is None or name is None:
         catalogue: dict[str, Any] = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
+        if sort == "families":
+            from posbias.models.families.support import support_table
+
+            catalogue["what runs"] = support_table()
     else:
         catalogue = described_variant(sort, name)
     arguments = options.passed_arguments(context)
@@ -140,12 +144,23 @@ def _meanings(owner: type) -> dict[str, str]:
     return meanings
 
 
-def _print_catalogue(catalogue: dict[str, dict[str, str]]) -> None:
+def _print_catalogue(catalogue: dict[str, dict[str, Any]]) -> None:
     for name, variants in catalogue.items():
         typer.echo(f"{name}:")
+        if name == "what runs":
+            _print_table(variants)
+            continue
         width = max(map(len, variants), default=0)
         for variant, description in variants.items():
             typer.echo(f"  {variant:<{width}}  {description}")
+
+
+def _print_table(rows: dict[str, dict[str, str]]) -> None:
+    """Rows by name, all with the same columns."""
+    lines = [["", *next(iter(rows.values()))], *([name, *row.values()] for name, row in rows.items())]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        typer.echo("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _print_variant(variant: dict[str, Any]) -> None:

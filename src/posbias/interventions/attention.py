@@ -55,7 +55,7 @@ class AttentionCall:
     """Rotated."""
     key: Float[Tensor, "batch key_head key feature"]
     """Rotated, with everything that is cached."""
-    value: Float[Tensor, "batch value_head key feature"]
+    value: Float[Tensor, "batch value_head key value_feature"]
     """Has as many heads as the keys, unless an intervention has more keys cached."""
     mask: Tensor | None
     """The mask transformers made, additive or boolean; None if causality alone hides keys."""

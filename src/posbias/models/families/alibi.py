@@ -32,6 +32,7 @@ class Bloom(Family):
     `Block.mlp` too returns its branch with the residual added.
     """
 
+    replaceable = False
     layers = "transformer.h"
     final_norm = "transformer.ln_f"
     embedding_norm = "transformer.word_embeddings_layernorm"
@@ -79,6 +80,7 @@ class MPT(Family):
     we describe what runs. `Block.mlp` returns its branch with the residual added.
     """
 
+    replaceable = False
     layers = "transformer.blocks"
     final_norm = "transformer.norm_f"
     rotary = False
@@ -134,6 +136,7 @@ class Falcon(Family):
     Its ALiBi is not the published one (see `caveats`); everything here follows what transformers runs.
     """
 
+    replaceable = False
     layers = "transformer.h"
     final_norm = "transformer.ln_f"
     attention = "self_attention"

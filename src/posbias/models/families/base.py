@@ -148,6 +148,12 @@ class Family:
     activation: ClassVar[str] = "act_fn"
     unread_mlp: ClassVar[str | None] = None
     """Why theories cannot read the MLPs, if they cannot; everything about attention is described all the same."""
+    no_mean_field: ClassVar[str | None] = None
+    """What mean field has no theory for, in every model of the family beyond linear layers and unread MLPs."""
+    attends: ClassVar[bool] = True
+    """Some layer has attention."""
+    replaceable: ClassVar[bool] = True
+    """Attention goes through transformers' attention interface, and no cap is on its logits as published."""
     groups_heads: ClassVar[bool] = False
     """Heads are grouped by `num_key_value_heads`; another family's configuration may hold that without a meaning."""
     scale: ClassVar[str] = "scaling"

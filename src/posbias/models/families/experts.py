@@ -24,12 +24,15 @@ from posbias.models.families.parts import (
     weight_of,
 )
 
+MIXTURES = "mixtures of experts"
 SHARED_EXPERT = "a shared expert stands beside the routed ones"
 SIGMOID_ROUTER = "the router weighs experts by logistic functions, in groups"
 
 
 class GatedExperts(LlamaLike):
     """Blocks, all or some, with a router `gate` and gated `experts` held together as [expert, out, in]."""
+
+    no_mean_field = MIXTURES
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
         """The weights of the chosen experts sum to 1 unless `norm_topk_prob` is there and says otherwise."""
@@ -75,6 +78,8 @@ class Qwen3Moe(GatedExperts):
 @FAMILIES.register("gpt_oss")
 class GptOss(LlamaLike):
     """GPT-OSS: learned sinks in the softmax, mixtures of experts with clamped gates, windows in every other layer."""
+
+    no_mean_field = MIXTURES
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts:
         """Every block has experts, stored as [expert, in, out], gate and up in turn; weights of the chosen sum to 1."""

@@ -38,6 +38,7 @@ class GPTNeo(GPT2):
     Attention is computed in float32, whatever the dtype of the weights.
     """
 
+    replaceable = False
     attention = "attn.attention"
     attention_output = "attn.attention.out_proj"
     query_key_value = Family.query_key_value
@@ -75,6 +76,7 @@ class GPTJ(Family):
     Attention is computed in float32, whatever the dtype of the weights.
     """
 
+    replaceable = False
     layers = "transformer.h"
     final_norm = "transformer.ln_f"
     parallel = True

@@ -1,7 +1,7 @@
 """Families whose blocks mix positions by state-space, gated linear or convolutional layers, some or all of them.
 
 Such a layer has no attention matrix: it is a branch like attention, and its kernel is that of its decays
-(docs/theory, section 8). What its blocks have of attention is described as in any other family.
+(docs/theory, section 1). What its blocks have of attention is described as in any other family.
 """
 
 from collections.abc import Mapping
@@ -186,6 +186,7 @@ class RecurrentGemma(Hybrid):
 class Mamba2(Hybrid):
     """Mamba 2: state-space layers alone, without attention and without MLPs."""
 
+    attends = False
     layers = "backbone.layers"
     final_norm = "backbone.norm_f"
     linear = "mixer"

@@ -16,6 +16,7 @@ from posbias.models.families.base import FAMILIES, Angles, Block, Family, Window
 from posbias.models.families.parts import AttentionParts
 
 Q_AND_K = ("q_norm", "k_norm")
+LEARNED_SINKS = "learned sinks"
 
 
 class LlamaLike(Family):
@@ -109,6 +110,8 @@ class Granite(LlamaLike):
 class GraniteSwa(Granite):
     """Granite with learned sinks, windows by `layer_types`, and a base of the rotary positions for every layer."""
 
+    no_mean_field = LEARNED_SINKS
+
     def rotates(self, attention: nn.Module, config: Any) -> bool:
         """Layers whose base is 0 do not turn."""
         return bool(config.layer_rope_theta[attention.layer_idx])
@@ -179,6 +182,7 @@ class Apertus(LlamaLike):
 
     attention_norm = "attention_layernorm"
     mlp_norm = "feedforward_layernorm"
+    no_mean_field = "a learned activation"
     query_key_norms = Q_AND_K
 
 
@@ -236,6 +240,7 @@ class Gemma2(Gemma3):
     """
 
     query_key_norms = None
+    replaceable = False
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Llama's, and the cap on the logits."""

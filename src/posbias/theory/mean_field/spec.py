@@ -255,6 +255,8 @@ def spec_of(model: Model) -> MeanFieldSpec:
 
 def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
     family, config, network = model.family, model.config, model.network
+    if family.no_mean_field is not None:
+        raise UsageError(f"mean field has no theory for {family.no_mean_field}, which {family.name} models have")
     blocks, embedding_norm, positions = family.blocks(network), family.embedding_norm, 0.0
     layers = tuple(_family_layer(model, block, layer) for layer, block in enumerate(blocks))
     first = family.attention_parts(blocks[0], config)
@@ -282,8 +284,6 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
     if block.linear:
         raise UsageError(f"mean field has no theory for linear layers, and layer {layer} of this {family.name} is one")
     parts = block.attention_added(family.attention_parts(block, config))
-    if parts.sinks is not None:
-        raise UsageError(f"mean field has no theory for learned sinks, which {family.name} models have")
     if parts.clip is not None:
         largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
         if parts.clip < CLIP_DEVIATIONS * (largest * model.width) ** 0.5:

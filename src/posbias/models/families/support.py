@@ -1,0 +1,70 @@
+"""What runs on every family, from what its description says: `posbias list families`; exceptions in docs/families.md.
+
+A family that is not described runs through the interface that all causal language models of transformers have.
+"""
+
+from collections.abc import Mapping
+
+from posbias.models.families.base import FAMILIES, Family
+
+COLUMNS = ("measure", "attention", "rollout", "power_rollout", "mean_field", "mitigate", "evaluate")
+YES, NO = "yes", "no"
+IN_ATTENTION_LAYERS = "attention layers"
+REQUESTS = "requests"
+"""Methods that change requests alone."""
+UNDESCRIBED: Mapping[str, str] = {
+    "falcon_h1": "attention and a state-space layer add to one branch, side by side",
+    "gemma3n_text": "layers read tokens beside the stream and share keys",
+    "gemma4_text": "layers read tokens beside the stream, share keys and values, and scale the stream",
+    "llama4_text": "masks are chunks, and queries and keys are normalised after they turn",
+    "nemotron_h": "a block has a single branch, and some mix no positions",
+}
+"""Families of transformers that people run and that have no description, and why."""
+
+
+def support_of(name: str) -> dict[str, str]:
+    """What runs on a family, by column, with a note on what does not."""
+    if name in UNDESCRIBED:
+        reads_tokens = "tokens" in UNDESCRIBED[name]
+        answers = dict.fromkeys(COLUMNS, NO) | {"measure": NO if reads_tokens else "no mixing"}
+        return answers | {"mitigate": REQUESTS, "evaluate": YES, "note": UNDESCRIBED[name]}
+    family = FAMILIES[name]
+    linear, notes = family.linear is not None, []
+    whole = YES if family.attends else NO
+    if linear:
+        notes.append("linear layers" if family.attends else "linear layers alone")
+    if family.unread_mlp is not None and family.attends:
+        notes.append(f"MLPs: {family.unread_mlp}")
+    if family.no_mean_field is not None:
+        notes.append(f"mean field: {family.no_mean_field}")
+    answers = {
+        "measure": YES,
+        "attention": IN_ATTENTION_LAYERS if linear and family.attends else whole,
+        "rollout": YES,
+        "power_rollout": NO if linear or family.unread_mlp is not None else YES,
+        "mean_field": NO if linear or family.unread_mlp is not None or family.no_mean_field is not None else YES,
+        "mitigate": _mitigated(family),
+        "evaluate": YES,
+    }
+    return answers | {"note": "; ".join(notes)}
+
+
+def support_table() -> dict[str, dict[str, str]]:
+    """`support_of` of every family, by name."""
+    return {name: support_of(name) for name in sorted({*FAMILIES, *UNDESCRIBED})}
+
+
+def exceptions() -> list[tuple[str, str, str]]:
+    """Every answer other than yes: what runs, the answer, and the families it holds for."""
+    table = support_table()
+    answers = dict.fromkeys((column, row[column]) for column in COLUMNS for row in table.values() if row[column] != YES)
+    return [
+        (column, answer, ", ".join(name for name, row in table.items() if row[column] == answer))
+        for column, answer in answers
+    ]
+
+
+def _mitigated(family: type[Family]) -> str:
+    if not family.replaceable or not family.attends:
+        return REQUESTS
+    return YES if family.linear is None else IN_ATTENTION_LAYERS
