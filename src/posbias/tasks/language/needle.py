@@ -135,7 +135,7 @@ class Needle(LanguageTask):
         return (self._hidden(tokenizer, groups, source) for source in sources)
 
     def _hidden(self, tokenizer: Any, groups: list[Group], source: random.Random) -> Hidden:
-        gold, facts, question, values = self._told(source)
+        gold, facts, question, values = self._told(source) if self.literal else self._told_by_landmark(source)
         bare = _prompt(" ".join([gold, *facts]), question)
         room = self.tokens - len(encode(self.wrapped(bare), tokenizer).token_ids) - MERGES * (3 + len(facts))
         if room < 1:
@@ -149,13 +149,15 @@ class Needle(LanguageTask):
             "ask for fewer depths or more tokens"
         )
 
+    def _told_by_landmark(self, source: random.Random) -> tuple[str, list[str], str, tuple[str, ...]]:
+        """As `_told`, with a question that shares no word with the needle."""
+        towns = source.sample(sorted(LANDMARKS), 1 + self.distractors)
+        people = source.sample(PEOPLE, 1 + self.distractors)
+        told = [f"{name} lives beside {LANDMARKS[town]}." for name, town in zip(people, towns, strict=True)]
+        return told[0], told[1:], f"Who has been to {towns[0]}?", (people[0],)
+
     def _told(self, source: random.Random) -> tuple[str, list[str], str, tuple[str, ...]]:
         """The needle, what stays in place, the question, and the values that it asks for."""
-        if not self.literal:
-            towns = source.sample(sorted(LANDMARKS), 1 + self.distractors)
-            people = source.sample(PEOPLE, 1 + self.distractors)
-            told = [f"{name} lives beside {LANDMARKS[town]}." for name, town in zip(people, towns, strict=True)]
-            return told[0], told[1:], f"Who has been to {towns[0]}?", (people[0],)
         needles, each = self.needles, self.several == "cities"
         names = source.sample(CITIES, (needles if each else 1) + self.distractors)
         asked, others = (names[:needles], names[needles:]) if each else (names[:1] * needles, names[1:])
