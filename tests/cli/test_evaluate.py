@@ -110,6 +110,12 @@ def test_a_model_under_a_recipe_is_another_subject_on_the_same_samples(posbias, 
         options=pb.EvaluateOptions(count=7, max_tokens=2),
     )
     np.testing.assert_allclose(below.tables["logprob"], alone.tables["logprob"], rtol=1e-4)
+    both = [out / name for name in ("long-llama", "long-llama-repeat_prompt")]
+    drawn = posbias("report", *both, "--out", tmp_path / "page")
+    assert drawn.returncode == 0, drawn.stderr
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "Less long-llama, 7 samples" in page
+    assert page.count("<details id=") >= 2
     missing = posbias("evaluate", long_llama, *FLAGS, "--methods", "nowhere.json")
     assert missing.stderr.startswith("posbias: methods: there is no file 'nowhere.json'")
 

@@ -1,13 +1,17 @@
 """Evaluations side by side in words, tables and a figure: what differs from the first, paired over samples."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
+from posbias.errors import UsageError
 from posbias.evaluation.changes import MEAN, SPREAD, WORST, change_text
-from posbias.evaluation.comparison import Compared, EvaluationComparison
-from posbias.evaluation.evaluation import MEASURES
+from posbias.evaluation.comparison import Compared, EvaluationComparison, compare_evaluations
+from posbias.evaluation.evaluation import MEASURES, Evaluation
 from posbias.evaluation.requirements import ALPHA
 from posbias.report.influence import axis_of
-from posbias.report.page import REPORTS, Report
+from posbias.report.page import REPORTS, Report, Section
 from posbias.report.tables import Table
 
 NOTE = (
@@ -36,6 +40,36 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
         note=NOTE,
         record=comparison.record,
     )
+
+
+def side_by_side(evaluations: Sequence[Evaluation], reports: Sequence[Report]) -> Report:
+    """Finished evaluations on one page: paired if they asked the same samples, then each by itself."""
+    sections = [
+        Section(
+            report.title,
+            anchor=f"run-{number}",
+            texts=report.verdict,
+            statements=report.statements,
+            caveats=[*report.notices, *report.caveats],
+            figures=[*report.picture, *report.figures],
+            tables=[*report.summary, *report.tables],
+            left_out=report.left_out,
+            record=report.record,
+        )
+        for number, report in enumerate(reports, start=1)
+    ]
+    try:
+        paired = evaluation_comparison_report(compare_evaluations(evaluations))
+    except UsageError as reason:
+        return Report(
+            " beside ".join(report.title for report in reports),
+            kicker="posbias · evaluations side by side",
+            notices=[f"Not paired: {reason}."],
+            verdict=[f"{report.title}: {report.verdict[0]}" for report in reports],
+            picture=[report.picture[0] for report in reports[:2] if report.picture],
+            sections=sections,
+        )
+    return replace(paired, sections=sections, record=None)
 
 
 def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:

@@ -20,6 +20,7 @@ from posbias.evaluation.endings import MOST_CUT, Undecided
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
 from posbias.evaluation.judges import MOST_UNREAD, UNBIASED, Verdicts
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
+from posbias.report.compare_evaluations import side_by_side
 from posbias.report.influence import (
     CORRELATION_CAVEAT,
     Weighed,
@@ -84,7 +85,13 @@ MITIGATED, CALIBRATED = 20, 12
 
 
 @REPORTS.register("evaluate")
-def evaluation_report(evaluation: Evaluation) -> Report:
+def evaluation_report(*evaluations: Evaluation) -> Report:
+    """One evaluation, or several on one page: what differs, paired if they asked the same samples, then each."""
+    reports = [_report_of_one(evaluation) for evaluation in evaluations]
+    return reports[0] if len(reports) == 1 else side_by_side(evaluations, reports)
+
+
+def _report_of_one(evaluation: Evaluation) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
     if isinstance(evaluation, LengthEvaluation):
         return replace(length_report(evaluation), notices=notices_of(evaluation))
