@@ -1,4 +1,4 @@
-"""A judge's verdicts on pairs of responses that were asked in both orders: is it right, and does it follow the slot?
+"""A judge's verdicts on responses that were asked in all orders of a rotation: is it right, does it follow the slot?
 And how many answers, of a judge or any model, could be read at all.
 """
 
@@ -10,10 +10,8 @@ import numpy as np
 
 from posbias.evaluation.curve import Scores, is_binary
 from posbias.evaluation.responders.thoughts import UNFINISHED
+from posbias.runs.records import plain
 from posbias.statistics import Interval, StoredInterval, jackknife, leave_one_out, mean_of, wilson
-
-UNBIASED = 0.5
-"""First-pick rate of a judge that does not look at the slot."""
 
 MOST_UNREAD = 0.1
 """Share of the answers that may be unreadable; beyond it nothing is concluded from the others."""
@@ -53,77 +51,94 @@ def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Rates of a judge's verdicts on pairs; each interval is over pairs."""
+    """Rates of a judge's verdicts on pairs, or lists, of responses; each interval is over these."""
 
     accuracy: StoredInterval
     """Share of right verdicts, over both orders; a tie is wrong, as is what cannot be read."""
     flip_rate: StoredInterval
-    """Share of pairs whose verdict names the same slot in both orders, so that the preferred response changes; of pairs
-    with a response named in both."""
+    """Share of pairs whose preferred response changes with the order: of two, the same slot is named twice; of pairs
+    with a response named in all orders."""
     first_pick: StoredInterval
-    """Share of verdicts that name the first response, in the same pairs; 1/2 without position bias, as each one stands
-    first once."""
+    """Share of verdicts that name the first response, in the same pairs; 1 / `n_slots` without position bias, as each
+    one stands first once."""
     tie_rate: StoredInterval
-    """Share of ties among the verdicts of pairs with one in both orders."""
+    """Share of ties among the verdicts of pairs with one in all orders."""
     n_pairs: int
     n_both: int
-    """Pairs with a response named in both orders."""
+    """Pairs with a response named in all orders."""
     ties: int
     """Answers that call a tie."""
     unread: int
     """Answers that hold no verdict."""
+    n_slots: int = 2
+    """Responses of each pair or list, and orders in which it was asked."""
+    agreed_share: StoredInterval | None = None
+    """Share of all pairs that verdicts decide which agree in all orders; None if no response was named in all."""
     agreed_accuracy: StoredInterval | None = None
-    """Share of right verdicts in pairs whose verdict prefers the same response in both orders; None if there are none.
+    """Share of right verdicts in pairs whose verdict prefers the same response in all orders; None if there are none.
     """
+    majority_accuracy: StoredInterval | None = None
+    """Share of lists in which the response that most orders prefer is the best one (shared first places count by their
+    share); None for pairs, whose two orders have no majority."""
+    majority_gain: StoredInterval | None = None
+    """That share less the accuracy of one verdict, in the same lists."""
     agreement_gain: StoredInterval | None = None
-    """That share less the accuracy of one verdict in all pairs with a response named in both: what asking twice and
-    keeping only verdicts that agree gains, at twice the price; None with fewer than two such pairs."""
+    """`agreed_accuracy` less the accuracy of one verdict in all pairs with a response named in all orders: what keeping
+    only verdicts that agree gains; None with fewer than two such pairs."""
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
-        rates = {name: getattr(self, name).as_record() for name in ("accuracy", "flip_rate", "first_pick", "tie_rate")}
-        counts = {name: getattr(self, name) for name in ("n_pairs", "n_both", "ties", "unread")}
-        agreement = {
-            name: None if (rate := getattr(self, name)) is None else rate.as_record()
-            for name in ("agreed_accuracy", "agreement_gain")
-        }
-        return {**rates, **counts, **agreement}
+        stored: dict[str, Any] = plain(asdict(self))
+        return stored
 
 
-def judge_verdicts(correct: Scores, first_pick: Scores, tie: Scores) -> Verdicts:
-    """Rates of verdicts in both orders.
+def judge_verdicts(correct: Scores, chosen: Scores, tie: Scores) -> Verdicts:
+    """Rates of verdicts in all orders: the best response stands in slot 0 (column 0), 1, ..., the others follow it.
 
     Args:
-        correct: 1 if the verdict on a pair is right with the better response in slot 0 (column 0), 1 (column 1);
-            NaN if the prompt was skipped.
-        first_pick: 1 if it names the first response, 0 the second, NaN else.
+        correct: 1 if the verdict is right, NaN if the prompt was skipped.
+        chosen: The slot that it names, NaN if it names none.
         tie: 1 if it is a tie, 0 if it names a response, NaN else.
     """
-    judged = correct[~np.isnan(correct).any(axis=1)]
-    named = ~np.isnan(first_pick).any(axis=1)
-    agreed = first_pick[:, 0] != first_pick[:, 1]  # the slot changes with the order, so the response is the same
-    picked = first_pick[~np.isnan(first_pick).any(axis=1)]
+    judged, n_slots = correct[~np.isnan(correct).any(axis=1)], correct.shape[1]
+    named = ~np.isnan(chosen).any(axis=1)
+    picked = chosen[named]
+    preferred = (picked - np.arange(n_slots)) % n_slots  # 0: the best response, 1 ...: those that follow it
+    agreed = (preferred == preferred[:, :1]).all(axis=1)
+    single, right = correct[named].mean(axis=1), (preferred[:, 0] == 0).astype(np.float64)
+    majority = _majority(preferred) if n_slots > 2 and len(picked) > 1 else None
     return Verdicts(
         accuracy=_mean(judged.mean(axis=1)),
-        flip_rate=wilson((picked[:, 0] == picked[:, 1]).astype(np.float64)),
-        first_pick=_mean(picked.mean(axis=1)),
+        flip_rate=wilson((~agreed).astype(np.float64)),
+        first_pick=_mean((picked == 0).mean(axis=1)),
         tie_rate=_mean(tie[~np.isnan(tie).any(axis=1)].mean(axis=1)),
         n_pairs=len(correct),
         n_both=len(picked),
         ties=int(np.nansum(tie)),
         unread=int((np.isnan(tie) & ~np.isnan(correct)).sum()),
-        agreed_accuracy=wilson(correct[named & agreed, 0]) if (named & agreed).any() else None,
-        agreement_gain=_agreement_gain(correct[named], agreed[named]),
+        n_slots=n_slots,
+        agreed_share=wilson(agreed.astype(np.float64)) if len(agreed) else None,
+        agreed_accuracy=wilson(right[agreed]) if agreed.any() else None,
+        agreement_gain=_agreement_gain(single, right, agreed.astype(np.float64)),
+        majority_accuracy=None if majority is None else _mean(majority),
+        majority_gain=None if majority is None else mean_of(majority - single).interval(least=-1.0, most=1.0),
     )
 
 
-def _agreement_gain(correct: Scores, agreed: np.ndarray) -> Interval | None:
-    """Accuracy of the pairs whose two verdicts agree, less that of single verdicts, over pairs."""
+def _majority(preferred: Scores) -> np.ndarray:
+    """1 if most orders prefer the best response, a share if several responses are first."""
+    votes = np.stack([(preferred == response).sum(axis=1) for response in range(preferred.shape[1])], axis=1)
+    first = votes == votes.max(axis=1, keepdims=True)
+    return np.asarray(first[:, 0] / first.sum(axis=1))
+
+
+def _agreement_gain(single: np.ndarray, right: np.ndarray, agreed: np.ndarray) -> Interval | None:
+    """Accuracy of the pairs whose verdicts agree, less that of single verdicts, over pairs."""
     if len(agreed) < 2 or agreed.sum() < 2:
         return None
     weights = leave_one_out(len(agreed))
-    right_and_agreed, share, single = (weights @ values for values in (correct[:, 0] * agreed, agreed, correct.mean(1)))
-    return jackknife(right_and_agreed / share - single).interval(least=-1.0, most=1.0)
+    right_and_agreed, share, alone = (weights @ values for values in (right * agreed, agreed, single))
+    return jackknife(right_and_agreed / share - alone).interval(least=-1.0, most=1.0)
 
 
 def _mean(shares: np.ndarray) -> Interval:

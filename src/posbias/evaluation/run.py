@@ -145,8 +145,8 @@ def evaluate_responder(
         "evaluate", {}, _resolved(task, options, described), seeds=dict.fromkeys(("samples", "folds"), options.seed)
     )
     record.resolved |= {"count": len(samples), "file_sha256": data, "fingerprint": name}
-    record.scalars = {
-        "n_items": task.n_items,
+    record.scalars = {"n_items": task.n_items}
+    record.scalars |= {
         **_scored(pieces, record, options),
         "moved_blanks": sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
         "reused": store.reused,
@@ -297,8 +297,9 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
         "reading": reading.as_record(),
         "unscored": int((np.isnan(tables["logprob"].ravel()) & requested).sum()) if options.score else 0,
     }
-    if "first_pick" in tables and len(positions) > 1 and options.generate:
-        scored["verdicts"] = judge_verdicts(tables["correct"], tables["first_pick"], tables["tie"]).as_record()
+    if "first_pick" in tables and len(positions) == record.scalars["n_items"] and options.generate:
+        chosen = tables.get("chosen", 1 - tables["first_pick"])
+        scored["verdicts"] = judge_verdicts(tables["correct"], chosen, tables["tie"]).as_record()
     return scored
 
 

@@ -18,7 +18,7 @@ from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, PositionCurve
 from posbias.evaluation.endings import MOST_CUT, Undecided
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
-from posbias.evaluation.judges import MOST_UNREAD, UNBIASED, Verdicts
+from posbias.evaluation.judges import MOST_UNREAD, Verdicts
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.report.compare_evaluations import side_by_side
 from posbias.report.influence import (
@@ -51,10 +51,16 @@ BATCHES = {
 """What a model does not run together, by `LocalResponder.together`."""
 VERDICTS = {
     "accuracy": "right verdicts",
-    "flip_rate": "verdict follows the slot (preference flips with the order)",
-    "first_pick": "first response picked (1/2 without position bias)",
+    "flip_rate": "preferred response changes with the order",
+    "first_pick": "first response picked (1/{} without position bias)",
     "tie_rate": "tie called",
+    "agreed_share": "decided, if only verdicts count that agree in all {} orders",
+    "agreed_accuracy": "right verdicts of these",
+    "agreement_gain": "these less a single verdict",
+    "majority_accuracy": "most of the {} orders prefer the best response",
+    "majority_gain": "these less a single verdict",
 }
+"""Rates of a judge's verdicts; {} is the number of responses, and of orders."""
 SHAPES = {
     "u": "It loses answers in the middle",
     "inverted_u": "It uses the middle best and both ends less",
@@ -172,9 +178,11 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
     """Sentences on whether the item's position matters, by the first two measures; and remedies, or the influence on
     the same prompts."""
     curves = evaluation.curves
+    withheld = _withheld(evaluation)
     if not curves or evaluation.verdicts:
-        return statements_of(evaluation)[:2]
-    if withheld := _withheld(evaluation):
+        debiased = debiasing_findings(evaluation.verdicts)[:1] if evaluation.verdicts and not withheld else []
+        return [*statements_of(evaluation)[:2], *(f"Debiasing: {finding}." for finding in debiased)]
+    if withheld:
         return [*withheld, *(_shape_sentence(name, curve) for name, curve in curves.items())][:3]
     sentences = [_shape_sentence(name, curve) for name, curve in list(curves.items())[:2]]
     series = _series(evaluation)
@@ -263,30 +271,43 @@ def judge_findings(verdicts: Verdicts) -> list[str]:
     """Findings that the intervals of a judge's verdicts support."""
     first = verdicts.first_pick
     if not first.known:
-        return ["no pair has a response named in both orders, so nothing can be said about the slot"]
-    leaning = "no preference for a slot is established"
-    if first.excludes(UNBIASED):
-        leaning = f"the {'first' if first.value > UNBIASED else 'second'} slot is preferred"
+        return ["no question has a response named in all orders, so nothing can be said about the slot"]
+    leaning, unbiased = "no preference for a slot is established", 1 / verdicts.n_slots
+    if first.excludes(unbiased):
+        later = "the second slot" if verdicts.n_slots == 2 else "a later slot"
+        leaning = f"{'the first slot' if first.value > unbiased else later} is preferred"
     return [
         f"right in {verdicts.accuracy} of the verdicts",
-        f"the verdict follows the slot in {verdicts.flip_rate} of {verdicts.n_both} pairs",
+        f"the preferred response changes with the order in {verdicts.flip_rate} of {verdicts.n_both} questions",
         f"the first response is picked in {first}: {leaning}",
         *([f"a tie is called in {verdicts.tie_rate} of the verdicts"] if verdicts.ties else []),
-        *_agreement(verdicts),
+        *debiasing_findings(verdicts),
     ]
 
 
-def _agreement(verdicts: Verdicts) -> list[str]:
-    """Whether keeping only verdicts that agree in both orders gains accuracy, and at which price."""
-    gain, accuracy = verdicts.agreement_gain, verdicts.agreed_accuracy
-    if gain is None or accuracy is None:
-        return []
-    decided = "a gain" if gain.low > 0 else "a loss" if gain.high < 0 else "no gain established"
-    against = f"{gain.text('+.3f')} against one verdict ({decided})"
-    return [
-        f"where both orders agree the verdict is right in {accuracy} of the pairs, {against}, for twice the requests; "
-        "the other pairs stay open"
-    ]
+def debiasing_findings(verdicts: Verdicts) -> list[str]:
+    """Whether it helps to ask all orders: to keep what agrees in them or, of several responses, to follow most of them;
+    and at which price in requests."""
+    orders, share = verdicts.n_slots, verdicts.agreed_share
+    findings = []
+    if verdicts.majority_accuracy is not None and verdicts.majority_gain is not None:
+        gain = _gain_text(verdicts.majority_gain)
+        findings.append(
+            f"most of {orders} orders are right in {verdicts.majority_accuracy}, {gain}, for {orders} requests"
+        )
+    if verdicts.agreed_accuracy is not None and verdicts.agreement_gain is not None and share is not None:
+        gain, price = _gain_text(verdicts.agreement_gain), orders / share.value
+        findings.append(
+            f"verdicts that agree in {orders} orders are right in {verdicts.agreed_accuracy}, {gain}; they decide "
+            f"{share.value:.0%} of the questions, {price:.1f} requests each"
+        )
+    return findings
+
+
+def _gain_text(gain: Interval) -> str:
+    """A gain over a single verdict, and whether it is established."""
+    decided = "helps" if gain.low > 0 else "harms" if gain.high < 0 else "no gain established"
+    return f"{gain.text('+.3f')} against one verdict ({decided})"
 
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
@@ -414,8 +435,14 @@ def _verdict_tables(evaluation: Evaluation) -> list[Table]:
     verdicts = evaluation.verdicts
     if not verdicts or _withheld(evaluation):
         return []
-    cells = [[name, getattr(verdicts, rate).text()] for rate, name in VERDICTS.items()]
-    title = f"{verdicts.n_pairs} pairs in both orders, {verdicts.n_both} with a response named in both"
+    cells = [
+        [name.format(verdicts.n_slots), value.text()]
+        for rate, name in VERDICTS.items()
+        if (value := getattr(verdicts, rate)) is not None
+    ]
+    title = (
+        f"{verdicts.n_pairs} questions in {verdicts.n_slots} orders, {verdicts.n_both} with a response named in each"
+    )
     return [Table(title, ["rate", "value"], cells)]
 
 

@@ -1,131 +1,253 @@
-"""Pairwise judgement: a judge's preference between two responses, asked in both orders.
+"""Judgement of responses: a judge's preference between two, or its ranking of several, asked in rotated orders.
 
-The position is the slot of the better response: 0 where it is Response A, 1 where it is Response B. A judge without
-position bias prefers the same response in both orders; one that names the same slot twice follows the slot.
+The position is the slot of the best response: 0 if it is Response A. The others follow it in a circle, so that over all
+positions every response stands in every slot once. A judge without position bias prefers the same response in all
+orders; one that names the same slot every time follows the slot.
 
-Files are JudgeBench's (Tan et al. 2025, arXiv 2410.12784), one JSON object per line: `question`, `response_A`,
-`response_B`, and `label`, "A>B" or "B>A"; other fields are passed over. Generated pairs are about people who do not
-exist: the question holds what is to be known, and one response gives a wrong town.
+Files of pairs are JudgeBench's (Tan et al. 2025, arXiv 2410.12784), one JSON object per line: `question`, `response_A`,
+`response_B`, and `label`, "A>B" or "B>A"; of lists: `question`, `responses` and `best`, the index of the best one.
+Other fields are passed over. Generated ones are about people who do not exist: the question holds what is to be known,
+and the other responses give a wrong town.
 
-The verdict is generated, as judges are used, and read by one rule (`verdict_of`) or a pattern of one's own, so that
-local models and servers are judged alike. One response of each pair is better, so a tie counts as wrong, as does what
+The verdict is generated, as judges are used, and read by one rule (`verdict_of`, `first_ranked`) or a pattern of one's
+own, so that local models and servers are judged alike. One response is best, so a tie counts as wrong, as does what
 cannot be read; both are counted. The score by teacher forcing is that of the right letter.
 """
 
 import random
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from posbias.errors import UsageError
+from posbias.files import decoded, read_whole
+from posbias.tasks.language.answers import LETTERS
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     Draft,
     LanguageTask,
     check_path,
+    list_field,
     listed,
     published_lines,
     text_field,
 )
 from posbias.tasks.language.documents import drawn_documents
-from posbias.tasks.language.verdict_parsing import LETTERS, TIE, check_own, verdict_of
+from posbias.tasks.language.verdict_parsing import TIE, check_own, first_ranked, verdict_of
 from posbias.tasks.language.words import CITIES
 
-INSTRUCTION = "Two responses to a question are given. Decide which one is better.\n\n"
-CLOSING = "\n\nAnswer with one letter, A or B."
+PAIR = "Two responses to a question are given. Decide which one is better.\n\n"
+SEVERAL = "{} responses to a question are given. Rank them from best to worst.\n\n"
+ONE_LETTER = "\n\nAnswer with one letter, A or B."
+RANKING = "\n\nAnswer with the letters from best to worst, such as B > A > C."
 LEAD_IN = "The better response is Response"
 """What a text ends with; a conversation ends before it."""
+RANKED = "From best to worst:"
 BETTER_SLOT = {"A>B": 0, "B>A": 1}
 """By label, which response of a line is the better one."""
-SCHEMA = "question, response_A, response_B (texts) and label ('A>B' or 'B>A')"
+PAIRS_SCHEMA = "question, response_A, response_B (texts) and label ('A>B' or 'B>A')"
+LISTS_SCHEMA = "question (text), responses (texts) and best (the index of the best one)"
 
 
 @dataclass(frozen=True)
-class ResponsePair:
-    """A question with two responses."""
+class Judged:
+    """A question with its responses, the best one first."""
 
     question: str
-    better: str
-    worse: str
+    responses: tuple[str, ...]
 
 
-@LANGUAGE_TASKS.register("pairwise")
 @dataclass(frozen=True)
-class Pairwise(LanguageTask):
-    """Say which of two responses is better; both orders are asked, and flips of the verdict counted."""
+class Judgement(LanguageTask):
+    """Responses to a question that a judge is to compare, by criteria and in words of one's own if they are given."""
 
     file: str | None = None
-    """A .jsonl or .jsonl.gz file in JudgeBench's schema; None: generated pairs."""
-    pattern: str | None = None
-    """A regular expression with one group that holds A, B or tie, such as `Winner: (A|B|tie)`: the only form that
-    counts as a verdict, at its last match; None: the forms of `verdict_of`."""
+    """A .jsonl or .jsonl.gz file in the task's schema; None: generated."""
+    rubric: str | None = field(default=None, kw_only=True)
+    """Criteria that the judge is told."""
+    template: str | None = field(default=None, kw_only=True)
+    """A file with the prompt in words of one's own: {responses} once, {question} at least once, and {rubric} if one is
+    given."""
+    pattern: str | None = field(default=None, kw_only=True)
+    """A regular expression with one group that holds a letter or tie, such as `Winner: (A|B|tie)`: the only form that
+    counts as a verdict, at its last match; None: the forms of `verdict_of` and `first_ranked`."""
 
     scoring: ClassVar[str] = "verdict"
-    max_tokens: ClassVar[int] = 8
-    counted: ClassVar[str] = "file"
     fixed_order: ClassVar[bool] = True
-    lead_in: ClassVar[str] = LEAD_IN
+    wording: ClassVar[tuple[str, ...]] = ("rubric", "template", "pattern")
+    """Parameters that change what is said about the same samples."""
+    instruction: ClassVar[str]
+    closing: ClassVar[str]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_path(self.name, "file", self.file)
+        for name in ("file", "template"):
+            check_path(self.name, name, getattr(self, name))
         check_own(f"{self.name}: pattern", self.pattern, groups=1)
+        if self.rubric is not None and not (isinstance(self.rubric, str) and self.rubric.strip()):
+            raise UsageError(f"{self.name}: rubric must be a text with the criteria, got {self.rubric!r:.80}")
+        if self.template is not None:
+            object.__setattr__(self, "lead_in", "")  # the answer continues words of one's own
 
     @property
-    def n_items(self) -> int:
-        """Two slots."""
-        return len(LETTERS)
+    def letters(self) -> str:
+        """What the slots are called."""
+        return LETTERS[: self.n_items]
 
-    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[ResponsePair]:
-        """A question with the better and the worse response."""
-        if self.file is None:
-            return (_drawn_pair(seed, index) for index in range(count))
-        return iter([_pair_of(record, where) for where, record in published_lines(self.file, count)])
+    @cached_property
+    def _own_words(self) -> tuple[str, str]:
+        """The template's text before and after the responses."""
+        text = decoded(read_whole(str(self.template), "template"), repr(self.template)).removesuffix("\n")
+        rubric = ("{rubric}" in text) == (self.rubric is not None)
+        if text.count("{responses}") != 1 or "{question}" not in text or not rubric:
+            raise UsageError(
+                f"{self.name}: template {self.template!r} must hold {{responses}} once, {{question}} at least once, "
+                "and {rubric} exactly if a rubric is given"
+            )
+        before, _, after = text.replace("{rubric}", self.rubric or "").partition("{responses}")
+        return before, after
 
-    def draft(self, sample: ResponsePair, position: int) -> Draft:
-        """The question, Response A and Response B, and what is asked."""
-        responses = [sample.better, sample.worse] if position == 0 else [sample.worse, sample.better]
+    def _around(self, question: str) -> tuple[str, str]:
+        """Texts before and after the responses."""
+        if self.template is not None:
+            before, after = (part.replace("{question}", question) for part in self._own_words)
+            return before, after
+        criteria = "" if self.rubric is None else f"Criteria:\n{self.rubric}\n\n"
+        tail = self.closing + ("" if self.chat else f"\n\n{self.lead_in}")
+        return f"{self.instruction.format(self.n_items)}{criteria}Question:\n{question}\n\n", tail
+
+    def draft(self, sample: Judged, position: int) -> Draft:
+        """The question, the responses in the order of a rotation, and what is asked."""
+        head, tail = self._around(sample.question)
+        count = len(sample.responses)
         listing = listed(
-            responses,
-            head=f"{INSTRUCTION}Question:\n{sample.question}\n\n",
+            [sample.responses[(slot - position) % count] for slot in range(count)],
+            head=head,
             between="\n\n",
-            tail=CLOSING + ("" if self.chat else f"\n\n{LEAD_IN}"),
+            tail=tail,
             numbered=lambda slot: f"Response {LETTERS[slot - 1]}:\n",
         )
-        return Draft(listing.text, (LETTERS[position],), listing.items[position], passages=listing.passages)
+        template = "".join(self._own_words) if self.template is not None else ""
+        letter, place = LETTERS[position], listing.items[position]
+        return Draft(listing.text, (letter,), place, passages=listing.passages, template=template)
+
+    def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Judged]:
+        """A question with its responses, the best one first."""
+        if self.file is None:
+            return (_drawn(self.n_items, seed, index) for index in range(count))
+        return iter([self.read(record, where) for where, record in published_lines(self.file, count)])
+
+    @abstractmethod
+    def read(self, record: dict[str, Any], where: str) -> Judged:
+        """The sample of a line."""
+
+    @abstractmethod
+    def verdict(self, text: str) -> str | None:
+        """The letter that a judge prefers, `TIE`, or None: there is no verdict that can be read."""
 
     def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 if the verdict names the better response; a tie, or what cannot be read, is wrong."""
-        return float(verdict_of(text, self.pattern) in answers)
+        """1 if the verdict names the best response; a tie, or what cannot be read, is wrong."""
+        return float(self.verdict(text) in answers)
 
     def noted(self, text: str | None) -> dict[str, float | None]:
-        """`first_pick`: 1 if the verdict names Response A, 0 if B; `tie`: 1 if it is a tie, 0 if it names a response.
+        """`first_pick`: 1 if the verdict names Response A, 0 if another; `tie`: 1 if it is a tie, 0 if it names one.
 
         Either is None otherwise; `tie` only if there is no verdict that can be read.
         """
-        verdict = None if text is None else verdict_of(text, self.pattern)
+        verdict = None if text is None else self.verdict(text)
+        named = verdict is not None and verdict != TIE
         return {
-            "first_pick": float(verdict == LETTERS[0]) if verdict in LETTERS else None,
+            "first_pick": float(verdict == LETTERS[0]) if named else None,
             "tie": None if verdict is None else float(verdict == TIE),
         }
 
 
-def _pair_of(record: dict[str, Any], where: str) -> ResponsePair:
-    try:
-        question, *responses = (text_field(record, name, where) for name in ("question", "response_A", "response_B"))
-        label = record.get("label")
-        if not isinstance(label, str) or label not in BETTER_SLOT:
-            raise UsageError(f"{where}: field 'label' must be 'A>B' or 'B>A', got {label!r:.80}")
-    except UsageError as error:
-        raise UsageError(f"{error}; a line holds {SCHEMA}") from None
-    better = BETTER_SLOT[label]
-    return ResponsePair(question, responses[better], responses[1 - better])
+@LANGUAGE_TASKS.register("pairwise")
+@dataclass(frozen=True)
+class Pairwise(Judgement):
+    """Say which of two responses is better; both orders are asked, and flips of the verdict counted."""
+
+    counted: ClassVar[str] = "file"
+    max_tokens: ClassVar[int] = 8
+    lead_in: ClassVar[str] = LEAD_IN
+    instruction: ClassVar[str] = PAIR
+    closing: ClassVar[str] = ONE_LETTER
+
+    @property
+    def n_items(self) -> int:
+        """Two slots."""
+        return 2
+
+    def verdict(self, text: str) -> str | None:
+        """A, B, `TIE`, or None."""
+        return verdict_of(text, self.pattern)
+
+    def read(self, record: dict[str, Any], where: str) -> Judged:
+        """A line in JudgeBench's schema."""
+        try:
+            question, *responses = (
+                text_field(record, name, where) for name in ("question", "response_A", "response_B")
+            )
+            label = record.get("label")
+            if not isinstance(label, str) or label not in BETTER_SLOT:
+                raise UsageError(f"{where}: field 'label' must be 'A>B' or 'B>A', got {label!r:.80}")
+        except UsageError as error:
+            raise UsageError(f"{error}; a line holds {PAIRS_SCHEMA}") from None
+        better = BETTER_SLOT[label]
+        return Judged(question, (responses[better], responses[1 - better]))
 
 
-def _drawn_pair(seed: int, index: int) -> ResponsePair:
-    """A text about a person, and the right and a wrong town in the same words."""
+@LANGUAGE_TASKS.register("listwise")
+@dataclass(frozen=True)
+class Listwise(Judgement):
+    """Rank several responses; the one that is put first counts, in as many rotated orders as there are responses."""
+
+    responses: int = field(default=4, kw_only=True)
+    """Responses to each question, 3 ... 8."""
+
+    counted: ClassVar[str] = "responses"
+    max_tokens: ClassVar[int] = 32
+    lead_in: ClassVar[str] = RANKED
+    instruction: ClassVar[str] = SEVERAL
+    closing: ClassVar[str] = RANKING
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.responses) is not int or not 3 <= self.responses <= 8:
+            raise UsageError(f"{self.name}: responses must be 3 ... 8 (two: pairwise), got {self.responses!r}")
+
+    def verdict(self, text: str) -> str | None:
+        """The letter that is ranked first, `TIE`, or None."""
+        return first_ranked(text, self.letters, self.pattern)
+
+    def noted(self, text: str | None) -> dict[str, float | None]:
+        """`first_pick` and `tie`, as for pairs, and `chosen`: the slot that is ranked first."""
+        verdict = None if text is None else self.verdict(text)
+        slot = None if verdict is None or verdict == TIE else float(LETTERS.index(verdict))
+        return {**super().noted(text), "chosen": slot}
+
+    def read(self, record: dict[str, Any], where: str) -> Judged:
+        """A line with a list of responses."""
+        try:
+            question, responses = text_field(record, "question", where), list_field(record, "responses", where)
+            if len(responses) != self.responses or not all(isinstance(text, str) and text for text in responses):
+                raise UsageError(f"{where}: field 'responses' must be a list of {self.responses} texts")
+            best = record.get("best")
+            if type(best) is not int or not 0 <= best < self.responses:
+                raise UsageError(f"{where}: field 'best' must be 0 ... {self.responses - 1}, got {best!r:.80}")
+        except UsageError as error:
+            raise UsageError(f"{error}; a line holds {LISTS_SCHEMA}") from None
+        return Judged(question, (responses[best], *responses[:best], *responses[best + 1 :]))
+
+
+def _drawn(count: int, seed: int, index: int) -> Judged:
+    """A text about a person, and the right and wrong towns in the same words."""
     documents = drawn_documents(2, seed, index)
     question = f"{documents.question[0].upper()}{documents.question[1:]}?"
-    wrong = random.Random(f"pairwise {seed} {index}").choice([town for town in CITIES if town != documents.answers[0]])
-    right_text, wrong_text = (f"{documents.gold.title} was born in {town}." for town in (documents.answers[0], wrong))
-    return ResponsePair(f"{documents.gold.text}\n{question}", right_text, wrong_text)
+    wrong = [town for town in CITIES if town != documents.answers[0]]
+    source = random.Random(f"pairwise {seed} {index}")
+    towns = [documents.answers[0], *([source.choice(wrong)] if count == 2 else source.sample(wrong, count - 1))]
+    texts = tuple(f"{documents.gold.title} was born in {town}." for town in towns)
+    return Judged(f"{documents.gold.text}\n{question}", texts)

@@ -120,6 +120,34 @@ def verdict_of(text: str, pattern: str | None = None) -> str | None:
     return None if conceded else outcome
 
 
+def first_ranked(text: str, letters: str, pattern: str | None = None) -> str | None:
+    """The response that a judge ranks first of several, by its letter; `TIE`; or None: no ranking can be read.
+
+    The last ranking such as `C > A > B`, or a line `C, A, B`, or a numbered list, in which no letter stands twice; else
+    the last `[[C]]`; else a line that is a letter, or tie, alone. Of what a pattern of one's own finds last, the first
+    letter counts.
+    """
+    if pattern is not None:
+        matches = search_own(pattern, text)
+        marked = str(matches[-1]).strip() if matches else ""
+        return marked[:1] if marked[:1] in tuple(letters) else TIE if marked.lower() == TIE else None
+    plain, entry = text.translate(_DECORATION), rf"(?:{_CALLED})?[(\[]?([{letters}])\b[)\]]?"
+    rankings = [match[0] for match in re.finditer(rf"\b{entry}(?:\s*>+\s*{entry})+", plain)]
+    rankings += [line for line in plain.splitlines() if re.fullmatch(rf"[^\w]*{entry}(?:\s*[,;]\s*{entry})+\W*", line)]
+    numbered = re.findall(rf"^\s*\d+[.):]\s*{entry}", plain, re.MULTILINE)
+    for named in [re.findall(rf"\b[{letters}]\b", ranking) for ranking in reversed(rankings)] + [numbered]:
+        if len(named) > 1 and len(set(named)) == len(named):
+            return str(named[0])
+    if bracketed := re.findall(rf"\[\[\s*([{letters}]|(?i:tie))\s*\]\]", plain):
+        return TIE if bracketed[-1].lower() == TIE else str(bracketed[-1])
+    alone = [
+        match
+        for line in plain.splitlines()
+        if (match := re.fullmatch(rf"\W*{entry}\W*|\W*(?i:a\s+)?(?i:tie)\W*", line))
+    ]
+    return None if not alone else alone[-1][1] or TIE
+
+
 def check_own(owner: str, pattern: object, *, groups: int | None = None) -> None:
     """Refuse what is neither None nor a regular expression of a bounded length with so many groups (None: any)."""
     import regex
