@@ -460,7 +460,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("token_copy(cue='sung')", "cue must be one of counted, numbered, repeated"),
         (
             "ruler()",
-            "unknown task 'ruler'; known: documents, example_order, items, key_value, multiple_choice, needle",
+            "unknown task 'ruler'; known: documents, example_order, items, key_value, listwise, multiple_choice, ",
         ),
     ],
 )
