@@ -74,7 +74,7 @@ class AbsoluteEncoding(Encoding):
 @ENCODINGS.register("sinusoidal")
 @dataclass(frozen=True)
 class Sinusoidal(AbsoluteEncoding):
-    """Sines and cosines of the position at `width / 2` frequencies base^(-2k / width) (Vaswani et al. 2017)."""
+    """Sines and cosines of the position at `width / 2` frequencies base^(-2k / width) (arXiv 1706.03762)."""
 
     width: int = 64
     """Features (even, >= 2)."""

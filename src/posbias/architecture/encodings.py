@@ -93,7 +93,7 @@ class NoEncoding(LinearEncoding):
 @ENCODINGS.register("alibi")
 @dataclass(frozen=True)
 class Alibi(LinearEncoding):
-    """ALiBi: head h subtracts slope_h times the distance."""
+    """ALiBi: head h subtracts slope_h times the distance (arXiv 2108.12409)."""
 
     slopes: Sequence[float] | None = None
     """One per head, in [0, 700] logits per position; None takes the published scheme for any head count."""
@@ -123,7 +123,7 @@ class Alibi(LinearEncoding):
 @ENCODINGS.register("decay")
 @dataclass(frozen=True)
 class Decay(LinearEncoding):
-    """Every head weighs a key by `rate ** distance` before normalising (the decay mask of Wu et al. 2025)."""
+    """Every head weighs a key by `rate ** distance` before normalising (the decay mask of arXiv 2502.01951)."""
 
     rate: float
     """Weight lost per position, in (0, 1]; 1 is no encoding."""
@@ -218,7 +218,7 @@ class PerHeadEncoding(Encoding):
 class KerpleLog(PerHeadEncoding):
     """KERPLE, logarithmic: logit -power * ln(1 + scale * distance), so a key weighs (1 + scale * distance)^-power.
 
-    Source: Chi et al. 2022 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
+    Source: arXiv 2205.09921 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
     """
 
     power: float | Sequence[float] = 1.0
@@ -237,7 +237,7 @@ class KerpleLog(PerHeadEncoding):
 class KerplePower(PerHeadEncoding):
     """KERPLE, power: logit -scale * distance^exponent; exponent 1 is ALiBi.
 
-    Source: Chi et al. 2022 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
+    Source: arXiv 2205.09921 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
     """
 
     scale: float | Sequence[float] = 1.0
@@ -263,7 +263,7 @@ class KerplePower(PerHeadEncoding):
 class T5Buckets(Encoding):
     """T5's learned biases, causal scheme: the first half of the buckets is exact, the rest logarithmic in distance.
 
-    Keys after the query fall into bucket 0, as in T5's decoder. Source: Raffel et al. 2020.
+    Keys after the query fall into bucket 0, as in T5's decoder. Source: Raffel et al. 2020 (arXiv 1910.10683).
     """
 
     values: Sequence[float] | Sequence[Sequence[float]]

@@ -10,24 +10,40 @@ from posbias.cli.output import print_document
 from posbias.errors import UsageError
 
 EXAMPLE = (
-    "Example: `posbias report runs/demo` · its figures as PNGs, too: `posbias report runs/demo --png` · several side "
-    "by side: `posbias report runs/a runs/b --out runs/both`"
+    "Example: `posbias report runs/demo` · its figures as PNGs, too: `posbias report runs/demo --png` · for a "
+    "paper: `posbias report runs/demo --paper paper` · several side by side: `posbias report runs/a runs/b "
+    "--out runs/both`"
 )
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", show_default=False)],
     seed: options.UnusedSeed = 0,
-    png: Annotated[bool, typer.Option("--png", help="Also save every figure as a PNG, for papers and slides.")] = False,
+    png: Annotated[bool, typer.Option("--png", help="Also save every figure as a PNG, for slides.")] = False,
+    paper: Annotated[
+        Path | None,
+        typer.Option(
+            help="A new directory for a paper: figures (PDF, SVG), tables (LaTeX, CSV), BibTeX; no page is drawn.",
+            show_default=False,
+        ),
+    ] = None,
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
     """Draw the report of finished runs anew. No model is loaded."""
-    from posbias.report import write_report
+    from posbias.report import write_paper, write_report
     from posbias.runs.directories import held
     from posbias.runs.records import RECORD_FILE, read_record
 
     records = [read_record(run) for run in runs]
+    if paper is not None:
+        if png or out is not None:
+            raise UsageError("--paper writes no page; leave out --out and --png")
+        document = write_paper(records, paper)
+        print_document(
+            {"paper": str(document), "runs": [str(run) for run in runs]}, as_json=json, line=f"paper: {document}"
+        )
+        return
     if len(runs) > 1:
         if out is None:
             raise UsageError(f"{len(runs)} runs side by side need a directory of their own: --out DIRECTORY")

@@ -1,6 +1,7 @@
-"""Figures as PNG, drawn by matplotlib without a display, for papers and terminals without a browser."""
+"""Figures as PNG, PDF or SVG, drawn by matplotlib without a display, for papers and terminals without a browser."""
 
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,11 +37,22 @@ STYLE: Any = {
     "axes.labelcolor": INK,
     "text.color": INK,
     "font.family": "DejaVu Sans",
+    "svg.hashsalt": PICTURE_SOFTWARE,
 }
+METADATA: dict[str, Callable[[str, str], Any]] = {
+    "png": lambda title, about: {"Software": PICTURE_SOFTWARE},
+    "pdf": lambda title, about: {"Title": title, "Subject": about, "Creator": PICTURE_SOFTWARE, "CreationDate": None},
+    "svg": lambda title, about: {"Title": title, "Description": about, "Creator": PICTURE_SOFTWARE, "Date": None},
+}
+"""What a picture of each sort says of itself."""
 
 
-def png_of(figure: Figure | HeatMap) -> bytes:
-    """The figure as a PNG: profiles on a logarithmic and a linear axis side by side, the rest on one."""
+def picture_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "") -> bytes:
+    """The figure as a PNG, PDF or SVG: profiles on a logarithmic and a linear axis side by side, the rest on one.
+
+    A PDF and an SVG carry the title, and how the figure was made (`about`), in their metadata, and no date: the same
+    figure gives the same bytes.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -55,7 +67,7 @@ def png_of(figure: Figure | HeatMap) -> bytes:
         title = _literal("\n".join(title_lines(figure.title)))
         canvas.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         buffer = io.BytesIO()
-        canvas.savefig(buffer, format="png", metadata={"Software": PICTURE_SOFTWARE})
+        canvas.savefig(buffer, format=sort, metadata=METADATA[sort](figure.title, about))
     return buffer.getvalue()
 
 

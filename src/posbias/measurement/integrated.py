@@ -157,7 +157,7 @@ class IntegratedGradients(Experiment):
 
     Cost: at most `steps` forward and backward passes, and two forward passes.
 
-    Source: Sundararajan, Taly & Yan, ICML 2017; the adaptive rule for their Riemann sum is ours.
+    Source: Sundararajan, Taly & Yan 2017, arXiv 1703.01365; the adaptive rule for their Riemann sum is ours.
     """
 
     steps: int = 512

@@ -17,6 +17,7 @@ from posbias.report import (  # noqa: F401
 )
 from posbias.report.findings import Finding, grouped_findings
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, verdict, write_report
+from posbias.report.paper import write_paper
 from posbias.runs.results import load_record
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "report_of",
     "show_report",
     "verdict",
+    "write_paper",
     "write_report",
 ]

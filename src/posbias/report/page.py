@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from posbias.checks import checked
 from posbias.display.figures import Figure, HeatMap, points_that_fit
 from posbias.display.interactive import chart_script, interactive
-from posbias.display.static import png_of
+from posbias.display.static import picture_of
 from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
 from posbias.registry import Registry
@@ -25,7 +25,7 @@ from posbias.report.layout import DEMO_NAME, command_of, conditions_of, real_nam
 from posbias.report.tables import Table, condensed, print_notes, print_tables
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import REPORT_FILE, Record, remove_report
-from posbias.runs.results import Result, result_of
+from posbias.runs.results import Answering, Result, result_of
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def verdict(run: Result | Record) -> tuple[str, ...]:
     return tuple(report_of(run).verdict)
 
 
-Result.wording = verdict
+Answering.wording = verdict
 
 
 @checked
@@ -151,7 +151,7 @@ def write_report(runs: Sequence[Result | Record], out: Path, *, png: bool = Fals
         RunError: the files cannot be written.
     """
     report = report_of(*runs)
-    pictures = _pictures(report) if png else {}
+    pictures = {f"{name}.png": picture_of(figure) for name, figure in figures_of(report).items()} if png else {}
     related: dict[str, str] = runs[0].as_run().resolved.get("related", {}) if len(runs) == 1 else {}
     links = {printable(name): place for name, place in related.items() if (out / place).is_file()}
     page = html_of(report, links=links)
@@ -165,13 +165,20 @@ def write_report(runs: Sequence[Result | Record], out: Path, *, png: bool = Fals
     return out / REPORT_FILE
 
 
-def _pictures(report: Report) -> dict[str, bytes]:
-    """PNGs by file name."""
-    pictures = {f"{figure.slug}.png": png_of(figure) for figure in (*report.picture, *report.figures)}
+def figures_of(report: Report) -> dict[str, Figure | HeatMap]:
+    """All figures that are drawn as pictures, too, by the name of their file without its ending."""
+    figures = {figure.slug: figure for figure in (*report.picture, *report.figures)}
     for section in report.sections:
         if section.pictures:
-            pictures.update({f"{section.anchor}-{figure.slug}.png": png_of(figure) for figure in section.figures})
-    return pictures
+            figures.update({f"{section.anchor}-{figure.slug}": figure for figure in section.figures})
+    return figures
+
+
+def tables_of(report: Report) -> list[Table]:
+    """All tables that hold anything, those that matter most first."""
+    folded = [table for tables in report.folded.values() for table in tables]
+    of_sections = [table for section in report.sections for table in section.tables]
+    return [table for table in (*report.summary, *report.tables, *folded, *of_sections) if table.cells]
 
 
 def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:

@@ -20,12 +20,48 @@ from posbias.runs.records import Record, read_record
 Kind = TypeVar("Kind")
 
 
-class Result(Showing):
+class Answering(Showing):
+    """A result that answers in sentences, and that a paper takes up: `posbias.report` makes both of its stored form."""
+
+    wording: ClassVar[Callable[[Record], Iterable[str]] | None] = None
+    """Puts a run into sentences. `posbias.report` sets this and the next two when it is imported: no room below words
+    its results."""
+    latex: ClassVar[Callable[[Record], str] | None] = None
+    citation: ClassVar[Callable[[Record], str] | None] = None
+
+    @abstractmethod
+    def as_run(self) -> Record:
+        """The record that `save` writes into a directory."""
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """The answer in one to three sentences, each only as strong as its interval.
+
+        Raises:
+            UsageError: the run failed, or its record is damaged.
+        """
+        worded = type(self).wording
+        return () if worded is None else tuple(worded(self.as_run()))
+
+    def to_latex(self) -> str:
+        """Every table of the report in LaTeX, for the packages booktabs and graphicx.
+
+        Raises:
+            UsageError: the run failed, or its record is damaged.
+        """
+        latex = type(self).latex
+        return "" if latex is None else latex(self.as_run())
+
+    def cite(self) -> str:
+        """Settings and versions as comments, then BibTeX of posbias and of the work that this result rests on."""
+        citation = type(self).citation
+        return "" if citation is None else citation(self.as_run())
+
+
+class Result(Answering):
     """The answer of one verb in typed fields, with the record in which it is stored."""
 
     record: Record
-    wording: ClassVar[Callable[["Result"], Iterable[str]] | None] = None
-    """Puts a result into sentences. `posbias.report` sets it when it is imported: no room below words its results."""
 
     @classmethod
     @abstractmethod
@@ -35,15 +71,6 @@ class Result(Showing):
     def as_run(self) -> Record:
         """The record that `save` writes into a directory."""
         return self.record
-
-    @property
-    def verdict(self) -> tuple[str, ...]:
-        """The answer in a few lines of at most 25 words, each only as strong as its interval.
-
-        Raises:
-            UsageError: the run failed, or its record is damaged.
-        """
-        return () if self.wording is None else tuple(self.wording())
 
     def facts(self) -> Mapping[str, str]:
         """The verdict, or why the run failed."""
@@ -70,15 +97,6 @@ def from_stored(kind: type[Kind], stored: Any) -> Kind:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     return read
-
-
-class Answering(Showing):
-    """A result just made, which answers in the sentences of its stored form."""
-
-    @property
-    def verdict(self) -> tuple[str, ...]:
-        """The answer in a few lines of at most 25 words, each only as strong as its interval."""
-        return result_of(self.as_run()).verdict
 
 
 RESULTS: Registry[type[Result]] = Registry("result")

@@ -154,7 +154,7 @@ class ArchitectureTheory(Theory):
 @THEORIES.register("attention_only")
 @dataclass(frozen=True)
 class AttentionOnly(ArchitectureTheory):
-    """Rollout of attention alone: mixing 1 in every layer, content ignored (Wu et al. 2025)."""
+    """Rollout of attention alone: mixing 1 in every layer, content ignored (Wu et al. 2025, arXiv 2502.01951)."""
 
     reads_prompts: ClassVar[bool] = False
     ignores: ClassVar[Mapping[str, Any]] = {"content": 0.0, "mixing": 1.0}

@@ -56,7 +56,10 @@ Line = Float64[np.ndarray, "n_points"]
 @RESULTS.register("attention")
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionRun(Result):
-    """An attention run as stored: values per layer, head and position with their intervals, by the names above."""
+    """An attention run as stored: values per layer, head and position with their intervals, by the names above.
+
+    Source of the sink score: arXiv 2410.10781 and, with another threshold, 2502.01951.
+    """
 
     record: InstanceOf[Record]
     sink_thresholds: tuple[float, ...] = ()

@@ -196,8 +196,9 @@ def before_cue(text: str) -> str:
 class RepeatPrompt(PromptMitigation):
     """The prompt twice, so that the second time every passage is read after all others; twice the tokens.
 
-    Of a conversation the last message is repeated. Its passages are those of the last copy. The source repeats whole
-    questions to assistants; here copies end before the cue of the answer (`before_cue`).
+    Of a conversation the last message is repeated. Its passages are those of the last copy. The source
+    (arXiv 2512.14982) repeats whole questions to assistants; here copies end before the cue of the answer
+    (`before_cue`).
     """
 
     times: int = 2
@@ -231,7 +232,7 @@ class QuestionFirst(PromptMitigation):
     """The question at the beginning of the prompt, too, so that passages are read with it in mind.
 
     The question is what stands behind the last passage, less closing brackets and the cue of the answer (`before_cue`).
-    Source: query-aware contextualization of Liu et al. 2024, "Lost in the middle", section 4.2; there it stands behind
+    Source: query-aware contextualization of Liu et al. 2024, arXiv 2307.03172, section 4.2; there it stands behind
     the instruction, as in the tasks `documents` and `key_value` with `query="both"`, here before it, since any prompt
     has a beginning.
     """
@@ -261,7 +262,7 @@ class SelfConsistency(PromptMitigation):
     Shuffles depend on the passages and the seed, not on the order given, so that the answer cannot depend on it either.
     Answers count as the same if their first lines do, without case, punctuation and articles; of equally frequent
     ones that of the earliest draw is given. The score of an answer is its mean probability over the draws; its rank is
-    then not known.
+    then not known. Source: permutation self-consistency, arXiv 2310.07712.
     """
 
     draws: int = 5

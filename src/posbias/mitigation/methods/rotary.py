@@ -141,8 +141,8 @@ class MsPoe(Mitigation):
 class ShiftedDistances(Mitigation):
     """A rotary distance d >= shift becomes d - shift + window: far keys seem nearer, at distances that training saw.
 
-    Source: STRING (HKUNLP/STRING, `replace_with_string`), with its shift of a third of the trained length and its local
-    window of 128.
+    Source: STRING (arXiv 2410.18745; HKUNLP/STRING, `replace_with_string`), with its shift of a third of the trained
+    length and its local window of 128.
     """
 
     shift: int | None = None

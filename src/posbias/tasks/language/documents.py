@@ -52,7 +52,7 @@ MOST_DOCUMENTS = len(CITIES)
 class Documents(LanguageTask):
     """Answer a question from one of several documents; the gold one moves, the distractors keep their order.
 
-    Source: Liu et al. 2024, "Lost in the middle", section 2; 10, 20 and 30 documents, gold at 0, 4, 9 ... 29.
+    Source: Liu et al. 2024, arXiv 2307.03172, section 2; 10, 20 and 30 documents, gold at 0, 4, 9 ... 29.
     """
 
     documents: int = 10

@@ -34,7 +34,7 @@ Pair = tuple[str, str]
 class KeyValue(LanguageTask):
     """Find the value of one key among many; the asked pair moves, all others keep their order.
 
-    Source: Liu et al. 2024, "Lost in the middle", section 3; 75, 140 and 300 pairs, 500 examples each.
+    Source: Liu et al. 2024, arXiv 2307.03172, section 3; 75, 140 and 300 pairs, 500 examples each.
     """
 
     pairs: int = 75

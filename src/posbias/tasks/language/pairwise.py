@@ -167,7 +167,10 @@ class Judgement(LanguageTask):
 @LANGUAGE_TASKS.register("pairwise")
 @dataclass(frozen=True)
 class Pairwise(Judgement):
-    """Say which of two responses is better; both orders are asked, and flips of the verdict counted."""
+    """Say which of two responses is better; both orders are asked, and flips of the verdict counted.
+
+    Source: JudgeBench, arXiv 2410.12784.
+    """
 
     counted: ClassVar[str] = "file"
     max_tokens: ClassVar[int] = 8
