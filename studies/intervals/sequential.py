@@ -1,5 +1,5 @@
 """How often `evaluate --sequential` claims too much, and what it saves: `python studies/intervals/sequential.py` (a
-minute) prints the table of docs/intervals.md.
+minute) prints what docs/intervals.md sums up.
 
 Five positions with one chance of a right answer, 100 samples at most, `worst>=0.8`. At a chance below .8 the bound must
 not be claimed; .799 is hardest. The fixed design asks all 100.
