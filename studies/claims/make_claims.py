@@ -10,22 +10,21 @@ HERE = Path(__file__).parent
 HOLDS = "holds"
 HEADER = """# Study: claims, put to the test
 
-**Question:** which statements on position bias, published ones and our own on design, hold in a numerical experiment?
-**Answer:** {tally}. This page has those that do not hold as printed; [`claims.csv`](claims.csv)
-has all: statement, verdict, number, what was computed, what holds more sharply, and the assumption whose violation
-changes the verdict. [verify](../../docs/verify.md) says what a verdict means.
+**Question:** which statements on position bias, published and our own, hold in a numerical experiment?
+**Answer:** {tally}. Below are those that do not hold as printed. [`claims.csv`](claims.csv)
+has all, with what was computed, assumed and violated ([verify](../../docs/verify.md) says what that means).
 
-Run one claim with `posbias verify wu2025/theorem-4.5`, all with `posbias verify`. `python
-studies/claims/make_claims.py` (seed 0) writes this page and the file. Positions count from 0, t from 0 (t + 1 layers);
+One claim: `posbias verify wu2025/theorem-4.5`; all: `posbias verify`; this page and the file: `python
+studies/claims/make_claims.py` (seed 0). Positions count from 0, t from 0 (t + 1 layers);
 d is the distance query - key, eps the smallest admissible attention weight.
 """
 
 FOOTER = """
 ## Where the papers are read differently from their letter
 
-- *RoPE, theorems 4.7 and I.2.* For a fixed N any positive function is Theta of any other, so the statement cannot
-  fail literally. The test asks whether one set of constants serves all N, as it does for theorem 4.5. It does not.
-- *Theorem 5.5.* Both branches are checked up to finite depth. Under harmonic mixing the collapse is real and slow.
+- *RoPE, theorems 4.7 and I.2.* For a fixed N any positive function is Theta of any other. The test asks whether one
+  set of constants serves all N, as it does for theorem 4.5. It does not.
+- *Theorem 5.5.* Checked up to finite depth. Under harmonic mixing collapse is slow.
 - *Rates.* A product of lower-triangular kernels decays at position j at the rate of its slowest diagonal among the
   positions j ... i; for kernels whose diagonal falls with j that is prod_l (1 - m_l + m_l A_l[j,j]).
 """

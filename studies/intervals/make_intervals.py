@@ -41,7 +41,7 @@ VERDICTS = f"""
 - Student's interval alone misses the mean of lognormal units (sigma 1) in 18, 17, 14 and 11 %, percentiles of a
   bootstrap as often: 6 to 8 units mostly do not contain the rare large values that make up the mean.
 - A W1 cannot be negative, and noise only adds to it: near a perfect theory it is estimated too large, and so is the
-  difference to the uniform baseline. "Wrongly closer": a theory as far as the uniform baseline is called closer.
+  difference to the uniform baseline. "Wrongly closer": a theory as far as it is called closer.
 - Joint intervals over positions are conservative: 0 to 4.2 % with 3 positions, 0 to 3.0 % with 10.
 
 ## False verdicts of `posbias mitigate`
@@ -55,7 +55,7 @@ right and wrong answers (1.5), {false_verdicts.RARE:,} of rare losses (.49); in 
 
 FOOTER = """
 - *Rare losses*: half of the samples gain one answer of five, one sample in ten loses all five. Of 12 samples 28 % hold
-  no loss at all, and no test can tell that from a gain; take 40 samples or more if a method may fail now and then.
+  no loss at all, and no test can tell that from a gain; take 40 samples or more if a method may fail at times.
 - Other tests of a mean do not hold 5 % on lognormal changes (sigma 1, 16 samples, four methods): Student's t 24.0 %,
   random signs 21.6, bootstrap-t 10.8, Hall's transformation 8.6; the one used here 1.8. It finds a mean of normal
   changes of 1.57 standard deviations in 80 % of runs (Student's t 1.01), with 40 samples .63 (.59).

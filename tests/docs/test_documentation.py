@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ DOCS = ROOT / "docs"
 IMAGES = sorted((DOCS / "images").glob("*.png"))
 LONGEST_GUIDE = 16_000
 """Words of all pages of `docs`: what was found, and by which run, belongs to `studies`."""
+LONGEST_STUDIES, LONGEST_STUDY, LONGEST_BENCHMARKS = 20_000, 900, 3_000
+"""Words of all pages of `studies`, of one study's page (what else a reader needs to judge it stands in an appendix, and
+every cell in a file beside it), and of all pages of `benchmarks`."""
 LARGEST_PICTURE = 120 * 1024
 """Bytes: a page of pictures must open at once."""
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.M | re.S)
@@ -95,8 +99,20 @@ def test_a_page_opens_with_its_question(page):
         assert any(line.startswith("**Question:**") for line in opening), opening
 
 
+def words_of(pages: Iterable[Path]) -> int:
+    return sum(len(page.read_text().split()) for page in pages)
+
+
 def test_the_guide_stays_short():
-    assert sum(len(page.read_text().split()) for page in DOCS.glob("*.md")) <= LONGEST_GUIDE
+    assert words_of(DOCS.glob("*.md")) <= LONGEST_GUIDE
+
+
+@pytest.mark.skipif(not (ROOT / "studies").exists(), reason="a source distribution: the studies are not in it")
+def test_studies_and_benchmarks_stay_short():
+    assert words_of((ROOT / "studies").rglob("*.md")) <= LONGEST_STUDIES
+    for page in (ROOT / "studies").glob("*/README.md"):
+        assert words_of([page]) <= LONGEST_STUDY, name_of(page)
+    assert words_of((ROOT / "benchmarks").rglob("*.md")) <= LONGEST_BENCHMARKS
 
 
 def left_out(target: Path) -> bool:

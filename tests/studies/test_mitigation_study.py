@@ -97,12 +97,12 @@ def test_the_headline_is_that_of_samples_no_fit_has_seen() -> None:
     [
         (
             "demo_key_value_8",
-            ["unchanged (level)", "`from_question_8.json`", "`context_bias_8.json`", "`key_value_8.json`"],
+            ["SmolLM2, unchanged", "`from_question_8.json`", "`context_bias_8.json`", "`key_value_8.json`"],
             ["raises", "raises", "raises"],
         ),
-        ("demo_question_twice", ["unchanged", "with the bias"], ["raises"]),
-        ("gemma_key_value_8", ["unchanged", "fitted at 8 pairs alone"], ["do not apply"]),
-        ("gemma_key_value_8_2", ["unchanged", "then at 2, 4 and 8 pairs"], ["raises"]),
+        ("demo_question_twice", ["twice, unchanged", "twice, `question_twice_8.json`"], ["raises"]),
+        ("gemma_key_value_8", ["Gemma, unchanged", "Gemma, fitted at 8 pairs alone"], ["do not apply"]),
+        ("gemma_key_value_8_2", ["Gemma, unchanged", "Gemma, then at 2, 4 and 8 pairs"], ["raises"]),
     ],
 )
 def test_the_answers_under_a_fitted_bias_are_those_of_the_records(
