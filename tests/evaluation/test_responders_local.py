@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
-from posbias import LocalResponder, UsageError
+from posbias import LocalResponder, UsageError, mitigated
 from posbias.evaluation.responders import LocalOptions, Reply, Request, batching
 from posbias.evaluation.responders.batching import trusted_runner
 from posbias.evaluation.responders.local import encode_requests, score_answer
@@ -210,6 +210,27 @@ def test_limits_change_nothing_but_the_batches(options: LocalOptions) -> None:
     requests = [*moved(max_tokens=3), *moved("t45", max_tokens=6), Request("t5", max_tokens=2), Request("t5 t6")]
     expected, ours = (generated(LocalResponder(model, each), requests) for each in (None, options))
     assert [response.token_ids for response in ours] == [response.token_ids for response in expected]
+
+
+def test_a_network_is_tried_once_and_again_when_something_in_it_changes() -> None:
+    model, passes = tiny("llama"), []
+
+    def trial() -> int:
+        passes.clear()
+        with batching.counting_tokens(model, passes.append):
+            runner = LocalResponder(model).tried(np.arange(3, 40, dtype=np.int64))
+        assert (runner.cached, runner.padded) == (True, True)
+        assert runner.position_bytes > 0
+        return len(passes)
+
+    assert trial() > 5
+    assert trial() == 0
+    with mitigated(model, "temperature(scale=0.5)"):
+        assert trial() > 5
+    handle = model.network.register_forward_hook(lambda *_: None)
+    assert trial() > 5
+    handle.remove()
+    assert trial() == 0
 
 
 def test_a_cache_that_lies_is_not_used() -> None:

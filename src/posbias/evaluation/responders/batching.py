@@ -6,6 +6,7 @@ leave the batch. A model whose logits are others with padding or with a cache, t
 length together, or each alone and whole.
 """
 
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -240,16 +241,51 @@ def kept_of(cache: Any, padding: Sequence[int]) -> list[Kept]:
     ]
 
 
+_PROVED: weakref.WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], tuple[bool, bool, float]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Of networks that nothing had changed, by what a trial depends on: whether caches and padding proved right, and the
+bytes of a position."""
+
+
 def trusted_runner(model: Model, token_ids: TokenIds) -> Runner:
+    """A runner that keeps and pads as far as the model proves right in that, tried once on a network as it was loaded.
+
+    A trial takes as long as a few short prompts; a network with a hook or a method in it is tried each time.
+    """
+    config = getattr(model, "config", None)
+    window = getattr(config, "sliding_window", None)
+    # Long enough that every sliding window has left positions behind, before the cut and after it.
+    probe = token_ids[: max(SHORT_PROBE, 5 * window // 2) if isinstance(window, int) else SHORT_PROBE]
+    if model.intervention is not None or not _as_loaded(model.network):
+        return _tried_runner(model, probe)
+    proved = _PROVED.setdefault(model.network, {})
+    key = (len(probe), window, model.dtype, model.device, getattr(config, "_attn_implementation", None))
+    if key not in proved:
+        tried = _tried_runner(model, probe)
+        proved[key] = tried.cached, tried.padded, tried.position_bytes
+    cached, padded, position_bytes = proved[key]
+    runner = Runner(model, cached=cached, padded=padded)
+    runner.position_bytes = position_bytes
+    return runner
+
+
+def _as_loaded(network: nn.Module) -> bool:
+    """Tell whether no module has a hook, those of `counting_tokens` apart, or a forward pass of its own."""
+    for module in network.modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if "forward" in vars(module) or any(getattr(hook, "__module__", None) != __name__ for hook in hooks):
+            return False
+    return True
+
+
+def _tried_runner(model: Model, probe: TokenIds) -> Runner:
     """A runner that keeps and pads as far as the model proves right in that on these tokens.
 
-    The tokens (as many as the widest window needs) are run, cut back to the half and continued with the second half
+    The tokens are run, cut back to the half and continued with the second half
     reversed, one token at the last step; then both halves together as a batch, and each a token further. Each time the
     logits must be those of the sequence run alone. A model that looks ahead is run the plain way, too.
     """
-    window = getattr(getattr(model, "config", None), "sliding_window", None)
-    # Long enough that every sliding window has left positions behind, before the cut and after it.
-    probe = token_ids[: max(SHORT_PROBE, 5 * window // 2) if isinstance(window, int) else SHORT_PROBE]
     whole, length, half = Runner(model, cached=False), len(probe), len(probe) // 2
     if not isinstance(model, HuggingFaceModel) or length < 4:
         return whole
