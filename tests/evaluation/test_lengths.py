@@ -7,12 +7,13 @@ import pytest
 from scipy.stats import binom
 
 import posbias as pb
-from posbias import EvaluateOptions, UsageError, evaluate
+from evaluation.serving import chat, stand_in
+from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation.evaluation import LengthLevel
 from posbias.evaluation.lengths import effective_length
 from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.requirements import Requirement
-from posbias.evaluation.responders import Reply, Responder, Response
+from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder
 from posbias.report import report_of
 from posbias.report.page import html_of
 from posbias.statistics import Interval, wilson
@@ -200,3 +201,34 @@ def test_a_length_that_fails_is_rarely_claimed(threshold, most):
         low = [wilson(1.0 * (np.arange(count) < right)).low for right in range(count + 1)]
         passing = next((right for right in range(count + 1) if low[right] >= threshold), count + 1)
         assert binom.sf(passing - 1, count, threshold) <= most
+
+
+def test_lengths_are_asked_of_a_server_and_samples_that_are_too_long_are_counted(long_model, tmp_path):
+    """A server whose context has 1,000 tokens, one per byte."""
+
+    def answered(_index, _path, body):
+        prompt = body["messages"][0]["content"]
+        if len(prompt) > 960:
+            message = f"This model's maximum context length is 1000 tokens; {len(prompt)} were given"
+            return 400, {}, {"error": {"message": message, "code": "context_length_exceeded"}}
+        key = prompt.split('Key: "')[-1].split('"')[0]
+        return chat(prompt.split(f'"{key}": "')[1].split('"')[0])
+
+    options = EvaluateOptions(count=20, positions="spread(3)", lengths=(500, 1000, 2000, 4000), score=False)
+    with stand_in(answered) as server:
+        responder = ServerResponder(server.address, "m", tokenizer=long_model.tokenizer)
+        result = evaluate(responder, "key_value", options=options)
+        assert len(server.asked) <= 3 * 60, "after a length that is too long throughout no longer one is asked"
+    assert result.effective_length.at_least == 500
+    assert max(result.too_long) in result.not_evaluated
+    assert result.too_long[max(result.too_long)] == 20
+    report = report_of(result)
+    assert f"too long at {max(result.too_long)} tokens: 20 samples" in report.left_out
+    again = pb.load_record(result.save(tmp_path / "run"))
+    assert again.too_long == result.too_long
+    with pytest.raises(RunError, match="No example was answered"), stand_in(answered) as server:
+        evaluate(
+            ServerResponder(server.address, "m", tokenizer=long_model.tokenizer),
+            "key_value",
+            options=replace(options, lengths=(2000, 4000)),
+        )

@@ -254,7 +254,9 @@ class LengthEvaluation(Evaluation):
     depths: tuple[float, ...] = ()
     """Depths of the columns, 0 (begin) to 1 (end)."""
     not_evaluated: tuple[int, ...] = ()
-    """Longer lengths that could no longer change the effective length, and were not asked."""
+    """Longer lengths that could no longer change the effective length, and were not asked or not answered."""
+    too_long: Mapping[int, int] = field(default_factory=dict)
+    """Samples that were too long for the model at some depth, by length; only lengths that lost some."""
     levels: tuple[LengthLevel, ...] = ()
     effective_length: EffectiveLength | None = None
     correct: Mapping[int, InstanceOf[np.ndarray]] = field(default_factory=dict)

@@ -25,10 +25,18 @@ MOST_SAMPLES = 10_000
 
 
 def length_evaluation(
-    evaluations: Mapping[int, Evaluation], *, task: str, options: EvaluateOptions, depths: tuple[float, ...]
+    evaluations: Mapping[int, Evaluation],
+    *,
+    task: str,
+    options: EvaluateOptions,
+    depths: tuple[float, ...],
+    too_long: Mapping[int, int],
 ) -> LengthEvaluation:
-    """The result of evaluations of one task at ascending lengths, each at as many depths; of a sequential design some
-    of the lengths may be missing."""
+    """The result of evaluations of one task at ascending lengths, each at as many depths.
+
+    Lengths may be missing: those that a sequential design left out, and from the first that is `too_long` throughout
+    (with its samples).
+    """
     first = next(iter(evaluations.values()))
     correct = {length: evaluation.right for length, evaluation in evaluations.items()}
     levels = _levels(evaluations, options, depths)
@@ -44,6 +52,14 @@ def length_evaluation(
     for name in ("positions", "fingerprint"):
         record.resolved.pop(name, None)
     record.scalars = {
+        "too_long": {
+            **{
+                str(length): samples
+                for length, evaluation in evaluations.items()
+                if (samples := int((np.nansum(evaluation.tables["too_long"], axis=1) > 0).sum()))
+            },
+            **{str(length): samples for length, samples in too_long.items()},
+        },
         "levels": [plain(asdict(level)) for level in levels],
         "effective_length": plain(asdict(effective_length(levels, options.threshold))),
         "curves": {},

@@ -94,16 +94,23 @@ def _evaluate_lengths(responder: Responder, task: LanguageTask, options: Evaluat
     tasks = {length: task.at_length(length, responder.tokenizer, seed=options.seed) for length in options.lengths}
     positions = {length: options.positions_of(lengthened) for length, lengthened in tasks.items()}
     depths = depths_of(positions, {length: lengthened.n_items for length, lengthened in tasks.items()})
-    evaluations = {}
+    evaluations: dict[int, Evaluation] = {}
+    too_long: dict[int, int] = {}
     for length, lengthened in tasks.items():
         directory = None if options.directory is None else options.directory / f"length-{length}"
         require = options.goal if options.sequential else None
         chosen = replace(options, lengths=(), directory=directory, require=require)
         finished = finished_evaluation(responder, lengthened, chosen)
-        evaluations[length] = finished or evaluate_responder(responder, lengthened, chosen)
+        try:
+            evaluations[length] = finished or evaluate_responder(responder, lengthened, chosen)
+        except NothingAnsweredError:
+            if not evaluations:
+                raise
+            too_long[length] = options.count
+            break
         if options.sequential and settled(evaluations, options):
             break
-    return length_evaluation(evaluations, task=str(task), options=options, depths=depths)
+    return length_evaluation(evaluations, task=str(task), options=options, depths=depths, too_long=too_long)
 
 
 def evaluate_responder(

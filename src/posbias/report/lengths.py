@@ -30,7 +30,7 @@ def length_report(evaluation: LengthEvaluation) -> Report:
         tables=[_level_table(evaluation)],
         caveats=[*cut_off, *caveats_of(record)],
         note=NOTE,
-        left_out=[f"{length} tokens: they can no longer change the answer" for length in evaluation.not_evaluated],
+        left_out=_left_out(evaluation),
         record=record,
     )
 
@@ -46,6 +46,13 @@ def length_verdict(evaluation: LengthEvaluation) -> list[str]:
         else f"No length is established to have {wanted}."
     )
     return [first, *_beyond(evaluation, effective), *sequential_sentences(evaluation)]
+
+
+def _left_out(evaluation: LengthEvaluation) -> list[str]:
+    """Samples that were not counted at each length, and lengths that were not asked, with the reason."""
+    reasons = [f"too long at {length} tokens: {samples} samples" for length, samples in evaluation.too_long.items()]
+    never = [length for length in evaluation.not_evaluated if length not in evaluation.too_long]
+    return [*reasons, *(f"not asked: {length} tokens, which can no longer change the answer" for length in never)]
 
 
 def sequential_sentences(evaluation: Evaluation) -> list[str]:
@@ -67,7 +74,9 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
     """The first length that is not reached: whether it is too long, or what would decide it."""
     length = effective.below or effective.undecided
     if length is None:
-        return [f"No longer length was evaluated; all of {', '.join(map(str, evaluation.lengths))} hold."]
+        limit = [length for length in evaluation.not_evaluated if length in evaluation.too_long]
+        why = f"{limit[0]} tokens are too long for the model" if limit else "No longer length was evaluated"
+        return [f"{why}; all of {', '.join(map(str, evaluation.lengths))} hold."]
     level = next(level for level in evaluation.levels if level.length == length)
     numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
     if level.cut_off > MOST_CUT * level.examples:
