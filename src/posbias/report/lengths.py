@@ -4,7 +4,7 @@ import numpy as np
 
 from posbias.display.figures import Curve, Figure, HeatMap, Panel, interval_curves, ramp
 from posbias.evaluation.endings import MOST_CUT
-from posbias.evaluation.evaluation import EffectiveLength, Evaluation, LengthEvaluation
+from posbias.evaluation.evaluation import EffectiveLength, Evaluation, LengthEvaluation, LengthLevel
 from posbias.report.layout import caveats_of
 from posbias.report.page import Report
 from posbias.report.tables import Table
@@ -12,8 +12,14 @@ from posbias.statistics import CONFIDENCE, MISSING
 
 NOTE = (
     "One sample is requested once per depth; only the item that holds the answer moves. Each cell has a 95 % interval "
-    "over samples. The effective length rests on the low ends, and claims too much in at most 5 % of runs."
+    "over samples. The effective length rests on the low ends, and claims too much in at most 5 % of runs; that a "
+    "length fails rests on high ends that hold for all cells at once, which are a little wider than a cell's own."
 )
+LOOKS = (
+    " Samples were added until they decided. Intervals are wider than 95 % for that: they hold whichever look ended "
+    "the run."
+)
+"""What a sequential design adds to `NOTE`."""
 
 
 def length_report(evaluation: LengthEvaluation) -> Report:
@@ -29,7 +35,7 @@ def length_report(evaluation: LengthEvaluation) -> Report:
         summary=[_cell_table(evaluation)],
         tables=[_level_table(evaluation)],
         caveats=[*cut_off, *caveats_of(record)],
-        note=NOTE,
+        note=NOTE + (LOOKS if evaluation.sequential else ""),
         left_out=_left_out(evaluation),
         record=record,
     )
@@ -60,14 +66,15 @@ def sequential_sentences(evaluation: Evaluation) -> list[str]:
     design = evaluation.sequential
     if design is None:
         return []
-    ends = "The samples decide" if design.decided else "All samples were asked, and do not decide"
+    ends = "The samples decide" if design.decided else f"{design.most} samples do not decide"
     asked = f"{design.prompts:,} of {design.fixed_prompts:,} prompts were asked"
     if not np.isnan(design.tokens):
         saved = 1 - design.tokens / design.fixed_tokens
         asked += (
             f", {design.tokens:,.0f} of {design.fixed_tokens:,.0f} tokens read; {saved:.0%} of the tokens are saved"
         )
-    return [f"{ends} {design.goal}: {asked}."]
+    goal = "every length that matters" if isinstance(evaluation, LengthEvaluation) else design.goal
+    return [f"{ends} {goal}: {asked}."]
 
 
 def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[str]:
@@ -78,16 +85,17 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
         why = f"{limit[0]} tokens are too long for the model" if limit else "No longer length was evaluated"
         return [f"{why}; all of {', '.join(map(str, evaluation.lengths))} hold."]
     level = next(level for level in evaluation.levels if level.length == length)
+    longer = "; longer ones were not asked" if evaluation.not_evaluated else ""
     numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
     if level.cut_off > MOST_CUT * level.examples:
         cut = f"{level.cut_off} of {level.examples} answers were cut off"
         return [f"{length} tokens are not decided: {cut}; allow more `--max-tokens`."]
     if effective.below is not None:
-        return [f"At {length} tokens accuracy is lower: {numbers}."]
+        return [f"At {length} tokens accuracy is lower: {numbers}{longer}."]
     more = "more samples than are practical"
     if effective.samples_needed is not None:
         more = f"about {effective.samples_needed} samples (`--count`)"
-    return [f"{length} tokens are not decided: {numbers}; {more} would decide."]
+    return [f"{length} tokens are not decided: {numbers}; {more} would decide{longer}."]
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
@@ -123,9 +131,21 @@ def _curves(evaluation: LengthEvaluation) -> Figure:
 
 
 def _cell_table(evaluation: LengthEvaluation) -> Table:
-    header = ["tokens", *(f"depth {depth:.2g}" for depth in evaluation.depths)]
-    cells = [[str(length), *(cell.text() for cell in row)] for length, row in evaluation.cells.items()]
+    effective = evaluation.effective_length
+    assert effective is not None
+    reached = {level.length: _reached(level, effective.threshold) for level in evaluation.levels}
+    header = [
+        "tokens",
+        f"{effective.threshold:g} at every depth",
+        *(f"depth {depth:.2g}" for depth in evaluation.depths),
+    ]
+    cells = [[str(length), reached[length], *(cell.text() for cell in row)] for length, row in evaluation.cells.items()]
     return Table(f"{evaluation.task}: accuracy by length and depth of the answer", header, cells)
+
+
+def _reached(level: LengthLevel, threshold: float) -> str:
+    """Whether a length has the accuracy that is asked for at every depth."""
+    return "yes" if level.worst.low >= threshold else "no" if level.worst.high < threshold else "not decided"
 
 
 def _level_table(evaluation: LengthEvaluation) -> Table:
