@@ -21,9 +21,9 @@ def judged_again(record: Record) -> Record:
     code = {name: record.environment[name] for name in ("posbias", "commit")}
     settings.setdefault("trained_with", {**code, "created": record.created})
     page = position_copy_page(recorded_outcome(record), settings=settings, seed=record.seeds["seed"])
-    told = settings["trained_with"]
-    origin = f"Trained before, with posbias {told['posbias']}, commit {told['commit']}; judged again from its record."
-    page = replace(page, statements=[*page.statements, origin])
+    trained = settings["trained_with"]
+    origin = {"study": "study", **trained, "created": trained["created"][:10]}
+    page = replace(page, facts={**page.facts, "trained_before": [origin]})
     return reproduction_record(page, record.arguments, command=record.resolved["command"])
 
 

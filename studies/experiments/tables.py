@@ -5,14 +5,9 @@ import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from posbias.papers.findings import NOT_RUN, findings_of, findings_tables
 from posbias.runs.records import Record, read_record
-
-
-def line(run: str, row: Mapping[str, Any]) -> list[str]:
-    """One finding."""
-    return [run, row["where"], row["reported"], row["found"], row["verdict"], row.get("together", "")]
 
 
 def findings(records: Mapping[str, Record]) -> str:
@@ -21,8 +16,9 @@ def findings(records: Mapping[str, Record]) -> str:
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(["run", "where", "reported", "here", "verdict", "all together"])
     for run, record in records.items():
-        rows = [row for row in record.scalars["rows"] if row["sort"] == "finding" and row["verdict"] != "not run"]
-        writer.writerows(line(run, row) for row in rows)
+        found = findings_of(record.scalars["rows"])
+        cells = [row for row in findings_tables(found)[0].cells if NOT_RUN not in row]
+        writer.writerows([run, *row] for row in cells)
     return written.getvalue()
 
 

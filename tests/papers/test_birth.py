@@ -1,6 +1,7 @@
 """arXiv 2603.10123 again, four layers narrow: the pieces of the experiment, and that sentences follow the numbers."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ import torch
 from posbias import UsageError, closed_form
 from posbias.comparison.metrics import wasserstein
 from posbias.papers import reproduce
-from posbias.papers.birth2603.experiment import birth_statements
 from posbias.papers.birth2603.models import (
     SIZES,
     BirthSettings,
@@ -124,13 +124,10 @@ def test_the_full_size_is_qwen2_of_half_a_billion():
 
 def test_sentences_follow_the_numbers(birth):
     """With a rise towards the end put into the rows, the sentence on the U-shape turns."""
-    sorts = [by_sort(birth, sort) for sort in ("theory", "shape", "rope")]
-    probe = {row["model"]: row["share"] for row in by_sort(birth, "probe")}
-    assert birth_statements(*sorts, probe) == list(birth.statements)
-    rising = [{**row, "last_over_middle": {"value": 0.1, "low": 0.05, "high": 0.2}} for row in sorts[1]]
-    falling = [{**row, "last_over_middle": {"value": -0.1, "low": -0.2, "high": -0.05}} for row in sorts[1]]
-    assert "a U" in birth_statements(sorts[0], rising, sorts[2], probe)[5]
-    assert "no U" in birth_statements(sorts[0], falling, sorts[2], probe)[5]
+    for bend, told in (((0.1, 0.05, 0.2), "a U"), ((-0.1, -0.2, -0.05), "no U")):
+        turned = {"last_over_middle": dict(zip(("value", "low", "high"), bend, strict=True))}
+        rows = [{**row, **turned} if row["sort"] == "shape" else row for row in birth.rows]
+        assert told in replace(birth, rows=rows).statements[5]
 
 
 @pytest.mark.parametrize(

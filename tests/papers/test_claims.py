@@ -125,7 +125,7 @@ class TestNumbersOfTheTheoryPage:
     def test_the_anchor_decays(self, verdicts):
         numbers = verdicts["birth-2603.10123/claim-3-recency-anchor"].finding.numbers
         assert numbers["kept_m_0.1"] == pytest.approx(0.9**180)
-        assert numbers["atom_m_0.2_24_layers"] == pytest.approx(0.8**24)
+        assert numbers["atom_24_layers"] == pytest.approx(0.8**24)
 
     def test_an_l_and_a_spike(self, verdicts):
         finding = verdicts["birth-2603.10123/claim-4-u-shape"].finding

@@ -74,7 +74,7 @@ def test_the_picture_has_a_row_for_every_architecture_and_survives_the_record(tm
     assert figure is not None
     names = dict.fromkeys(entry.architecture for entry in found if entry.architecture != POOLED)
     assert figure.rows == tuple(names)
-    made = Reproduction("paper", "title", statements=(), rows=(), tables=(), figures=(figure,))
+    made = Reproduction("icl-2502.01951", "title", rows=(), tables=(), figures=(figure,))
     reproduction_record(made, {}).save(tmp_path)
     (stored,) = ReproductionRun.from_record(read_record(tmp_path)).figures
     assert stored.rows == figure.rows

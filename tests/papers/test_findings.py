@@ -1,11 +1,14 @@
 """Verdicts follow the intervals over seeds, and the paired test is the exact one."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from posbias import RunError, UsageError
 from posbias.papers.findings import (
+    STATEMENTS,
     Finding,
     Outcome,
     Outcomes,
@@ -14,12 +17,14 @@ from posbias.papers.findings import (
     combined,
     difference,
     finding_rows,
+    findings_of,
     findings_tables,
     paired,
     quantities_of,
     tally,
     weighed,
 )
+from posbias.runs.records import plain
 
 
 def of(values):
@@ -30,6 +35,7 @@ def cases(tests):
     return {f"case {number}": test for number, test in enumerate(tests)}
 
 
+NAME = "icl/sink"
 CLEAR, NOISY = of([0.2, 0.25, 0.3, 0.22, 0.28, 0.24]), of([0.2, -0.3, 0.1, -0.2, 0.3, -0.1])
 
 
@@ -90,8 +96,8 @@ def test_without_any_effect_a_statement_is_decided_as_often_as_claimed(count):
 def test_the_page_says_how_many_verdicts_chance_alone_would_give_and_which_stay():
     strong = of([0.2, 0.201, 0.199, 0.2, 0.2005, 0.1995])
     just = of([0.09, -0.01, 0.05, 0.08, 0.01, 0.06])
-    findings = [weighed("A", "a.", {"one": strong}), weighed("B", "b.", {"one": just, "two": just})]
-    findings.append(weighed("C", "c.", {"one": NOISY}))
+    findings = [weighed("A", NAME, {"one": strong}), weighed("B", NAME, {"one": just, "two": just})]
+    findings.append(weighed("C", NAME, {"one": NOISY}))
     assert quantities_of(findings) == 4
     (sentence,) = chance(findings)
     assert "3 verdicts rest on 4 quantities" in sentence
@@ -101,7 +107,7 @@ def test_the_page_says_how_many_verdicts_chance_alone_would_give_and_which_stay(
     quantities = findings_tables(findings)[1]
     assert len(quantities.cells) == 4
     assert quantities.cells[1][2] != quantities.cells[1][3], "intervals of two cases together are wider"
-    assert chance([weighed("D", "d.", {"one": of([0.2, 0.3])})]) == []
+    assert chance([weighed("D", NAME, {"one": of([0.2, 0.3])})]) == []
 
 
 def test_pairs_are_made_by_seed_and_seeds_without_a_partner_are_counted():
@@ -113,18 +119,35 @@ def test_pairs_are_made_by_seed_and_seeds_without_a_partner_are_counted():
 
 
 def test_a_statement_nobody_trained_for_is_not_run():
-    finding = weighed("Figure 9", "something.", {})
+    finding = weighed("Figure 9", NAME, {})
     assert finding.verdict == "not run"
-    assert tally([finding, Finding("a", "b", "c", "reproduced")]) == "Of 2 published findings: 1 reproduced, 1 not run."
+    assert tally([finding, Finding("a", NAME, "reproduced")]) == "Of 2 published findings: 1 reproduced, 1 not run."
     assert findings_tables([finding])[0].cells[0][-2:] == ["not run", "not run"]
     assert findings_tables([finding])[1].cells == []
 
 
 def test_a_finding_carries_its_numbers():
-    finding = weighed("Figure 2", "it falls.", {"case": CLEAR}, sign=-1, quantity="Slope:")
-    assert "+0.248" in finding.found
+    finding = weighed("Figure 2", NAME, {"case": CLEAR}, sign=-1)
+    assert finding.found.startswith("Sink score of the first token minus the largest other: case +0.248 [")
     assert finding_rows([finding])[0]["tests"]["case"]["p_value"] == CLEAR.p_value < 0.001
     assert finding.sentence().endswith("Not reproduced.")
+
+
+def test_a_record_holds_names_and_numbers_from_which_the_same_words_are_made_again():
+    one = of([0.3])
+    findings = [
+        weighed("A", NAME, {"a": CLEAR, "b": NOISY}),
+        weighed("B", NAME, {"one seed": one}),
+        weighed("C", NAME, {}),
+    ]
+    findings.append(Finding("D", NAME, "reproduced", published=False))
+    rows = json.loads(json.dumps(plain(finding_rows(findings))))
+    assert STATEMENTS[NAME].reported not in json.dumps(rows)
+    again = findings_of(rows)
+    assert findings_tables(again) == findings_tables(findings)
+    assert [finding.sentence() for finding in again] == [finding.sentence() for finding in findings]
+    assert (chance(again), tally(again)) == (chance(findings), tally(findings))
+    assert finding_rows(again) == rows
 
 
 def test_no_seed_or_a_value_that_is_not_finite_is_refused():

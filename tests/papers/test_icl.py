@@ -182,7 +182,7 @@ def test_the_whole_reproduction_says_how_far_training_came():
     assert "diverged" in made.statements[-1]
     slugs = {figure.slug for figure in made.figures}
     assert {"icl-mixture-plain-1", "icl-mixture-residual-0", "icl-mixture-first-and-last", "icl-mixture-sinks"} <= slugs
-    assert reached(Outcomes([]), steps=100_000, batch=128).endswith("1e+02 % of its sequences.")
+    assert reached({"steps": 100_000, "batch": 128, "accuracy": None}).endswith("1e+02 % of its sequences.")
 
 
 def test_influence_by_place_adds_item_and_label_and_leaves_the_query_out():

@@ -6,7 +6,7 @@ import pytest
 from posbias import TrainOptions, UsageError
 from posbias.papers import study_runs
 from posbias.papers.reproduction import Reproduction
-from posbias.papers.study_runs import StudyExperiment, StudySettings
+from posbias.papers.study_runs import StudyExperiment, StudySettings, trained_before
 from posbias.papers.wu2025.icl import FINAL, SPEED, icl_loops
 from posbias.papers.wu2025.icl_outcomes import icl_outcomes
 from posbias.training import TrainingSchedule, running, study_of, train_members
@@ -26,7 +26,7 @@ def study(target):
 class Paper(StudyExperiment):
     """A paper of two small studies."""
 
-    name, judge = "paper", None
+    name, judge, statements = "paper", None, None
 
     def __init__(self, judge):
         self.judge = judge
@@ -49,7 +49,7 @@ def settings(directory, **run):
 
 def told(members, options, chosen):
     losses = np.array([each.losses[-1] for each in members], dtype=np.float64)
-    return Reproduction("a paper", "a title", [f"{len(members)} members"], [], [], [], arrays={"losses": losses})
+    return Reproduction("a paper", "a title", [], [], [], {"members": len(members)}, arrays={"losses": losses})
 
 
 def parts(directory):
@@ -70,11 +70,12 @@ def test_a_kill_before_the_findings_are_saved_loses_nothing(tmp_path, monkeypatc
     made = reproduced(settings(tmp_path, resume=True), lambda *got: (again.extend(got[0]), told(*got))[1])
     for first, second in zip(seen, again, strict=True):
         assert_same(first, second)
-    assert made.statements == ["4 members"]
+    assert (made.facts["members"], trained_before(made.facts)) == (4, [])
     monkeypatch.setattr(study_runs, "describe_environment", lambda: {"posbias": "newer", "commit": None})
     later = reproduced(settings(tmp_path, resume=True), told)
-    assert later.statements[1].startswith("Trained before, with posbias ")
-    assert later.statements[1].endswith(": first, second; read back here.")
+    (sentence,) = trained_before(later.facts)
+    assert sentence.startswith("Trained before, with posbias ")
+    assert sentence.endswith(": first, second; read back here.")
 
 
 @pytest.mark.parametrize("moment", ["training_record", "clear_parts"])
@@ -119,7 +120,7 @@ def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(tm
         with pytest.raises(Killed):
             reproduced(settings(tmp_path), told)
     resumed = reproduced(settings(tmp_path, resume=True), told)
-    assert resumed.statements == whole.statements  # read back, but trained by the same code
+    assert resumed.facts == whole.facts  # read back, but trained by the same code
     np.testing.assert_array_equal(resumed.arrays["losses"], whole.arrays["losses"])
 
 

@@ -101,23 +101,26 @@ FINDINGS = (
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
 def test_published_findings_are_read_without_scrolling_sideways(tmp_path: Path) -> None:
-    header = ["where", "the source reports", "here", "verdict", "all 164 quantities together"]
-    row = [
-        "Figures 2 and 4",
-        "more layers mean more bias " * 5,
-        "none -0.033 [-0.050, -0.015]; " * 6,
-        "reproduced",
-        "–",
-    ]
+    case = {"value": -0.033, "low": -0.05, "high": -0.015, "error": 0.007, "p_value": 0.01, "n_seeds": 6}
+    row = {
+        "sort": "finding",
+        "where": "Figures 2 and 4",
+        "name": "icl/one-place",
+        "verdict": "reproduced",
+        "facts": {},
+        "published": True,
+        "together": "–",
+        "tests": {f"none, {n} layers": case for n in range(6)},
+    }
     record = Record(
         "reproduce",
         {},
         {"title": "A study"},
         scalars={
-            "paper": "A paper",
-            "statements": ["Of 3 published findings: 3 reproduced."],
-            "rows": [],
-            "tables": [{"title": "Published findings", "header": header, "cells": [row, [*row[:3], "undecided", "–"]]}],
+            "experiment": "position-copy-liu2026",
+            "rows": [row, {**row, "verdict": "undecided"}],
+            "facts": {"members": 6, "lost": []},
+            "tables": [],
             "figures": [],
         },
     )

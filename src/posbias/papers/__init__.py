@@ -10,8 +10,9 @@ from posbias.papers import birth2603, design_claims, liu2026, rollout2602, wu202
 from posbias.papers.claims import Claim, claims_record, tally, verify
 from posbias.papers.kernels import centre_nodes
 from posbias.papers.model_claims import ModelClaim, verify_model, verify_source
-from posbias.papers.reproduction import PAPERS, Experiment, reproduce, reproduction_record
+from posbias.papers.reproduction import Experiment, reproduce, reproduction_record
 from posbias.papers.wu2025.graphs import read_mask, verify_mask
+from posbias.report.reproduce import PAPERS
 from posbias.report.verify import CLAIMS, MODEL_CLAIMS, Verdict
 
 __all__ = [

@@ -16,11 +16,11 @@ from posbias.checks import check_seed
 from posbias.display.figures import RUNS, Curve, Figure
 from posbias.errors import UsageError
 from posbias.progress import track
-from posbias.report.verify import CLAIMS, EVIDENCE, TITLE, Facts, Finding, Verdict
+from posbias.report.verify import CLAIMS, EVIDENCE, TITLE, Finding, Verdict, Words
 from posbias.runs.records import Record
 
 
-class Claim(ABC):
+class Claim(Words, ABC):
     """A published statement that can be put to the test."""
 
     name: ClassVar[str]
@@ -33,15 +33,6 @@ class Claim(ABC):
     assumptions: ClassVar[tuple[str, ...]]
     broken_by: ClassVar[str]
     """The assumption that `broken=True` violates, and the way it does."""
-    computed: ClassVar[str]
-    """Template over the finding's numbers: what its value is."""
-    sharper: ClassVar[str] = ""
-    """Likewise: the correction, or a stronger fact; may be empty."""
-
-    @staticmethod
-    def phrases(numbers: Facts) -> Facts:
-        """Words that the templates take beside the numbers, chosen by them."""
-        return {}
 
     @abstractmethod
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:

@@ -76,6 +76,17 @@ class Agreement:
         words = {name: getattr(self, name) for name in ("architecture", "theory", "moment", "outcome")}
         return {"sort": "loop", **words, **stored, "variance": variance}
 
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "list[Agreement]":
+        """All that `row` turned into plain values."""
+        agreements = []
+        for row in rows:
+            if row["sort"] == "loop":
+                names = (row[name] for name in ("architecture", "theory", "moment", "outcome"))
+                pair = (row[name] and Difference.of_record(row[name]) for name in ("correlation", "slope"))
+                agreements.append(cls(*names, *pair, np.nan if row["variance"] is None else row["variance"]))
+        return agreements
+
 
 POOLED = "all architectures"
 ANSWERS = {

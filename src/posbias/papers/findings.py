@@ -23,6 +23,7 @@ from jaxtyping import Float64
 
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.errors import RunError, UsageError
+from posbias.registry import Registry
 from posbias.report.tables import Table
 from posbias.statistics import CONFIDENCE, Estimate, Interval, mean_of
 
@@ -76,7 +77,14 @@ class Difference:
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
-        return {**self.interval.as_record(), "p_value": self.p_value, "n_seeds": self.n_seeds}
+        error = float(self.mean.error)
+        return {**self.interval.as_record(), "error": error, "p_value": self.p_value, "n_seeds": self.n_seeds}
+
+    @classmethod
+    def of_record(cls, stored: Mapping[str, Any]) -> "Difference":
+        """The quantity that `as_record` turned into plain values."""
+        numbers = np.array([stored["value"], stored["error"], 0.0, stored["n_seeds"] - 1], dtype=np.float64)
+        return cls(Estimate(*map(np.asarray, numbers)), stored["n_seeds"])
 
     def __str__(self) -> str:
         return self.interval.text("+.3f")
@@ -98,8 +106,6 @@ def difference(per_seed: Float64[np.ndarray, "n_seeds"]) -> Difference:
 
 FINISHED = ("done", "stopped_early")
 """Statuses of members whose numbers count."""
-
-LEFT_OUT = "did not finish and are left out"
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,12 +192,9 @@ class Outcomes:
         """True if all finished members with these factors have that array."""
         return all(name in member.arrays for member in self.members if member.finished and member.has(factors))
 
-    def lost_sentence(self) -> list[str]:
-        """One sentence on the members that did not finish; empty if all did."""
-        lost = self.lost()
-        if not lost:
-            return []
-        return [f"{len(lost)} of {len(self.members)} members {LEFT_OUT}: {'; '.join(lost[:8])}."]
+    def facts(self) -> dict[str, Any]:
+        """For a record: how many members there are, and those that did not finish."""
+        return {"members": len(self.members), "lost": self.lost()}
 
     def lost(self) -> list[str]:
         """A line per member that did not finish: what it was, and how it ended."""
@@ -213,21 +216,64 @@ Rule = Callable[[Tests, int | None], str]
 
 
 @dataclass(frozen=True)
+class Statement:
+    """The words on a finding of a source; a record has its name."""
+
+    reported: str
+    """Claim of the source, one sentence; a template over the finding's facts."""
+    quantity: str = ""
+    """What the quantities are; their values follow."""
+    found: str = ""
+    """Template over the finding's facts in place of its quantities."""
+
+
+STATEMENTS: Registry[Statement] = Registry("statement")
+
+
+def register_statements(statements: Mapping[str, Statement]) -> None:
+    """Register the words on a source's findings by name."""
+    for name, statement in statements.items():
+        STATEMENTS.register(name)(statement)
+
+
+@dataclass(frozen=True)
 class Finding:
     """One published finding put to the test."""
 
     where: str
     """Figure or section of the source."""
-    reported: str
-    """Claim of the source, one sentence."""
-    found: str
-    """Outcome here, with its numbers."""
+    name: str
+    """Of its statement."""
     verdict: str
     """`reproduced`, `reproduced in part`, `not reproduced`, `undecided` or `not run`."""
     tests: Tests = field(default_factory=dict)
     """Quantities that the verdict rests on, by case."""
     rule: Rule | None = None
     """Rule that made the verdict from the tests; None if it rests on none."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of the words, apart from the tests; one or a list."""
+    published: bool = True
+    """False for a control of ours."""
+
+    @property
+    def reported(self) -> str:
+        """Claim of the source, one sentence."""
+        return self._filled(STATEMENTS[self.name].reported)
+
+    @property
+    def found(self) -> str:
+        """Outcome here, with its numbers."""
+        if self.verdict == NOT_RUN:
+            return "no member for it in this study."
+        statement = STATEMENTS[self.name]
+        values = "; ".join(f"{name} {test}" for name, test in self.tests.items())
+        return self._filled(statement.found) or f"{statement.quantity} {values}.".strip()
+
+    def _filled(self, template: str) -> str:
+        lists = {name: value for name, value in self.facts.items() if isinstance(value, list)}
+        return template.format(
+            **{**self.facts, **{name: " ".join(f"{number:.2f}" for number in value) for name, value in lists.items()}}
+        )
 
     def sentence(self) -> str:
         """Statement, numbers and verdict."""
@@ -238,28 +284,24 @@ class Finding:
         return self.verdict if self.rule is None else self.rule(self.tests, quantities)
 
 
-_TEXTS = ("where", "reported", "found", "verdict")
+_STORED = ("where", "name", "verdict", "facts", "published")
 
 
-def weighed(where: str, reported: str, tests: Tests, *, sign: int = 1, quantity: str = "") -> Finding:
+def weighed(where: str, name: str, tests: Tests, *, sign: int = 1) -> Finding:
     """A finding that says that quantities have a sign: all must have it.
 
     Args:
         where: Figure or section.
-        reported: The statement.
+        name: Of the statement.
         tests: The quantities by case, as the statement would have them all of one sign.
         sign: That sign.
-        quantity: What the quantities are, in words; their values follow.
     """
-    return judged(where, reported, tests, rule=partial(combined, sign=sign), quantity=quantity)
+    return judged(where, name, tests, rule=partial(combined, sign=sign))
 
 
-def judged(where: str, reported: str, tests: Tests, *, rule: Rule, quantity: str = "") -> Finding:
+def judged(where: str, name: str, tests: Tests, *, rule: Rule) -> Finding:
     """A finding whose verdict a rule of its own makes of its quantities. Arguments as `weighed`."""
-    if not tests:
-        return Finding(where, reported, "no member for it in this study.", NOT_RUN)
-    values = "; ".join(f"{name} {test}" for name, test in tests.items())
-    return Finding(where, reported, f"{quantity} {values}.".strip(), rule(tests, None), dict(tests), rule)
+    return Finding(where, name, rule(tests, None), dict(tests), rule) if tests else Finding(where, name, NOT_RUN)
 
 
 def combined(tests: Tests, quantities: int | None = None, *, sign: int) -> str:
@@ -286,12 +328,12 @@ def quantities_of(findings: Sequence[Finding]) -> int:
 
 
 def finding_rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Plain values for a record: texts, verdicts and, by case, quantities; `together` is what stays page-wide."""
+    """Plain values for a record: names, verdicts and, by case, quantities; `together` is what stays page-wide."""
     count = quantities_of(findings)
     return [
         {
             "sort": "finding",
-            **{name: getattr(finding, name) for name in _TEXTS},
+            **{name: getattr(finding, name) for name in _STORED},
             "together": finding.together(count),
             "tests": {name: test.as_record() for name, test in finding.tests.items()},
         }
@@ -299,11 +341,26 @@ def finding_rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     ]
 
 
+def findings_of(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """The findings that `finding_rows` turned into plain values; verdicts stay as they were judged."""
+    findings = []
+    for row in rows:
+        if row["sort"] == "finding":
+            tests = {case: Difference.of_record(test) for case, test in row["tests"].items()}
+            kept = {name: row[name] for name in _STORED}
+            findings.append(Finding(**kept, tests=tests, rule=partial(_as_judged, row["together"])))
+    return findings
+
+
+def _as_judged(together: str, tests: Tests, quantities: int | None) -> str:
+    return together
+
+
 def findings_tables(findings: Sequence[Finding]) -> list[Table]:
     """Reported, found and verdict of every statement; and every quantity with its intervals and test."""
     count = quantities_of(findings)
     header = ["where", "the source reports", "here", "verdict", f"all {count} quantities together"]
-    cells = [[*(getattr(entry, name) for name in _TEXTS), entry.together(count)] for entry in findings]
+    cells = [[entry.where, entry.reported, entry.found, entry.verdict, entry.together(count)] for entry in findings]
     return [Table("Published findings", header, cells), _quantities_table(findings)]
 
 
@@ -330,6 +387,14 @@ def tally(findings: Sequence[Finding]) -> str:
     order = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, NOT_RUN)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
     return f"Of {len(findings)} published findings: {parts}."
+
+
+def lost_sentence(facts: Mapping[str, Any]) -> list[str]:
+    """One sentence on the members that did not finish; empty if all did. `facts` as `Outcomes.facts`."""
+    lost = facts["lost"]
+    if not lost:
+        return []
+    return [f"{len(lost)} of {facts['members']} members did not finish and are left out: {'; '.join(lost[:8])}."]
 
 
 def chance(findings: Sequence[Finding]) -> list[str]:

@@ -28,7 +28,7 @@ from posbias.papers.kernels import ROUNDING
 from posbias.progress import track
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts
-from posbias.report.verify import MODEL_CLAIMS, PREMISES, Facts, Finding, Premise, PremiseWords, Verdict, listed
+from posbias.report.verify import MODEL_CLAIMS, PREMISES, Finding, Premise, PremiseWords, Verdict, Words, listed
 from posbias.theory.power_rollout.actual_attention import trace_attention
 
 MOST_POSITIONS = 256
@@ -130,19 +130,10 @@ def _of_described(
     return kernels, mixing.numpy(), visible
 
 
-class ModelClaim(ABC):
+class ModelClaim(Words, ABC):
     """A published claim in the form in which one model's attention can meet it or not; named as the claim is."""
 
     name: ClassVar[str]
-    computed: ClassVar[str]
-    """Template over the finding's numbers: what its value is."""
-    sharper: ClassVar[str]
-    """Likewise: a further fact on the model."""
-
-    @staticmethod
-    def phrases(numbers: Facts) -> Facts:
-        """Words that the templates take beside the numbers, chosen by them."""
-        return {}
 
     @abstractmethod
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:

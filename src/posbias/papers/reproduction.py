@@ -1,6 +1,6 @@
-"""Published experiments by the name of their paper, and their results: sentences, rows, tables and figures.
+"""Published experiments by the name of their paper, and their results: facts, rows, tables and figures.
 
-Each is registered in its paper's folder. The page is drawn from the record alone (report/reproduce.py).
+Each is registered in its paper's folder, with the words on what comes out: a record has none (report/reproduce.py).
 """
 
 from abc import ABC, abstractmethod
@@ -12,8 +12,7 @@ import numpy as np
 
 from posbias.display.figures import Figure
 from posbias.errors import UsageError
-from posbias.registry import Registry
-from posbias.report.reproduce import CURVE_PARTS
+from posbias.report.reproduce import CURVE_PARTS, PAPERS, Facts, Rows
 from posbias.report.tables import Table
 from posbias.runs.records import Record, plain
 
@@ -22,26 +21,33 @@ from posbias.runs.records import Record, plain
 class Reproduction:
     """A published experiment, run again."""
 
-    paper: str
-    """Title of the paper."""
+    experiment: str
+    """Its name in `PAPERS`."""
     title: str
-    statements: Sequence[str]
-    """Outcomes, one or two sentences each, with their numbers."""
-    rows: Sequence[Mapping[str, Any]]
+    rows: Rows
     """One row per comparison, plain JSON values."""
     tables: Sequence[Table]
+    """Tables of numbers that the rows do not hold."""
     figures: Sequence[Figure]
+    facts: Facts = field(default_factory=dict)
+    """What else its sentences say."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Profiles and mixing by slash-separated name."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def statements(self) -> list[str]:
+        """Outcomes, one or two sentences each, with their numbers."""
+        statements: list[str] = PAPERS[self.experiment]().statements(plain(self.rows), plain(self.facts))
+        return statements
 
 
 def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any], *, command: str = "") -> Record:
     """The reproduction as a record of verb "reproduce".
 
     Returns:
-        Scalars `paper`, `statements`, `rows`, `tables` and `figures` (labels and array names); the curves are arrays
+        Scalars `experiment`, `rows`, `facts`, `tables` and `figures` (labels and array names); the curves are arrays
         `figures/<slug>/<number>/x`, `/y` and, where there is a band, `/low` and `/high`.
     """
     record = Record(
@@ -52,9 +58,9 @@ def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any]
         arrays=dict(reproduction.arrays),
     )
     record.scalars = {
-        "paper": reproduction.paper,
-        "statements": list(reproduction.statements),
-        "rows": [plain(row) for row in reproduction.rows],
+        "experiment": reproduction.experiment,
+        "rows": plain(reproduction.rows),
+        "facts": plain(reproduction.facts),
         "tables": [plain(vars(table)) for table in reproduction.tables],
         "figures": [store_figure(figure, record.arrays) for figure in reproduction.figures],
     }
@@ -75,13 +81,12 @@ def store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any
     return {**{name: plain(getattr(figure, name)) for name in names}, "curves": curves}
 
 
-PAPERS: Registry["Experiment"] = Registry("paper")
-
-
 class Experiment(ABC):
     """A published experiment that can be run again, registered under the name of its paper."""
 
     name: ClassVar[str]
+    paper: ClassVar[str]
+    """Title of the paper."""
     settings: ClassVar[type | None] = None
     """The class of its settings; None: everything is as published."""
 
@@ -108,6 +113,14 @@ class Experiment(ABC):
             RunError: a measurement fails, or a file cannot be written.
         """
 
+    @abstractmethod
+    def statements(self, rows: Rows, facts: Facts) -> list[str]:
+        """What came out, in sentences with their numbers; of a record's rows and facts, or of those just made."""
+
+    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
+        """All tables: those made of the rows, and those that are stored."""
+        return list(stored)
+
     def finished(self, settings: Any) -> Record | None:
         """The record of just this experiment, if a directory holds it finished and the settings resume it."""
         return None
@@ -125,7 +138,7 @@ def reproduce(paper: str, *, settings: Any = None) -> Reproduction:
         settings: An object of the experiment's own class (`BirthSettings` for birth-2603.10123); None: its defaults.
 
     Returns:
-        Sentences, rows, tables and figures; `posbias.papers.reproduction_record` makes a record of them.
+        Rows, tables, figures and the sentences on them; `posbias.papers.reproduction_record` makes a record of it.
 
     Raises:
         UsageError: unknown paper, or settings it does not take.

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from posbias.errors import UsageError
 from posbias.papers.reproduction import Experiment, Reproduction
+from posbias.report.reproduce import Facts
 from posbias.runs.directories import held
 from posbias.runs.parts import clear_parts, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, describe_environment, finished_record
@@ -104,7 +105,7 @@ class StudyExperiment(Experiment):
         runs = self.trained(settings)
         members = [member for run in runs.values() for member in run.trained.members]
         reproduction = self.judge(members, next(iter(runs.values())).trained.schedule, settings)
-        return replace(reproduction, statements=[*reproduction.statements, *_trained_before(runs)])
+        return replace(reproduction, facts={**reproduction.facts, "trained_before": _trained_before(runs)})
 
     def trained(self, settings: StudySettings) -> dict[str, StudyRun]:
         """Train the studies one after another; each leaves its models and its record.
@@ -163,13 +164,21 @@ def _study_directory(settings: StudySettings, name: str) -> Path | None:
     return None if settings.run.directory is None else settings.run.directory / "studies" / name
 
 
-def _trained_before(runs: Mapping[str, StudyRun]) -> list[str]:
-    """Names the other code that trained the studies which were read back: findings are newer than their networks."""
-    by_code: dict[str, list[str]] = {}
-    this = describe_environment()
+def _trained_before(runs: Mapping[str, StudyRun]) -> list[dict[str, Any]]:
+    """The studies that were read back and the other code that trained them: findings are newer than their networks."""
+    this, trained = describe_environment(), []
     for name, run in runs.items():
-        code = this if run.earlier is None else run.earlier.environment
-        if run.earlier is not None and any(code.get(part) != this[part] for part in ("posbias", "commit")):
-            trained_with = f"posbias {code.get('posbias')}, commit {code.get('commit') or 'unknown'}"
-            by_code.setdefault(f"{trained_with}, {run.earlier.created[:10]}", []).append(name)
+        if run.earlier is not None:
+            code = {part: run.earlier.environment.get(part) for part in ("posbias", "commit")}
+            if any(code[part] != this[part] for part in code):
+                trained.append({"study": name, **code, "created": run.earlier.created[:10]})
+    return trained
+
+
+def trained_before(facts: Facts) -> list[str]:
+    """A sentence for every other code that trained studies which were read back."""
+    by_code: dict[str, list[str]] = {}
+    for trained in facts.get("trained_before", ()):
+        code = f"posbias {trained['posbias']}, commit {trained['commit'] or 'unknown'}, {trained['created']}"
+        by_code.setdefault(code, []).append(trained["study"])
     return [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]

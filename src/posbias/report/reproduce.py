@@ -1,7 +1,7 @@
-"""A published experiment, run again: its sentences, tables and figures as it made them."""
+"""A published experiment, run again: its tables and figures, and the sentences that it makes of its numbers today."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from pydantic import InstanceOf
 from posbias.display.figures import Curve, Figure, Stroke
 from posbias.display.showing import Shown
 from posbias.errors import UsageError
+from posbias.registry import Registry
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.runs.records import Record
@@ -21,6 +22,10 @@ CURVE_PARTS = ("x", "y", "low", "high")
 """Arrays of a stored curve; the last two where it has a band."""
 
 Stored = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+Facts = Mapping[str, Any]
+PAPERS: Registry[Any] = Registry("paper", home="posbias.papers")
+"""Published experiments by the name of their paper, each with the words on its numbers."""
 
 
 @RESULTS.register("reproduce")
@@ -30,13 +35,14 @@ class ReproductionRun(Result):
 
     record: InstanceOf[Record]
     title: str = ""
-    paper: str = ""
-    """Title of the paper."""
-    statements: tuple[str, ...] = ()
-    """Outcomes, one or two sentences each, with their numbers."""
-    rows: Sequence[Mapping[str, Any]] = ()
+    experiment: str = ""
+    """Its name in `PAPERS`; empty if the run failed."""
+    rows: Rows = ()
     """One row per comparison."""
-    tables: tuple[InstanceOf[Table], ...] = ()
+    facts: Facts = field(default_factory=dict)
+    """What else its sentences say."""
+    stored: tuple[InstanceOf[Table], ...] = ()
+    """Tables of numbers that the rows do not hold."""
     figures: tuple[InstanceOf[Figure], ...] = ()
 
     @classmethod
@@ -45,13 +51,23 @@ class ReproductionRun(Result):
         if record.status != "done":
             return cls(record)
         read = {
-            **{name: record.scalars[name] for name in ("paper", "statements", "rows")},
+            **{name: record.scalars[name] for name in ("experiment", "rows", "facts")},
             "record": record,
             "title": record.resolved["title"],
-            "tables": [_stored_table(table) for table in record.scalars["tables"]],
+            "stored": [Table(table["title"], table["header"], table["cells"]) for table in record.scalars["tables"]],
             "figures": [_stored_figure(figure, record.arrays) for figure in record.scalars["figures"]],
         }
         return from_stored(cls, read)
+
+    @property
+    def statements(self) -> list[str]:
+        """Outcomes, one or two sentences each, with their numbers; none if the run failed."""
+        return PAPERS[self.experiment]().statements(self.rows, self.facts) if self.experiment else []
+
+    @property
+    def tables(self) -> list[Table]:
+        """Tables made of the rows, and those that are stored."""
+        return [_laid_out(table) for table in PAPERS[self.experiment]().tables(self.rows, self.stored)]
 
     def shown(self) -> Shown:
         """The outcomes as facts; the figures are on the page."""
@@ -62,28 +78,28 @@ class ReproductionRun(Result):
 @REPORTS.register("reproduce")
 def reproduction_report(run: ReproductionRun) -> Report:
     """What the paper reports, and what came out."""
-    said = run.statements  # among them the count of verdicts, "Of 13 published findings: ..."
+    said, tables = run.statements, run.tables  # among them the count of verdicts, "Of 13 published findings: ..."
     return Report(
         run.title,
-        kicker=f"posbias · a published experiment, run again · {run.paper}",
+        kicker=f"posbias · a published experiment, run again · {PAPERS[run.experiment].paper}",
         verdict=[next((text for text in said if text.startswith("Of ")), said[0])] if said else [],
         picture=run.figures[:1],
-        summary=run.tables[:1],
+        summary=tables[:1],
         statements=said,
         figures=run.figures[1:],
-        tables=run.tables[1:],
+        tables=tables[1:],
         record=run.record,
     )
 
 
-def _stored_table(stored: Stored) -> Table:
-    """A table as it was made; one with sentences is broken into lines, its verdicts first."""
-    prose = any(len(cell) > LONGEST_CELL for row in stored["cells"] for cell in row)
-    rows = [stored["header"], *stored["cells"]]
-    if prose and "verdict" in stored["header"]:
-        place = stored["header"].index("verdict")
+def _laid_out(table: Table) -> Table:
+    """A table with sentences is broken into lines, its verdicts first."""
+    prose = any(len(cell) > LONGEST_CELL for row in table.cells for cell in row)
+    rows = [table.header, *table.cells]
+    if prose and "verdict" in table.header:
+        place = table.header.index("verdict")
         rows = [[row[place], *row[:place], *row[place + 1 :]] for row in rows]
-    return Table(stored["title"], rows[0], rows[1:], prose=prose)
+    return Table(table.title, rows[0], rows[1:], prose=prose)
 
 
 def _stored_figure(stored: Stored, arrays: Mapping[str, np.ndarray]) -> Figure:

@@ -8,9 +8,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from string import Formatter
 from textwrap import TextWrapper
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import InstanceOf
 
@@ -25,7 +24,7 @@ from posbias.statistics import MISSING
 
 CLAIMS: Registry[Any] = Registry("claim", home="posbias.papers")
 """Published claims, each with the words on its numbers."""
-MODEL_CLAIMS: Registry[Any] = Registry("claim on a model", home="posbias.papers")
+MODEL_CLAIMS: Registry["Words"] = Registry("claim on a model", home="posbias.papers")
 """Their forms on one model, likewise."""
 PREMISES: Registry["PremiseWords"] = Registry("premise", home="posbias.papers")
 """Assumptions that one model can meet or not, likewise."""
@@ -58,20 +57,24 @@ def listed(positions: Sequence[int]) -> str:
     return ", ".join(map(str, positions[:LONGEST_LIST])) + (" ..." if len(positions) > LONGEST_LIST else "")
 
 
-class _Template(Formatter):
-    """Fills facts in a template; their names may have points in them."""
-
-    def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, str]:
-        return kwargs[field_name], field_name
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if isinstance(value, list | tuple):
-            return listed(value)
-        missing = value is None or (isinstance(value, float) and not math.isfinite(value))
-        return MISSING if missing else format(value, format_spec)
+def _filled(template: str, facts: Facts) -> str:
+    """A template with the facts that it names; a number that could not be stored is NaN."""
+    texts = {name: listed(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+    return template.format(**{name: math.nan if fact is None else fact for name, fact in texts.items()})
 
 
-_FILL = _Template().vformat
+class Words:
+    """The words on a claim's numbers: templates, which a record does not hold."""
+
+    computed: ClassVar[str]
+    """What the finding's value is."""
+    sharper: ClassVar[str] = ""
+    """The correction, or a stronger fact; may be empty."""
+
+    @staticmethod
+    def phrases(numbers: Facts) -> Facts:
+        """Words that the templates take beside the numbers, chosen by them."""
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,13 +119,13 @@ class Premise:
     @property
     def text(self) -> str:
         """The assumption."""
-        return _FILL(PREMISES[self.name].text, (), self.facts)
+        return _filled(PREMISES[self.name].text, self.facts)
 
     @property
     def found(self) -> str:
         """Evidence on the model, with its number; may be empty."""
         found = PREMISES[self.name].found
-        return found(self.met, self.facts) if callable(found) else _FILL(found, (), self.facts)
+        return found(self.met, self.facts) if callable(found) else _filled(found, self.facts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +178,7 @@ class Verdict:
 
     def _filled(self, name: str) -> str:
         words, numbers = self.claim if self.premises is None else MODEL_CLAIMS[self.name], self.finding.numbers
-        return _FILL(getattr(words, name), (), {**numbers, **words.phrases(numbers)})
+        return _filled(getattr(words, name), {**numbers, **words.phrases(numbers)})
 
     def as_record(self) -> dict[str, Any]:
         """Names and numbers alone, and the labels of the evidence; its curves are kept apart."""

@@ -208,7 +208,7 @@ class RecencyAnchor(Claim):
     broken_by = "mixing falls slower than 1/L (m = L^-1/2), where the correction no longer holds either"
     computed = "atom at 192 layers over atom at 12 layers, m = 0.1 (order 1 means near 1)"
     sharper = (
-        "the atom is (1-m)^L, exponentially small in depth ({atom_m_0.2_24_layers:.4f} at m=.2, L=24); it is of order "
+        "the atom is (1-m)^L, exponentially small in depth ({atom_24_layers:.4f} at m=.2, L=24); it is of order "
         "1 only for m = O(1/L): from 12 to 192 layers {law} keeps {kept_scaled_mixing:.2g} of it"
     )
 
@@ -235,7 +235,7 @@ class RecencyAnchor(Claim):
                 "law": law,
                 **{f"kept_m_{mixing:g}": share for mixing, share in shares.items()},
                 "kept_scaled_mixing": scaled_kept,
-                "atom_m_0.2_24_layers": float(fixed[0.2][1]),
+                "atom_24_layers": float(fixed[0.2][1]),
             },
             instances=len(MIXINGS),
         )

@@ -15,8 +15,9 @@ from posbias.comparison.distance_intervals import split_half_noise
 from posbias.comparison.metrics import METRICS, wasserstein
 from posbias.display.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share
-from posbias.papers.reproduction import PAPERS, Experiment, Reproduction
+from posbias.papers.reproduction import Experiment, Reproduction
 from posbias.profiles import Profile
+from posbias.report.reproduce import PAPERS, Facts, Rows
 from posbias.report.tables import Table, interval_text, number_text
 from posbias.statistics import jackknife, leave_one_out
 
@@ -46,6 +47,7 @@ _DRAWN = {
 class Birth(Experiment):
     """The position bias of untrained Qwen2- and GPT-2-shaped models, and the paper's claims that survive."""
 
+    paper = PAPER
     settings = BirthSettings
 
     def run(self, settings: BirthSettings) -> Reproduction:
@@ -60,20 +62,51 @@ class Birth(Experiment):
         rows = [row for measured in cases for row in theory_rows(measured, generator)]
         shapes = [shape_row(measured, generator) for measured in cases]
         contrasts = rope_rows(cases, generator)
-        probe = ones_probe_share(settings)
-        probes = [{"sort": "probe", "model": name, "share": share} for name, share in probe.items()]
+        probe = ones_probe_share(settings).items()
+        probes = [{"sort": "probe", "model": name, "share": share} for name, share in probe]
         return Reproduction(
-            paper=PAPER,
+            experiment=self.name,
             title=f"Position bias at initialisation: {settings.initialisations} initialisations, "
             f"{settings.n_positions} positions, size {settings.size}",
-            statements=birth_statements(rows, shapes, contrasts, probe),
             rows=[*rows, *shapes, *contrasts, *probes],
-            tables=[_distance_table(rows), _shape_table(shapes), _rope_table(contrasts)],
+            tables=[],
             figures=[_figure(measured) for measured in cases],
             arrays=_arrays(cases),
             settings=settings.describe(),
             seeds={"seed": settings.seed},
         )
+
+    def statements(self, rows: Rows, facts: Facts) -> list[str]:
+        """Rank correlation, W1 (real and fitted mixing), finite N, mean field, dead zone, anchor, RoPE, the probe."""
+        theories, shapes, contrasts, probes = (_sorted(rows, sort) for sort in SORTS)
+        initialisations = min(int(row["initialisations"]) for row in shapes)
+        few = f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."
+        return [
+            _rank(theories),
+            _distance(theories),
+            _fitted(theories, shapes),
+            _finite(theories),
+            _mean_field(theories),
+            _shape(shapes),
+            _dead_zone(shapes),
+            _anchor(shapes),
+            _rope(contrasts),
+            _probe({row["model"]: row["share"] for row in probes}),
+            *([few] if initialisations < UNITS_FOR_CLAIM else []),
+        ]
+
+    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
+        """Distances, shapes, and what RoPE changes."""
+        theories, shapes, contrasts, _ = (_sorted(rows, sort) for sort in SORTS)
+        return [_distance_table(theories), _shape_table(shapes), _rope_table(contrasts)]
+
+
+SORTS = ("theory", "shape", "rope", "probe")
+"""Of rows."""
+
+
+def _sorted(rows: Rows, sort: str) -> Rows:
+    return [row for row in rows if row["sort"] == sort]
 
 
 def theory_rows(measured: Measured, generator: np.random.Generator) -> list[dict[str, Any]]:
@@ -248,27 +281,6 @@ TEN = 10
 """Within this factor of the promised value influence is "of that order"."""
 NULL_PROBE = 1e-6
 """Below this share, in float64, a probe's gradient is round-off."""
-
-
-def birth_statements(
-    rows: Sequence[Row], shapes: Sequence[Row], contrasts: Sequence[Row], probe: Mapping[str, float]
-) -> list[str]:
-    """Rank correlation, W1 (with real and fitted mixing), finite N, mean field, dead zone, anchor, RoPE, the probe."""
-    initialisations = min(int(row["initialisations"]) for row in shapes)
-    few = f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."
-    return [
-        _rank(rows),
-        _distance(rows),
-        _fitted(rows, shapes),
-        _finite(rows),
-        _mean_field(rows),
-        _shape(shapes),
-        _dead_zone(shapes),
-        _anchor(shapes),
-        _rope(contrasts),
-        _probe(probe),
-        *([few] if initialisations < UNITS_FOR_CLAIM else []),
-    ]
 
 
 def _rank(rows: Sequence[Row]) -> str:

@@ -5,7 +5,7 @@ influence at initialisation and after training predicts which targets are learnt
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from jaxtyping import Float64
 from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.errors import UsageError
 from posbias.papers.closing_loop import (
+    Agreement,
     Loop,
     agreements,
     loop_arrays,
@@ -22,7 +23,17 @@ from posbias.papers.closing_loop import (
     loop_table,
     with_control,
 )
-from posbias.papers.findings import LEFT_OUT, Outcome, Outcomes, Seeded, chance, finding_rows, findings_tables, tally
+from posbias.papers.findings import (
+    Outcome,
+    Outcomes,
+    Seeded,
+    chance,
+    finding_rows,
+    findings_of,
+    findings_tables,
+    lost_sentence,
+    tally,
+)
 from posbias.papers.influence_profiles import KINDS, MOMENTS, profiles_by_moment
 from posbias.papers.liu2026.partial_information import partial_information_losses
 from posbias.papers.liu2026.published import (
@@ -42,8 +53,9 @@ from posbias.papers.liu2026.published import (
     published_losses,
 )
 from posbias.papers.liu2026.statements import Losses, position_copy_findings
-from posbias.papers.reproduction import PAPERS, Reproduction
-from posbias.papers.study_runs import StudyExperiment, StudySettings
+from posbias.papers.reproduction import Reproduction
+from posbias.papers.study_runs import StudyExperiment, StudySettings, trained_before
+from posbias.report.reproduce import PAPERS, Facts, Rows
 from posbias.report.tables import Table
 from posbias.runs.parts import below
 from posbias.runs.records import Record
@@ -57,6 +69,7 @@ FINAL, SPEED = "a low final loss", "fast learning"
 class PositionCopy(StudyExperiment):
     """The post's networks trained again, and its statements put to the test."""
 
+    paper = SOURCE
     folder = "liu2026"
 
     def judge(
@@ -65,8 +78,24 @@ class PositionCopy(StudyExperiment):
         """Statements, tables and figures from trained members."""
         outcomes = position_copy_outcomes(members, seed=settings.seed)
         losses, speeds = (by_target(outcomes, name) for name in ("loss", "course"))
-        outcome = CopyOutcome(losses, speeds, position_copy_loops(outcomes), outcomes.lost_sentence())
+        outcome = CopyOutcome(losses, speeds, position_copy_loops(outcomes), outcomes.facts())
         return position_copy_page(outcome, settings={**settings.describe(), "steps": options.steps}, seed=settings.seed)
+
+    def statements(self, rows: Rows, facts: Facts) -> list[str]:
+        """Findings, how many may be chance, whether influence predicts them, and what was left out."""
+        findings = findings_of(rows)
+        return [
+            tally(findings),
+            *chance(findings),
+            *[finding.sentence() for finding in findings],
+            *loop_sentences(Agreement.of_rows(rows)),
+            *lost_sentence(facts),
+            *trained_before(facts),
+        ]
+
+    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
+        """Findings and their quantities, losses, and the loops."""
+        return [*findings_tables(findings_of(rows)), *stored, loop_table(Agreement.of_rows(rows))]
 
 
 def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
@@ -100,8 +129,8 @@ class CopyOutcome:
     speeds: Losses
     """Training loss over ln V, averaged over all steps."""
     loops: Sequence[Loop]
-    notes: Sequence[str] = ()
-    """Sentences that end the page: what did not finish."""
+    facts: Facts = field(default_factory=dict)
+    """How many members there are, and what did not finish."""
 
 
 def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], seed: int) -> Reproduction:
@@ -118,17 +147,11 @@ def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], see
     seeds = max((len(rows) for rows in losses.values()), default=0)
     figures = [loop_figure(f"position-copy-loop-{n}", results, name) for n, name in enumerate((FINAL, SPEED))]
     return Reproduction(
-        paper=SOURCE,
+        experiment=PositionCopy.name,
         title=f"Position copy: {len(losses)} networks, {CONTEXT} targets, {seeds} seeds, {settings['steps']} steps",
-        statements=[
-            tally(findings),
-            *chance(findings),
-            *[finding.sentence() for finding in findings],
-            *loop_sentences(results),
-            *outcome.notes,
-        ],
         rows=[*finding_rows(findings), *[agreement.row() for agreement in results]],
-        tables=[*findings_tables(findings), losses_table(losses), loop_table(results)],
+        facts=outcome.facts,
+        tables=[losses_table(losses)],
         figures=[*position_copy_figures(losses, speeds), *[figure for figure in figures if figure is not None]],
         arrays={**_arrays(losses, speeds), **loop_arrays(loops)},
         settings=dict(settings),
@@ -171,7 +194,7 @@ def recorded_outcome(record: Record) -> CopyOutcome:
                 (key.split("/")[0], key.split("/")[1]): rows for key, rows in rows_by_name.items() if "/" in key
             }
             loops.append(Loop(name, predicted, {key: rows for key, rows in rows_by_name.items() if "/" not in key}))
-    return CopyOutcome(losses, speeds, loops, [text for text in record.scalars["statements"] if LEFT_OUT in text])
+    return CopyOutcome(losses, speeds, loops, record.scalars["facts"])
 
 
 def by_target(outcomes: Outcomes, name: str) -> Losses:

@@ -15,8 +15,10 @@ from posbias.papers.findings import (
     Difference,
     Finding,
     Seeded,
+    Statement,
     difference,
     paired,
+    register_statements,
     weighed,
 )
 from posbias.papers.liu2026.published import (
@@ -47,6 +49,42 @@ FLAT = 0.25
 """A plateau varies by less than this share of ln V."""
 
 
+register_statements(
+    {
+        "copy/one-layer": Statement("one layer cannot retrieve any previous token, but retrieves the current one."),
+        "copy/two-layers": Statement(
+            "two layers differ in kind: early and late tokens are retrieved, those in the middle hardly."
+        ),
+        "copy/sizes": Statement(
+            "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved reliably."
+        ),
+        "copy/plateau": Statement(
+            "without residual the losses of the middle form a long plateau.",
+            f"range over targets 3 to 7 below {FLAT:g} ln V by",
+        ),
+        "copy/no-plateau": Statement(
+            "residual connections and MLPs destroy the plateau.",
+            "mean loss of targets 1 to 8, plain minus extended:",
+        ),
+        "copy/spiky": Statement(
+            "and replace it by a more spiky structure.",
+            "largest step between neighbouring targets 1 to 8, extended minus plain:",
+        ),
+        "copy/middle": Statement(
+            "stacked causal attention has an architectural bias towards losing the middle.",
+            "mean loss of targets 1 to 8 minus mean of the two ends:",
+        ),
+        "copy/losses": Statement(
+            f"final losses {{published}} (read off the figure, +-{READING_ERROR}).",
+            found=(
+                f"mean over seeds {{mean}}, {{near}} of {{count}} within {NEAR} nats; best seed {{best}}, "
+                "{near_best} of {count}; mean absolute difference {difference:.2f}."
+            ),
+        ),
+    }
+)
+
+
 def position_copy_findings(losses: Losses) -> list[Finding]:
     """Every statement of the post, in its order.
 
@@ -70,20 +108,18 @@ def position_copy_findings(losses: Losses) -> list[Finding]:
 
 
 def _one_layer(losses: Losses) -> Finding:
-    reported = "one layer cannot retrieve any previous token, but retrieves the current one."
-    if ONE not in losses:
-        return Finding("Figure 1, left", reported, "", NOT_RUN)
-    rows = losses[ONE].rows
-    easiest = rows[:, :-1].min(axis=1)
-    tests = {
-        "easiest earlier token above half of ln V by": difference(easiest - blind_loss() / 2),
-        f"current token below {SOLVED} nats by": difference(SOLVED - rows[:, -1]),
-    }
-    return weighed("Figure 1, left", reported, tests)
+    tests = {}
+    if ONE in losses:
+        rows = losses[ONE].rows
+        easiest = rows[:, :-1].min(axis=1)
+        tests = {
+            "easiest earlier token above half of ln V by": difference(easiest - blind_loss() / 2),
+            f"current token below {SOLVED} nats by": difference(SOLVED - rows[:, -1]),
+        }
+    return weighed("Figure 1, left", "copy/one-layer", tests)
 
 
 def _two_layers(losses: Losses) -> Finding:
-    reported = "two layers differ in kind: early and late tokens are retrieved, those in the middle hardly."
     tests = {}
     if TWO in losses:
         tests = {f"{TWO}: {name}": value for name, value in _ends(losses[TWO].rows).items()}
@@ -92,20 +128,17 @@ def _two_layers(losses: Losses) -> Finding:
         if len(shallow):
             gain = shallow[:, 0] - deep[:, 0]
             tests[f"first token, one layer minus two{_left_out(alone)}"] = difference(gain)
-    return weighed("Figure 1, right", reported, tests)
+    return weighed("Figure 1, right", "copy/two-layers", tests)
 
 
 def _plateau(losses: Losses) -> Finding:
-    reported = (
-        "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved reliably."
-    )
     tests = {
         f"{configuration}: {name}": value
         for configuration in (TWO, THREE, TWO_WIDE, THREE_WIDE)
         if configuration in losses
         for name, value in _ends(losses[configuration].rows).items()
     }
-    return weighed("Figure 2", reported, tests)
+    return weighed("Figure 2", "copy/sizes", tests)
 
 
 def _ends(rows: Rows) -> dict[str, Difference]:
@@ -118,30 +151,24 @@ def _ends(rows: Rows) -> dict[str, Difference]:
 
 
 def _flat_plateau(losses: Losses) -> Finding:
-    reported = "without residual the losses of the middle form a long plateau."
     tests = {
         str(configuration): difference(FLAT * blind_loss() - np.ptp(losses[configuration].rows[:, MIDDLE], axis=1))
         for configuration in (TWO, THREE, TWO_WIDE, THREE_WIDE)
         if configuration in losses
     }
-    quantity = f"range over targets 3 to 7 below {FLAT:g} ln V by"
-    return weighed("Figure 2", reported, tests, quantity=quantity)
+    return weighed("Figure 2", "copy/plateau", tests)
 
 
 def _no_plateau(losses: Losses) -> Finding:
-    reported = "residual connections and MLPs destroy the plateau."
     tests = _against_plain(losses, lambda rows: -rows[:, 1:-1].mean(axis=1))
-    return weighed("Figure 3", reported, tests, quantity="mean loss of targets 1 to 8, plain minus extended:")
+    return weighed("Figure 3", "copy/no-plateau", tests)
 
 
 def _spiky(losses: Losses) -> Finding:
-    reported = "and replace it by a more spiky structure."
-
     def jump(rows: Rows) -> Float64[np.ndarray, "n_seeds"]:
         return np.asarray(np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1))
 
-    quantity = "largest step between neighbouring targets 1 to 8, extended minus plain:"
-    return weighed("Figure 3", reported, _against_plain(losses, jump), quantity=quantity)
+    return weighed("Figure 3", "copy/spiky", _against_plain(losses, jump))
 
 
 def _against_plain(losses: Losses, quantity: Callable[[Rows], Float64[np.ndarray, "n_seeds"]]) -> dict[str, Difference]:
@@ -163,36 +190,28 @@ def _left_out(alone: int) -> str:
 
 def _middle_is_harder(losses: Losses) -> Finding:
     """Means of fixed places: a maximum over eight interior places would exceed one over two ends by noise alone."""
-    reported = "stacked causal attention has an architectural bias towards losing the middle."
     tests = {}
     for configuration, seeded in losses.items():
         if configuration.depth > 1:
             interior, ends = seeded.rows[:, 1:-1].mean(axis=1), seeded.rows[:, [0, -1]].mean(axis=1)
             tests[str(configuration)] = difference(interior - ends)
-    return weighed("Comment", reported, tests, quantity="mean loss of targets 1 to 8 minus mean of the two ends:")
+    return weighed("Comment", "copy/middle", tests)
 
 
 def _numbers(losses: Losses, configuration: Configuration) -> Finding:
     """The values read off the figure against the mean and the best seed."""
     published = published_losses(configuration)
     assert published is not None
-    where = f"Numbers, {configuration}"
-    reported = f"final losses {_list(published)} (read off the figure, +-{READING_ERROR})."
+    where, facts = f"Numbers, {configuration}", {"published": published.tolist()}
     if configuration not in losses:
-        return Finding(where, reported, "", NOT_RUN)
+        return Finding(where, "copy/losses", NOT_RUN, facts=facts)
     mean, best = losses[configuration].rows.mean(axis=0), losses[configuration].rows.min(axis=0)
     near = int(np.sum(np.abs(mean - published) <= NEAR))
     near_best = int(np.sum(np.abs(best - published) <= NEAR))
     count = len(published)
-    measured = (
-        f"mean over seeds {_list(mean)}, {near} of {count} within {NEAR} nats; best seed {_list(best)}, {near_best} of "
-        f"{count}; mean absolute difference {np.abs(mean - published).mean():.2f}."
-    )
+    apart = float(np.abs(mean - published).mean())
+    facts |= {"mean": mean.tolist(), "near": near, "best": best.tolist(), "near_best": near_best, "count": count}
     verdict = REPRODUCED if near == count else IN_PART if near > count // 2 else NOT_REPRODUCED
     if len(losses[configuration]) < UNITS_FOR_CLAIM:
         verdict = UNDECIDED
-    return Finding(where, reported, measured, verdict)
-
-
-def _list(values: Float64[np.ndarray, "context"]) -> str:
-    return " ".join(f"{value:.2f}" for value in values)
+    return Finding(where, "copy/losses", verdict, facts={**facts, "difference": apart})

@@ -16,9 +16,10 @@ from posbias.architecture.published_models import PublishedModel, bloom_influenc
 from posbias.comparison import STATISTICS
 from posbias.comparison.distance_intervals import distances
 from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
-from posbias.papers.reproduction import PAPERS, Experiment, Reproduction
+from posbias.papers.reproduction import Experiment, Reproduction
 from posbias.profiles import Profile
 from posbias.progress import track
+from posbias.report.reproduce import PAPERS, Facts, Rows
 from posbias.report.tables import Table, number_text
 from posbias.theory import predict
 
@@ -76,6 +77,8 @@ class Rollout(Experiment):
     attention-only profile sits on the first token, so that its W1 is the measured mean.
     """
 
+    paper = PAPER
+
     def run(self, settings: None) -> Reproduction:
         """Roll out all models, with either slopes, in every variant."""
         profiles = rollout_profiles()
@@ -83,15 +86,31 @@ class Rollout(Experiment):
         rows = [_row(model, slopes, variant, profiles) for model in models for slopes in SLOPES for variant in VARIANTS]
         arrays = {"/".join(key): profile.influence for key, profile in profiles.items()}
         return Reproduction(
-            paper=PAPER,
+            experiment=self.name,
             title="Residual-aware rollout of five ALiBi models, 256 positions",
-            statements=rollout_statements(rows),
             rows=rows,
-            tables=[_measured_table(rows), _bound_table(rows)],
+            tables=[],
             figures=[_figure(model, profiles, rows) for model in models],
             arrays={**arrays, f"{MEASURED_MODEL}/measured": bloom_influence().influence},
             settings={"n_positions": 256, "source": models[0].source},
         )
+
+    def statements(self, rows: Rows, facts: Facts) -> list[str]:
+        """Reproduction of the table, the role of scale and slopes, contradictions, and what could not be compared."""
+        measured = {(row["slopes"], row["variant"]): row for row in rows if "metrics" in row}
+        return [
+            _reproduced(measured),
+            _as_computed(measured),
+            _flat(measured),
+            *_contradictions(rows),
+            "Only BLOOM-176B's measured curve is published as numbers. For the other models profiles are computed and "
+            "bounded: W1 is never below the difference of mean positions, and the measured mean is the table's "
+            "attention-only W1, because that profile sits on the first token.",
+        ]
+
+    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
+        """W1 to the measured curve, and the bounds on it."""
+        return [_measured_table(rows), _bound_table(rows)]
 
 
 def rollout_profiles() -> Profiles:
@@ -165,7 +184,7 @@ def _mean(profile: Profile) -> float:
     return float(STATISTICS["mean_position"](profile.influence))
 
 
-def _measured_table(rows: list[dict[str, Any]]) -> Table:
+def _measured_table(rows: Rows) -> Table:
     header = [
         "slopes",
         "variant",
@@ -189,7 +208,7 @@ def _measured_table(rows: list[dict[str, Any]]) -> Table:
     return Table("BLOOM-176B: W1 to its measured influence", header, cells)
 
 
-def _bound_table(rows: list[dict[str, Any]]) -> Table:
+def _bound_table(rows: Rows) -> Table:
     header = [
         "model",
         "slopes",
@@ -225,20 +244,6 @@ def _figure(model: PublishedModel, profiles: Profiles, rows: list[dict[str, Any]
 
 
 Row = Mapping[str, Any]
-
-
-def rollout_statements(rows: Sequence[Row]) -> list[str]:
-    """Reproduction of the table, the role of scale and slopes, contradictions, and what could not be compared."""
-    measured = {(row["slopes"], row["variant"]): row for row in rows if "metrics" in row}
-    return [
-        _reproduced(measured),
-        _as_computed(measured),
-        _flat(measured),
-        *_contradictions(rows),
-        "Only BLOOM-176B's measured curve is published as numbers. For the other models profiles are computed and "
-        "bounded: W1 is never below the difference of mean positions, and the measured mean is the table's attention-"
-        "only W1, because that profile sits on the first token.",
-    ]
 
 
 def _reproduced(measured: Mapping[tuple[str, str], Row]) -> str:

@@ -14,6 +14,7 @@ from jaxtyping import Float64
 
 from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
 from posbias.papers.closing_loop import (
+    Agreement,
     Loop,
     agreements,
     loop_arrays,
@@ -22,10 +23,19 @@ from posbias.papers.closing_loop import (
     loop_table,
     with_control,
 )
-from posbias.papers.findings import Finding, Outcomes, chance, finding_rows, findings_tables, tally
+from posbias.papers.findings import (
+    Finding,
+    Outcomes,
+    chance,
+    finding_rows,
+    findings_of,
+    findings_tables,
+    lost_sentence,
+    tally,
+)
 from posbias.papers.influence_profiles import KINDS
-from posbias.papers.reproduction import PAPERS, Reproduction
-from posbias.papers.study_runs import StudyExperiment, StudySettings
+from posbias.papers.reproduction import Reproduction
+from posbias.papers.study_runs import StudyExperiment, StudySettings, trained_before
 from posbias.papers.wu2025.icl_outcomes import icl_outcomes
 from posbias.papers.wu2025.icl_statements import (
     ENCODINGS,
@@ -42,6 +52,7 @@ from posbias.papers.wu2025.icl_statements import (
     sink_control,
     sink_findings,
 )
+from posbias.report.reproduce import PAPERS, Facts, Rows
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.training import TrainedMember, TrainingSchedule
@@ -62,6 +73,7 @@ FINAL, SPEED = "high final accuracy", "high accuracy over training"
 class InContextRetrieval(StudyExperiment):
     """The paper's networks trained again, and its statements put to the test."""
 
+    paper = SOURCE
     folder = "wu2025"
 
     def judge(
@@ -70,6 +82,23 @@ class InContextRetrieval(StudyExperiment):
         """Statements, tables and figures from trained members."""
         outcomes = icl_outcomes(members, seed=settings.seed)
         return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
+
+    def statements(self, rows: Rows, facts: Facts) -> list[str]:
+        """How far training came, findings, how many may be chance, and whether influence predicts accuracy."""
+        findings = findings_of(rows)
+        return [
+            reached(facts),
+            tally([finding for finding in findings if finding.published]),
+            *chance(findings),
+            *[finding.sentence() for finding in findings],
+            *loop_sentences(Agreement.of_rows(rows)),
+            *lost_sentence(facts),
+            *trained_before(facts),
+        ]
+
+    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
+        """Findings and their quantities, gaps, and the loops."""
+        return [*findings_tables(findings_of(rows)), *stored, loop_table(Agreement.of_rows(rows))]
 
 
 def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:
@@ -81,25 +110,19 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
         for statement in (*retrieval_findings(cells[variant], figures), *sink_findings(cells[variant], figures))
     ]
     flags = flag_findings(cells["mixture"], cells["std-1-over-d"])
-    findings = [*published, *_controls(cells["mixture"]), *flags]
+    controls = [replace(finding, published=False) for finding in (*_controls(cells["mixture"]), *flags)]
+    findings = [*published, *controls]
     loops = icl_loops(outcomes)
     results = agreements(loops)
     charts = [loop_figure(f"icl-loop-{number}", results, outcome) for number, outcome in enumerate((FINAL, SPEED))]
     gaps = [gaps_table(name, cells[name]) for name in cells]
     seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
     return Reproduction(
-        paper=SOURCE,
+        experiment=InContextRetrieval.name,
         title=f"In-context retrieval: {len(outcomes.members)} members, {seeds} seeds, {steps} steps of {batch}",
-        statements=[
-            reached(outcomes, steps=steps, batch=batch),
-            tally(published),
-            *chance(findings),
-            *[finding.sentence() for finding in findings],
-            *loop_sentences(results),
-            *outcomes.lost_sentence(),
-        ],
         rows=[*finding_rows(findings), *[agreement.row() for agreement in results]],
-        tables=[*findings_tables(findings), *[table for table in gaps if table.cells], loop_table(results)],
+        facts={"steps": steps, "batch": batch, "accuracy": _accuracy(outcomes), **outcomes.facts()},
+        tables=[table for table in gaps if table.cells],
         figures=[
             *[figure for name in cells for figure in retrieval_figures(name, cells[name])],
             *[chart for chart in charts if chart is not None],
@@ -120,22 +143,29 @@ def _controls(cells: Cells) -> list[Finding]:
     return [*unconfounded, sink_control(cells, Figures("mixture"))]
 
 
-def reached(outcomes: Outcomes, *, steps: int, batch: int) -> str:
-    """How far training came: steps, sequences, and accuracy against what needs no retrieval."""
-    share = steps * batch / (PUBLISHED_STEPS * PUBLISHED_BATCH)
+def _accuracy(outcomes: Outcomes) -> dict[str, float] | None:
+    """Accuracy on novel classes over members, and how many are above what needs no retrieval."""
     accuracy = [float(member.arrays["novel"]) for member in outcomes.members if "novel" in member.arrays]
+    if not accuracy:
+        return None
+    above, mean = sum(value > 1 / CLASSES_PER_CONTEXT for value in accuracy), float(np.mean(accuracy))
+    return {"least": min(accuracy), "mean": mean, "most": max(accuracy), "members": len(accuracy), "above": above}
+
+
+def reached(facts: Facts) -> str:
+    """How far training came: steps, sequences, and accuracy against what needs no retrieval."""
+    steps, batch, accuracy = (facts[name] for name in ("steps", "batch", "accuracy"))
+    share = steps * batch / (PUBLISHED_STEPS * PUBLISHED_BATCH)
     text = (
         f"Training: {steps} steps of {batch} sequences where the source has {PUBLISHED_STEPS} of {PUBLISHED_BATCH}, "
         f"{100 * share:.2g} % of its sequences."
     )
-    if not accuracy:
+    if accuracy is None:
         return text
-    within = 1 / CLASSES_PER_CONTEXT
-    above = sum(value > within for value in accuracy)
     return (
-        f"{text} Accuracy on novel classes is {min(accuracy):.2f} to {max(accuracy):.2f} (mean "
-        f"{np.mean(accuracy):.2f}) over {len(accuracy)} members; chance is {1 / LABELS:.3f}, naming any label of the "
-        f"context {within:.2f}, and {above} members are above that."
+        f"{text} Accuracy on novel classes is {accuracy['least']:.2f} to {accuracy['most']:.2f} (mean "
+        f"{accuracy['mean']:.2f}) over {accuracy['members']} members; chance is {1 / LABELS:.3f}, naming any label of "
+        f"the context {1 / CLASSES_PER_CONTEXT:.2f}, and {accuracy['above']} members are above that."
     )
 
 
