@@ -82,9 +82,12 @@ class Agreement:
         agreements = []
         for row in rows:
             if row["sort"] == "loop":
-                names = (row[name] for name in ("architecture", "theory", "moment", "outcome"))
-                pair = (row[name] and Difference.of_record(row[name]) for name in ("correlation", "slope"))
-                agreements.append(cls(*names, *pair, np.nan if row["variance"] is None else row["variance"]))
+                names = {name: row[name] for name in ("architecture", "theory", "moment", "outcome")}
+                correlation, slope = (
+                    row[name] and Difference.of_record(row[name]) for name in ("correlation", "slope")
+                )
+                variance = np.nan if row["variance"] is None else row["variance"]
+                agreements.append(cls(**names, correlation=correlation, slope=slope, variance=variance))
         return agreements
 
 

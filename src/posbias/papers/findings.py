@@ -83,8 +83,11 @@ class Difference:
     @classmethod
     def of_record(cls, stored: Mapping[str, Any]) -> "Difference":
         """The quantity that `as_record` turned into plain values."""
-        numbers = np.array([stored["value"], stored["error"], 0.0, stored["n_seeds"] - 1], dtype=np.float64)
-        return cls(Estimate(*map(np.asarray, numbers)), stored["n_seeds"])
+        value, error, skewness, freedom = (
+            np.array(number, dtype=np.float64)
+            for number in (stored["value"], stored["error"], 0, stored["n_seeds"] - 1)
+        )
+        return cls(Estimate(value, error, skewness, freedom), stored["n_seeds"])
 
     def __str__(self) -> str:
         return self.interval.text("+.3f")

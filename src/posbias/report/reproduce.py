@@ -39,7 +39,7 @@ class ReproductionRun(Result):
     """Its name in `PAPERS`; empty if the run failed."""
     rows: Rows = ()
     """One row per comparison."""
-    facts: Facts = field(default_factory=dict)
+    details: Facts = field(default_factory=dict)
     """What else its sentences say."""
     stored: tuple[InstanceOf[Table], ...] = ()
     """Tables of numbers that the rows do not hold."""
@@ -51,7 +51,8 @@ class ReproductionRun(Result):
         if record.status != "done":
             return cls(record)
         read = {
-            **{name: record.scalars[name] for name in ("experiment", "rows", "facts")},
+            **{name: record.scalars[name] for name in ("experiment", "rows")},
+            "details": record.scalars["facts"],
             "record": record,
             "title": record.resolved["title"],
             "stored": [Table(table["title"], table["header"], table["cells"]) for table in record.scalars["tables"]],
@@ -62,7 +63,7 @@ class ReproductionRun(Result):
     @property
     def statements(self) -> list[str]:
         """Outcomes, one or two sentences each, with their numbers; none if the run failed."""
-        return PAPERS[self.experiment]().statements(self.rows, self.facts) if self.experiment else []
+        return PAPERS[self.experiment]().statements(self.rows, self.details) if self.experiment else []
 
     @property
     def tables(self) -> list[Table]:
