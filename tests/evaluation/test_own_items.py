@@ -13,6 +13,7 @@ from posbias import EvaluateOptions, ServerResponder, UsageError, evaluate
 from posbias.evaluation.evaluation import independent
 from posbias.evaluation.responders import Reply as Answered
 from posbias.evaluation.responders import Responder, Response
+from posbias.report import report_of
 from posbias.report.evaluate import statements_of
 
 TRANSCRIPTS = str(Path(__file__).parents[2] / "examples/transcripts.jsonl")
@@ -100,3 +101,34 @@ def test_a_model_answers_items_of_two_lengths(posbias: Run, long_llama: Path, tm
     levels = json.loads(done.stdout)["scalars"]["levels"]
     assert [level["length"] for level in levels] == [200, 400]
     assert all(0.9 * level["length"] < level["prompt_tokens"] <= level["length"] for level in levels)
+
+
+class Curt(Responder):
+    """Is too short for the first unit's prompts, empty for the second's, and names no number for the third's."""
+
+    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Answered]:
+        replies = []
+        for request in requests:
+            place = next(slot for slot, line in enumerate(request.text.split("\n")) if "Ann" in line)
+            skipped = "9 tokens; the model takes 8" if place == 0 else None
+            text, finish = (["", " ", "several"][place], ["skipped", "stop", "stop"][place])
+            replies.append(Answered(Response(text, finish, skipped=skipped), None))
+        return replies
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "curt", "model": {"source": "curt"}}
+
+
+def test_every_answer_that_cannot_be_judged_has_its_reason(tmp_path: Path) -> None:
+    task = f"items(file={written(tmp_path / 'own.jsonl', 2)!r}, rule='number')"
+    result = evaluate(Curt(), task, options=EvaluateOptions(count=2, score=False))
+    assert [(entry.sample, entry.position, entry.reason) for entry in result.unjudged] == [
+        (sample, place, reason)
+        for sample in ("0-0", "0-1")
+        for place, reason in enumerate(["too_long", "empty", "unread"])
+    ]
+    assert result.unjudged[0].detail == "9 tokens; the model takes 8"
+    assert type(result).from_record(result.record).unjudged == result.unjudged
+    page = report_of(result.record)
+    assert "2 of 6 prompts are longer than the model's context (position 0: 2)" in page.left_out
+    assert any(caveat.startswith("4 of 4 answers count as wrong because nothing") for caveat in page.caveats)

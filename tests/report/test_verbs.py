@@ -142,13 +142,15 @@ def test_what_counts_as_wrong_is_not_left_out_and_skipped_examples_are_no_answer
     record.resolved["max_tokens"] = 8
     record.scalars["verdicts"] |= {rate: {"value": 0.5, "low": 0.1, "high": 0.9} for rate in VERDICTS}
     record.scalars["verdicts"] |= {"n_pairs": 8, "n_both": 7}
+    reasons = ["empty", "unread", "too_long", "empty"]
+    record.scalars["unjudged"] = [{"sample": "0-1", "position": 9, "reason": reason} for reason in reasons]
     report = report_of(record)
     assert list(report.caveats) == [
         "3 of 20 generated answers ended at --max-tokens 8, not by themselves.",
-        "2 of 20 generated answers are empty; they count as wrong.",
-        "1 of 20 answers hold no verdict that can be read; they count as wrong.",
+        "3 of 20 answers count as wrong because nothing in them can be judged: 2 empty; 1 without what the task's rule "
+        "judges (a verdict, letter or number).",
     ]
-    assert [reason[:42] for reason in report.left_out] == ["4 examples with the answer at position 9 a"]
+    assert list(report.left_out) == ["4 of 24 prompts are longer than the model's context (position 9: 4)"]
 
 
 def noticed() -> dict[str, Any]:

@@ -63,6 +63,18 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Unjudged:
+    """One prompt without an answer that could be judged."""
+
+    sample: str
+    position: int | None
+    reason: str
+    """A key of `UNJUDGED`."""
+    detail: str = ""
+    """What made a prompt too long, or the server's words."""
+
+
+@dataclass(frozen=True)
 class Influence:
     """Influence of items on the prompts of an evaluation, and how it hangs together with the answers."""
 
@@ -104,6 +116,8 @@ class Evaluation(Result):
     """Examples that were too long, by position; only positions that lost some."""
     refused: tuple[Refusal, ...] = ()
     """Examples that a server refused, such as by a content filter."""
+    unjudged: tuple[Unjudged, ...] = ()
+    """Every prompt without an answer that could be judged, and why."""
     cut_off: int = 0
     """Answers that ended at `max_tokens`, not by themselves."""
     empty: int = 0
@@ -224,6 +238,8 @@ class LengthLevel:
     mean: StoredInterval
     alpha: float = ALPHA
     """Error that the intervals of this length may have; less than 5 % at a look of a sequential design."""
+    unjudged: tuple[Unjudged, ...] = ()
+    """Every prompt without an answer that could be judged, and why."""
     cut_off: int = 0
     """Answers that ended at `max_tokens`; they count as wrong unless they were right before."""
     examples: int = 0

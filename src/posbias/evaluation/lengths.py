@@ -64,7 +64,10 @@ def length_evaluation(
         "effective_length": plain(asdict(effective_length(levels, options.threshold))),
         "curves": {},
         "measures": [],
-        "refused": [asdict(refusal) for evaluation in evaluations.values() for refusal in evaluation.refused],
+        **{
+            name: [asdict(entry) for evaluation in evaluations.values() for entry in getattr(evaluation, name)]
+            for name in ("refused", "unjudged")
+        },
         "notices": {name: notice for evaluation in evaluations.values() for name, notice in evaluation.notices.items()},
         **{
             name: sum(getattr(evaluation, name) for evaluation in evaluations.values())

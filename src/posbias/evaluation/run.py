@@ -37,6 +37,7 @@ from posbias.evaluation.samples import (
     refused_in,
     request_samples,
     samples_of,
+    unjudged_in,
 )
 from posbias.evaluation.sequential import Sequential, decides, looks_of, savings
 from posbias.progress import track
@@ -295,6 +296,7 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
             if lost
         },
         "refused": refused_in(outputs),
+        "unjudged": unjudged_in(outputs),
         "measures": list(curves),
         "curves": {name: curve.as_record() for name, curve in curves.items()},
         "cut_off": sum(row["finish"] == CUT_OFF for row in outputs),

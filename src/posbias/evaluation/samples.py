@@ -16,6 +16,7 @@ import numpy as np
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
+from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.answers import starts_with
 
@@ -27,6 +28,16 @@ REFUSED_LEAST = 3
 LINE_END = "\n"
 CLUSTER = "cluster"
 """Name of the table that tells which samples are not independent: they share a number."""
+
+UNJUDGED = {
+    "too_long": "longer than the model's context",
+    "refused": "refused by the server",
+    "unfinished": "still within thoughts",
+    "empty": "empty",
+    "unread": "without what the task's rule judges (a verdict, letter or number)",
+}
+"""Reasons why there is no answer to judge. Prompts of the first two are left out, answers of the others are wrong."""
+LEFT_OUT = ("too_long", "refused")
 
 Pieces = dict[str, np.ndarray]
 
@@ -164,12 +175,35 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "thinking": None if response is None else response.thinking,
         "finish": None if response is None else response.finish,
         "skipped": skipped,
+        "read": None if answer is None else task.readable(answer),
     }
 
 
 def _number_of(name: str) -> float:
     """A number that stands for a name, exact in double precision."""
     return float(int(hashlib.sha256(name.encode()).hexdigest()[:12], 16))
+
+
+def unjudged_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The outputs without an answer that could be judged, each with its reason, as `Evaluation.unjudged`."""
+    return [
+        {"sample": row["sample"], "position": row["position"], "reason": reason, "detail": row["skipped"] or ""}
+        for row in outputs
+        if (reason := _reason(row)) is not None
+    ]
+
+
+def _reason(row: Mapping[str, Any]) -> str | None:
+    """A key of `UNJUDGED`; None if there is an answer, or none was asked for."""
+    if row["skipped"] is not None:
+        return "refused" if row["finish"] == REFUSED else "too_long"
+    if row["text"] is None:
+        return None
+    if row["thinking"] == UNFINISHED:
+        return "unfinished"
+    if not row["text"].strip():
+        return "empty"
+    return None if row["read"] else "unread"
 
 
 def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

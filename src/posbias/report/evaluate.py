@@ -20,6 +20,7 @@ from posbias.evaluation.endings import MOST_CUT, Undecided
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
 from posbias.evaluation.judges import MOST_UNREAD, Verdicts
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
+from posbias.evaluation.samples import LEFT_OUT, UNJUDGED
 from posbias.report.compare_evaluations import side_by_side
 from posbias.report.influence import (
     CORRELATION_CAVEAT,
@@ -364,21 +365,23 @@ def _caveats(evaluation: Evaluation) -> list[str]:
         first = f"; {within} of them in their first line and not right, which they might have become" if within else ""
         most = f"--max-tokens {evaluation.max_tokens}"
         caveats.append(f"{evaluation.cut_off} of {total} generated answers ended at {most}, not by themselves{first}.")
-    if evaluation.empty:
-        caveats.append(f"{evaluation.empty} of {total} generated answers are empty; they count as wrong.")
-    if evaluation.verdicts and evaluation.verdicts.unread:
-        unread = evaluation.verdicts.unread
-        caveats.append(f"{unread} of {total} answers hold no verdict that can be read; they count as wrong.")
+    if wrong := [entry.reason for entry in evaluation.unjudged if entry.reason not in LEFT_OUT]:
+        reasons = "; ".join(f"{count} {UNJUDGED[reason]}" for reason, count in Counter(wrong).items())
+        caveats.append(
+            f"{len(wrong)} of {total} answers count as wrong because nothing in them can be judged: {reasons}."
+        )
     return caveats
 
 
 def _reasons(evaluation: Evaluation) -> list[str]:
     """Reasons why something was left out."""
     responder = evaluation.responder
-    reasons = [
-        f"{count} examples with the answer at position {place} are longer than the model's context and were skipped"
-        for place, count in evaluation.skipped.items()
-    ]
+    reasons = []
+    if too_long := evaluation.skipped:
+        places = ", ".join(f"position {place}: {count}" for place, count in too_long.items())
+        reasons.append(
+            f"{sum(too_long.values())} of {evaluation.examples} prompts are {UNJUDGED['too_long']} ({places})"
+        )
     if responder.get("no_scores_because") and evaluation.record.arguments.get("score", True):
         reasons.append(f"the right answers were not scored: {responder['no_scores_because']}")
     elif evaluation.unscored:

@@ -202,6 +202,10 @@ class LanguageTask(ABC):
         """True if a right answer may be expected to begin with an accepted one, which is measured beside."""
         return self.scoring != "verdict"
 
+    def readable(self, text: str) -> bool:
+        """True if an answer holds what the task's rule judges, such as a verdict; what does not is wrong."""
+        return True
+
     @property
     def own_code(self) -> str | None:
         """The Python code of one's own that judges answers; None: there is none."""

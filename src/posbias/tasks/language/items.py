@@ -261,6 +261,10 @@ class Items(LanguageTask):
         placed = Placed((*messages, *asked), index, (0, len(str(messages[index]["content"]))))
         return as_text(placed, record.tools) if self.calls == "text" else placed
 
+    def readable(self, text: str) -> bool:
+        """True if the text holds what the rule judges."""
+        return self._rule.readable(text)
+
     def right(self, text: str, answers: Sequence[str]) -> float:
         """The score by the rule."""
         return self._rule.right(text, answers)

@@ -100,6 +100,10 @@ class MultipleChoice(LanguageTask):
         """1 if the answer names the letter of the right content; what names none is wrong."""
         return float(choice_of(text, LETTERS[: self.options]) in answers)
 
+    def readable(self, text: str) -> bool:
+        """True if an option is named."""
+        return choice_of(text, LETTERS[: self.options]) is not None
+
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`chosen`: index of the letter that is named; None if none is."""
         choice = None if text is None else choice_of(text, LETTERS[: self.options])

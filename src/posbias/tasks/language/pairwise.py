@@ -151,6 +151,10 @@ class Judgement(LanguageTask):
         """1 if the verdict names the best response; a tie, or what cannot be read, is wrong."""
         return float(self.verdict(text) in answers)
 
+    def readable(self, text: str) -> bool:
+        """True if there is a verdict, or a tie."""
+        return self.verdict(text) is not None
+
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`first_pick`: 1 if the verdict names Response A, 0 if another; `tie`: 1 if it is a tie, 0 if it names one.
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
-from posbias.tasks.language.answers import choice_match, substring_match
+from posbias.tasks.language.answers import LETTERS, choice_match, choice_of, substring_match
 from posbias.tasks.language.verdict_parsing import check_own, search_own
 
 RULES: Registry["Rule"] = Registry("rule")
@@ -42,6 +42,10 @@ class Rule(ABC):
 
     def check(self, answer: str) -> None:
         """Refuse an accepted answer that cannot be judged by this rule."""
+
+    def readable(self, text: str) -> bool:
+        """True if a text holds what is judged, such as a number; what does not is wrong."""
+        return True
 
     @abstractmethod
     def right(self, text: str, answers: Sequence[str]) -> float:
@@ -106,13 +110,19 @@ class Number(Rule):
         if not re.fullmatch(NUMBER, answer.strip()):
             raise UsageError(f"the answer must be a number, got {answer!r:.80}")
 
+    def readable(self, text: str) -> bool:
+        """True if there is a number."""
+        return bool(_stated(text))
+
     def right(self, text: str, answers: Sequence[str]) -> float:
         """1 or 0."""
-        stated = LABELLED.findall(text)[-1:] or re.findall(rf"(?<![\w.]){NUMBER}", text)[:1]
-        if not stated:
-            return 0.0
         slack = self.tolerance * (1 + 1e-12)
-        return float(any(abs(_value(stated[0]) - _value(answer)) <= slack for answer in answers))
+        return float(any(abs(_value(given) - _value(answer)) <= slack for given in _stated(text) for answer in answers))
+
+
+def _stated(text: str) -> list[str]:
+    """The number that a text gives; none or one."""
+    return LABELLED.findall(text)[-1:] or re.findall(rf"(?<![\w.]){NUMBER}", text)[:1]
 
 
 def _value(text: str) -> float:
@@ -125,6 +135,10 @@ class Choice(Rule):
     """The text names the letter of the moved unit, which units are listed with."""
 
     letters: ClassVar[bool] = True
+
+    def readable(self, text: str) -> bool:
+        """True if a letter is named."""
+        return choice_of(text, LETTERS) is not None
 
     def right(self, text: str, answers: Sequence[str]) -> float:
         """1 or 0."""
