@@ -77,6 +77,7 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "needle: distractors": lambda n: LANGUAGE_TASKS.parse(f"needle(distractors={n})"),
     "key_value: pairs": lambda n: LANGUAGE_TASKS.parse(f"key_value(pairs={n})"),
     "documents: documents": lambda n: LANGUAGE_TASKS.parse(f"documents(documents={n})"),
+    "table: entries": lambda n: LANGUAGE_TASKS.parse(f"table(entries={n})"),
     "example_order: shots": lambda n: LANGUAGE_TASKS.parse(f"example_order(shots={n})"),
     "starts": lambda n: design("flat", options=DesignOptions(depth=2, n_positions=16, starts=n)),
 }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -116,4 +117,7 @@ def test_parameters_are_those_of_the_class_and_of_what_it_inherits(posbias):
     assert "positional_channel(channel, factor=0.0" in needed, "a parameter without a default is not given one"
     unknown = posbias("list", "tasks", "nosuch")
     assert unknown.returncode == 2
-    assert unknown.stderr.startswith("posbias: tasks: unknown 'nosuch'; known: documents, ")
+    assert unknown.stderr.startswith("posbias: tasks: unknown 'nosuch'; known: code_variables, ")
+    sample = posbias("list", "tasks", "dates").stdout.partition("its answer in brackets:")[2]
+    assert re.search(r"Answer:\[ \w+ \d+, \d{4}\]", sample)
+    assert "brackets" not in posbias("list", "tasks", "needle").stdout, "it needs a tokenizer"

@@ -16,10 +16,10 @@ from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.fitting import descent as fitting
 from posbias.mitigation.fitting.base import Checkpoint, fit_of
-from posbias.mitigation.fitting.calibration import contents
+from posbias.mitigation.fitting.calibration import contents, thinned, with_passages
 from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
 from posbias.runs.parts import PartStore
-from posbias.tasks.language import LANGUAGE_TASKS, KeyValue, locate
+from posbias.tasks.language import LANGUAGE_TASKS, Documents, KeyValue, locate
 from tiny_families import VOCABULARY, shaken_model
 
 QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))
@@ -199,6 +199,56 @@ def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, cali
     replies = answering_under(found.method, LocalResponder(model)).respond(requests, generate=False, score=True)
     mean = np.mean([-reply.score.logprob / reply.score.n_tokens for reply in replies])
     assert mean == pytest.approx(min(losses), abs=1e-4), "adapters are kept in float32"
+
+
+def test_a_position_is_drawn_in_proportion_to_its_present_loss():
+    descent = fitting.Descent(np.zeros((1, 2)), present=np.array([np.nan, np.nan, np.nan]))
+    places = np.array([0, 0, 0, 1, 1, 2])
+    generator = np.random.default_rng(0)
+    unseen = np.bincount(places[descent.drawn(places, 6000, generator)])
+    np.testing.assert_allclose(unseen, 2000, rtol=0.1)
+    descent.seen(np.array([1.0, 3.0, 2.0]), np.array([0, 1, 1]))
+    np.testing.assert_allclose(descent.present, [1.0, 2.5, np.nan])
+    descent.seen(np.array([0.5]), np.array([2]))
+    descent.seen(np.array([2.0]), np.array([0]))
+    np.testing.assert_allclose(descent.present, [1.2, 2.5, 0.5])
+    drawn = np.bincount(places[descent.drawn(places, 8400, generator)])
+    np.testing.assert_allclose(drawn, [2400, 5000, 1000], rtol=0.1)
+
+
+def test_draws_by_loss_fit_lengths_up_to_those_that_are_given_and_go_on(model, text, tmp_path, monkeypatch):
+    """Its record says what unseen prompts cost at every place; a fit that goes on ends with the same numbers."""
+    monkeypatch.setattr(fitting, "STEPS_AT_ONCE", 2)
+    monkeypatch.setattr(fitting, "STEPS_BETWEEN_CHECKS", 2)
+    examples = list(KeyValue(pairs=3).examples(model.tokenizer, count=4, positions=[0, 2], seed=5))
+    options = FitOptions(steps=4, batch=2, held_out=0.25, rate=0.05, draws="loss", fewest=1)
+    checkpoint = Checkpoint(PartStore(tmp_path, {}, resume=False), "steps")
+    whole = fit("adapter(rank=1)", model, examples, text=text, options=options, checkpoint=checkpoint)
+    looks = np.array(whole.how["held_out_loss_by_place"])
+    assert looks.shape == (2, 2)
+    np.testing.assert_allclose(looks.mean(axis=1), whole.how["held_out_loss"], rtol=1e-5)
+    assert whole.how["prompt_tokens"][0] < min(len(model.tokenizer(example.prompt).input_ids) for example in examples)
+    resumed = Checkpoint(PartStore(tmp_path, {}, resume=True), "steps")
+    again = fit("adapter(rank=1)", model, examples, text=text, options=options, checkpoint=resumed)
+    assert again.how == whole.how
+    even = fit("adapter(rank=1)", model, examples, text=text, options=replace(options, draws="even"))
+    assert even.method != whole.method
+
+
+def test_distractors_left_out_leave_the_prompt_that_the_task_itself_makes():
+    (whole,) = Documents(documents=5).examples(None, count=1, positions=[3])
+    fewer = with_passages(whole, [1, 3, 4])
+    assert fewer.gold_position == 1
+    assert fewer.n_items == 3
+    passages = [whole.text[slice(*span)] for span in whole.passages]
+    assert [fewer.text[slice(*span)] for span in fewer.passages] == [passages[number] for number in (1, 3, 4)]
+    assert re.findall(r"Document \[(\d)\]", fewer.text) == ["1", "2", "3"]
+    assert fewer.text.rpartition("\n\n")[2] == whole.text.rpartition("\n\n")[2]
+    (chat,) = KeyValue(pairs=3, chat=True).examples(None, count=1, positions=[0])
+    assert json.loads(with_passages(chat, [0, 2]).text.partition("JSON data:\n")[2].partition("\n\n")[0])
+    kept = [thinned(whole, 2, np.random.default_rng(seed)) for seed in range(40)]
+    assert {len(example.passages) for example in kept} == {2, 3, 4, 5}
+    assert all(example.answers[0] in example.text[slice(*example.passages[example.gold_position])] for example in kept)
 
 
 def test_calibration_samples_choose_the_strength(model, calibration):
@@ -433,6 +483,9 @@ def test_passages_may_be_given_as_texts(long_llama):
     ("arguments", "message"),
     [
         ({"calibration": 3}, "3 calibration samples given; at least 4"),
+        ({"fewest": 3}, "fit: fewest must be at most the 2 passages of a prompt, got 3"),
+        ({"method": "adapter", "fewest": 1, "bare": True}, "fewest needs prompts that list passages"),
+        ({"draws": "worst"}, "fit: draws must be one of even, loss, got 'worst'"),
         ({"text": []}, "windows of ordinary text are needed"),
         ({"method": "ms_poe"}, "no parameters to fit|unknown mitigation"),
         ({"method": "key_bias", "from_question": True, "bare": True}, "from_question needs prompts with passages"),
@@ -450,8 +503,11 @@ def test_what_cannot_be_fitted_is_refused(model, calibration, text, arguments, m
         samples = [replace(example, passages=()) for example in samples]
     if "ending" in arguments:
         samples = [replace(example, passages=((0, len(example.text)),)) for example in samples]
-    options = FitOptions(
-        steps=1, from_question=arguments.get("from_question", False), knots=arguments.get("knots", (0, 1))
-    )
-    with pytest.raises(UsageError, match=message):
+    given = {name: arguments[name] for name in ("from_question", "knots", "draws", "fewest") if name in arguments}
+
+    def fitted():
+        options = FitOptions(**{"steps": 1, "knots": (0, 1), **given})
         fit(arguments.get("method", "key_bias"), model, samples, text=arguments.get("text", text), options=options)
+
+    with pytest.raises(UsageError, match=message):
+        fitted()

@@ -45,6 +45,8 @@ SORTS = {
 _REGISTERED = re.compile(r"^@([A-Z_]+)\.register\(", re.MULTILINE)
 _PACKAGE = Path(__file__).parents[1]
 _WIDTH = 100
+SAMPLE_ITEMS = 3
+"""Items of the prompt that shows a task."""
 
 
 def list_variants(
@@ -111,7 +113,18 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
             parameters[field.name] = {"meaning": meanings.get(field.name, "")}
             if field.default is not dataclasses.MISSING:
                 parameters[field.name]["default"] = field.default
-    return {"name": name, "description": ast.get_docstring(node) or "", "parameters": parameters}
+    described = {"name": name, "description": ast.get_docstring(node) or "", "parameters": parameters}
+    return {**described, "sample": _sample(variant)} if sort == "tasks" else described
+
+
+def _sample(task: Any) -> str:
+    """A prompt of a few items with its answer; empty if it takes a file or a tokenizer."""
+    try:
+        made = task()
+        example = next(made.with_items(min(made.n_items, SAMPLE_ITEMS)).examples(None, count=1, positions=[1]))
+    except (UsageError, TypeError):
+        return ""
+    return f"{example.text}[{example.target}]"
 
 
 @cache
@@ -170,6 +183,8 @@ def _print_variant(variant: dict[str, Any]) -> None:
     for name, entry in parameters.items():
         meaning = f"{name}: {' '.join(entry['meaning'].split())}"
         typer.echo("\n" + textwrap.fill(meaning, _WIDTH, subsequent_indent="    ", break_on_hyphens=False))
+    if variant.get("sample"):
+        typer.echo("\nA sample, its answer in brackets:\n\n" + textwrap.indent(variant["sample"], "    "))
 
 
 @MODELS.command("get", epilog="Example: `posbias models get demo`")

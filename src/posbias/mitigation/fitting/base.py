@@ -21,7 +21,7 @@ from posbias.errors import UsageError
 from posbias.evaluation import MeasuredUse
 from posbias.evaluation.responders import Request, Responder
 from posbias.interventions.base import check_model
-from posbias.limits import AT_ONCE, UPDATES
+from posbias.limits import AT_ONCE, ITEMS, UPDATES
 from posbias.mitigation.fitting.calibration import LEAST_SAMPLES, best_of, check_samples
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, check_strength
 from posbias.models.hugging_face import HuggingFaceModel
@@ -32,6 +32,10 @@ from posbias.tasks.language import Example
 
 SHARING = ("none", "heads", "layers", "both")
 """What has numbers in common: nothing; the heads of a layer; the layers, head by head; all heads of all layers."""
+
+EVEN, BY_LOSS = "even", "loss"
+DRAWS = (EVEN, BY_LOSS)
+"""How prompts are drawn: all equally often, or those of a position in proportion to its present loss."""
 
 Windows = Sequence[Int64[np.ndarray, "token"]]
 
@@ -58,6 +62,11 @@ class FitOptions:
     held_out: float | None = None
     """Share of the calibration samples that no step sees, in [0, 1): the fit ends when their answers get no more
     probable, with the numbers under which they were most; None: 0 for biases, .2 for adapters."""
+    draws: str = EVEN
+    """`even`: every calibration prompt equally often; `loss`: positions in proportion to their present loss."""
+    fewest: int | None = None
+    """Distractors are left out of prompts at random, down to so many passages in all, >= 1, so that lengths are drawn
+    up to those that are given; None: prompts as they are."""
     penalty: float = 1.0
     """Weight of the divergence on ordinary text, >= 0; unused if the bias acts from the question on."""
     knots: Sequence[int] = (0, 1, 8, 64, 512)
@@ -84,7 +93,7 @@ class FitOptions:
             if not isinstance(numbers, Iterable) or isinstance(numbers, str):
                 raise UsageError(f"fit: {name} must be a list of numbers, got {numbers!r}")
             object.__setattr__(self, name, tuple(map(plain, numbers)))
-        for name, limit in (("steps", UPDATES), ("batch", AT_ONCE), ("together", AT_ONCE)):
+        for name, limit in (("steps", UPDATES), ("batch", AT_ONCE), ("together", AT_ONCE), ("fewest", ITEMS)):
             if getattr(self, name) is not None:
                 check_size(f"fit: {name}", getattr(self, name), limit)
         if self.rate is not None:
@@ -93,6 +102,7 @@ class FitOptions:
             check_number("fit: held_out", self.held_out, below=1.0)
         check_number("fit: penalty", self.penalty)
         check_choice("fit: shared", self.shared, SHARING)
+        check_choice("fit: draws", self.draws, DRAWS)
         check_seed(self.seed)
         if not isinstance(self.begin, str):
             raise UsageError(f"fit: begin must be the path of a recipe, got {self.begin!r}")

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,50 @@ def text_beside(judging: str, model: HuggingFaceModel, *, length: int, seed: int
         raise UsageError(f"--text {judging}: fits need files of the default corpus that are not judged; name fewer")
     prompts = load_prompts(f"{DEFAULT}#{','.join(read)}", model=model, n_positions=length, seed=seed, count=FIT_WINDOWS)
     return list(prompts.token_ids)
+
+
+def with_passages(example: Example, passages: Sequence[int]) -> Example:
+    """An example with some of its passages, ascending, that with the answer among them; they take the first slots."""
+    text, places, copied = "", [], 0
+    for slot, passage in enumerate(passages):
+        begin, end = example.passages[slot]
+        moved = example.text[slice(*example.passages[passage])]
+        text += example.text[copied:begin]
+        places.append((len(text), len(text) + len(moved)))
+        text, copied = text + moved, end
+    text += example.text[example.passages[-1][1] :]
+    prompt = (
+        text if isinstance(example.prompt, str) else (*example.prompt[:-1], {**example.prompt[-1], "content": text})
+    )
+    return replace(
+        example,
+        prompt=prompt,
+        gold_position=passages.index(example.gold_position) if example.gold_position is not None else None,
+        n_items=len(passages),
+        passages=tuple(places),
+        gold_token=None,
+        gold_end=None,
+        n_tokens=None,
+    )
+
+
+def thinned(example: Example, fewest: int, generator: np.random.Generator) -> Example:
+    """An example without some of its distractors, drawn at random: `fewest` passages are left, or more, up to all."""
+    gold, n_passages = example.gold_position, len(example.passages)
+    if gold is None or not n_passages:
+        raise UsageError("fit: fewest needs prompts that list passages, one of which holds the answer")
+    if fewest > n_passages:
+        raise UsageError(f"fit: fewest must be at most the {n_passages} passages of a prompt, got {fewest}")
+    distractors = [passage for passage in range(n_passages) if passage != gold]
+    stay = generator.choice(distractors, int(generator.integers(fewest, n_passages + 1)) - 1, replace=False)
+    return with_passages(example, sorted([gold, *map(int, stay)]))
+
+
+def places_of(examples: Sequence[Example], given: Sequence[Example]) -> list[int]:
+    """The place of every answer, as the nearest of the relative places, numbered from the front, of those given."""
+    relative = [[(e.gold_position or 0) / max(1, e.n_items - 1) for e in listed] for listed in (examples, given)]
+    known = np.unique(np.round(relative[1], 6))
+    return [int(np.abs(known - place).argmin()) for place in relative[0]]
 
 
 def contents(examples: Sequence[Example]) -> set[str]:

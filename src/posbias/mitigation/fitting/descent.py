@@ -22,7 +22,7 @@ from torch import Tensor
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, EncodedRequest, encode_requests
-from posbias.mitigation.fitting.base import Checkpoint, FitOptions, Windows
+from posbias.mitigation.fitting.base import BY_LOSS, Checkpoint, FitOptions, Windows
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.models.rotary import AngleLengths
 from posbias.progress import track
@@ -37,8 +37,14 @@ PROMPTS_PER_WINDOW = 4
 """Prompts of a step for each window of ordinary text in it."""
 STEPS_BETWEEN_CHECKS = 10
 """Steps between two looks at the calibration samples that no step sees."""
+MEMORY = 0.8
+"""Weight of a position's earlier losses in its present one, beside those of the step."""
 PATIENCE = 3
 """Looks without an improvement after which a fit ends."""
+
+
+Losses = Float64[np.ndarray, "prompt"]
+Places = Int64[np.ndarray, "prompt"]
 
 
 @runtime_checkable
@@ -181,19 +187,36 @@ class Descent:
     """Steps that are done."""
     held_out: list[float] = field(default_factory=list)
     """Losses of the prompts that no step sees, at every look at them."""
+    held_out_by_place: list[list[float]] = field(default_factory=list)
+    """The same by the answer's place."""
+    present: Float64[np.ndarray, "place"] = field(default_factory=lambda: np.zeros(1))
+    """The present loss of the prompts of each place; NaN before the first."""
     best: Tensor | None = None
-    """The numbers at the lowest of these."""
+    """The numbers at the lowest of the losses of held-out prompts."""
 
     @property
     def stopped(self) -> bool:
         """True if the last looks brought no improvement."""
         return len(self.held_out) - 1 - int(np.argmin([*self.held_out, np.inf])) >= PATIENCE
 
-    def look(self, loss: float, free: Tensor) -> None:
-        """Note the loss of the prompts that no step sees, and the numbers if it is the lowest."""
-        if loss < min(self.held_out, default=np.inf):
+    def look(self, losses: Losses, places: Places, free: Tensor) -> None:
+        """Note the losses of the prompts that no step sees, and the numbers if their mean is the lowest."""
+        if losses.mean() < min(self.held_out, default=np.inf):
             self.best = free.detach().clone()
-        self.held_out.append(loss)
+        self.held_out.append(float(losses.mean()))
+        self.held_out_by_place.append([float(losses[places == place].mean()) for place in np.unique(places)])
+
+    def seen(self, losses: Losses, places: Places) -> None:
+        """Note the losses of the prompts of a step."""
+        for place in np.unique(places):
+            loss, before = losses[places == place].mean(), self.present[place]
+            self.present[place] = loss if np.isnan(before) else MEMORY * before + (1 - MEMORY) * loss
+
+    def drawn(self, places: Places, count: int, generator: np.random.Generator) -> Int64[np.ndarray, "count"]:
+        """Prompts at the given places, of which one is drawn in proportion to its place's loss over its prompts."""
+        present = np.where(np.isnan(self.present), np.nanmax(self.present, initial=1e-9), self.present)
+        weights = (present / np.bincount(places, minlength=len(present)).clip(1))[places]
+        return generator.choice(len(places), count, p=weights / weights.sum()).astype(np.int64)
 
 
 def descend(
@@ -206,6 +229,7 @@ def descend(
     checkpoint: Checkpoint | None,
     *,
     held_out: Sequence[int] = (),
+    places: Sequence[int] = (),
 ) -> Descent:
     """Change the numbers in place, step by step; the losses of every step that was made.
 
@@ -215,6 +239,7 @@ def descend(
         checkpoint: Where the fit is kept as it goes, and taken up.
         held_out: Prompts that no step sees: the numbers under which they are answered best are taken, and the fit ends
             when these answers get no better.
+        places: Number of the place of every prompt's answer, from 0; empty: all at one.
 
     Raises:
         RunError: the loss is not a finite number.
@@ -222,12 +247,13 @@ def descend(
     steps, batch, rate = options.steps, options.batch, options.rate
     assert steps is not None and batch is not None and rate is not None, "settled"  # noqa: PT018
     generator = np.random.default_rng(options.seed)
-    stepped = np.setdiff1d(np.arange(len(begins)), held_out)
+    stepped, unseen = np.setdiff1d(np.arange(len(begins)), held_out), np.array(held_out, dtype=np.int64)
+    where = np.array(places, dtype=np.int64) if len(places) else np.zeros(len(begins), dtype=np.int64)
     order = stepped[_rounds(len(stepped), steps * batch, generator)].reshape(steps, batch)
     n_windows = -(-batch // PROMPTS_PER_WINDOW)
     windows = _rounds(max(1, len(text)), steps * n_windows, generator).reshape(steps, n_windows)
     optimiser = torch.optim.Adam([values.free], lr=rate)
-    descent = Descent(np.zeros((steps, 2)))
+    descent = Descent(np.zeros((steps, 2)), present=np.full(where.max() + 1, np.nan))
     if checkpoint is not None:
         _take_up(checkpoint, values.free, optimiser, descent)
     for step in track(range(descent.done, steps), "steps of the fit"):
@@ -236,18 +262,22 @@ def descend(
         for group in optimiser.param_groups:
             group["lr"] = rate * (1 - step / steps)
         optimiser.zero_grad()
-        descent.losses[step, 0] = _answer_loss(model, values, answers, begins, order[step].tolist(), options)
+        chosen = order[step]
+        if options.draws == BY_LOSS:
+            chosen = stepped[descent.drawn(where[stepped], batch, np.random.default_rng([options.seed, step]))]
+        losses = _answer_losses(model, values, answers, begins, chosen.tolist(), options)
+        descent.losses[step, 0] = losses.mean()
+        descent.seen(losses, where[chosen])
         if options.penalty > 0:
-            chosen = [text[index] for index in windows[step]]
-            descent.losses[step, 1] = _text_loss(model, chosen, values, options)
+            descent.losses[step, 1] = _text_loss(model, [text[index] for index in windows[step]], values, options)
         if not np.isfinite(descent.losses[step]).all():
             raise RunError(f"fit: the loss of step {step} is not a finite number; try a smaller rate than {rate:g}")
         optimiser.step()
         descent.done = step + 1
         if len(held_out) and (descent.done % STEPS_BETWEEN_CHECKS == 0 or descent.done == steps):
             with torch.no_grad():
-                loss = _answer_loss(model, values, answers, begins, list(held_out), options)
-            descent.look(loss, values.free)
+                losses = _answer_losses(model, values, answers, begins, list(held_out), options)
+            descent.look(losses, where[unseen], values.free)
         if checkpoint is not None and descent.done % STEPS_AT_ONCE == 0:
             checkpoint.store.keep(checkpoint.piece, _state(values.free, optimiser, descent))
     if descent.best is not None:
@@ -257,24 +287,26 @@ def descend(
     return descent
 
 
-def _answer_loss(
+def _answer_losses(
     model: HuggingFaceModel,
     values: Numbers,
     answers: Answers,
     begins: Sequence[int],
     indices: list[int],
     options: FitOptions,
-) -> float:
-    """Mean loss of prompts; if gradients are wanted, its own are added, group by group."""
-    total = []
+) -> Losses:
+    """Losses of prompts; if gradients are wanted, those of their mean are added, group by group."""
+    losses, order = [], []
     for group in answers.together(indices, options.together or len(indices)):
         beginnings = answers.beginnings(group)
         with values.applied(model, [begins[index] for index in group]):
-            loss = answers.losses(group, beginnings).sum() / len(indices)
+            of_group = answers.losses(group, beginnings)
             if torch.is_grad_enabled():
-                loss.backward()  # type: ignore[no-untyped-call]
-        total.append(loss.detach())
-    return float(torch.stack(total).sum())
+                (of_group.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
+        losses.append(of_group.detach())
+        order += group
+    by_prompt = dict(zip(order, torch.cat(losses).double().tolist(), strict=True))
+    return np.array([by_prompt[index] for index in indices])
 
 
 def _text_loss(model: HuggingFaceModel, windows: Windows, values: Numbers, options: FitOptions) -> float:
@@ -300,6 +332,8 @@ def _state(free: Tensor, optimiser: torch.optim.Optimizer, descent: Descent) -> 
         "done": np.array([descent.done]),
         "losses": descent.losses,
         "held_out": np.array(descent.held_out, dtype=np.float64),
+        "held_out_by_place": np.array(descent.held_out_by_place, dtype=np.float64),
+        "present": descent.present,
     }
 
 
@@ -310,7 +344,10 @@ def _take_up(checkpoint: Checkpoint, free: Tensor, optimiser: torch.optim.Optimi
         return
     descent.done = int(state.pop("done")[0])
     descent.losses[:] = state.pop("losses")
-    descent.held_out = state.pop("held_out").tolist()
+    descent.held_out, descent.held_out_by_place = (
+        state.pop(name).tolist() for name in ("held_out", "held_out_by_place")
+    )
+    descent.present = state.pop("present")
     tensors = {name: torch.from_numpy(array).to(free.device) for name, array in state.items()}
     with torch.no_grad():
         free.copy_(tensors.pop("free"))

@@ -20,6 +20,7 @@ from posbias.evaluation.responders.local import EncodedRequest
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.work import Work, calibrate, peak_tensor_bytes, without_passes
 from posbias.mitigation.fitting.base import Calibration, Checkpoint, Fit, FitOptions, Fitted
+from posbias.mitigation.fitting.calibration import places_of, thinned
 from posbias.mitigation.fitting.descent import (
     KEPT_BYTES,
     PROMPTS_PER_WINDOW,
@@ -97,13 +98,13 @@ class GradientFit(Fit):
         model, text, counts = calibration.network, calibration.text, calibration.count()
         if options.penalty > 0 and not len(text):
             raise UsageError("fit: windows of ordinary text are needed if the penalty is above 0")
-        encoded = encoded_answers(model, calibration.examples)
-        begins = begins_of(model, calibration.examples, options)
+        examples, held_out = _prompts(calibration.examples, options)
+        encoded, begins = encoded_answers(model, examples), begins_of(model, examples, options)
         values = self.numbers(model, options)
         if options.begin:
             values.begin_at(read_recipe(options.begin, model))
-        answers, held_out = Answers(model, encoded, begins), _held_out(calibration.examples, options.held_out or 0.0)
-        descent = descend(model, values, answers, begins, text, options, checkpoint, held_out=held_out)
+        answers, places = Answers(model, encoded, begins), places_of(examples, calibration.examples)
+        descent = descend(model, values, answers, begins, text, options, checkpoint, held_out=held_out, places=places)
         lengths = [len(request.prompt) for request in encoded]
         how = {
             **asdict(options),
@@ -114,7 +115,11 @@ class GradientFit(Fit):
             "text_loss": np.round(descent.losses[:, 1], 6).tolist(),
         }
         if held_out:
-            how |= {"held_out_prompts": len(held_out), "held_out_loss": np.round(descent.held_out, 6).tolist()}
+            looks = {"held_out_loss": descent.held_out, "held_out_loss_by_place": descent.held_out_by_place}
+            how |= {
+                "held_out_prompts": len(held_out),
+                **{name: np.round(loss, 6).tolist() for name, loss in looks.items()},
+            }
         return Fitted(values.method(), how)
 
     def passes(self, samples: int, positions: int, options: FitOptions) -> int:
@@ -209,8 +214,14 @@ class GradientFit(Fit):
         return replace(of_step, window=on_text)
 
 
-def _held_out(calibration: Sequence[Example], share: float) -> list[int]:
-    """The prompts of the last samples, so many of which are kept from the steps."""
+def _prompts(calibration: Sequence[Example], options: FitOptions) -> tuple[list[Example], list[int]]:
+    """The prompts of a fit, and which of them no step sees: those of the last samples, as they are given."""
     samples = list(dict.fromkeys(example.sample for example in calibration))
-    kept = set(samples[len(samples) - int(share * len(samples)) :])
-    return [index for index, example in enumerate(calibration) if example.sample in kept]
+    unseen = set(samples[len(samples) - int((options.held_out or 0.0) * len(samples)) :])
+    prompts = [example for example in calibration if example.sample not in unseen]
+    if options.fewest is not None:
+        generator, drawn = np.random.default_rng(options.seed), (options.steps or 0) * (options.batch or 1)
+        rounds = -(-drawn // len(prompts))
+        prompts = [thinned(example, options.fewest, generator) for _ in range(rounds) for example in prompts]
+    held_out = [example for example in calibration if example.sample in unseen]
+    return prompts + held_out, list(range(len(prompts), len(prompts) + len(held_out)))

@@ -66,3 +66,11 @@ PEOPLE = (
     *("Nadia", "Omar", "Ingrid", "Hugo", "Priya", "Felix", "Leila", "Marek", "Tessa", "Viktor"),
 )
 """First names, all different."""
+
+NAMES = (
+    *PEOPLE,
+    *("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba"),
+    *("Anton", "Beata", "Cyril", "Elena", "Frida", "Greta", "Henrik", "Irena", "Jonas", "Karin", "Lukas", "Mirjam"),
+    *("Nils", "Olga", "Pavel", "Rosa"),
+)
+"""More first names, all different."""

@@ -1,0 +1,243 @@
+"""Does one adapter carry, what trains it, and what is learnt first: `python studies/mitigation/carrying.py DIRECTORY`.
+
+Four questions, one JSON file each, all cells of a seed before the next seed; what is done is kept, and another call
+goes on. Every fit is an adapter of rank 4 on the demo model in bfloat16, in few steps on short prompts, so that two
+cores can do it: `families`: fitted to 2, 4, 8 and 12 families of tasks, judged on one that was left out; `draws`: even
+draws against draws by loss, one number of rows against several, judged at 1, 2 and 4 times the rows; `forms`: where the
+adapter sits, with controls; and, for every form, the loss of unseen prompts at every position as it is fitted.
+`... carrying.py table DIRECTORY` prints the tables of README.md.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import posbias as pb
+from posbias.mitigation.fitting import descent
+from posbias.mitigation.fitting.base import FitOptions
+from posbias.mitigation.fitting.calibration import with_passages
+from posbias.mitigation.fitting.descent import encoded_answers
+from posbias.mitigation.methods.adapter import adapter_of
+from posbias.tasks.language import LANGUAGE_TASKS, Example
+
+NEW = ("table", "json_fields", "code_variables", "counts", "dialogue", "dates", "roles", "instructions")
+FAMILIES = {
+    **{name: f"{name}(entries=6)" for name in NEW},
+    "example_order": "example_order(shots=6, classes=3)",
+    "token_copy": "token_copy(length=6, cue='numbered')",
+    "documents": "documents(documents=2)",
+    "key_value": "key_value(pairs=2)",
+    "needle": "needle(tokens=160, depths=3)",
+}
+NUMBERS, MULTIPLES, SEEDS = (2, 4, 8, 12), (1, 2, 4), (0, 1, 2)
+ROWS, MORE_ROWS, FEWEST = 8, 16, 3
+SAMPLES, JUDGED, WINDOW, WINDOWS = 24, 8, 48, 8
+OPTIONS = FitOptions(steps=30, batch=4, rate=0.004, held_out=0.0, together=2)
+LOOKS = 12
+"""Samples of a fit that is looked at, a quarter of which no step sees."""
+FORMS = {
+    "q, k": "adapter",
+    "v, o": "adapter(targets='v,o')",
+    "mlp": "adapter(targets='mlp')",
+    "all": "adapter(targets='all')",
+    "scales and gains": "head_scales",
+    "q, k, gold always first": "adapter",
+}
+
+
+def ends_and_middle(n_items: int, points: int) -> list[int]:
+    """So many places, evenly from the first to the last."""
+    return sorted({round(place) for place in np.linspace(0, n_items - 1, points)})
+
+
+def examples(model: Any, task: Any, count: int, seed: int, points: int) -> list[Example]:
+    """Samples, each at several positions."""
+    task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    places = ends_and_middle(task.n_items, points)
+    return list(task.examples(model.tokenizer, count=count, positions=places, seed=seed))
+
+
+def judged(model: Any, method: Any, asked: Sequence[Example]) -> list[list[float]]:
+    """Log-probability per token of every right answer, and 1 if each of its tokens is the most probable one."""
+    encoded = encoded_answers(model, asked)
+    lengths = [len(request.prompt) + len(request.answer) - 1 for request in encoded]
+    scores = [[0.0, 0.0] for _ in encoded]
+    order = np.argsort(lengths, kind="stable").tolist()
+    with torch.no_grad(), pb.mitigated(model, method) if method is not None else torch.no_grad():
+        for first in range(0, len(order), 6):
+            group = order[first : first + 6]
+            tokens = np.zeros((len(group), max(lengths[index] for index in group)), dtype=np.int64)
+            for row, index in zip(tokens, group, strict=True):
+                row[: lengths[index]] = np.concatenate([encoded[index].prompt, encoded[index].answer])[:-1]
+            starts = [len(encoded[index].prompt) - 1 for index in group]
+            rows = sorted(
+                {row for index, start in zip(group, starts, strict=True) for row in range(start, lengths[index])}
+            )
+            logits = model.outputs(model.embed(model.token_tensor(tokens.tolist())), rows).logits.float()
+            for number, (index, start) in enumerate(zip(group, starts, strict=True)):
+                answer, begin = torch.as_tensor(encoded[index].answer), rows.index(start)
+                of_answer = logits[number, begin : begin + len(answer)].log_softmax(-1)
+                told = of_answer.gather(1, answer[:, None]).mean()
+                scores[index] = [float(told), float((of_answer.argmax(-1) == answer).all())]
+    return np.round(scores, 4).tolist()
+
+
+def nats(model: Any, method: Any, windows: np.ndarray) -> list[float]:
+    """Mean negative log-likelihood per token of each window of ordinary text."""
+    tokens = model.token_tensor(windows.tolist())
+    with torch.no_grad(), pb.mitigated(model, method) if method is not None else torch.no_grad():
+        logits = model.outputs(model.embed(tokens), list(range(windows.shape[1] - 1))).logits.float()
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    return losses.reshape(len(windows), -1).mean(1).tolist()
+
+
+class Study:
+    """The model, the texts, and the cells that are done."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model: Any = pb.load_model("demo", dtype="bfloat16")
+        self.directory = directory
+        windows = pb.load_prompts("default", self.model, n_positions=WINDOW, count=32 + WINDOWS, seed=7).token_ids
+        self.read, self.judge = list(windows[:32]), windows[32:]
+        self.unchanged: dict[tuple[str, int, int], list[list[float]]] = {}
+
+    def cell(self, study: str, name: str, made: Any) -> None:
+        """Do one cell unless it is done, and keep it."""
+        path = self.directory / f"{study}.json"
+        cells = json.loads(path.read_text()) if path.exists() else {}
+        if name in cells:
+            return
+        begun = time.process_time()
+        cells[name] = {**made(), "cpu_seconds": round(time.process_time() - begun, 1)}
+        path.write_text(json.dumps(cells))
+        print(study, name, cells[name]["cpu_seconds"], flush=True)
+
+    def fit(self, method: str, calibration: list[Example], seed: int, **more: Any) -> Any:
+        options = replace(OPTIONS, seed=seed, **more)
+        return pb.fit(method, self.model, calibration, text=self.read, options=options)
+
+    def beside(self, method: Any, task: Any, seed: int, points: int = 3) -> dict[str, Any]:
+        """Unseen samples of a task, without the method and with it, by sample and position."""
+        asked = examples(self.model, task, JUDGED, 1000 + seed, points)
+        key = (str(task), seed, points)
+        if key not in self.unchanged:
+            self.unchanged[key] = judged(self.model, None, asked)
+        both = {"before": self.unchanged[key], "after": judged(self.model, method, asked)}
+        places = len(asked) // JUDGED
+        return {name: np.reshape(scores, (JUDGED, places, 2)).tolist() for name, scores in both.items()}
+
+    def text(self, method: Any) -> dict[str, list[float]]:
+        return {"before": nats(self.model, None, self.judge), "after": nats(self.model, method, self.judge)}
+
+
+def families(study: Study, seed: int) -> None:
+    """Nested sets of families, and one that is left out of all."""
+    generator = np.random.default_rng(seed)
+    left_out = NEW[int(generator.permutation(len(NEW))[0])]
+    others = [name for name in FAMILIES if name != left_out]
+    order = [others[index] for index in generator.permutation(len(others))]
+    own = next(name for name in order[:2] + order[2:] if name in NEW)
+    order = [own, *(name for name in order if name != own)]
+
+    def made(n_families: int) -> dict[str, Any]:
+        fitted_to, count = order[:n_families], SAMPLES // n_families
+        calibration = [
+            example
+            for name in fitted_to
+            for example in examples(study.model, FAMILIES[name], max(2, count), 100 + seed, 3)
+        ]
+        method = study.fit("adapter", calibration, seed).method
+        tasks = {name: LANGUAGE_TASKS.parse(FAMILIES[name]) for name in (left_out, own)}
+        scores = {
+            f"{name} x{multiple}": study.beside(method, task.with_items(multiple * task.n_items), seed)
+            for name, task in tasks.items()
+            for multiple in MULTIPLES
+        }
+        return {"fitted_to": fitted_to, "left_out": left_out, "own": own, "text": study.text(method), "scores": scores}
+
+    for n_families in NUMBERS:
+        study.cell("families", f"{n_families} families, seed {seed}", lambda n=n_families: made(n))
+
+
+def draws(study: Study, seed: int) -> None:
+    """One number of rows or several, even draws or draws by loss."""
+
+    def made(rows: int, more: dict[str, Any]) -> dict[str, Any]:
+        calibration = examples(study.model, f"table(entries={rows})", SAMPLES // 2, 200 + seed, 5)
+        method = study.fit("adapter", calibration, seed, **more).method
+        scores = {
+            f"{multiple * ROWS} rows": study.beside(method, f"table(entries={multiple * ROWS})", seed, 5)
+            for multiple in MULTIPLES
+        }
+        return {"text": study.text(method), "scores": scores}
+
+    for rows, several in ((ROWS, {}), (MORE_ROWS, {"fewest": FEWEST})):
+        for drawn in ("even", "loss"):
+            name = f"{f'{FEWEST} to ' if several else ''}{rows} rows, {drawn}, seed {seed}"
+            study.cell("draws", name, lambda rows=rows, more={**several, "draws": drawn}: made(rows, more))
+
+
+def shuffled(method: Any, seed: int) -> Any:
+    """An adapter with its updates at other layers, of the same projections."""
+    ends: dict[str, list[str]] = {}
+    for name in method.updates:
+        before, _, after = name.partition(".layers.")
+        ends.setdefault(f"{before} {after.partition('.')[2]}", []).append(name)
+    generator = np.random.default_rng(seed)
+    depth = max(len(names) for names in ends.values())
+    order = generator.permutation(depth)
+    moved = {names[index]: method.updates[names[order[index]]] for names in ends.values() for index in range(depth)}
+    return adapter_of(method, moved)
+
+
+def forms(study: Study, seed: int) -> None:
+    """Where an adapter sits, the loss at every position as it is fitted, and controls."""
+    task = f"table(entries={ROWS})"
+
+    def made(name: str) -> dict[str, Any]:
+        calibration = examples(study.model, task, LOOKS, 300 + seed, ROWS)
+        if "first" in name:
+            calibration = [example for example in calibration if example.gold_position == 0]
+        rate = 0.1 if name == "scales and gains" else OPTIONS.rate
+        fitted = study.fit(FORMS[name], calibration, seed, held_out=0.25, rate=rate)
+        cell = {"numbers": fitted.how["numbers"], "text": study.text(fitted.method)}
+        cell["scores"] = study.beside(fitted.method, task, seed, ROWS)
+        cell["looks"] = fitted.how["held_out_loss_by_place"]
+        if name == "q, k":
+            cell["shuffled"] = study.beside(shuffled(fitted.method, seed), task, seed, ROWS)
+            asked = examples(study.model, task, JUDGED, 1000 + seed, ROWS)
+            alone = [with_passages(example, [example.gold_position]) for example in asked if not example.gold_position]
+            cell["oracle"] = judged(study.model, None, alone)
+        return cell
+
+    for name in FORMS:
+        study.cell("forms", f"{name}, seed {seed}", lambda name=name: made(name))
+
+
+def run(directory: Path) -> None:
+    """All cells, the first seed's of all studies before the next seed's."""
+    torch.set_num_threads(1)
+    descent.STEPS_BETWEEN_CHECKS, descent.PATIENCE = 3, 1000  # looks at every position, to the last step
+    directory.mkdir(parents=True, exist_ok=True)
+    study = Study(directory)
+    for seed in SEEDS:
+        for question in (families, forms, draws):
+            question(study, seed)
+
+
+def rows_of(cells: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The cells of all seeds, by name."""
+    names = dict.fromkeys(name.rpartition(", seed")[0] for name in cells)
+    for name in names:
+        yield name, [cell for key, cell in cells.items() if key.rpartition(", seed")[0] == name]
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
