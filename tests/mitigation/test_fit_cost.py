@@ -44,6 +44,7 @@ def examples(model, pairs):
         ("key_bias", {"batch": 6}),
         ("adapter", {"batch": 5}),
         ("adapter(targets='all')", {"batch": 4, "together": 2}),
+        ("adapter(rank=16, targets='all')", {"batch": 4, "together": 2, "checkpointing": True}),
     ],
 )
 def test_the_estimate_is_an_upper_bound_of_what_the_fit_takes(model, text, method, options, pairs):

@@ -78,15 +78,19 @@ class AdapterNumbers:
         return adapter_of(self.template, tensors)
 
     def _updates(self) -> dict[str, LowRank]:
-        updates, first, rank = {}, 0, self.template.rank
+        rank, updates = self.template.rank, {}
+        sizes = [
+            rank * size
+            for projection, rows in zip(self._projections, self._rows, strict=True)
+            for size in (projection.shape[1], len(rows))
+        ]
+        pieces = iter(self.free.split(sizes))  # whose gradients are put together once, where slices each make a vector
         for projection, rows in zip(self._projections, self._rows, strict=True):
             made, read = projection.shape
-            middle, last = first + rank * read, first + rank * (read + len(rows))
-            down, up = self.free[first:middle].view(rank, read), self.free[middle:last].view(-1, rank)
+            down, up = next(pieces).view(rank, read), next(pieces).view(-1, rank)
             if len(rows) < made:
                 up = torch.zeros(made, rank, dtype=up.dtype, device=up.device).index_copy(0, rows, up)
             updates[projection.path] = LowRank(down, up)
-            first = last
         return updates
 
 

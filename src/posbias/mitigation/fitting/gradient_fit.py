@@ -38,8 +38,8 @@ from posbias.progress import report
 from posbias.tasks.language import Example
 
 SHORTER = "calibration prompts of {} tokens"
-COPIES = 5
-"""Of the numbers: themselves, their gradient, Adam's two moments, and the best ones so far."""
+COPIES = 7
+"""Of the numbers: themselves, their gradient, in pieces and whole, Adam's two moments and its work, the best so far."""
 PROBE = 16
 """Tokens whose keys and values tell how many bytes one token's take."""
 
