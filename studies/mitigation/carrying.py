@@ -149,7 +149,7 @@ def families(study: Study, seed: int) -> None:
     def made(n_families: int) -> dict[str, Any]:
         fitted_to, count = order[:n_families], SAMPLES // n_families
         calibration = [
-            example
+            replace(example, sample=f"{name} {example.sample}")  # or samples of two families would count as one
             for name in fitted_to
             for example in examples(study.model, FAMILIES[name], max(2, count), 100 + seed, 3)
         ]

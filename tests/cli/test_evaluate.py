@@ -171,8 +171,13 @@ def test_place_orders_by_the_run_and_saves_what_it_prints(posbias, finished, tmp
     assert pb.load_record(tmp_path / "placed").gains == expected.gains
     assert printed["scalars"]["order"] == list(expected.order)
     told = posbias(*command)
-    assert "order of the passages, first to last" in told.stdout
+    assert "Leave the order: none is shown to be better" in told.stdout
     assert "against" in told.stdout
+    both = posbias(*command, "--distractor", finished, "--json")
+    assert len(json.loads(both.stdout)["scalars"]["distractor_curve"]) == 4
+    refused = posbias(*command, "--method", "adapter")
+    assert refused.returncode == 2
+    assert "--method 'adapter' names a method of a run of posbias mitigate" in refused.stderr
 
 
 def test_what_is_odd_about_a_file_is_in_the_record_on_the_page_and_in_the_terminal(posbias, long_llama, tmp_path):

@@ -10,7 +10,16 @@ from hypothesis import strategies as some
 from posbias import PlaceOptions, UsageError, place
 from posbias.evaluation import MeasuredUse
 from posbias.evaluation.curve import position_curve
-from posbias.evaluation.placement import REFERENCES, SAMPLES_TO_CONFIRM, order_by_curve, shrink_to_flat, slot_weights
+from posbias.evaluation.placement import (
+    LEAVE,
+    REFERENCES,
+    REORDER,
+    SAMPLES_TO_CONFIRM,
+    SHUFFLED,
+    order_by_curve,
+    shrink_to_flat,
+    slot_weights,
+)
 from posbias.report.place import placement_report
 
 U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])
@@ -90,7 +99,8 @@ def test_the_most_relevant_passages_stand_where_the_model_uses_them():
     found = place(RELEVANCE, use(U_SHAPE, 400))
     assert found.decided
     assert found.order == (1, 0, 4, 2, 3) or found.order == (1, 0, 2, 4, 3)
-    assert [gain.over for gain in found.gains] == list(REFERENCES)
+    assert found.verdict == REORDER
+    assert [gain.over for gain in found.gains] == [*REFERENCES, SHUFFLED]
     by_name = {gain.over: gain for gain in found.gains}
     assert by_name["best_first"].order == (1, 3, 0, 2, 4)
     shares = np.array([0.5, 0.3, 0.1, 0.05, 0.05])
@@ -120,6 +130,8 @@ def true_gain(found, curve, over):
     """Of the order that was printed, on the curve that the samples were drawn from."""
     relevance = np.array(RELEVANCE)
     usual = next(gain.order for gain in found.gains if gain.over == over)
+    if over == SHUFFLED:
+        return float(relevance[list(found.order)] @ curve - curve.mean())
     return float((relevance[list(found.order)] - relevance[list(usual)]) @ curve)
 
 
@@ -149,6 +161,41 @@ def test_where_nothing_is_decided_the_gain_of_the_usual_order_is_not_shrunk_to_n
     assert not any(gain.held_out for gain in gains)
     assert np.mean([gain.gain.value for gain in gains]) > 0.02
     assert all(gain.gain.known and gain.gain.low < gain.gain.high for gain in gains)
+
+
+def test_an_order_by_both_curves_is_best_among_all_orders_and_keeps_what_misleads_from_where_it_harms():
+    curve, harmed = np.array([0.9, 0.5, 0.6]), np.array([0.2, 0.8, 0.7])
+    relevance = [0.5, 0.4, 0.1]
+    alone = place(relevance, use(curve, 300))
+    found = place(relevance, use(curve, 300), distractor=use(harmed, 200, seed=1))
+    shares, (used, distracted) = np.array(relevance), (np.array(found.curve), np.array(found.distractor_curve))
+    weights = (1 - shares) * shares / shares.max()
+
+    def worth(order):
+        return shares[list(order)] @ used + weights[list(order)] @ distracted
+
+    assert found.order == max(itertools.permutations(range(3)), key=worth)
+    assert alone.order == (0, 2, 1)
+    assert alone.order != found.order
+    assert found.distractor_kept > 0.9
+    by_name = {gain.over: gain for gain in found.gains}
+    mean = np.mean([worth(order) for order in itertools.permutations(range(3))])
+    gain = by_name[SHUFFLED].gain
+    assert gain.low <= worth(found.order) - mean <= gain.high
+    page = placement_report(found)
+    assert any("A hard distractor in place 0 leaves" in statement for statement in page.verdict)
+    flat = place(relevance, use(curve, 300), distractor=use(np.full(3, 0.6), 30, seed=3))
+    assert flat.order == alone.order
+    assert any("not shown to differ" in statement for statement in placement_report(flat).verdict)
+
+
+def test_leave_the_order_is_a_verdict():
+    left = place(RELEVANCE, use(np.full(5, 0.5), 40, seed=1))
+    assert left.verdict == LEAVE
+    assert placement_report(left).verdict[0].startswith("Leave the order: none is shown to be better")
+    falling = place(RELEVANCE, use(np.linspace(0.9, 0.2, 5), 60))
+    assert (falling.order, falling.verdict) == ((1, 3, 0, 2, 4), LEAVE), "best first is the order there is"
+    assert {gain.over: gain.raises for gain in falling.gains}[SHUFFLED], "though a shuffled one would be worse"
 
 
 def test_equal_relevances_gain_nothing_and_keep_their_order():

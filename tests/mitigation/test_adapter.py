@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -155,6 +156,21 @@ def test_a_recipe_of_an_adapter_is_judged_like_any_other_method(trial, long_llam
             "key_value(pairs=2)",
             options=replace(given, evaluation=options.evaluation),
         )
+
+
+def test_an_order_follows_the_curve_under_a_method_of_a_run(trial, posbias, tmp_path):
+    result, _, kept = trial
+    directory = tmp_path / "run"
+    shutil.copytree(kept / "arms", directory / "arms")
+    result.record.write_run(directory)
+    command = ["place", "--run", directory, "--scores", "0.7,0.3"]
+    unknown = posbias(*command, "--method", "pine")
+    assert unknown.returncode == 2
+    assert "--method 'pine' is not in" in unknown.stderr
+    assert "allowed: unchanged, adapter(rank=2)" in unknown.stderr
+    few = posbias(*command, "--method", "adapter(rank=2)")
+    assert few.returncode == 2
+    assert "placing needs 2 positions and 6 complete samples, got 2 and 2" in few.stderr
 
 
 def test_the_contract_of_fitting(long_llama):

@@ -23,6 +23,16 @@ def place(
     run: Annotated[Path, typer.Option(help="Directory of a run of posbias evaluate (or audit --behaviour).")],
     scores: Annotated[str, typer.Option(help="Relevance of each passage: a file, or 0.9,0.4,...")],
     *,
+    distractor: Annotated[
+        Path | None,
+        typer.Option(help="A run in which a hard distractor moves (--task hard_distractor); counts, too."),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a run of mitigate, the method to order for, or 'unchanged'.", show_default="the recommended"
+        ),
+    ] = None,
     by: Annotated[
         str | None,
         typer.Option(help="accuracy, logprob or reciprocal_rank.", show_default="the first that was measured"),
@@ -35,10 +45,28 @@ def place(
 
     relevance = scores_of(scores)
     with running(context, flags) as this:
-        evaluation = load_evaluation(run, "placing")
-        placement = order_passages(relevance, evaluation, options=PlaceOptions(by, flags.seed))
+        evaluation = load_evaluation(arm_of(run, method), "placing")
+        second = None if distractor is None else load_evaluation(arm_of(distractor, method), "placing")
+        placement = order_passages(relevance, evaluation, distractor=second, options=PlaceOptions(by, flags.seed))
         placement.record.called(this.arguments, this.command)
         this.finish(placement.record)
+
+
+def arm_of(run: Path, method: str | None) -> Path:
+    """The evaluation of one method below a run of `mitigate`, the recommended one if none is named; else the run."""
+    from posbias.mitigation import MitigationTrial
+    from posbias.runs.results import load_record
+
+    trial = load_record(run) if (run / "record.json").exists() else None
+    if not isinstance(trial, MitigationTrial):
+        if method is not None:
+            raise UsageError(f"--method {method!r} names a method of a run of posbias mitigate; {str(run)!r} is none")
+        return run
+    names = [arm.name for arm in trial.arms]
+    name = method or trial.judgement.recommended or names[0]
+    if name not in names:
+        raise UsageError(f"--method {name!r} is not in {str(run)!r}; allowed: {', '.join(names)}")
+    return run / trial.arms[names.index(name)].directory
 
 
 def scores_of(text: str) -> list[float]:

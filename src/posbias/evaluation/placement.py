@@ -5,6 +5,10 @@ sorted alike (rearrangement inequality). The curve is shrunk towards flat by wha
 they do not show that positions differ at all, best-first is kept. What an order is worth is judged on samples that it
 was not made from.
 
+A passage that does not hold the answer may distract, and not alike everywhere. With a second run, in which a hard
+distractor moves, its curve u counts too: a passage of chance p = s / sum s distracts with (1 - p) s / max s, and the
+sum of both over all passages is largest for one assignment of passages to slots.
+
 An order is an array of slots: the r-th most relevant passage stands in `slots[r]`. The gain of one order over another
 is the difference of sum_r s_r c_slots[r] / sum_r s_r, in units of the score: with relevances proportional to the chance
 of holding the answer, the difference in expected accuracy.
@@ -53,6 +57,10 @@ REFERENCES: dict[str, Callable[[int], Slots]] = {
 }
 """The usual orders, which need no curve: what most pipelines do; most relevant last, next to the question; first, last,
 second, last but one ..., with the least relevant passages in the middle."""
+SHUFFLED = "shuffled"
+"""The mean over all orders."""
+REORDER, LEAVE = "reorder", "leave the order"
+"""Verdicts: the order is shown to be better than best first and than shuffled ones; it is not."""
 
 
 @checked
@@ -83,14 +91,14 @@ class Gain:
     """The chosen order against a usual one."""
 
     over: str
-    """The usual order: a key of `REFERENCES`."""
+    """The usual order: a key of `REFERENCES`, or SHUFFLED."""
     gain: StoredInterval
     """Gain of the chosen order; exactly 0, without an interval, if both orders are the same."""
     held_out: bool
     """True if the order was made from the curve, and is judged by halves: made on one half of the samples, judged on
     the other, averaged over halvings. An order that rests on no curve is judged on all samples."""
     order: tuple[int, ...]
-    """The usual order itself: indices of the passages, first slot to last."""
+    """The usual order itself: indices of the passages, first slot to last; empty for shuffled ones."""
     raises: bool
     """True if samples that had no part in the choice show that the chosen order is better."""
 
@@ -128,7 +136,16 @@ class Placement(Result):
     """p-value of `evaluate` on the same samples, which looks for a trend and a bend alone: smaller if there is one,
     larger if places differ otherwise."""
     gains: tuple[Gain, ...] = ()
-    """Gains over each of `REFERENCES`."""
+    """Gains over each of `REFERENCES`, and over shuffled orders."""
+    verdict: str = LEAVE
+    """REORDER or LEAVE."""
+    distractor_curve: tuple[float, ...] = ()
+    """Expected use of the answer with a hard distractor in each slot, shrunk; empty without such a run."""
+    distractor_kept: float = 0.0
+    distractor_p_flat: float = 1.0
+    """`kept` and `p_flat` of that curve."""
+    method: str = ""
+    """Spelling of the method under which the run was made; empty: the unchanged model."""
     n_samples: int = 0
     """Complete samples behind the curve."""
     interpolated: bool = False
@@ -147,14 +164,18 @@ class Placement(Result):
         if record.status != "done":
             return cls(record)
         responder = record.resolved.get("responder") or {}
-        about = {"count": record.resolved.get("count"), "local": responder.get("kind") == "local"}
+        about = {
+            "count": record.resolved.get("count"),
+            "local": responder.get("kind") == "local",
+            "method": responder.get("method", ""),
+        }
         needed = {name: record.scalars[name] for name in ("order", "curve", "kept", "p_flat", "gains", "n_samples")}
         return from_stored(cls, {**record.scalars, **needed, **about, "record": record})
 
     @property
     def decided(self) -> bool:
         """True if the samples show that positions differ, so that the order rests on the curve."""
-        return self.kept > 0
+        return self.kept > 0 or self.distractor_kept > 0
 
     def shown(self) -> Shown:
         """The curve by which the passages were ordered."""
@@ -167,7 +188,11 @@ class Placement(Result):
 
 @checked
 def place(
-    relevance: Sequence[Any], run: MeasuredUse | Evaluation | str | Path, *, options: PlaceOptions | None = None
+    relevance: Sequence[Any],
+    run: MeasuredUse | Evaluation | str | Path,
+    *,
+    distractor: MeasuredUse | Evaluation | str | Path | None = None,
+    options: PlaceOptions | None = None,
 ) -> Placement:
     """Order passages so that the relevant ones stand where this model uses them.
 
@@ -179,6 +204,8 @@ def place(
         run: A finished evaluation or its directory, or that of an audit with behaviour, best of one's own questions
             with as many passages as are to be ordered, `evaluate(model, "documents(documents=20,
             file='passages.jsonl')")`, of at least 12 questions for a gain to be claimed; or a curve (`measured_use`).
+        distractor: The same of a task in which a hard distractor moves, `hard_distractor(documents=20, ...)`: the order
+            then keeps passages that may mislead from where they do most harm; None: distractors matter alike.
         options: Measure and seed.
 
     Raises:
@@ -188,73 +215,115 @@ def place(
     options = options or PlaceOptions()
     weights = _checked(relevance)
     CELLS.check("passages x resamples", len(weights) * DRAWS)
+    ranks = np.argsort(-weights, kind="stable")
+    falling = weights[ranks]
     evaluation = None
     if not isinstance(run, MeasuredUse):
         evaluation = load_evaluation(run, "placing")
     use = run if isinstance(run, MeasuredUse) else measured_use(evaluation or "", by=options.by)
-    complete = complete_samples(use.scores, "placing")
-    spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
-    shrunk = shrink_to_flat(complete, np.ones((1, len(complete))))
-    curve, decided = shrunk.curves[0] @ spread, bool(shrunk.shares[0] > 0)
-    slots = order_by_curve(curve[None])[0] if decided else np.arange(len(weights))
-    chosen = _Chosen(complete, spread, weights, slots, decided)
+    terms = [_term(use, falling)]
+    if distractor is not None:
+        second = distractor if isinstance(distractor, MeasuredUse) else measured_use(distractor, by=use.measure)
+        terms.append(_term(second, (1 - falling / falling.sum()) * falling / falling.max() * falling.sum()))
+    shrunk = [shrink_to_flat(term.scores, np.ones((1, len(term.scores)))) for term in terms]
+    slots = _chosen_slots(terms, shrunk)[0]
+    decided = any(bool(of_term.shares[0] > 0) for of_term in shrunk)
+    gains = [_gain(name, terms, slots, ranks, decided=decided, seed=options.seed) for name in (*REFERENCES, SHUFFLED)]
+    by_name = {gain["over"]: gain for gain in gains}
+    better = by_name["best_first"]["raises"] and by_name[SHUFFLED]["raises"]
+    curves = [(of_term.curves[0] @ term.spread).tolist() for term, of_term in zip(terms, shrunk, strict=True)]
+    complete = terms[0].scores
     scalars = {
-        "order": list(_arranged(chosen.ranks, slots)),
-        "curve": curve.tolist(),
-        "kept": float(shrunk.shares[0]),
-        "p_flat": float(shrunk.p_flat[0]),
+        "order": list(_arranged(ranks, slots)),
+        "curve": curves[0],
+        "kept": float(shrunk[0].shares[0]),
+        "p_flat": float(shrunk[0].p_flat[0]),
         "p_shape": shape_of(complete, positions=np.array(use.positions, dtype=np.float64)).p_flat,
-        "gains": [chosen.gain(name, seed=options.seed) for name in REFERENCES],
+        "gains": gains,
+        "verdict": REORDER if better else LEAVE,
         "n_samples": len(complete),
         "interpolated": tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
         "measure": use.measure,
         "decided": decided,
         "notices": {} if evaluation is None else dict(evaluation.notices),
     }
+    if distractor is not None:
+        scalars |= {
+            "distractor_curve": curves[1],
+            "distractor_kept": float(shrunk[1].shares[0]),
+            "distractor_p_flat": float(shrunk[1].p_flat[0]),
+        }
     resolved = {"title": f"order of {len(weights)} passages", "command": "", "relevance": weights.tolist()}
     if evaluation is not None:
         resolved |= {
             "title": f"{evaluation.title}: order of {len(weights)} passages",
             "run": evaluation.record.run_id,
             "count": evaluation.count,
-            "responder": {"kind": evaluation.responder.get("kind")},
+            "responder": {name: evaluation.responder.get(name) or "" for name in ("kind", "method")},
         }
     return Placement.from_record(Record("place", {}, resolved, scalars, seeds={"bootstrap": options.seed}))
 
 
 @dataclass(frozen=True, eq=False)
-class _Chosen:
-    """An order of passages, with what it was chosen from."""
+class _Term:
+    """One curve that an order is chosen by."""
 
-    complete: Scores
+    scores: Scores
+    """Of complete samples, without NaN."""
     spread: Float64[np.ndarray, "n_positions n_slots"]
     weights: Relevance
-    slots: Slots
-    """Slot of each passage, the most relevant one first."""
-    decided: bool
+    """How much the curve counts for each passage, the most relevant one first."""
 
-    @property
-    def ranks(self) -> Slots:
-        """Passages, the most relevant one first."""
-        return np.argsort(-self.weights, kind="stable")
 
-    def gain(self, over: str, *, seed: int) -> dict[str, Any]:
-        """The gain over a usual order, as `Gain` in plain values."""
-        against, falling = REFERENCES[over](len(self.weights)), self.weights[self.ranks]
-        if np.array_equal(self.slots, against):
-            gain = Interval(0.0, 0.0, 0.0)
-        elif self.decided:
-            gain = held_out_gain(self.complete, self.spread, relevance=falling, against=against, seed=seed)
-        else:
-            in_slots = self.complete @ self.spread
-            gain = mean_of((in_slots[:, self.slots] - in_slots[:, against]) @ (falling / falling.sum())).interval()
-        return {
-            "over": over,
-            "gain": gain.as_record(),
-            "held_out": self.decided,
-            "order": list(_arranged(self.ranks, against)),
-            "raises": bool(len(self.complete) >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0),
-        }
+def _term(use: MeasuredUse, weights: Relevance) -> _Term:
+    spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
+    return _Term(complete_samples(use.scores, "placing"), spread, weights)
+
+
+def _chosen_slots(terms: Sequence[_Term], shrunk: "Sequence[Shrunk]") -> Int64[np.ndarray, "draws n_slots"]:
+    """For every draw the slot of each passage, the most relevant one first; best first if no curve is decided."""
+    decided = np.any([of_term.shares > 0 for of_term in shrunk], axis=0)
+    curves = [of_term.curves @ term.spread for term, of_term in zip(terms, shrunk, strict=True)]
+    if len(terms) == 1:
+        slots = order_by_curve(curves[0])
+    else:
+        from scipy.optimize import linear_sum_assignment
+
+        worth = [np.einsum("r,ds->drs", term.weights, curve) for term, curve in zip(terms, curves, strict=True)]
+        slots = np.stack([linear_sum_assignment(table, maximize=True)[1] for table in np.sum(worth, axis=0)])
+    return np.where(decided[:, None], slots, np.arange(slots.shape[1])[None]).astype(np.int64)
+
+
+def _worth(
+    curves: Float64[np.ndarray, "draws n_slots"], slots: Int64[np.ndarray, "..."] | None, weights: Relevance
+) -> Any:
+    """Of every draw the weighted sum of a curve over the slots of an order; None: the mean over all orders."""
+    if slots is None:
+        return curves.mean(axis=1) * weights.sum()
+    return np.take_along_axis(curves, np.broadcast_to(slots, curves.shape), axis=1) @ weights
+
+
+def _gain(over: str, terms: Sequence[_Term], slots: Slots, ranks: Slots, *, decided: bool, seed: int) -> dict[str, Any]:
+    """The gain of an order over a usual one, as `Gain` in plain values."""
+    against = REFERENCES[over](len(slots)) if over in REFERENCES else None
+    n_samples = min(len(term.scores) for term in terms)
+    if against is not None and np.array_equal(slots, against):
+        gain = Interval(0.0, 0.0, 0.0)
+    elif decided:
+        gain = held_out_gain(terms, against=against, seed=seed)
+    else:
+        term = terms[0]  # of the others nothing is known
+        in_slots, weights = term.scores @ term.spread, term.weights
+        gain = mean_of(
+            (_worth(in_slots, slots, weights) - _worth(in_slots, against, weights)) / weights.sum()
+        ).interval()
+    return {
+        "over": over,
+        "gain": gain.as_record(),
+        "held_out": decided,
+        "order": [] if against is None else list(_arranged(ranks, against)),
+        "raises": bool(n_samples >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0),
+    }
 
 
 @checked
@@ -374,42 +443,37 @@ def shrink_to_flat(scores: Scores, weights: Float64[np.ndarray, "draws n_samples
     return Shrunk(level + shares[:, None] * deviations, shares, p_flat)
 
 
-def held_out_gain(
-    scores: Scores,
-    spread: Float64[np.ndarray, "n_positions n_slots"],
-    *,
-    relevance: Relevance,
-    against: Slots,
-    seed: int,
-) -> Interval:
-    """Gain of "sort by the curve of one half" on the other half, both ways, averaged over random halvings.
+def held_out_gain(terms: Sequence[_Term], *, against: Slots | None, seed: int) -> Interval:
+    """Gain of the order made from one half of the samples on the other half, both ways, averaged over random halvings.
 
     The whole procedure, shrinking and its retreat to best-first included, is repeated on resampled samples; copies of
     one sample stay in one half, so nothing is judged on what it was made from. By simulation its interval holds the
     gain of the order that all samples give, too (in 91 to 100 of 100 cases); the same samples' own estimate of that
     gain, optimistic by what the choice owes to luck, had coverages of .54 to .81 and is not given.
 
-    `scores` without NaN, of at least 2 samples; `spread` as of `slot_weights`; `relevance` falling.
+    Samples of different runs are halved and resampled apart; `against` None: the mean over all orders.
     """
-    n_samples = len(scores)
     generator = np.random.default_rng(seed)
 
-    def gains(choosing: Counts, judging: Counts) -> Float64[np.ndarray, "_"]:
+    def gains(choosing: Sequence[Counts], judging: Sequence[Counts]) -> Float64[np.ndarray, "_"]:
         """Gain of the order made from the first counts on the samples of the second; NaN if none is left."""
-        shrunk = shrink_to_flat(scores, choosing)
-        best_first = np.arange(spread.shape[1])[None]
-        slots = np.where(shrunk.shares[:, None] > 0, order_by_curve(shrunk.curves @ spread), best_first)
-        sizes = judging.sum(axis=1, keepdims=True)
-        means = np.divide(judging @ scores, sizes, out=np.full((len(sizes), scores.shape[1]), np.nan), where=sizes > 0)
-        curves = means @ spread
-        chosen = np.take_along_axis(curves, slots, axis=1) @ relevance
-        return np.asarray((chosen - curves[:, against] @ relevance) / relevance.sum())
+        shrunk = [shrink_to_flat(term.scores, counts) for term, counts in zip(terms, choosing, strict=True)]
+        slots, total = _chosen_slots(terms, shrunk), np.zeros(len(choosing[0]))
+        for term, counts in zip(terms, judging, strict=True):
+            sizes = counts.sum(axis=1, keepdims=True)
+            none = np.full((len(sizes), term.scores.shape[1]), np.nan)
+            curves = np.divide(counts @ term.scores, sizes, out=none, where=sizes > 0) @ term.spread
+            total += _worth(curves, slots, term.weights) - _worth(curves, against, term.weights)
+        return np.asarray(total / terms[0].weights.sum())
 
-    def both_ways(first: Counts, counts: Counts) -> Float64[np.ndarray, "_"]:
-        parts = counts * first, counts * (1 - first)
+    def both_ways(first: Sequence[Counts], counts: Sequence[Counts]) -> Float64[np.ndarray, "_"]:
+        pairs = list(zip(first, counts, strict=True))
+        parts = [count * half for half, count in pairs], [count * (1 - half) for half, count in pairs]
         return np.asarray(np.mean([gains(*parts), gains(*parts[::-1])], axis=0))
 
-    point = both_ways(halves(n_samples, generator=generator, draws=HALVINGS), np.ones((1, n_samples)))
-    counts = resample_counts(n_samples, generator=generator, draws=DRAWS)
-    draws = both_ways(halves(n_samples, generator=generator, draws=DRAWS), counts)
-    return percentile_interval(float(np.nanmean(point)), draws, n_samples)
+    sizes = [len(term.scores) for term in terms]
+    whole = [np.ones((1, size)) for size in sizes]
+    point = both_ways([halves(size, generator=generator, draws=HALVINGS) for size in sizes], whole)
+    counts = [resample_counts(size, generator=generator, draws=DRAWS) for size in sizes]
+    draws = both_ways([halves(size, generator=generator, draws=DRAWS) for size in sizes], counts)
+    return percentile_interval(float(np.nanmean(point)), draws, min(sizes))

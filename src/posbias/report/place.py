@@ -4,14 +4,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posbias.display.figures import MEASURED, Curve, Figure
-from posbias.evaluation.placement import Placement
+from posbias.display.figures import FLAT, MEASURED, Curve, Figure
+from posbias.evaluation.placement import LEAVE, SHUFFLED, Placement
 from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING
 
-ORDERS = {"best_first": "best first", "best_last": "best last", "alternating": "best at both ends"}
+ORDERS = {
+    "best_first": "best first",
+    "best_last": "best last",
+    "alternating": "best at both ends",
+    SHUFFLED: "shuffled ones, on average",
+}
 PLACED_BY = {"accuracy": "accuracy", "logprob": "probability", "reciprocal_rank": "reciprocal rank"}
 """Quantity that an order by each measure raises."""
 
@@ -28,20 +33,26 @@ def placement_report(placement: Placement) -> Report:
     if placement.decided:
         signal = f"{100 * placement.kept:.0f} % of the measured differences are kept, the rest is noise."
         why = f"over {samples} samples the places differ ({tests}); {signal}"
-    statements = [
-        f"Best order of the passages, first to last (0 is the first given): {_order(placement.order)}.",
-        _worth(placement),
-        f"Why: {why}",
-    ]
+    order = f"first to last (0 is the first given): {_order(placement.order)}"
+    verdict = f"Best order of the passages, {order}."
+    if placement.verdict == LEAVE:
+        verdict = (
+            f"Leave the order: none is shown to be better than best first and than shuffled ones; estimated {order}."
+        )
+    statements = [verdict, _worth(placement), f"Why: {why}"]
+    if placement.distractor_curve:
+        statements.append(_distraction(placement))
+    if placement.method:
+        statements.append(f"Measured under {placement.method}: an order for the model with that method.")
     if placement.interpolated:
         statements.append("Not every place was measured itself: the curve is interpolated between those that were.")
     cells = []
     for gain in placement.gains:
         worth = ["0", MISSING, "the same order"]  # the gain, what it was judged on, whether it is shown to be one
-        if gain.order != placement.order:
+        if gain.order != placement.order:  # shuffled ones have none
             judged = "held-out samples" if gain.held_out else "all samples"
             worth = [gain.gain.text("+.3f"), judged, "yes" if gain.raises else "not shown"]
-        cells.append([ORDERS[gain.over], _order(gain.order), *worth])
+        cells.append([ORDERS[gain.over], _order(gain.order) or MISSING, *worth])
     title = f"Gain in {PLACED_BY[placement.measure]}, per unit of relevance"
     return Report(
         placement.record.title,
@@ -68,6 +79,19 @@ def _worth(placement: Placement) -> str:
     return f"It raises the {measure}, on samples that had no part in the choice: {' and '.join(raised)}{limit}."
 
 
+def _distraction(placement: Placement) -> str:
+    """Where a hard distractor does most harm, as far as it is shown."""
+    curve = np.array(placement.distractor_curve)
+    test = f"p {placement.distractor_p_flat:.2g}"
+    if not placement.distractor_kept:
+        return f"Places of a hard distractor are not shown to differ ({test}), so they do not count."
+    worst, least = int(curve.argmin()), int(curve.argmax())
+    return (
+        f"A hard distractor in place {worst} leaves {curve[worst]:.2f} of the score, in place {least} "
+        f"{curve[least]:.2f} ({test}); both curves count."
+    )
+
+
 def _placement_figure(placement: Placement) -> Figure:
     """The curve by which the passages were ordered."""
     curve = np.array(placement.curve)
@@ -78,12 +102,23 @@ def _placement_figure(placement: Placement) -> Figure:
             f"Place {best} is used best and holds passage {placement.order[best]}; "
             f"place {worst} is used worst and holds passage {placement.order[worst]}"
         )
+    places = np.arange(curve.size, dtype=np.float64)
+    curves = [
+        Curve(
+            "the answer there" if placement.distractor_curve else "the curve that the order follows",
+            places,
+            curve,
+            MEASURED,
+        )
+    ]
+    if placement.distractor_curve:
+        curves.append(Curve("a hard distractor there", places, np.array(placement.distractor_curve), FLAT))
     return Figure(
         "placement",
         title,
         f"place among {curve.size} (0 is the first)",
         f"expected {PLACED_BY[placement.measure]}",
-        (Curve("the curve that the order follows", np.arange(curve.size, dtype=np.float64), curve, MEASURED),),
+        tuple(curves),
         markers=True,
     )
 

@@ -84,7 +84,8 @@ class AdapterNumbers:
             for projection, rows in zip(self._projections, self._rows, strict=True)
             for size in (projection.shape[1], len(rows))
         ]
-        pieces = iter(self.free.split(sizes))  # whose gradients are put together once, where slices each make a vector
+        # Their gradients are put together once, where those of slices are each as long as the whole.
+        pieces = iter(torch.split_with_sizes(self.free, sizes))
         for projection, rows in zip(self._projections, self._rows, strict=True):
             made, read = projection.shape
             down, up = next(pieces).view(rank, read), next(pieces).view(-1, rank)

@@ -8,6 +8,7 @@ from posbias.tasks.language.base import (
     file_sha256,
 )
 from posbias.tasks.language.documents import Documents
+from posbias.tasks.language.hard_distractor import HardDistractor
 from posbias.tasks.language.items import Items
 from posbias.tasks.language.key_value import KeyValue
 from posbias.tasks.language.locating import Span, encode, locate, rendered
@@ -28,6 +29,7 @@ __all__ = [
     "Documents",
     "Example",
     "ExampleOrder",
+    "HardDistractor",
     "Instructions",
     "Items",
     "JsonFields",
