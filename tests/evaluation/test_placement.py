@@ -99,7 +99,7 @@ def test_the_most_relevant_passages_stand_where_the_model_uses_them():
     found = place(RELEVANCE, use(U_SHAPE, 400))
     assert found.decided
     assert found.order == (1, 0, 4, 2, 3) or found.order == (1, 0, 2, 4, 3)
-    assert found.verdict == REORDER
+    assert found.advice == REORDER
     assert [gain.over for gain in found.gains] == [*REFERENCES, SHUFFLED]
     by_name = {gain.over: gain for gain in found.gains}
     assert by_name["best_first"].order == (1, 3, 0, 2, 4)
@@ -191,10 +191,10 @@ def test_an_order_by_both_curves_is_best_among_all_orders_and_keeps_what_mislead
 
 def test_leave_the_order_is_a_verdict():
     left = place(RELEVANCE, use(np.full(5, 0.5), 40, seed=1))
-    assert left.verdict == LEAVE
+    assert left.advice == LEAVE
     assert placement_report(left).verdict[0].startswith("Leave the order: none is shown to be better")
     falling = place(RELEVANCE, use(np.linspace(0.9, 0.2, 5), 60))
-    assert (falling.order, falling.verdict) == ((1, 3, 0, 2, 4), LEAVE), "best first is the order there is"
+    assert (falling.order, falling.advice) == ((1, 3, 0, 2, 4), LEAVE), "best first is the order there is"
     assert {gain.over: gain.raises for gain in falling.gains}[SHUFFLED], "though a shuffled one would be worse"
 
 

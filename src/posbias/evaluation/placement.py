@@ -60,7 +60,7 @@ second, last but one ..., with the least relevant passages in the middle."""
 SHUFFLED = "shuffled"
 """The mean over all orders."""
 REORDER, LEAVE = "reorder", "leave the order"
-"""Verdicts: the order is shown to be better than best first and than shuffled ones; it is not."""
+"""Advice: the order is shown to be better than best first and than shuffled ones; it is not."""
 
 
 @checked
@@ -137,7 +137,7 @@ class Placement(Result):
     larger if places differ otherwise."""
     gains: tuple[Gain, ...] = ()
     """Gains over each of `REFERENCES`, and over shuffled orders."""
-    verdict: str = LEAVE
+    advice: str = LEAVE
     """REORDER or LEAVE."""
     distractor_curve: tuple[float, ...] = ()
     """Expected use of the answer with a hard distractor in each slot, shrunk; empty without such a run."""
@@ -240,7 +240,7 @@ def place(
         "p_flat": float(shrunk[0].p_flat[0]),
         "p_shape": shape_of(complete, positions=np.array(use.positions, dtype=np.float64)).p_flat,
         "gains": gains,
-        "verdict": REORDER if better else LEAVE,
+        "advice": REORDER if better else LEAVE,
         "n_samples": len(complete),
         "interpolated": tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
         "measure": use.measure,

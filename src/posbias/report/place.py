@@ -35,7 +35,7 @@ def placement_report(placement: Placement) -> Report:
         why = f"over {samples} samples the places differ ({tests}); {signal}"
     order = f"first to last (0 is the first given): {_order(placement.order)}"
     verdict = f"Best order of the passages, {order}."
-    if placement.verdict == LEAVE:
+    if placement.advice == LEAVE:
         verdict = (
             f"Leave the order: none is shown to be better than best first and than shuffled ones; estimated {order}."
         )

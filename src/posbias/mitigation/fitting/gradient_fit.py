@@ -115,11 +115,10 @@ class GradientFit(Fit):
             "text_loss": np.round(descent.losses[:, 1], 6).tolist(),
         }
         if held_out:
-            looks = {"held_out_loss": descent.held_out, "held_out_loss_by_place": descent.held_out_by_place}
-            how |= {
-                "held_out_prompts": len(held_out),
-                **{name: np.round(loss, 6).tolist() for name, loss in looks.items()},
-            }
+            by_place = np.array(descent.held_out_by_place, dtype=np.float64)
+            how["held_out_prompts"] = len(held_out)
+            how["held_out_loss"] = np.round(descent.held_out, 6).tolist()
+            how["held_out_loss_by_place"] = by_place.round(6).tolist()
         return Fitted(values.method(), how)
 
     def passes(self, samples: int, positions: int, options: FitOptions) -> int:
