@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
+from posbias.evaluation import compare_evaluations
 from posbias.evaluation.harness_files import write_lm_eval
 from posbias.evaluation.judges import judge_verdicts
 from posbias.evaluation.responders import Reply, Responder, Response
@@ -390,3 +392,34 @@ def test_lists_and_rubrics_of_ones_own(tmp_path: Path) -> None:
         wrong = LANGUAGE_TASKS.parse(f"listwise(responses=3, file={written(tmp_path / 'x.jsonl', [line | change])!r})")
         with pytest.raises(UsageError, match=complaint):
             list(wrong.examples(None, count=1))
+
+
+def test_judges_and_rubrics_are_compared_by_question_and_corrected(tmp_path: Path) -> None:
+    def judged(say: Any, task: str) -> Any:
+        return evaluate(Judge(say), task, options=EvaluateOptions(count=30, score=False))
+
+    def knows(first: str) -> str:
+        return "A" if first == "good" else "B"
+
+    path = written(tmp_path / "judge.jsonl", 30 * [LINE])
+    plain, told = (f"pairwise(file={path!r}{rubric})" for rubric in ("", ", rubric='the good one'"))
+    biased = judged(lambda _: "A", plain)
+    result = compare_evaluations([biased, judged(knows, told), judged(lambda _: "A", plain)])
+    first, right, same = result.compared
+    assert first.rates == {}
+    assert {name: contrast.value.value for name, contrast in right.rates.items()} == {
+        "accuracy": 0.5,
+        "flip_rate": -1.0,
+        "first_pick": -0.5,
+    }
+    assert max(right.rate_p.values()) < 0.001
+    assert set(same.rate_p.values()) == {1.0}
+    assert right.name.endswith("rubric='the good one')")
+    assert any(
+        text.startswith(f"{right.name} by slot: verdicts that change with the order -1.0") for text in result.verdict
+    )
+    again = pb.load_record(result.save(tmp_path / "run"))
+    assert again.compared == result.compared
+    assert "Judges less" in html_of(report_of(again))
+    with pytest.raises(UsageError, match="another task cannot be paired"):
+        compare_evaluations([biased, judged(knows, "pairwise()")])

@@ -6,7 +6,7 @@ corrected (Holm) over all evaluations.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,14 @@ from posbias.comparison.compare import COMPARISONS
 from posbias.display.naming import numbered
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
-from posbias.evaluation.changes import FORMERLY_BEST, Change, changes_of, samples_needed
+from posbias.evaluation.changes import FORMERLY_BEST, Change, change_between, changes_of, samples_needed
 from posbias.evaluation.curve import Contrast, Scores, paired_difference, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation
+from posbias.evaluation.judges import RATES, rates_of_questions
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval, holm
+from posbias.tasks.language import LANGUAGE_TASKS
 
 SAME = ("task", "file_sha256", "skip", "max_tokens", "thinking_tokens", "answer_pattern")
 """Settings that evaluations must share to be paired."""
@@ -43,6 +45,10 @@ class Compared:
     """Its mean less the first's, at every position."""
     difference_p: tuple[float, ...] = ()
     """Holm-corrected p-values of the differences."""
+    rates: Mapping[str, Contrast] = field(default_factory=dict)
+    """Of a judge: its accuracy, flip rate and first-pick rate less the first's, by `judges.RATES`."""
+    rate_p: Mapping[str, float] = field(default_factory=dict)
+    """Holm-corrected p-values of these, over all judges and rates."""
 
 
 @RESULTS.register("compare_evaluations")
@@ -119,7 +125,7 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     needed = samples_needed(np.hstack(tables))
     paired = [table[complete] for table in tables]
     names = _names(loaded)
-    compared = _compared(names, paired, enough=int(complete.sum()) >= needed)
+    compared = _with_rates(_compared(names, paired, enough=int(complete.sum()) >= needed), loaded, count)
     record = Record(
         "compare_evaluations",
         {"measure": measure},
@@ -148,9 +154,36 @@ def _pair(first: Result, second: Result) -> EvaluationComparison:
     return compare_evaluations([first, second])
 
 
+def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation], count: int) -> list[Compared]:
+    """Judges with their rates less those of the first, paired over the questions that have them in both."""
+    judged = all(run.verdicts and run.reading and not run.reading.withheld for run in evaluations)
+    if not judged or not compared[1].changes:
+        return compared
+    baseline, *others = [rates_of_questions(evaluation.tables) for evaluation in evaluations]
+    contrasts: list[dict[str, Contrast]] = []
+    for rates in others:
+        pairs = {name: np.column_stack([rates[name][:count], baseline[name][:count]]) for name in RATES}
+        complete = {name: pair[~np.isnan(pair).any(axis=1)] for name, pair in pairs.items()}
+        enough = {name: pair for name, pair in complete.items() if len(pair) >= samples_needed(pair)}
+        contrasts.append({name: change_between(*pair.T) for name, pair in enough.items()})
+    corrected = iter(holm(np.array([contrast.p for by_name in contrasts for contrast in by_name.values()])).tolist())
+    with_rates = [
+        replace(entry, rates=by_name, rate_p={name: next(corrected) for name in by_name})
+        for entry, by_name in zip(compared[1:], contrasts, strict=True)
+    ]
+    return [compared[0], *with_rates]
+
+
+def _without_wording(task: str) -> str:
+    """A task without what only changes the words in which its samples are put, such as a judge's rubric."""
+    parsed: Any = LANGUAGE_TASKS.parse(task)
+    return str(replace(parsed, **dict.fromkeys(getattr(parsed, "wording", ()))))
+
+
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:
     """What tells evaluations apart: the model with its method, the server's address, else a number."""
-    titles = [evaluation.title.removesuffix(f": {evaluation.task}") for evaluation in evaluations]
+    same = len({evaluation.task for evaluation in evaluations}) == 1
+    titles = [run.title.removesuffix(f": {run.task}") if same else run.title for run in evaluations]
     places = [str(evaluation.responder.get("address", "")).partition("//")[2] for evaluation in evaluations]
     pairs = list(zip(titles, places, strict=True))
     return numbered([f"{title} at {place}" if place and titles.count(title) > 1 else title for title, place in pairs])
@@ -161,7 +194,7 @@ def _check_same(first: Evaluation, other: Evaluation) -> None:
     settings = [(name, *(run.record.resolved.get(name) for run in (first, other))) for name in SAME]
     settings.append(("seed", *(run.record.seeds["samples"] for run in (first, other))))
     for name, one, another in settings:
-        if one != another:
+        if one != another and not (name == "task" and _without_wording(one) == _without_wording(another)):
             raise UsageError(f"evaluations with another {name} cannot be paired: {one!r:.100} and {another!r:.100}")
 
 

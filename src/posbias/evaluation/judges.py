@@ -13,6 +13,8 @@ from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.runs.records import plain
 from posbias.statistics import Interval, StoredInterval, jackknife, leave_one_out, mean_of, wilson
 
+RATES = ("accuracy", "flip_rate", "first_pick")
+"""Rates in which judges are compared, fields of `Verdicts`."""
 MOST_UNREAD = 0.1
 """Share of the answers that may be unreadable; beyond it nothing is concluded from the others."""
 
@@ -103,7 +105,7 @@ def judge_verdicts(correct: Scores, chosen: Scores, tie: Scores) -> Verdicts:
     judged, n_slots = correct[~np.isnan(correct).any(axis=1)], correct.shape[1]
     named = ~np.isnan(chosen).any(axis=1)
     picked = chosen[named]
-    preferred = (picked - np.arange(n_slots)) % n_slots  # 0: the best response, 1 ...: those that follow it
+    preferred = _preferred(picked)
     agreed = (preferred == preferred[:, :1]).all(axis=1)
     single, right = correct[named].mean(axis=1), (preferred[:, 0] == 0).astype(np.float64)
     majority = _majority(preferred) if n_slots > 2 and len(picked) > 1 else None
@@ -123,6 +125,22 @@ def judge_verdicts(correct: Scores, chosen: Scores, tie: Scores) -> Verdicts:
         majority_accuracy=None if majority is None else _mean(majority),
         majority_gain=None if majority is None else mean_of(majority - single).interval(least=-1.0, most=1.0),
     )
+
+
+def rates_of_questions(tables: Mapping[str, Scores]) -> dict[str, np.ndarray]:
+    """What each question contributes to `RATES`, from `Evaluation.tables`; NaN if a verdict is missing."""
+    chosen = tables.get("chosen", 1 - tables["first_pick"])
+    preferred, missing = _preferred(chosen), np.isnan(chosen).any(axis=1)
+    flipped = (preferred != preferred[:, :1]).any(axis=1)
+    rates = {"flip_rate": flipped.astype(np.float64), "first_pick": (chosen == 0).mean(axis=1)}
+    shares = {name: np.where(missing, np.nan, values) for name, values in rates.items()}
+    return {"accuracy": tables["correct"].mean(axis=1), **shares}
+
+
+def _preferred(chosen: Scores) -> Scores:
+    """The response that stands in each chosen slot: 0 is the best one, 1 ... those that follow it."""
+    n_slots = chosen.shape[1]
+    return np.asarray((chosen - np.arange(n_slots)) % n_slots)
 
 
 def _majority(preferred: Scores) -> np.ndarray:

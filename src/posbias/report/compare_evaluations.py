@@ -17,8 +17,13 @@ from posbias.report.tables import Table
 NOTE = (
     "All evaluations asked the same samples; differences are paired over those answered at every position in all of "
     "them. p-values are corrected (Holm) over all evaluations: of mean, worst position and spread together, and of "
-    "the positions together."
+    "the positions together; of judges' rates together."
 )
+RATE_WORDS = {
+    "accuracy": "right verdicts",
+    "flip_rate": "preferred response changes with the order",
+    "first_pick": "first response picked",
+}
 RISES = {
     MEAN: ("better on average", "worse on average"),
     WORST: ("better at the worst position", "worse at the worst position"),
@@ -33,9 +38,9 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
     return Report(
         comparison.record.title,
         kicker="posbias · evaluations compared",
-        verdict=[_sentence(comparison, entry) for entry in comparison.compared[1:]],
+        verdict=[text for entry in comparison.compared[1:] for text in (_sentence(comparison, entry), *_flips(entry))],
         picture=[_figure(comparison)],
-        summary=[_change_table(comparison)],
+        summary=[_change_table(comparison), *_rate_tables(comparison)],
         tables=[_position_table(comparison)],
         note=NOTE,
         record=comparison.record,
@@ -89,6 +94,14 @@ def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
     return f"{entry.name} beside {baseline}, {measure}: {'; '.join(clauses)}."
 
 
+def _flips(entry: Compared) -> list[str]:
+    """What is established of a judge's dependence on the slot, beside the first."""
+    words = {"flip_rate": "verdicts that change with the order", "first_pick": "picks of the first response"}
+    told = {name: text for name, text in words.items() if entry.rate_p.get(name, 1.0) < ALPHA}
+    clauses = [f"{text} {change_text(entry.rates[name].value, '+')}" for name, text in told.items()]
+    return [f"{entry.name} by slot: {'; '.join(clauses)}."] if clauses else []
+
+
 def _figure(comparison: EvaluationComparison) -> Figure:
     strokes = {comparison.compared[0].name: MEASURED, **run_strokes([entry.name for entry in comparison.compared[1:]])}
     curves: list[Curve] = []
@@ -108,6 +121,17 @@ def _change_table(comparison: EvaluationComparison) -> Table:
         for name, change in entry.changes.items()
     ]
     return Table(f"Less {baseline}, {comparison.n_samples} samples", ["run", "of", "difference", "p"], cells)
+
+
+def _rate_tables(comparison: EvaluationComparison) -> list[Table]:
+    """Rates of judges less those of the first; none for other tasks."""
+    cells = [
+        [entry.name, RATE_WORDS[name], change_text(contrast.value, "+"), f"{entry.rate_p[name]:.2g}"]
+        for entry in comparison.compared
+        for name, contrast in entry.rates.items()
+    ]
+    title = f"Judges less {comparison.compared[0].name}, over questions"
+    return [Table(title, ["run", "of", "difference", "p"], cells)] if cells else []
 
 
 def _position_table(comparison: EvaluationComparison) -> Table:
