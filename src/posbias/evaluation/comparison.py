@@ -194,7 +194,7 @@ def _check_same(first: Evaluation, other: Evaluation) -> None:
     settings = [(name, *(run.record.resolved.get(name) for run in (first, other))) for name in SAME]
     settings.append(("seed", *(run.record.seeds["samples"] for run in (first, other))))
     for name, one, another in settings:
-        if one != another and not (name == "task" and _without_wording(one) == _without_wording(another)):
+        if one != another and not (name == "task" and _without_wording(str(one)) == _without_wording(str(another))):
             raise UsageError(f"evaluations with another {name} cannot be paired: {one!r:.100} and {another!r:.100}")
 
 
