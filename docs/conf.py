@@ -65,7 +65,9 @@ def plain_text(app: Any, what: str, name: str, described: Any, options: Any, lin
 
 def write_mathml(page: Any, formula: nodes.Element) -> None:
     """A formula as MathML, which browsers draw by themselves: MathJax would come from the network."""
-    page.body.append(tex2mathml(formula.astext(), as_block=isinstance(formula, nodes.math_block)))
+    block = isinstance(formula, nodes.math_block)
+    drawn = tex2mathml(formula.astext(), as_block=block)
+    page.body.append(f'<div style="overflow-x: auto; padding: .5em 0">{drawn}</div>' if block else drawn)
     raise nodes.SkipNode
 
 
