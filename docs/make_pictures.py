@@ -47,6 +47,7 @@ from posbias.display.figures import (
 from posbias.display.static import DASHES, STYLE
 from posbias.display.wording import THEORIES, label
 from posbias.papers.birth2603.claims import continuous_density
+from posbias.report import report_of
 from posbias.report.correlate import figures
 from posbias.report.explore import explorer_page
 
@@ -54,6 +55,7 @@ IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"
 """A record for each model."""
 TIED = Path(__file__).parents[1] / "studies" / "behaviour" / "tied"
+MITIGATED = Path(__file__).parents[1] / "studies" / "mitigation" / "records"
 EXPERIMENTS = Path(__file__).parents[1] / "studies" / "experiments"
 COPY_TITLES = {"sizes": "Two and three layers, width 2 and 10", "residual": "With residual connections and MLPs"}
 DEPTH_TITLES = {
@@ -98,6 +100,7 @@ def main() -> None:
     parser.add_argument("run", nargs="?", default="runs/demo", help="directory of the audit")
     trained, birth = pb.load_record(parser.parse_args().run).subjects
     pictures: dict[str, Callable[[], list[Panel] | Canvas | bytes]] = {
+        "before_after": before_after,
         "explorer": explorer,
         "attention_only": attention_only,
         "rollout": partial(rollout, birth),
@@ -122,6 +125,25 @@ def main() -> None:
             content = png(panels())
         (IMAGES / f"{name}.png").write_bytes(content)
         print(f"docs/images/{name}.png  {len(content) / 1024:.0f} KB")
+
+
+def before_after() -> list[Panel]:
+    """The demo model's answers by position, without a fitted method and with it."""
+    runs = {
+        "demo_documents_accuracy": (
+            "Answers from four documents",
+            {"unchanged": "unchanged", "demo_docs_kb": "fitted"},
+        ),
+        "demo_key_value_8": ("Retrieval of eight values", {"unchanged": "unchanged", "from_question_8.json": "fitted"}),
+    }
+    panels = []
+    for run, (title, names) in runs.items():
+        (figure,) = report_of(pb.load_record(MITIGATED / run)).picture
+        shown = {curve.name: curve for curve in figure.curves}
+        strokes = {"unchanged": MEASURED, "fitted": RUNS[0]}
+        curves = [replace(shown[arm], name=name, stroke=strokes[name]) for arm, name in names.items()]
+        panels.append(Panel(replace(figure, title=title, curves=tuple(curves), y_label="share of right answers")))
+    return panels
 
 
 def explorer() -> bytes:
