@@ -152,6 +152,28 @@ def test_several_servers_are_asked_the_same_samples(posbias, tmp_path):
     assert [entry.name for entry in result.compared] == [f"m at {address}/v1" for address in addresses]
 
 
+def test_repeats_tell_a_judges_noise_from_its_slot(posbias, tmp_path):
+    """A judge that always names the first response, except at seed 2, where every fourth verdict is the other."""
+
+    def answered(index, _path, body):
+        assert body["temperature"] == 1
+        return chat("B" if body["seed"] == 2 and index % 4 == 0 else "A")
+
+    with stand_in(answered) as server:
+        flags = ["--server", server.address, "--served-model", "m", "--task", "pairwise()", "--count", 12, "--no-score"]
+        options = ["--server-options", "body={'temperature': 1}, concurrency=1"]
+        done = posbias("evaluate", *flags, *options, "--repeats", 2, "--out", tmp_path / "run")
+        assert done.returncode == 0, done.stderr
+        assert sorted(body["seed"] for body in server.asked) == 24 * [1] + 24 * [2]
+        cold = posbias("evaluate", *flags, "--repeats", 2)
+        assert "--repeats differ at a temperature alone" in cold.stderr
+    first, again = pb.load_record(tmp_path / "run").compared
+    assert (first.flip_rate.value, again.disagreement.value) == (1.0, 0.25)
+    assert "on the same prompt in 0.250" in " ".join(done.stdout.split())
+    local = posbias("evaluate", "demo", "--task", "pairwise()", "--repeats", 2)
+    assert "--repeats goes with --server; a MODEL answers alike every time" in local.stderr
+
+
 def test_the_report_can_be_redrawn(posbias, finished):
     (finished / "report.html").unlink()
     assert posbias("report", finished).returncode == 0

@@ -220,10 +220,11 @@ class ServerFlags:
         reuse: bool,
         template_options: "Mapping[str, Any]",
         endpoint: tuple[str, str] | None = None,
+        repeat: int = 0,
     ) -> "Responder":
         """A server's model; its answers are kept in the run directory, so that a resumed run pays for none twice.
 
-        `endpoint`: one of `endpoints`; None: the only one.
+        `endpoint`: one of `endpoints`; None: the only one. `repeat`: the seed that is sent with every request; 0: none.
         """
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models.loading import load_tokenizer
@@ -239,6 +240,10 @@ class ServerFlags:
         if positional or set(named) - names:
             allowed = ", ".join(f"{name}=..." for name in sorted(names))
             raise UsageError(f"--server-options {spelled!r}: allowed: {allowed}")
+        if repeat and not dict(named.get("body") or {}).get("temperature"):
+            raise UsageError("--repeats differ at a temperature alone: --server-options \"body={'temperature': 1}\"")
+        if repeat:
+            named["body"] = {**named["body"], "seed": repeat}
         cache = None if directory is None else directory / ANSWERS
         settings = ServerOptions(**named, cache=cache, reuse=reuse, template_options=template_options)
         counting = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
@@ -253,9 +258,11 @@ class Subject:
     """The model, or the address of a server and its model's name."""
     method: str | None = None
     """The recipe or spelling of a method that it is under."""
+    repeat: int = 0
+    """Seed of a repeat; 0: it is asked once."""
 
 
-def _subjects(models: list[str], served: ServerFlags, methods: str) -> dict[str, Subject]:
+def _subjects(models: list[str], served: ServerFlags, methods: str, repeats: int) -> dict[str, Subject]:
     """The subjects by the names of their directories, the baseline first, then the first model under each method."""
     from posbias.measurement.several import directory_names
     from posbias.mitigation.trial.files import check_files, is_recipe
@@ -264,14 +271,17 @@ def _subjects(models: list[str], served: ServerFlags, methods: str) -> dict[str,
     named: list[tuple[str, str | tuple[str, str]]] = [*zip(models, models, strict=True), *addressed]
     if not named:
         return {}  # an export without a model
+    if repeats > 1 and models:
+        raise UsageError("--repeats goes with --server; a MODEL answers alike every time")
     entries = options.split_literals(methods) if methods.strip() else []
     check_files(entries, "")
     (first, of), *others = named
-    subjects = [(first, Subject(of))]
+    seeds = range(1, repeats + 1) if repeats > 1 else (0,)
+    subjects = [(f"{first}-{seed}" if seed else first, Subject(of, repeat=seed)) for seed in seeds]
     for entry in entries:
         words = "-".join(Path(entry).with_suffix("").parts[-2:]) if is_recipe(entry) else entry
-        subjects.append((f"{first}-{words}", Subject(of, entry)))
-    subjects += [(name, Subject(other)) for name, other in others]
+        subjects.append((f"{first}-{words}", Subject(of, entry, seeds[0])))
+    subjects += [(name, Subject(other, repeat=seeds[0])) for name, other in others]
     names = directory_names([name for name, _ in subjects])
     return dict(zip(names, (subject for _, subject in subjects), strict=True))
 
@@ -307,6 +317,9 @@ def evaluate(
             show_default="none",
         ),
     ] = "",
+    repeats: Annotated[
+        int, typer.Option(help="Ask the first server so often, each time with another seed, to see its noise.", min=1)
+    ] = 1,
     local: LocalFlags,
     served: ServerFlags,
     lm_eval: Annotated[
@@ -325,7 +338,7 @@ def evaluate(
     names = models or []
     check_answerer(context, next(iter(names), None), served, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
-    subjects = _subjects(names, served, methods)
+    subjects = _subjects(names, served, methods, repeats)
     if len(subjects) > 1 and (design.tokens or design.sequential or lm_eval or inspect_ai):
         raise UsageError(f"--lengths, --sequential and exports take one model, got {', '.join(subjects)}")
     task = LANGUAGE_TASKS.parse(evaluated.task)
@@ -347,7 +360,8 @@ def evaluate(
                 loaded[subject.of] = local.responder(subject.of, template_options=template_options)
             plain = loaded[subject.of]
         else:
-            plain = served.responder(directory, reuse=resume, template_options=template_options, endpoint=subject.of)
+            asked: dict[str, Any] = {"endpoint": subject.of, "repeat": subject.repeat}
+            plain = served.responder(directory, reuse=resume, template_options=template_options, **asked)
         return plain if subject.method is None else _under(subject.method, plain)
 
     evaluate_each = _evaluate_several if len(subjects) > 1 else _evaluate

@@ -20,7 +20,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.changes import FORMERLY_BEST, Change, change_between, changes_of, samples_needed
 from posbias.evaluation.curve import Contrast, Scores, paired_difference, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation
-from posbias.evaluation.judges import RATES, rates_of_questions
+from posbias.evaluation.judges import RATES, chosen_slots, disagreement, rates_of_questions
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval, holm
@@ -45,6 +45,11 @@ class Compared:
     """Its mean less the first's, at every position."""
     difference_p: tuple[float, ...] = ()
     """Holm-corrected p-values of the differences."""
+    flip_rate: StoredInterval | None = None
+    """Share of questions on which a judge's preferred response changes with the order."""
+    disagreement: StoredInterval | None = None
+    """Share of prompts on which a judge's verdict is another than the first's, over questions: its noise, if it is the
+    first once more."""
     rates: Mapping[str, Contrast] = field(default_factory=dict)
     """Of a judge: its accuracy, flip rate and first-pick rate less the first's, by `judges.RATES`."""
     rate_p: Mapping[str, float] = field(default_factory=dict)
@@ -156,10 +161,12 @@ def _pair(first: Result, second: Result) -> EvaluationComparison:
 
 def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation], count: int) -> list[Compared]:
     """Judges with their rates less those of the first, paired over the questions that have them in both."""
-    judged = all(run.verdicts and run.reading and not run.reading.withheld for run in evaluations)
-    if not judged or not compared[1].changes:
+    verdicts = [run.verdicts for run in evaluations if run.verdicts and run.reading and not run.reading.withheld]
+    if len(verdicts) < len(evaluations) or not compared[1].changes:
         return compared
+    compared = [replace(entry, flip_rate=own.flip_rate) for entry, own in zip(compared, verdicts, strict=True)]
     baseline, *others = [rates_of_questions(evaluation.tables) for evaluation in evaluations]
+    first, *chosen = [chosen_slots(evaluation.tables)[:count] for evaluation in evaluations]
     contrasts: list[dict[str, Contrast]] = []
     for rates in others:
         pairs = {name: np.column_stack([rates[name][:count], baseline[name][:count]]) for name in RATES}
@@ -168,8 +175,13 @@ def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation], cou
         contrasts.append({name: change_between(*pair.T) for name, pair in enough.items()})
     corrected = iter(holm(np.array([contrast.p for by_name in contrasts for contrast in by_name.values()])).tolist())
     with_rates = [
-        replace(entry, rates=by_name, rate_p={name: next(corrected) for name in by_name})
-        for entry, by_name in zip(compared[1:], contrasts, strict=True)
+        replace(
+            entry,
+            disagreement=disagreement(first, slots),
+            rates=by_name,
+            rate_p={name: next(corrected) for name in by_name},
+        )
+        for entry, slots, by_name in zip(compared[1:], chosen, contrasts, strict=True)
     ]
     return [compared[0], *with_rates]
 

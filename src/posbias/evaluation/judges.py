@@ -129,12 +129,24 @@ def judge_verdicts(correct: Scores, chosen: Scores, tie: Scores) -> Verdicts:
 
 def rates_of_questions(tables: Mapping[str, Scores]) -> dict[str, np.ndarray]:
     """What each question contributes to `RATES`, from `Evaluation.tables`; NaN if a verdict is missing."""
-    chosen = tables.get("chosen", 1 - tables["first_pick"])
+    chosen = chosen_slots(tables)
     preferred, missing = _preferred(chosen), np.isnan(chosen).any(axis=1)
     flipped = (preferred != preferred[:, :1]).any(axis=1)
     rates = {"flip_rate": flipped.astype(np.float64), "first_pick": (chosen == 0).mean(axis=1)}
     shares = {name: np.where(missing, np.nan, values) for name, values in rates.items()}
     return {"accuracy": tables["correct"].mean(axis=1), **shares}
+
+
+def chosen_slots(tables: Mapping[str, Scores]) -> Scores:
+    """The slot that every verdict names, NaN if it names none, from `Evaluation.tables`."""
+    return tables["chosen"] if "chosen" in tables else np.asarray(1 - tables["first_pick"])
+
+
+def disagreement(first: Scores, other: Scores) -> Interval | None:
+    """Share of prompts on which two judges name different slots, over questions on which both name one in all orders;
+    None if there are none."""
+    differs = (first != other)[~np.isnan(first + other).any(axis=1)]
+    return _mean(differs.mean(axis=1)) if len(differs) else None
 
 
 def _preferred(chosen: Scores) -> Scores:

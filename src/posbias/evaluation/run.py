@@ -20,7 +20,7 @@ from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.endings import endings_of
 from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, LengthEvaluation, measures_of
-from posbias.evaluation.judges import judge_verdicts, reading_of
+from posbias.evaluation.judges import chosen_slots, judge_verdicts, reading_of
 from posbias.evaluation.lengths import depths_of, length_evaluation, settled
 from posbias.evaluation.options import Budget, EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
@@ -307,8 +307,7 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
         "unscored": int((np.isnan(tables["logprob"].ravel()) & requested).sum()) if options.score else 0,
     }
     if "first_pick" in tables and len(positions) == record.scalars["n_items"] and options.generate:
-        chosen = tables.get("chosen", 1 - tables["first_pick"])
-        scored["verdicts"] = judge_verdicts(tables["correct"], chosen, tables["tie"]).as_record()
+        scored["verdicts"] = judge_verdicts(tables["correct"], chosen_slots(tables), tables["tie"]).as_record()
     return scored
 
 
