@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import AutoTokenizer
 
 from conftest import save_byte_tokenizer
 from posbias import RunError, UsageError
-from posbias.tasks.language import LANGUAGE_TASKS, Example, Items, encode
+from posbias.tasks.language import LANGUAGE_TASKS, Example, Items, MultipleChoice, encode
 from posbias.tasks.language.rules import RULES
 
 UNITS = ["Tom owns a van.", {"text": "Ann owns a boat.", "id": "ann"}, "Ida owns a bike.", "Max owns a tram."]
@@ -66,7 +67,11 @@ def test_the_letter_of_the_moved_option_is_the_answer(tmp_path: Path) -> None:
     task = Items(file=written(tmp_path / "own.jsonl", record), rule="choice")
     examples = asked(task)
     assert [example.answers for example in examples] == [("A",), ("B",), ("C",)]
-    assert examples[2].text.startswith("A. saw\nB. van\nC. plum\n")
+    choices = {"question": record["question"], "choices": record["units"], "answer": 1}
+    for chat in (False, True):
+        same = MultipleChoice(options=3, file=written(tmp_path / "choices.jsonl", choices), chat=chat)
+        prompts = [example.prompt for example in asked(replace(task, chat=chat))]
+        assert prompts == [example.prompt for example in same.examples(None, count=1)]
     assert task.right("(C) plum", ("C",)) == 1
     assert task.right("B", ("C",)) == 0
 

@@ -26,6 +26,7 @@ from posbias.tasks.language.base import (
     listed,
 )
 from posbias.tasks.language.item_files import TOOLS, ItemRecord, Unit, raw_records, read_fillers, read_record
+from posbias.tasks.language.multiple_choice import CLOSING
 from posbias.tasks.language.rules import RULES, Rule
 from posbias.tasks.language.transcripts import AMONG, Placed, as_text
 
@@ -61,7 +62,7 @@ class Items(LanguageTask):
     python(function='file.py:function'), which --allow-code must permit."""
     template: str | None = None
     """A text file with one's own prompt, `{units}` once and `{question}` at least once; None: the units, then the
-    question. For units that are texts."""
+    question; as of `multiple_choice` if letters are asked for. For units that are texts."""
     entry: str | None = None
     """How each unit is listed: `{text}` once, and before it, if wanted, `{number}` or `{letter}`; None: "[{number}]
     {text}", for letters "{letter}. {text}"."""
@@ -126,6 +127,8 @@ class Items(LanguageTask):
     @cached_property
     def _around(self) -> tuple[str, str]:
         """Texts before and after the units."""
+        if self.template is None and self._rule.letters:
+            return "{question}\n", CLOSING if self.chat else "\nAnswer:"
         if self.template is None:
             return "", "\n\nQuestion: {question}\nAnswer:"
         return around(self.name, self.template, "units")
