@@ -34,6 +34,7 @@ ENCODING_SPELLINGS = {
     "none": ["none"],
     "alibi": ["alibi", "alibi(slopes=[0.0, 1e-9, 0.3, 700.0])"],
     "decay": ["decay(rate=0.8)", "decay(rate=0.999999)"],
+    "recurrent": ["recurrent(slopes=[0.0, 0.02, 1.5, 21.0])", "recurrent(slopes=[0.1, 0.4])"],
     "rope": ["rope(head_dim=8)", "rope(base=100.0, head_dim=2, logit=-9.0, angle=0.4)"],
     "kerple_log": ["kerple_log(power=1.5, scale=0.7)", "kerple_log(power=[0.0, 1.0, 8.0, 0.1], scale=2.0)"],
     "kerple_power": ["kerple_power(scale=0.1, exponent=1.7)", "kerple_power(scale=[0.0, 1.0, 0.3, 9.0], exponent=0.5)"],

@@ -106,7 +106,7 @@ def test_even_heads_is_the_theory_of_a_model_whose_heads_have_the_same_gain(
 
     before = gains(parts.output)
     scale = (before.mean() / before).sqrt().repeat_interleave(parts.head_dim)
-    rescaled = replace(layer, attention=replace(layer.attention, parts=replace(parts, output=parts.output * scale)))
+    rescaled = replace(layer, mixer=replace(layer.attention, parts=replace(parts, output=parts.output * scale)))
     torch.testing.assert_close(gains(parts.output * scale), before.mean().expand(parts.heads))
     energy = torch.rand(N_POSITIONS, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = attention_pull(rescaled, kept, energy, THEORY)

@@ -17,7 +17,7 @@ from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.models.families.base import FAMILIES, Angles, Block
 from posbias.models.families.experts import SHARED_EXPERT
 from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
-from posbias.models.families.parts import AttentionParts, readable
+from posbias.models.families.parts import AttentionParts, MlpParts, readable, weight_of
 
 RG_LRU_POWER = 8.0
 """A literal of Griffin: log decay = -8 * gate * softplus(parameter)."""
@@ -100,13 +100,18 @@ class Lfm2(Hybrid):
     mlp = "feed_forward"
     mlp_norm = "ffn_norm"
     query_key_norms = ("q_layernorm", "k_layernorm")
-    unread_mlp = "its maps have other names, and its activation none"
+    up_and_down = ("w3", "w2")
 
     def mask(self, config: Any, layer: int) -> Mask:
         """A convolution sees as many positions as its kernel is long."""
         if config.layer_types[layer] == "conv":
             return SlidingWindow(width=int(config.conv_L_cache))
         return super().mask(config, layer)
+
+    def mlp_within(self, module: nn.Module) -> MlpParts:
+        """Gated, by SiLU."""
+        gate, up, down = (weight_of(module.get_submodule(name)) for name in ("w1", "w3", "w2"))
+        return MlpParts(up=up, down=down, gate=gate, activation=nn.functional.silu)
 
     def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
         """A convolution weighs the positions of its window evenly until its weights are known."""
@@ -193,7 +198,6 @@ class Mamba2(Hybrid):
     attention_norm = "norm"
     mlp: ClassVar[str | None] = None
     mlp_norm = None
-    unread_mlp = "there are none"
 
     def heads(self, config: Any) -> int:
         """Heads of its state-space layers."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from posbias.models.attention import (
     AttentionBlock,
     AttentionState,
+    affine,
     norm_forward,
     project_attention,
     query_blocks,
@@ -62,6 +63,10 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     state = recompute_attention(layer, trace)
     energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, power, even=walk.even_norms)
     received = energy @ parts.output.to(energy.dtype).pow(power)
+    if parts.gate is not None:
+        gates = affine(state.read, parts.gate, parts.gate_bias).sigmoid()
+        through_gates = received * (_head_outputs(layer, state) * gates * (1 - gates)).pow(power)
+        received = received * gates.pow(power)
     by_head = received.reshape(*received.shape[:-1], parts.key_heads, -1, parts.head_dim).movedim(-4, -2)
     if walk.even_heads:
         by_head = by_head * _evening(layer, by_head.dtype)
@@ -70,6 +75,8 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     if parts.clip is not None:
         values = values * (state.value.abs() < parts.clip)
     paths = [_project(values, parts.value, walk)]
+    if parts.gate is not None:
+        paths.append(through_gates @ parts.gate.to(energy.dtype).pow(power))
     if walk.key and parts.scale != 0:
         raw = unprepare(keys, state.raw_key, parts.key_norm, trace, power)
         paths.append(_project(_unclamped(raw, state.raw_key, parts), parts.key, walk))
@@ -77,6 +84,14 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
         raw = unprepare(queries.flatten(-4, -3), state.raw_query, parts.query_norm, trace, power)
         paths.append(_project(_unclamped(raw, state.raw_query, parts), parts.query, walk))
     return norm_pull(layer.attention_norm, trace.stream, walk.add(*paths), power, even=walk.even_norms)
+
+
+def _head_outputs(layer: LayerDescription, state: AttentionState) -> Float[Tensor, "position value_features"]:
+    """What all heads return, before gates."""
+    outputs = state.query.new_zeros(*state.query.shape[:3], layer.attention.parts.value_dim)
+    for block in attention_blocks(layer, state):
+        outputs[:, :, block.queries] = block.weights @ state.value[:, None, block.keys]
+    return outputs.flatten(0, 1).transpose(0, 1).flatten(1)
 
 
 def _pull_blocks(

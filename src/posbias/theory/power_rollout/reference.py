@@ -40,8 +40,9 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
         bias = logit_bias(shape, weights, constants["bias"][index][None])
         layers.append(
             LayerDescription(
+                index=index,
                 block=Block(block, block, None, block, None, block, None, None),
-                attention=AttentionLayer(index, block, parts, reach=None, angles=None),
+                mixer=AttentionLayer(index, block, parts, reach=None, angles=None),
                 mlp=mlp,
                 attention_norm=norm_of(block, "attention", where="pre"),
                 attention_post_norm=None,

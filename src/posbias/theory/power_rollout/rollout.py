@@ -35,6 +35,7 @@ from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.power_rollout.attention import attention_energy, attention_pull
+from posbias.theory.power_rollout.linear import linear_pull
 from posbias.theory.power_rollout.local_maps import PROBE_SEED, even_gain, mlp_gain, mlp_pull, norm_pull
 from posbias.theory.power_rollout.reference import describe_reference, trace_reference
 from posbias.theory.power_rollout.trace import (
@@ -109,11 +110,12 @@ class PromptTrace(Trace):
             energy = energy @ layer.rotation.T.pow(power)
         energy = norm_pull(layer.mlp_stream_norm, trace.mlp_sum, energy, power, even=even)
         mlp = [mlp_pull(layer, trace, energy, walk)] if walk.mlp and layer.mlp is not None else []
+        mixed = attention_pull if layer.mixer is not None else linear_pull
         if layer.parallel:
-            return walk.meet(energy, *mlp, attention_pull(layer, trace, energy, walk))
+            return walk.meet(energy, *mlp, mixed(layer, trace, energy, walk))
         energy = walk.meet(_times(layer.mlp_stream_factor, energy, power), *mlp) if mlp else energy
         energy = norm_pull(layer.attention_stream_norm, trace.attention_sum, energy, power, even=even)
-        added = _times(layer.branch_factor, attention_pull(layer, trace, energy, walk), power)
+        added = _times(layer.branch_factor, mixed(layer, trace, energy, walk), power)
         return walk.meet(_times(layer.stream_factor, energy, power), added)
 
     def pull_end(self, energy: Energy, walk: Walk) -> Float[Tensor, "*batch position width"]:
@@ -133,7 +135,9 @@ class PromptTrace(Trace):
 
     @torch.no_grad()
     def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
-        """Roots of the energies of the isotropic form; not normalised."""
+        """Roots of the energies of the isotropic form; not normalised; refused for linear layers."""
+        if any(layer.mixer is None for layer in self.description.layers):
+            raise UsageError("the isotropic power rollout has no linear layers; form='diagonal' is allowed")
         generator = torch.Generator().manual_seed(PROBE_SEED)
         energy = torch.zeros_like(self.layers[0].stream[:, 0])
         energy[-1] = 1

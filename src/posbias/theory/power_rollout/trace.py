@@ -8,7 +8,7 @@ exists (docs/theory, section 5).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,8 +58,10 @@ def check_target(target: str) -> None:
 class LayerDescription:
     """One block's maps and facts."""
 
+    index: int
     block: Block
-    attention: AttentionLayer
+    mixer: AttentionLayer | None
+    """The block's attention; None if it has a linear layer in its place."""
     mlp: MlpParts | MixtureParts | None
     """The block's MLP; None if it has attention alone."""
     attention_norm: Norm | None
@@ -84,6 +86,12 @@ class LayerDescription:
     """Logits by position with the mask as -inf, in place of `attention.reach`."""
     heads_agree: bool = False
     """Heads carry the same vectors, so that contributions along values add over heads before they are squared."""
+
+    @property
+    def attention(self) -> AttentionLayer:
+        """The attention of a block that has it."""
+        assert self.mixer is not None, "a linear layer is pulled through by `linear_pull`"
+        return self.mixer
 
     def inputs(self) -> dict[str, nn.Module]:
         """Modules whose inputs a trace keeps, by field of `LayerTrace`."""
@@ -154,6 +162,8 @@ class LayerTrace:
     up: Float[Tensor, "position hidden"] | None = None
     gate: Float[Tensor, "position hidden"] | None = None
     """Outputs of these maps of the MLP, before any activation; None if computed again or without a gate."""
+    call: Mapping[str, Any] = field(default_factory=dict)
+    """What a linear layer was called with beside its input."""
     chosen: Int[Tensor, "position top"] | None = None
     """The experts that each token was given to; None if the block has one MLP."""
 
@@ -205,23 +215,25 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
     embedding = None if family.embedding_norm is None else family.norm(network.get_submodule(family.embedding_norm))
     entry, leave = family.projections(network)
 
-    def describe(block: Block, attention: AttentionLayer) -> LayerDescription:
+    def describe(index: int, block: Block) -> LayerDescription:
         modules = {name: getattr(block, name) for name in NORMS}
         norms: dict[str, Any] = {name: module and family.norm(module) for name, module in modules.items()}
         return LayerDescription(
+            index=index,
             block=block,
-            attention=attention,
-            mlp=family.mixture_parts(block, model.config) or block.mlp_added(family.mlp_parts(block, model.config)),
+            mixer=attention.get(index),
+            mlp=None
+            if block.mlp is None
+            else family.mixture_parts(block, model.config) or block.mlp_added(family.mlp_parts(block, model.config)),
             parallel=family.is_parallel(model.config),
             **norms,
         )
 
-    blocks, attention = (
-        family.blocks(network),
-        describe_attention(model, n_positions=n_positions, of_all="the power rollout"),
-    )
+    blocks = family.blocks(network)
+    attending = [] if all(block.linear for block in blocks) else describe_attention(model, n_positions=n_positions)
+    attention = {layer.index: layer for layer in attending}
     return Description(
-        layers=[describe(block, layer) for block, layer in zip(blocks, attention, strict=True)],
+        layers=[describe(index, block) for index, block in enumerate(blocks)],
         final_norm=None if final is None else family.norm(final),
         embedding_norm=embedding,
         dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
@@ -287,7 +299,7 @@ def _trace(description: Description, caught: _Caught, embeddings: Tensor, gradie
     assert caught.state is not None
     layers = []
     for layer in description.layers:
-        values = caught.layers[layer.attention.index]
+        values = caught.layers[layer.index]
         values.setdefault("middle", values["stream"])
         if "attention_sum" in values:
             values["middle"] = norm_forward(layer.attention_stream_norm, values["attention_sum"])
@@ -335,6 +347,10 @@ def _hooks(
     def keep_chosen(index: int, _module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
         caught.layers[index]["chosen"] = output[-1]
 
+    def keep_call(index: int, _module: nn.Module, _args: object, named: dict[str, Any]) -> None:
+        rest = {name: value for name, value in named.items() if name != "hidden_states"}
+        caught.layers[index] |= {"call": rest, "cosine": None, "sine": None}
+
     def keep_attention(layer: AttentionLayer, read: AttentionInput) -> None:
         caught.layers[layer.index] |= {"cosine": read.cosine, "sine": read.sine}
 
@@ -348,16 +364,19 @@ def _hooks(
     with ExitStack() as hooks:
         for layer in description.layers:
             for name, module in layer.inputs().items():
-                hook = partial(keep_input, layer.attention.index, name)
+                hook = partial(keep_input, layer.index, name)
                 hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
             if isinstance(layer.mlp, MixtureParts):
-                hook = partial(keep_chosen, layer.attention.index)
+                hook = partial(keep_chosen, layer.index)
                 hooks.callback(layer.mlp.router_module.register_forward_hook(hook).remove)
+            if layer.block.linear:
+                hook = partial(keep_call, layer.index)
+                hooks.callback(layer.block.attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
         for layer in description.layers[: _layers_kept(description, n_positions)]:
             for name, module in layer.hidden_maps().items():
-                hook = partial(keep_output, layer.attention.index, name)
+                hook = partial(keep_output, layer.index, name)
                 hooks.callback(module.register_forward_hook(hook).remove)
-        watched = [layer.attention for layer in description.layers]
+        watched = [layer.mixer for layer in description.layers if layer.mixer is not None]
         hooks.enter_context(watch_attention(watched, keep_attention, dtype=dtype))
         if final is not None:
             hooks.callback(final.register_forward_pre_hook(keep_final).remove)
