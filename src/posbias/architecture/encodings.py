@@ -143,7 +143,7 @@ class Recurrent(LinearEncoding):
     """A linear layer (state space, gated or delta rule) in attention's place: what it wrote falls off by its decays.
 
     A row weighs position j by the mean over decays of exp(-slope distance), normalised for every decay, as the norm
-    behind such a layer does by and large (docs/theory, section 1).
+    behind such a layer does by and large (docs/theory, section 5).
     """
 
     slopes: Sequence[float]

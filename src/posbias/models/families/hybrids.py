@@ -1,7 +1,7 @@
 """Families whose blocks mix positions by state-space, gated linear or convolutional layers, some or all of them.
 
 Such a layer has no attention matrix: it is a branch like attention, and its kernel is that of its decays
-(docs/theory, section 1). What its blocks have of attention is described as in any other family.
+(docs/theory, section 5). What its blocks have of attention is described as in any other family.
 """
 
 from collections.abc import Mapping

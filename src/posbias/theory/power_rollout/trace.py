@@ -8,7 +8,7 @@ exists (docs/theory, section 5).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -162,8 +162,8 @@ class LayerTrace:
     up: Float[Tensor, "position hidden"] | None = None
     gate: Float[Tensor, "position hidden"] | None = None
     """Outputs of these maps of the MLP, before any activation; None if computed again or without a gate."""
-    call: Mapping[str, Any] = field(default_factory=dict)
-    """What a linear layer was called with beside its input."""
+    call: Any = field(default_factory=dict)
+    """The named arguments that a linear layer was called with beside its input."""
     chosen: Int[Tensor, "position top"] | None = None
     """The experts that each token was given to; None if the block has one MLP."""
 

@@ -1,0 +1,114 @@
+"""Theories beside measured Jacobians on born models with linear layers, and the pattern of layers that is flattest.
+
+`python benchmarks/linear_layers.py` prints both tables of benchmarks/README.md; half an hour on one core.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+import transformers
+
+import posbias as pb
+from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.models.networks import random_network
+from posbias.prompts.prompts import Prompts
+
+N, VOCABULARY, WIDTH, DEPTH = 96, 200, 128, 6
+KIND = "jacobian(probes=8)"
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": VOCABULARY}
+BASE = {
+    **SPECIAL,
+    "hidden_size": WIDTH,
+    "intermediate_size": 2 * WIDTH,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+THIRD = ["linear_attention", "linear_attention", "full_attention"] * 2
+DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "layer_types": THIRD,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+FAMILIES = {
+    "mamba2": lambda: transformers.Mamba2Config(
+        **SPECIAL, hidden_size=WIDTH, num_hidden_layers=DEPTH, num_heads=8, head_dim=32, state_size=16, n_groups=1
+    ),
+    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**BASE, **DELTA, head_dim=32),
+    "bamba": lambda: transformers.BambaConfig(**BASE, **MAMBA, attn_layer_indices=[2, 5]),
+    "recurrent_gemma": lambda: transformers.RecurrentGemmaConfig(
+        **{**BASE, "num_key_value_heads": 1}, lru_width=WIDTH, attention_window_size=32
+    ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **BASE, layer_types=["conv", "conv", "full_attention"] * 2, block_auto_adjust_ff_dim=False
+    ),
+}
+PATTERNS = ([], [0], [5], [0, 1], [4, 5], [1, 3, 5], list(range(DEPTH)))
+
+
+def prompt(seed: int) -> Prompts:
+    """Distinct random tokens."""
+    return Prompts(np.random.default_rng(seed).permutation(np.arange(3, VOCABULARY))[None, :N])
+
+
+@torch.no_grad()
+def born(config: object, seed: int, *, larger: float = 1.0) -> HuggingFaceModel:
+    """The family's own initialisation, with matrices so many times larger and norms moved then."""
+    network = random_network(config, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in network.named_parameters() if larger != 1 else ():
+        if parameter.ndim >= 2 and "embed" not in name and "A_log" not in name:
+            parameter.mul_(larger)
+        elif parameter.ndim == 1 and "norm" in name:
+            parameter.add_(0.25 * torch.randn(parameter.shape, generator=generator))
+    return HuggingFaceModel(network, origin=Origin("born", init_seed=seed))
+
+
+def distance(first: np.ndarray, second: np.ndarray) -> float:
+    """W1 over positions scaled to [0, 1]."""
+    return float(np.abs(np.cumsum(first - second)).sum() / (N - 1))
+
+
+def theories(seeds: Iterable[int] = range(4)) -> None:
+    """W1 of power rollout, rollout and flat line to the mean of measured profiles, beside that of their halves."""
+    for name, config in FAMILIES.items():
+        for larger in (1.0, 4.0):
+            rows = []
+            for seed in seeds:
+                model, read = born(config(), seed, larger=larger), prompt(seed)
+                measured = next(iter(pb.measure(model, read, kinds=KIND).profiles.values()))
+                found = [pb.predict(model, theory=theory, prompts=read) for theory in ("power_rollout", "rollout")]
+                rows.append([measured.influence, *(prediction.profile.influence for prediction in found)])
+            profiles = np.array(rows)
+            mean, power, rollout = profiles.mean(0)
+            half = len(profiles) // 2
+            noise = distance(profiles[:half, 0].mean(0), profiles[half:, 0].mean(0))
+            others = [distance(mean, other) for other in (power, rollout, np.full(N, 1 / N))]
+            print(
+                f"| {name} | {larger:g} | {' | '.join(f'{value:.4f}' for value in others)} | {noise:.4f} |", flush=True
+            )
+
+
+def patterns(seeds: Iterable[int] = range(6)) -> None:
+    """The measured profile of Bamba at birth by the layers that have attention."""
+    for attention in PATTERNS:
+        profiles = []
+        for seed in seeds:
+            config = transformers.BambaConfig(**BASE, **MAMBA, attn_layer_indices=attention, initializer_range=0.06)
+            measured = pb.measure(born(config, seed), prompt(seed), kinds=KIND)
+            profiles.append(next(iter(measured.profiles.values())).influence)
+        rows = np.array(profiles)
+        shares = [rows[:, first : first + 10].sum(1) for first in (0, 43, 86)]
+        cells = [f"{share.mean():.4f} ± {share.std(ddof=1) / len(rows) ** 0.5:.4f}" for share in shares]
+        flat = distance(rows.mean(0), np.full(N, 1 / N))
+        print(f"| {attention or 'none'} | {flat:.3f} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    theories()
+    patterns()
