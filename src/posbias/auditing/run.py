@@ -83,20 +83,9 @@ TRAINED, INITIALISED = "trained", "initialised"
 
 
 def examine(
-    name: str, units: Sequence[Unit], *, model: Model, prompts: Prompts, options: AuditOptions, store: PartStore
+    name: str, work: UnitWork, *, model: Model, options: AuditOptions, store: PartStore
 ) -> tuple[Subject, list[str], list[str]]:
     """One state of the model, not compared yet, with what was left out of it and caveats."""
-    work = UnitWork(
-        request=model.reload_request,
-        network_sha256=None if options.engine.in_process else network_sha256(model.network),
-        token_ids=prompts.token_ids,
-        units=tuple(units),
-        kinds=resolve_kinds(list(options.kinds)),
-        seed=options.seed,
-        passes=options.passes,
-        beside=beside_measured,
-        description=f"measuring the {name} model",
-    )
     pieces = work.collected(name, engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     measurement = combine(measured, kinds=list(options.kinds), seed=options.seed)
@@ -147,7 +136,7 @@ def audit(
     """
     options = options or AuditOptions()
     resolve_kinds(list(options.kinds))
-    named = model.describe().get("source", "a loaded model") if isinstance(model, Model) else model
+    named = model.identity["source"] if isinstance(model, Model) else model
     arguments = {
         "model": str(named),
         "n_positions": n_positions,
@@ -196,8 +185,15 @@ def _run(
         beside=beside_measured,
         units=[unit for units in states.values() for unit in units],
     )
+    work = _work(model, prompts, options, described=settings["model"])
     examined = [
-        examine(name, units, model=model, prompts=prompts, options=options, store=store)
+        examine(
+            name,
+            replace(work, units=tuple(units), description=f"measuring the {name} model"),
+            model=model,
+            options=options,
+            store=store,
+        )
         for name, units in states.items()
     ]
     generator = np.random.default_rng(options.seed)
@@ -220,6 +216,20 @@ def _run(
 
 def _finished(record: Record, directory: Path | None, page: Path | None) -> Audit:
     return Audit(**vars(AuditRun.from_record(record)), directory=directory, report=page)
+
+
+def _work(model: Model, prompts: Prompts, options: AuditOptions, *, described: dict[str, Any]) -> UnitWork:
+    """The work of every state, without its units; `described` holds fingerprints that are not taken again."""
+    return UnitWork(
+        request=model.reload_request,
+        network_sha256=None if options.engine.in_process else network_sha256(model.network, described),
+        token_ids=prompts.token_ids,
+        units=(),
+        kinds=resolve_kinds(list(options.kinds)),
+        seed=options.seed,
+        passes=options.passes,
+        beside=beside_measured,
+    )
 
 
 def _states(model: Model, prompts: Prompts, options: AuditOptions) -> dict[str, list[Unit]]:
