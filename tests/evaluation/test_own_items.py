@@ -10,6 +10,7 @@ import pytest
 from conftest import Run
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, ServerResponder, UsageError, evaluate
+from posbias.evaluation import compare_evaluations
 from posbias.evaluation.evaluation import independent
 from posbias.evaluation.responders import Reply as Answered
 from posbias.evaluation.responders import Responder, Response
@@ -68,6 +69,11 @@ def test_samples_of_one_group_count_once(tmp_path: Path) -> None:
     assert result.measures["accuracy"].shape == (6, 3)
     assert result.curves["accuracy"].n_samples == 6
     assert any("12 samples form 6 groups" in statement for statement in statements_of(result))
+    task = f"items(file={grouped!r}, rule='number')"
+    fewer = evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(count=8, score=False))
+    assert compare_evaluations([result, result]).n_samples == 6
+    with pytest.raises(UsageError, match="samples form groups are compared if they have as many samples"):
+        compare_evaluations([result, fewer])
     alone = evaluate(ReadsTheFirstUnit(), f"items(file={grouped!r}, repeats=6)", options=options)
     assert alone.curves["accuracy"].n_samples == 1  # two records, of one group
 

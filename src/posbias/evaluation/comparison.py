@@ -21,6 +21,7 @@ from posbias.evaluation.changes import FORMERLY_BEST, Change, change_between, ch
 from posbias.evaluation.curve import Contrast, Scores, paired_difference, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation
 from posbias.evaluation.judges import RATES, chosen_slots, disagreement, rates_of_questions
+from posbias.evaluation.samples import CLUSTER
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval, holm
@@ -122,6 +123,8 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     if not positions:
         raise UsageError("the evaluations share no position, so nothing can be compared")
     count = min(evaluation.count for evaluation in loaded)
+    if CLUSTER in first.tables and any(evaluation.count != count for evaluation in loaded):
+        raise UsageError("evaluations whose samples form groups are compared if they have as many samples")
     tables = [
         evaluation.measures[measure][:count, [evaluation.positions.index(place) for place in positions]]
         for evaluation in loaded
