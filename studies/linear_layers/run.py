@@ -1,6 +1,6 @@
 """Theories beside measured Jacobians on born models with linear layers, and the pattern of layers that is flattest.
 
-`python benchmarks/linear_layers.py` prints both tables of benchmarks/README.md; half an hour on one core.
+`python studies/linear_layers/run.py` prints both tables of the study; half an hour on one core.
 """
 
 from collections.abc import Iterable
