@@ -175,6 +175,8 @@ _HOMES = {
 """Where each public name lives. No package bears the name of a function here, so none can hide one."""
 _VERBS = "attention audit compare correlate decompose design evaluate measure mitigate place predict train"
 """Functions whose results answer in sentences."""
+_READERS = "load_record write_report"
+"""Functions that meet finished runs of every verb."""
 
 
 def __getattr__(name: str) -> Any:
@@ -182,6 +184,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
     if name in _VERBS.split():
         import_module("posbias.report")  # puts their results into words, which no room below it does
+    if name in _READERS.split():
+        import_module("posbias.papers")  # has the words of published claims and experiments
     return getattr(import_module(f"posbias.{_HOMES[name]}"), name)
 
 

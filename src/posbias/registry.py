@@ -10,7 +10,6 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
@@ -33,27 +32,18 @@ _Registered = TypeVar("_Registered")
 class Registry(Generic[Variant]):
     """Variants of one sort by name; unknown names list the known ones."""
 
-    def __init__(self, sort: str, *, home: str | None = None) -> None:
+    def __init__(self, sort: str) -> None:
         self.sort = sort
         """Singular name of the variants, for messages: "mask", "encoding" ..."""
-        self._home = home
-        """Package above the registry that registers all variants; it is imported when one is first asked for."""
-        self._registered: dict[str, Any] = {}
-
-    @property
-    def _variants(self) -> dict[str, Any]:
-        if self._home is not None:
-            home, self._home = self._home, None
-            import_module(home)
-        return self._registered
+        self._variants: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable[[_Registered], _Registered]:
         """Decorator that registers a class or function under `name` (and stores the name as `.name` on a class)."""
 
         def add(variant: _Registered) -> _Registered:
-            if name in self._registered:
+            if name in self._variants:
                 raise RuntimeError(f"{self.sort} {name!r} is registered twice")
-            self._registered[name] = variant
+            self._variants[name] = variant
             if isinstance(variant, type):
                 variant.name = name  # type: ignore[attr-defined]
             return variant

@@ -24,7 +24,7 @@ CURVE_PARTS = ("x", "y", "low", "high")
 Stored = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 Facts = Mapping[str, Any]
-PAPERS: Registry[Any] = Registry("paper", home="posbias.papers")
+PAPERS: Registry[Any] = Registry("paper")
 """Published experiments by the name of their paper, each with the words on its numbers."""
 
 

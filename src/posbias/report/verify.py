@@ -22,11 +22,11 @@ from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import MISSING
 
-CLAIMS: Registry[Any] = Registry("claim", home="posbias.papers")
+CLAIMS: Registry[Any] = Registry("claim")
 """Published claims, each with the words on its numbers."""
-MODEL_CLAIMS: Registry["Words"] = Registry("claim on a model", home="posbias.papers")
+MODEL_CLAIMS: Registry["Words"] = Registry("claim on a model")
 """Their forms on one model, likewise."""
-PREMISES: Registry["PremiseWords"] = Registry("premise", home="posbias.papers")
+PREMISES: Registry["PremiseWords"] = Registry("premise")
 """Assumptions that one model can meet or not, likewise."""
 
 Outcome = Literal["holds", "holds with a correction", "fails as stated"]
