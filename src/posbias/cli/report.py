@@ -31,8 +31,8 @@ def report(
     json: options.Json = False,
 ) -> None:
     """Draw the report of finished runs anew. No model is loaded."""
-    import posbias.papers  # noqa: F401 - it has the words of published claims and experiments
-    from posbias.report import write_paper, write_report
+    from posbias import write_report  # from the front door, behind which runs of every verb have their words
+    from posbias.report import write_paper
     from posbias.runs.directories import held
     from posbias.runs.records import RECORD_FILE, read_record
 
