@@ -113,6 +113,7 @@ FULL = [
 ]
 ON_CPU = [
     *[Case(work, "llama", "135M", Load(256)) for work in (*GRADIENTS, *FORWARD, "mean field")],
+    *[Case(GRADIENTS[0], "llama", "narrow", Load(n, prompts=8)) for n in (64, 128, 256)],
     *[Case(work, "llama", "135M", Load(256, prompts=8, answer=16)) for work in MIXED],
     *[Case(work, "llama", "135M", Load(prompts=4, answer=16, pairs=4)) for work in SHARED],
     Case("fitting a key bias", "llama", "135M", Load(prompts=4, pairs=3)),

@@ -93,21 +93,25 @@ def passes(model: HuggingFaceModel, prompts: Prompts, *, backward: int = 0) -> C
 
 
 def measured(kinds: str) -> Callable[[HuggingFaceModel, Load], Pair]:
-    """`pb.measure` without mixing, beside the passes that it takes at least."""
+    """`pb.measure` without mixing, beside the passes that it takes at least, both in batches."""
 
     def pair(model: HuggingFaceModel, load: Load) -> Pair:
         prompts = random_prompts(load.prompts, load.positions)
         bare = model.described_by(model.family, misfit="mixing is not timed")
         backward = PROBES if kinds.startswith("jacobian") else 1
-        return Pair(lambda: pb.measure(bare, prompts, kinds=kinds), passes(model, prompts, backward=backward))
+        options = pb.MeasureOptions(together=load.prompts if model.device.type == "cpu" else None)
+        return Pair(
+            lambda: pb.measure(bare, prompts, kinds=kinds, options=options),
+            passes(model, prompts, backward=backward),
+        )
 
     return pair
 
 
 def probability_is_the_floors(model: HuggingFaceModel, load: Load) -> None:
-    """Norms of the gradient, prompt by prompt."""
-    prompts = random_prompts(3, load.positions)
-    norms = pb.measure(model, prompts, kinds="probability").per_prompt["probability"]
+    """Norms of the gradient, in batches of two prompts, are those of each alone."""
+    prompts, options = random_prompts(3, load.positions), pb.MeasureOptions(together=2)
+    norms = pb.measure(model, prompts, kinds="probability", options=options).per_prompt["probability"]
     for index, found in enumerate(norms):
         single = Prompts(prompts.token_ids[index : index + 1])
         np.testing.assert_allclose(found, gradients.floor(model, single)(), rtol=ROUND_OFF)
