@@ -167,6 +167,7 @@ def test_bad_records_are_refused_in_one_line_with_file_line_and_field(
         ("items(file='x', entry='{text} {number}')", "entry must hold {text} once"),
         ("items(file='x', among='all')", "among must be one of alike, results, turns, tools"),
         ("items(file='x', among='tools')", "among='tools' needs calls='text'"),
+        ("items(file='x', among='tools', calls='text', fillers='y')", "and takes no fillers"),
         ("items(file='x', filled=2)", "prompts are made longer by a file of further units"),
         ("items(file='x', depths=1)", "depths must be a whole number >= 2"),
     ],

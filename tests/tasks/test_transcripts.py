@@ -155,6 +155,7 @@ def test_fillers_are_further_calls(tokenizer: Any, tmp_path: Path) -> None:
         ([{"role": "user", "content": "x", "mood": 1}], "message 0: unknown field 'mood'; allowed: role, content"),
         ([{"role": "user", "content": ""}], "message 0: field 'content' is empty, and there are no 'tool_calls'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "field 'content' must be text or parts of text"),
+        ([{**USER, "tool_calls": False}], "field 'tool_calls' must be a list, of the assistant, got False"),
         ([USER, {**CALLED, "tool_calls": [{"id": "c1"}]}], "message 1: a call needs 'id', and 'function'"),
         (
             [USER, {**CALLED, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}],

@@ -5,6 +5,7 @@ transcript of an agent, in which calls of tools and their results stay together.
 """
 
 import json
+import math
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -35,8 +36,6 @@ ENTRY = re.compile(rf"{PLAIN}(?:\{{(?:number|letter)\}}{PLAIN})?\{{text\}}{PLAIN
 """The form of an entry of one's own."""
 CALLS = ("native", "text")
 LONGER = "prompts are made longer by a file of further units, fillers='FILE.jsonl'"
-ONE_LINE = ("equals", "choice")
-"""Rules that judge the first line alone."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,10 @@ class Items(LanguageTask):
             check_size(f"{self.name}: depths", self.depths, ITEMS, least=2)
         if self.filled and self.fillers is None:
             raise UsageError(f"{self.name}: {LONGER}")
-        if self.among == TOOLS and self.calls != "text":
+        if self.among == TOOLS and (self.calls != "text" or self.fillers is not None):
             raise UsageError(
-                f"{self.name}: among='tools' needs calls='text', which writes descriptions into the prompt"
+                f"{self.name}: among='tools' needs calls='text', which writes descriptions into the prompt, and takes no "
+                "fillers"
             )
         if self.entry is not None and not (isinstance(self.entry, str) and ENTRY.fullmatch(self.entry)):
             raise UsageError(
@@ -146,7 +146,7 @@ class Items(LanguageTask):
     @property
     def stop(self) -> tuple[str, ...]:
         """The end of the first line, if it alone is judged."""
-        return ("\n",) if self._rule.name in ONE_LINE else ()
+        return ("\n",) if self._rule.one_line else ()
 
     @property
     def measured_samples(self) -> int:
@@ -181,7 +181,7 @@ class Items(LanguageTask):
         if there < count:
             times = f" x {self.repeats} repeats" if self.repeats > 1 else ""
             raise UsageError(f"{self.file!r} holds {len(self._raw)} records{times}; {count} samples are asked")
-        records = [self._checked(index) for index in range(-(-count // self.repeats))]
+        records = [self._checked(index) for index in range(math.ceil(count / self.repeats))]
         clustered = self.repeats > 1 or any(record.get("group") is not None for _, record in self._raw)
         if len(self._fillers) < self.filled:
             raise UsageError(f"{self.fillers!r} holds {len(self._fillers)} fillers; {self.filled} are asked")

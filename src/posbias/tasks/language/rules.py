@@ -32,6 +32,8 @@ class Rule(ABC):
     name: ClassVar[str]
     text: ClassVar[bool] = True
     """True if an accepted answer is a text that a model may say: it is scored by teacher forcing, too."""
+    one_line: ClassVar[bool] = False
+    """True if the first line alone is judged."""
     letters: ClassVar[bool] = False
     """True if the answer is the letter of the moved unit's place, which the file does not say."""
 
@@ -66,6 +68,8 @@ class Contains(Rule):
 @dataclass(frozen=True)
 class Equals(Rule):
     """The first line that is not blank is an accepted answer, but for case, blanks around it and a full stop."""
+
+    one_line: ClassVar[bool] = True
 
     def right(self, text: str, answers: Sequence[str]) -> float:
         """1 or 0."""

@@ -67,7 +67,7 @@ def _message(message: Any, where: str) -> Message:
     calls = plain.get("tool_calls", [])
     if not content and not calls and plain["role"] != "tool":
         raise UsageError(f"{where}: field 'content' is empty, and there are no 'tool_calls'")
-    if calls and (plain["role"] != "assistant" or not isinstance(calls, list)):
+    if not isinstance(calls, list) or (calls and plain["role"] != "assistant"):
         raise UsageError(f"{where}: field 'tool_calls' must be a list, of the assistant, got {calls!r:.80}")
     for call in calls:
         function = call.get("function") if isinstance(call, Mapping) else None
