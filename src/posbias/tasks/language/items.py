@@ -99,8 +99,8 @@ class Items(LanguageTask):
             raise UsageError(f"{self.name}: {LONGER}")
         if self.among == TOOLS and (self.calls != "text" or self.fillers is not None):
             raise UsageError(
-                f"{self.name}: among='tools' needs calls='text', which writes descriptions into the prompt, and takes no "
-                "fillers"
+                f"{self.name}: among='tools' needs calls='text', which writes descriptions into the prompt, "
+                "and takes no fillers"
             )
         if self.entry is not None and not (isinstance(self.entry, str) and ENTRY.fullmatch(self.entry)):
             raise UsageError(
