@@ -69,6 +69,35 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
     assert json.loads(again.stdout)["scalars"]["effective_length"]["threshold"] == 0.8
 
 
+def test_a_gate_is_decided_with_as_few_samples_as_it_takes(posbias, long_llama, tmp_path):
+    flags = [
+        "--task",
+        "example_order(shots=4)",
+        "--count",
+        48,
+        "--max-tokens",
+        2,
+        "--no-score",
+        "--require",
+        "worst>=0.8",
+    ]
+    done = posbias("evaluate", long_llama, *flags, "--sequential", "--json", "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert "Required worst>=0.8 is not met: 0.000 [0.000, " in done.stderr
+    document = json.loads(done.stdout)
+    design = document["scalars"]["sequential"]
+    assert (design["goal"], design["decided"], design["most"], design["looks"]) == (
+        "worst>=0.8",
+        True,
+        48,
+        [6, 12, 24, 48],
+    )
+    assert document["resolved"]["count"] == design["prompts"] / 4 == 6
+    assert f"{design['prompts']} of 192 prompts were asked" in (tmp_path / "run" / "report.html").read_text()
+    alone = posbias("evaluate", long_llama, *flags[:-2], "--sequential")
+    assert "sequential needs a bound that samples can decide" in alone.stderr
+
+
 def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, long_llama, tmp_path):
     other, out = tmp_path / "other", tmp_path / "run"
     shutil.copytree(long_llama, other)
