@@ -11,7 +11,7 @@ adapter sits, with controls; and, for every form, the loss of unseen prompts at 
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.fitting.calibration import with_passages
 from posbias.mitigation.fitting.descent import encoded_answers
 from posbias.mitigation.methods.adapter import adapter_of
+from posbias.statistics import mean_of
 from posbias.tasks.language import LANGUAGE_TASKS, Example
 
 NEW = ("table", "json_fields", "code_variables", "counts", "dialogue", "dates", "roles", "instructions")
@@ -232,12 +233,35 @@ def run(directory: Path) -> None:
             question(study, seed)
 
 
-def rows_of(cells: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The cells of all seeds, by name."""
-    names = dict.fromkeys(name.rpartition(", seed")[0] for name in cells)
-    for name in names:
-        yield name, [cell for key, cell in cells.items() if key.rpartition(", seed")[0] == name]
+def table(directory: Path) -> None:
+    """Of every study and name, over its seeds: change of the mean, exact answers by position, nats of ordinary text."""
+    for study in ("families", "draws", "forms"):
+        path = directory / f"{study}.json"
+        cells = json.loads(path.read_text()) if path.exists() else {}
+        print(f"\n| {study} | judged on | log-probability per token | exact by position, before and after | text |")
+        print("|---|---|---|---|---|")
+        for name in dict.fromkeys(cell.rpartition(", seed")[0] for cell in cells):
+            of_name = [cell for key, cell in cells.items() if key.rpartition(", seed")[0] == name]
+            text = np.mean([np.subtract(cell["text"]["after"], cell["text"]["before"]) for cell in of_name])
+            for judged_on, (before, after) in _judged(of_name).items():
+                change = mean_of((after - before)[..., 0].mean(axis=1)).interval().text("+.2f")
+                exact = [
+                    "/".join(f"{share:.2f}" for share in scores[..., 1].mean(axis=0)) for scores in (before, after)
+                ]
+                print(f"| {name} | {judged_on} | {change} | {exact[0]} to {exact[1]} | {text:+.3f} |")
+
+
+def _judged(cells: list[dict[str, Any]]) -> dict[str, list[np.ndarray]]:
+    """Scores [sample position two] of all seeds, before and after, by what they were judged on."""
+    pooled: dict[str, list[list[Any]]] = {}
+    for cell in cells:
+        own = {"the same task": cell["scores"]} if "before" in cell["scores"] else cell["scores"]
+        own = own | ({"updates at other layers": cell["shuffled"]} if "shuffled" in cell else {})
+        for name, scores in own.items():
+            role = name.replace(cell.get("left_out", "\0"), "left out").replace(cell.get("own", "\0"), "fitted to")
+            pooled.setdefault(role, []).append([scores["before"], scores["after"]])
+    return {role: [np.concatenate(side) for side in zip(*pairs, strict=True)] for role, pairs in pooled.items()}
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    table(Path(sys.argv[2])) if sys.argv[1] == "table" else run(Path(sys.argv[1]))

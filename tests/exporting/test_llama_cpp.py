@@ -1,0 +1,116 @@
+"""An exported GGUF adapter in llama.cpp itself: the next token is as probable as under the method here."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import posbias as pb
+from posbias.exporting.formats import pairs_of_halves
+from posbias.models.hugging_face import HuggingFaceModel
+from tiny_families import random_adapter, shaken_model
+
+PACKAGE = "node-llama-cpp@3.22.1"
+"""Brings llama.cpp as a prebuilt library, through npm."""
+SCRIPT = """
+import {readFileSync} from "node:fs";
+import {getLlama} from "node-llama-cpp";
+const [modelPath, adapter, prompts] = process.argv.slice(2);
+const llama = await getLlama({gpu: false, build: "never", skipDownload: true});
+const model = await llama.loadModel({modelPath});
+const lora = adapter === "none" ? undefined : {adapters: [{filePath: adapter, scale: 1}]};
+const context = await model.createContext({contextSize: 64, threads: 1, lora});
+const sequence = context.getSequence();
+for (const tokens of JSON.parse(prompts)) {
+    await sequence.clearHistory();
+    const told = sequence.evaluateWithMetadata(tokens, {probabilities: true}, {temperature: 0});
+    console.log(JSON.stringify(Array.from((await told.next()).value.probabilities.entries())));
+}
+await llama.dispose();
+"""
+PROMPTS = [[5, 9, 3, 20, 11, 7], [8, 8, 30, 2]]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which llama.cpp can be called; skipped without npm or its registry."""
+    directory = Path(os.environ.get("POSBIAS_NODE", tmp_path_factory.mktemp("node")))
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    if not (directory / "node_modules" / "node-llama-cpp").is_dir():
+        command = ["npm", "install", "--silent", "--prefix", str(directory), PACKAGE]
+        if subprocess.run(command, capture_output=True, timeout=300).returncode:
+            pytest.skip(f"{PACKAGE} cannot be installed")
+    (directory / "probabilities.mjs").write_text(SCRIPT)
+    return directory
+
+
+def write_base(model: HuggingFaceModel, path: Path) -> None:
+    """The model as llama.cpp reads it, in float32."""
+    config, weights = model.network.config, model.network.state_dict()
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([f"t{number}" for number in range(config.vocab_size)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
+    writer.add_token_merges(["t 0"])  # an empty list would not be written
+    writer.add_eos_token_id(0)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    if "lm_head.weight" not in weights:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    for path_here, tensor in weights.items():
+        name = names.get_name(path_here, try_suffixes=(".weight",))
+        if name is None:
+            continue
+        values, role = tensor.float().numpy(), name.split(".")[-2]
+        writer.add_tensor(name, np.ascontiguousarray(pairs_of_halves(values, heads[role]) if role in heads else values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("targets", ["q,k", "all"])
+def test_llama_cpp_gives_the_probabilities_of_the_method(targets: str, node: Path, tmp_path: Path) -> None:
+    model = shaken_model("llama", dtype=torch.float32)
+    method = random_adapter(model, f"adapter(rank=2, targets={targets!r})")
+    pb.export(method, tmp_path / "out", model=model, gguf=True)
+    write_base(model, tmp_path / "base.gguf")
+
+    def served(adapter: str) -> np.ndarray:
+        command = ["node", "probabilities.mjs", str(tmp_path / "base.gguf"), adapter, json.dumps(PROMPTS)]
+        done = subprocess.run(command, cwd=node, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        rows = [dict(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[[")]
+        return np.array([[row[token] for token in sorted(row)] for row in rows])
+
+    def here() -> np.ndarray:
+        with torch.no_grad():
+            return np.stack(
+                [model.network(torch.tensor([tokens])).logits[0, -1].softmax(-1).numpy() for tokens in PROMPTS]
+            )
+
+    unchanged = here()
+    np.testing.assert_allclose(served("none"), unchanged, atol=1e-3)
+    with pb.mitigated(model, method):
+        changed = here()
+    assert np.abs(changed - unchanged).max() > 0.01
+    np.testing.assert_allclose(served(str(tmp_path / "out" / "adapter.gguf")), changed, atol=1e-3)
