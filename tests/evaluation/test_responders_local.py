@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
 from posbias import LocalResponder, UsageError, mitigated
@@ -24,12 +24,20 @@ from posbias.evaluation.responders.pass_plan import (
     shared_length,
     visiting_order,
 )
-from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.networks import random_network
-from tiny_families import CONFIGS, LONGROPE, MIXTURES, READS_TOKENS, VOCABULARY, shaken_model
+from tiny_families import (
+    CONFIGS,
+    HYBRIDS,
+    LONGROPE,
+    MIXTURES,
+    READS_TOKENS,
+    UNREAD_MLPS,
+    VOCABULARY,
+    WITHOUT_ATTENTION,
+    shaken_model,
+)
 
 ITEMS = [f"t{3 + index} t{20 + index} t{33 + index}" for index in range(6)]
-EVERY_FAMILY = [*CONFIGS, *MIXTURES, *LONGROPE, *READS_TOKENS]
+EVERY_FAMILY = [*CONFIGS, *MIXTURES, *UNREAD_MLPS, *LONGROPE, *READS_TOKENS]
 
 
 def words() -> PreTrainedTokenizerFast:
@@ -99,20 +107,10 @@ def test_prompts_of_mixed_lengths_are_answered_together_as_each_alone(name: str)
     assert responder.together == "all lengths"
 
 
-RECURRENT = {
-    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 8},
-    "recurrent_gemma": {"head_dim": 8, "lru_width": 32, "attention_window_size": 8, "num_attention_heads": 4},
-    "lfm2": {"layer_types": ["conv", "full_attention"], "num_attention_heads": 4, "num_key_value_heads": 2},
-}
-"""Families with a state beside keys and values, or in place of them, that cannot be cut back."""
-
-
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", [*HYBRIDS, *WITHOUT_ATTENTION])
 def test_models_with_a_state_answer_one_prompt_at_a_time(name: str) -> None:
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
-    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    network = random_network(AutoConfig.for_model(name, **sizes, **special, **RECURRENT[name]), seed=0)
-    model = HuggingFaceModel(network, words())
+    """A state beside keys and values, or in place of them, cannot be cut back."""
+    model = tiny(name, dtype=torch.float32)
     responder = LocalResponder(model)
     check_against_network(model, mixed()[::3], responder.respond(mixed()[::3], score=True), 1e-4)
     assert responder.together == "nothing"

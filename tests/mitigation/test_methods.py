@@ -104,6 +104,27 @@ def test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passe
     assert torch.equal(filled[:, 3:], cached)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "mimo_v2_flash", "qwen3_5_text"])
+@pytest.mark.parametrize("name", ["initial_token", "temperature", "head_scales", "context_bias"])
+def test_methods_act_beside_latents_sinks_and_linear_layers(family, name):
+    model = shaken_model(family)
+    for check in (
+        test_strength_leads_from_the_model_as_it_is_to_the_method,
+        test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passes,
+    ):
+        check(model, name)
+
+
+@pytest.mark.parametrize("name", [one for one in INSIDE if MITIGATIONS[one].in_every_layer])
+def test_methods_that_linear_layers_would_pass_by_are_refused(name):
+    model = shaken_model("qwen3_5_text")
+    with (
+        pytest.raises(UsageError, match=f"{name}: qwen3_5_text models have linear layers"),
+        mitigated(model, spelled(name), passages=SPANS),
+    ):
+        pass
+
+
 def ragged(model, side, shared=SPANS[-1][1]):
     """Two prompts of different lengths, one batch of them, and what of it is shown."""
     drawn = [np.random.default_rng(seed).integers(3, VOCABULARY, LONG).tolist() for seed in (3, 5)]

@@ -109,5 +109,6 @@ def test_the_rollout_of_a_hybrid_model_has_its_own_decays() -> None:
     assert len(decays) == 64 * 8, "channels times states"
     assert np.all(slopes[1][0] == 0)
     np.testing.assert_allclose(slopes[0][0], np.quantile(decays, [0.125, 0.375, 0.625, 0.875]))
-    influence = predict(model, theory="rollout", prompts=prompts(2)).profile.influence
-    assert abs(influence.sum() - 1) < 1e-12
+    prediction = predict(model, theory="rollout", prompts=prompts(2))
+    assert abs(prediction.profile.influence.sum() - 1) < 1e-12
+    assert any("decays at bare gates" in caveat for caveat in prediction.caveats)

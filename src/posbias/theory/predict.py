@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture, Causal
-from posbias.architecture.encodings import NoEncoding, Rope
+from posbias.architecture.encodings import NoEncoding, Recurrent, Rope
 from posbias.checks import check_seed, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS, STEPS
@@ -143,7 +143,8 @@ class ArchitectureTheory(Theory):
                 )
             if np.any(architecture.layer_sinks > -np.inf):
                 raise UsageError(f"theory {self.name} holds without attention sinks only")
-        influence, caveats = self.influence(architecture, n_positions), _of_constant_content(architecture)
+        influence = self.influence(architecture, n_positions)
+        caveats = (*_of_constant_content(architecture), *_of_bare_decays(architecture))
         if not np.any(architecture.layer_sinks > -np.inf):
             return Prediction(Profile(influence), self.name, architecture, n_positions, caveats=caveats)
         share = max(0.0, 1 - float(influence.sum()))
@@ -208,6 +209,16 @@ def _of_constant_content(architecture: Architecture) -> tuple[str, ...]:
         "a model's own content differs by head and token."
         for rope in sorted(encodings, key=str)
         if isinstance(rope, Rope)
+    )
+
+
+def _of_bare_decays(architecture: Architecture) -> tuple[str, ...]:
+    """What a rollout leaves out of linear layers."""
+    if not any(isinstance(g.encoding, Recurrent) for layer in architecture.head_groups for g in layer):
+        return ()
+    return (
+        "linear layers enter by their decays at bare gates: what a token writes, and the layer's own input beside its "
+        "state, are left out (power_rollout has them)",
     )
 
 
