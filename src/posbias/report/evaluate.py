@@ -18,7 +18,7 @@ from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, PositionCurve
 from posbias.evaluation.endings import MOST_CUT, Undecided
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
-from posbias.evaluation.judges import MOST_UNREAD, Verdicts
+from posbias.evaluation.judges import MOST_UNREAD
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.evaluation.samples import LEFT_OUT, UNJUDGED
 from posbias.report.compare_evaluations import side_by_side
@@ -31,6 +31,7 @@ from posbias.report.influence import (
     correlation_table,
     influence_figure,
 )
+from posbias.report.judges import debiasing_findings, judge_findings, verdict_table
 from posbias.report.layout import caveats_of, notice_sentences
 from posbias.report.lengths import length_report, sequential_sentences
 from posbias.report.page import REPORTS, Report
@@ -50,18 +51,6 @@ BATCHES = {
     "would have been others",
 }
 """What a model does not run together, by `LocalResponder.together`."""
-VERDICTS = {
-    "accuracy": "right verdicts",
-    "flip_rate": "preferred response changes with the order",
-    "first_pick": "first response picked (1/{} without position bias)",
-    "tie_rate": "tie called",
-    "agreed_share": "decided, if only verdicts count that agree in all {} orders",
-    "agreed_accuracy": "right verdicts of these",
-    "agreement_gain": "these less a single verdict",
-    "majority_accuracy": "most of the {} orders prefer the best response",
-    "majority_gain": "these less a single verdict",
-}
-"""Rates of a judge's verdicts; {} is the number of responses, and of orders."""
 SHAPES = {
     "u": "It loses answers in the middle",
     "inverted_u": "It uses the middle best and both ends less",
@@ -268,53 +257,11 @@ def curve_findings(curve: PositionCurve) -> list[str]:
 PositionCurve.wording = curve_findings
 
 
-def judge_findings(verdicts: Verdicts) -> list[str]:
-    """Findings that the intervals of a judge's verdicts support."""
-    first = verdicts.first_pick
-    if not first.known:
-        return ["no question has a response named in all orders, so nothing can be said about the slot"]
-    leaning, unbiased = "no preference for a slot is established", 1 / verdicts.n_slots
-    if first.excludes(unbiased):
-        later = "the second slot" if verdicts.n_slots == 2 else "a later slot"
-        leaning = f"{'the first slot' if first.value > unbiased else later} is preferred"
-    return [
-        f"right in {verdicts.accuracy} of the verdicts",
-        f"the preferred response changes with the order in {verdicts.flip_rate} of {verdicts.n_both} questions",
-        f"the first response is picked in {first}: {leaning}",
-        *([f"a tie is called in {verdicts.tie_rate} of the verdicts"] if verdicts.ties else []),
-        *debiasing_findings(verdicts),
-    ]
-
-
-def debiasing_findings(verdicts: Verdicts) -> list[str]:
-    """Whether it helps to ask all orders: to keep what agrees in them or, of several responses, to follow most of them;
-    and at which price in requests."""
-    orders, share = verdicts.n_slots, verdicts.agreed_share
-    findings = []
-    if verdicts.majority_accuracy is not None and verdicts.majority_gain is not None:
-        gain = _gain_text(verdicts.majority_gain)
-        findings.append(
-            f"most of {orders} orders are right in {verdicts.majority_accuracy}, {gain}, for {orders} requests"
-        )
-    if verdicts.agreed_accuracy is not None and verdicts.agreement_gain is not None and share is not None:
-        gain, price = _gain_text(verdicts.agreement_gain), orders / share.value
-        findings.append(
-            f"verdicts that agree in {orders} orders are right in {verdicts.agreed_accuracy}, {gain}; they decide "
-            f"{share.value:.0%} of the questions, {price:.1f} requests each"
-        )
-    return findings
-
-
-def _gain_text(gain: Interval) -> str:
-    """A gain over a single verdict, and whether it is established."""
-    decided = "helps" if gain.low > 0 else "harms" if gain.high < 0 else "no gain established"
-    return f"{gain.text('+.3f')} against one verdict ({decided})"
-
-
 def tables_of(evaluation: Evaluation) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation if it was measured."""
     curves, series = evaluation.curves, _series(evaluation)
-    tables = [*_verdict_tables(evaluation), _score_table(evaluation), *_choice_tables(evaluation)]
+    judged = [] if not evaluation.verdicts or _withheld(evaluation) else [verdict_table(evaluation.verdicts)]
+    tables = [*judged, _score_table(evaluation), *_choice_tables(evaluation)]
     tables += [_difference_table(name, curve) for name, curve in curves.items()]
     tables += [
         correlation_table(f"Influence and {label(MEASURES, measure)} over positions", series, measure)
@@ -431,22 +378,6 @@ def _score_table(evaluation: Evaluation) -> Table:
         cells.append([str(place), token, str(first.counts[column]), *means])
     title = f"{evaluation.task}: by position of the answer (0 ... {evaluation.n_items - 1})"
     return Table(title, header, cells)
-
-
-def _verdict_tables(evaluation: Evaluation) -> list[Table]:
-    """The rates of a judge's verdicts in both orders; no table if too few could be read."""
-    verdicts = evaluation.verdicts
-    if not verdicts or _withheld(evaluation):
-        return []
-    cells = [
-        [name.format(verdicts.n_slots), value.text()]
-        for rate, name in VERDICTS.items()
-        if (value := getattr(verdicts, rate)) is not None
-    ]
-    title = (
-        f"{verdicts.n_pairs} questions in {verdicts.n_slots} orders, {verdicts.n_both} with a response named in each"
-    )
-    return [Table(title, ["rate", "value"], cells)]
 
 
 def _choice_tables(evaluation: Evaluation) -> list[Table]:
