@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.architecture.encodings import Recurrent
 from posbias.errors import UsageError
 from posbias.models.families.base import FAMILIES, Block, Family, stream_read
 from posbias.models.model import BranchNorms, Model, Outputs
@@ -266,16 +265,12 @@ class HuggingFaceModel(Model):
     def architecture_traits(self) -> dict[str, Any]:
         """Depth, heads, masks and encodings; one variant if all layers agree, else a list per layer."""
         family, config = self.family, self.config
-        depth, heads = family.depth(config), family.heads(config)
-        encodings = [family.encoding(config, layer) for layer in range(depth)]
-        for layer, block in enumerate(family.blocks(self.network)):
-            if block.linear:
-                encodings[layer] = Recurrent(Recurrent(family.decays(block).tolist()).linear_slopes(heads).tolist())
+        depth = family.depth(config)
         return {
             "depth": depth,
-            "heads": heads,
+            "heads": family.heads(config),
             "mask": _collapse([family.mask(config, layer) for layer in range(depth)]),
-            "encoding": _collapse(encodings),
+            "encoding": _collapse(family.encodings(self.network, config)),
         }
 
     def describe(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from posbias.architecture import Causal, Encoding, Mask, NoEncoding, SlidingWindow
+from posbias.architecture import Causal, Encoding, Mask, NoEncoding, Recurrent, SlidingWindow
 from posbias.errors import UsageError
 from posbias.models.families.parts import (
     AttentionParts,
@@ -190,6 +190,14 @@ class Family:
         keys, so with content left out neither adds a logit.
         """
         return NoEncoding()
+
+    def encodings(self, network: nn.Module, config: Any) -> list[Encoding]:
+        """The encoding of every layer; of a linear one its own decays, as many quantiles of them as there are heads."""
+        heads, encodings = self.heads(config), list[Encoding]()
+        for layer, block in enumerate(self.blocks(network)):
+            slopes = Recurrent(self.decays(block).tolist()).linear_slopes(heads) if block.linear else None
+            encodings.append(self.encoding(config, layer) if slopes is None else Recurrent(slopes.tolist()))
+        return encodings
 
     def logit_scale(self, attention: nn.Module) -> float:
         """Factor that the attention multiplies q.k by."""
