@@ -26,7 +26,8 @@ FOOTER = """
   set of constants serves all N, as it does for theorem 4.5. It does not.
 - *Theorem 5.5.* Checked up to finite depth. Under harmonic mixing collapse is slow.
 - *Rates.* A product of lower-triangular kernels decays at position j at the rate of its slowest diagonal among the
-  positions j ... i; for kernels whose diagonal falls with j that is prod_l (1 - m_l + m_l A_l[j,j]).
+  positions j ... i.
+- *rope-2605.15514, aggregation-2605.06611.* Only abstracts were at hand; contents, distances, network are ours.
 """
 
 

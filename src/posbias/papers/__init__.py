@@ -6,7 +6,7 @@ and our own theorems on design, under the same tests.
 """
 
 # Each folder registers its claims and its experiment.
-from posbias.papers import birth2603, design_claims, liu2026, rollout2602, wu2025  # noqa: F401
+from posbias.papers import birth2603, design_claims, later2026, liu2026, rollout2602, wu2025  # noqa: F401
 from posbias.papers.claims import Claim, claims_record, tally, verify
 from posbias.papers.kernels import centre_nodes
 from posbias.papers.model_claims import ModelClaim, verify_model, verify_source

@@ -1,0 +1,43 @@
+"""Claims of 2026 on RoPE in long contexts and on value aggregation: numbers that can be worked out."""
+
+import numpy as np
+import pytest
+
+from posbias.architecture import Rope
+from posbias.papers.later2026.rope_length import PAIRS, draw_contents, frequencies, normal_failure
+
+ROPE, AGGREGATION = "rope-2605.15514/", "aggregation-2605.06611/variance"
+
+
+def test_frequencies_are_those_of_the_encoding():
+    distance = np.arange(50)
+    logits = Rope(base=500.0, head_dim=2 * PAIRS).logits(distance, 1)[0]
+    np.testing.assert_allclose(np.cos(distance[:, None] * frequencies(500.0)).mean(axis=1), logits, atol=1e-12)
+
+
+def test_the_order_of_two_keys_lasts_if_hardly_a_pair_turns():
+    assert draw_contents(np.random.default_rng(0), 1.0).failures(2**10, 1e60)[1].mean() < 0.01
+
+
+def test_an_unrelated_key_wins_nowhere_by_its_place():
+    assert normal_failure(2**10, 1e4, 0.0) == pytest.approx(0.5)
+
+
+def test_the_closed_form_meets_the_share_at_every_length(verdicts):
+    numbers = verdicts[ROPE + "locality"].finding.numbers
+    assert numbers["formula_error"] < 0.03
+    assert numbers["first_high"] < 0.1
+    assert numbers["last_low"] < 0.5 < numbers["last_high"]
+
+
+def test_a_larger_base_helps_near_keys_up_to_the_context_length(verdicts):
+    numbers = verdicts[ROPE + "base"].finding.numbers
+    assert numbers["formula_length"] < numbers["formula_square"] < numbers["formula_root"]
+    assert numbers["tokens_last"] < 0.01
+
+
+def test_variance_is_one_over_the_visible_keys(verdicts):
+    numbers = verdicts[AGGREGATION].finding.numbers
+    assert numbers["last_low"] < 1 / 64 < numbers["last_high"]
+    assert numbers["isolated_low"] < 1 < numbers["isolated_high"]
+    assert numbers["large_last"] == pytest.approx(numbers["large_formula"], rel=0.1)
