@@ -113,7 +113,7 @@ class LostWithLength(Claim):
 
     paper = PAPER
     source = SOURCE
-    assumptions = ("a base that does not grow with the context", CONTENT, DISTANCES)
+    assumptions: ClassVar[tuple[str, ...]] = ("a base that does not grow with the context", CONTENT, DISTANCES)
     broken_by = "the base grows as the square of the context length"
     computed = (
         "distance of the failure's share from 1/2 at {longest:.0f} positions, the larger of two contents (share "
