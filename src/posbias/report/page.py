@@ -75,7 +75,7 @@ class Report(Section):
     basis: str = ""
     """Data that the verdict rests on, and how much of it."""
     verdict: Sequence[str] = ()
-    """One to three sentences that answer what the run was made for, in words that need no glossary."""
+    """Lines that answer what the run was made for, each of at most 25 words that need no glossary."""
     picture: Sequence[Figure | HeatMap] = ()
     """Figures that are seen first: one, or two side by side. Further ones are `figures`."""
     summary: Sequence[Table] = ()
@@ -119,7 +119,7 @@ def check_finished(record: Record) -> None:
 
 
 def verdict(run: Result | Record) -> tuple[str, ...]:
-    """The answer of a finished run, in one to three sentences; no claim without its interval.
+    """The answer of a finished run, a line for each part; no claim without its interval.
 
     For an audit: does the model lose the middle, which end does it favour and by how much, what can be done, and which
     theory explains it?

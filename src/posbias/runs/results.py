@@ -35,7 +35,7 @@ class Answering(Showing):
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """The answer in one to three sentences, each only as strong as its interval.
+        """The answer in a few lines, each only as strong as its interval.
 
         Raises:
             UsageError: the run failed, or its record is damaged.
