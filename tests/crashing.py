@@ -28,7 +28,7 @@ TAKING = ("open", "fsync", "os.mkdir")
 """Those that a full disk refuses."""
 PICTURE = b"\x89PNG\r\n\x1a\n stand-in Software\0posbias"
 STAND_INS: dict[str, Any] = {
-    **dict.fromkeys(("picture_of",), PICTURE),
+    **dict.fromkeys(("image_of",), PICTURE),
     **dict.fromkeys(("interactive", "chart_script"), "stand-in"),
 }
 """What functions that draw give back."""

@@ -81,7 +81,7 @@ def test_ingredients_are_measured_and_set_beside_the_flat_line(posbias, tiny_lla
         expected = compare_with_prompts(table["whole"], sample, generator=np.random.default_rng(0))
         assert found["flat"]["value"] == pytest.approx(expected.flat.value)
     assert "(flat line)" in printed
-    assert "(at least 6 are needed)" in printed
+    assert "is not decided by 3 prompts or seeds" in printed
     assert "without" not in record.resolved["title"]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from posbias import Architecture, predict
 from posbias.display.interactive import interactive
-from posbias.display.static import picture_of
+from posbias.display.static import image_of
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.papers import reproduction_record
@@ -79,7 +79,7 @@ def test_the_picture_has_a_row_for_every_architecture_and_survives_the_record(tm
     (stored,) = ReproductionRun.from_record(read_record(tmp_path)).figures
     assert stored.rows == figure.rows
     assert all(name in interactive(stored, anchor="loop") for name in figure.rows)
-    assert picture_of(stored).startswith(b"\x89PNG")
+    assert image_of(stored).startswith(b"\x89PNG")
 
 
 def test_the_reverse_and_nothing_are_said_as_such():

@@ -26,7 +26,7 @@ from posbias.display.figures import (
     profiles_figure,
 )
 from posbias.display.interactive import MISSING, interactive
-from posbias.display.static import _draw_curves, picture_of
+from posbias.display.static import _draw_curves, image_of
 
 
 def _map(*matrices: np.ndarray, **settings: object) -> HeatMap:
@@ -66,10 +66,10 @@ def test_the_picture_has_a_colour_for_every_value(scale: str) -> None:
     from PIL import Image
 
     random = np.random.default_rng(0).random((4, 7))
-    picture = Image.open(io.BytesIO(picture_of(_map(random, random, random, random, scale=scale, floor=1e-3))))
+    picture = Image.open(io.BytesIO(image_of(_map(random, random, random, random, scale=scale, floor=1e-3))))
     assert picture.size[0] > 1500
     assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
-    assert picture_of(_map(np.zeros((1, 1)), scale=scale, floor=1e-3))
+    assert image_of(_map(np.zeros((1, 1)), scale=scale, floor=1e-3))
 
 
 def test_nothing_to_draw_is_refused() -> None:
@@ -113,7 +113,7 @@ def test_long_contexts_are_shown_by_distance_from_the_end_first() -> None:
     sent = [numbers_of(interactive(figure, anchor="here")) for figure in (long, short)]
     assert [each["by_distance"] for each in sent] == [True, False]
     assert [each["farthest"] for each in sent] == [LONG_CONTEXT, LONG_CONTEXT - 1], "either can be chosen"
-    assert picture_of(long) != picture_of(short)
+    assert image_of(long) != image_of(short)
 
 
 def test_a_long_profile_keeps_the_distances_of_the_positions_drawn() -> None:
@@ -159,7 +159,7 @@ def test_what_is_shaded_is_named_by_either_axis() -> None:
     sent = numbers_of(interactive(figure, anchor="here"))
     assert sent["x_label"].endswith("; shaded: tenths")
     assert sent["from_end"] == "distance from the end (1 is the last); shaded: tenths"
-    assert picture_of(figure) != picture_of(replace(figure, stretches=()))
+    assert image_of(figure) != image_of(replace(figure, stretches=()))
     canvas = Canvas()
     _draw_curves(canvas, figure)
     by_distance, by_position = canvas.axes

@@ -11,7 +11,7 @@ import pytest
 import posbias as pb
 from posbias import Record, UsageError
 from posbias.cli.report import report
-from posbias.display.static import picture_of
+from posbias.display.static import image_of
 from posbias.report import report_of, write_paper
 from posbias.report.layout import command_of
 from posbias.report.page import figures_of, tables_of
@@ -72,7 +72,7 @@ def test_figures_tables_and_references_are_written(tmp_path: Path):
     figures = sorted((out / "figures").iterdir())
     assert [path.suffix for path in figures] == [".pdf", ".svg"]
     (figure,) = figures_of(report_of(record)).values()
-    assert figures[0].read_bytes() == picture_of(figure, "pdf", about=command_of(record))
+    assert figures[0].read_bytes() == image_of(figure, "pdf", about=command_of(record))
     assert "posbias.predict(posbias.Architecture(depth=4" in figures[1].read_text()
     assert document.count(f"{{figures/{figures[0].stem}}}") == 1
     assert document.count("Made by \\texttt{posbias.predict(posbias.Architecture(depth=4") == 1

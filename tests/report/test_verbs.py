@@ -16,7 +16,7 @@ from posbias.evaluation import MeasuredUse, Placement
 from posbias.evaluation.curve import Contrast, PositionCurve, Shape
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
 from posbias.report import report_of, verdict
-from posbias.report.evaluate import VERDICTS
+from posbias.report.judges import VERDICTS
 from posbias.report.layout import caveats_of
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE

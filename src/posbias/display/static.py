@@ -47,7 +47,7 @@ METADATA: dict[str, Callable[[str, str], Any]] = {
 """What a picture of each sort says of itself."""
 
 
-def picture_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "") -> bytes:
+def image_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "") -> bytes:
     """The figure as a PNG, PDF or SVG: profiles on a logarithmic and a linear axis side by side, the rest on one.
 
     A PDF and an SVG carry the title, and how the figure was made (`about`), in their metadata, and no date: the same

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from posbias.checks import checked
 from posbias.display.figures import Figure, HeatMap, points_that_fit
 from posbias.display.interactive import chart_script, interactive
-from posbias.display.static import picture_of
+from posbias.display.static import image_of
 from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
 from posbias.registry import Registry
@@ -151,7 +151,7 @@ def write_report(runs: Sequence[Result | Record], out: Path, *, png: bool = Fals
         RunError: the files cannot be written.
     """
     report = report_of(*runs)
-    pictures = {f"{name}.png": picture_of(figure) for name, figure in figures_of(report).items()} if png else {}
+    pictures = {f"{name}.png": image_of(figure) for name, figure in figures_of(report).items()} if png else {}
     related: dict[str, str] = runs[0].as_run().resolved.get("related", {}) if len(runs) == 1 else {}
     links = {printable(name): place for name, place in related.items() if (out / place).is_file()}
     page = html_of(report, links=links)

@@ -16,7 +16,7 @@ from typing import Any
 
 from posbias.architecture import ENCODINGS, MASKS
 from posbias.checks import checked
-from posbias.display.static import picture_of
+from posbias.display.static import image_of
 from posbias.errors import RunError, UsageError
 from posbias.files import write_atomically
 from posbias.measurement.kinds import KINDS
@@ -145,7 +145,7 @@ def write_paper(runs: Sequence[Result | Record], out: Path) -> Path:
     parts = [f"% {line}" for line in (real_name(report.title), *map(command_of, records))]
     for name, figure in figures_of(report).items():
         for sort in ("pdf", "svg"):
-            contents[f"figures/{name}.{sort}"] = picture_of(figure, sort, about=made_by)
+            contents[f"figures/{name}.{sort}"] = image_of(figure, sort, about=made_by)
         caption = f"{_escaped(figure.title)}. Made by \\texttt{{{_escaped(made_by)}}}."
         picture = rf"\includegraphics[width=\linewidth]{{figures/{name}}}"
         parts.append(f"\\begin{{figure}}\n{picture}\n\\caption{{{caption}}}\n\\end{{figure}}")
