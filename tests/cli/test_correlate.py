@@ -29,7 +29,7 @@ def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(p
 @pytest.mark.parametrize(
     ("plain", "held", "begins", "says"),
     [
-        (0.4, None, "That positions with more", "is not established: rank correlation 0.400 [0.300, 0.500] over 10"),
+        (0.4, None, "It is not established that", "answered better: rank correlation 0.400 [0.300, 0.500] over 10"),
         (0.6, None, "Positions with more influence are answered better", "position alone may explain it"),
         (0.6, 0.7, "Positions with more influence are answered better", "beyond position and ends: rank correlation"),
         (-0.6, None, "Positions with more influence are answered worse", "-0.600 [-0.700, -0.500]"),

@@ -53,9 +53,9 @@ def test_what_differs_is_paired_and_corrected_over_all(runs, tmp_path):
     assert better.differences[1] == middle
     assert better.difference_p[1] == pytest.approx(6 * middle.p), "of three positions and two evaluations"
     first, second = result.verdict
-    assert first.startswith("better beside base, accuracy: better on average (+0.")
+    assert first.startswith("better compared with base, accuracy: better on average (+0.")
     assert "better at the worst position" in first
-    assert second.startswith("same and base are not told apart: mean accuracy ")
+    assert second.startswith("No difference between same and base is established: mean accuracy ")
     again = pb.load_record(result.save(tmp_path / "run"))
     assert again.verdict == result.verdict
     assert again.compared == result.compared

@@ -60,7 +60,7 @@ def test_with_six_samples_nothing_can_be_found_and_that_is_said():
         "No rise of the mean or of the worst position could have been found with so few samples (80 % power, 2 tests)."
     )
     assert none in reasons_of(verdict)[0]
-    assert "No rise of the mean could have been found with so few samples" in " ".join(recommendation(judgement))
+    assert "So few samples could not have shown any rise of the mean" in " ".join(recommendation(judgement))
     assert judgement.as_record()["verdicts"][0]["changes"][MEAN]["detectable"] is None
     (seven,) = one(np.zeros((7, 1)), np.zeros((7, 1))).verdicts
     assert 0.9 < seven.changes[MEAN].detectable <= 1
@@ -119,7 +119,7 @@ def test_an_established_change_that_is_smaller_than_matters_decides_nothing_and_
     assert verdict.verdict == SMALL
     assert reasons_of(verdict)[0].startswith("Established but negligible (below 0.01): mean rises by 0.005 [0.005, ")
     assert judgement.recommended is None
-    assert "to raise accuracy by what matters (0.01)" in " ".join(recommendation(judgement))
+    assert "to raise accuracy by at least 0.01" in " ".join(recommendation(judgement))
     assert judgement.as_record()["smallest"] == 0.01
     assert one(*steady(-0.005)).verdicts[0].verdict == SMALL
     assert one(*steady(0.005), smallest=0.001).verdicts[0].verdict == RAISES

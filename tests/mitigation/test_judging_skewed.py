@@ -106,7 +106,7 @@ def test_a_side_effect_with_too_few_units_is_named_as_not_judged():
     (verdict,) = found.verdicts
     assert "Not judged: ordinary text, of which there are 15 units; a verdict needs 16." in reasons_of(verdict)
     assert "ordinary text" not in verdict.harms
-    assert "harm elsewhere was not measured" in " ".join(recommendation(found))
+    assert "only this task was judged" in " ".join(recommendation(found))
     assert verdict.effects["ordinary text"].value.value == pytest.approx(1)
     assert not verdict.effects["ordinary text"].value.known
 

@@ -236,7 +236,9 @@ def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
 
 def test_a_theory_explains_only_what_it_is_shown_to_be_nearer_to() -> None:
     shown = verdict_of(view(prompts=distances(Interval(-0.05, -0.06, -0.04))))[-1]
-    assert shown.startswith("Nearest theory: published residual rollout, W1 0.050 [0.040, 0.060], a flat line's 0.")
+    assert shown.startswith(
+        "Nearest theory: published residual rollout, at W1 0.050 [0.040, 0.060]; a flat line is at 0."
+    )
     for open_question in (Interval(-0.05, -0.1, 0.0), Interval(0.05, 0.04, 0.06)):
         assert verdict_of(view(prompts=distances(open_question)))[-1].startswith("No theory is shown to be nearer")
 
@@ -263,6 +265,6 @@ def test_an_audit_answers_in_lines(audit_record: Build) -> None:
     middle, end, *_, advice, nearest = verdict(audit_record())
     assert middle.startswith("It loses the middle: ")
     assert end.startswith("It favours the beginning, by ")
-    assert advice.startswith("What to do: test its answers, `posbias mitigate ")
-    assert nearest.startswith("Nearest theory: power rollout, W1 ")
+    assert advice.startswith("What to do: test its answers with `posbias mitigate ")
+    assert nearest.startswith("Nearest theory: power rollout, at W1 ")
     assert all(len(line.split()) <= LONGEST_LINE for line in (middle, end, advice, nearest))

@@ -85,7 +85,7 @@ def placed(curve: list[float], *, count: int = 40) -> Placement:
 def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
     report = report_of(placed([0.1, 0.9, 0.5]))
     assert report.verdict[0] == "Best order of the passages, first to last (0 is the first given): 2 0 1."
-    assert report.verdict[1].startswith("It raises the accuracy, on samples that had no part in the choice: +0.")
+    assert report.verdict[1].startswith("On held-out samples it raises the accuracy: +0.")
     assert " over best first" in report.verdict[1]
     assert report.verdict[2].startswith("Why: over 40 samples the places differ (p ")
     (figure,) = report.picture

@@ -79,12 +79,12 @@ def _verdict(run: AttentionRun) -> list[str]:
     even, (share, low, high) = run.array("distance/even").mean(), run.sinks(len(run.sink_thresholds) - 1)
     sink = Interval(float(share[0]), *(np.inf if end is None else float(end[0]) for end in (low, high)))
     return [
-        f"How far it looks back: {run.overall('distance').text('.0f', unit=' positions')} on average; even "
-        f"attention would look back {even:.0f}.",
-        f"What the first position takes: more than {run.sink_thresholds[-1]:g} of the attention in "
+        f"Attention looks back {run.overall('distance').text('.0f', unit=' positions')} on average; even attention "
+        f"would look back {even:.0f}.",
+        f"The first position takes more than {run.sink_thresholds[-1]:g} of the attention in "
         f"{sink.text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
-        f"How much attention counts: it contributes {run.overall('mixing/tokens').text('.2f')} of a layer's output, "
-        "the rest passes by it.",
+        f"Attention contributes {run.overall('mixing/tokens').text('.2f')} of a layer's output; the residual stream "
+        "carries the rest.",
     ]
 
 

@@ -90,9 +90,9 @@ def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
     established = {name: change.value.value > 0 for name, change in entry.changes.items() if entry.p[name] < ALPHA}
     if not established:
         ends = f"mean {measure} {numbers[MEAN]}, worst position {numbers[WORST]}"
-        return f"{entry.name} and {baseline} are not told apart: {ends}."
+        return f"No difference between {entry.name} and {baseline} is established: {ends}."
     clauses = [f"{RISES[name][0 if rises else 1]} ({numbers[name]})" for name, rises in established.items()]
-    return f"{entry.name} beside {baseline}, {measure}: {'; '.join(clauses)}."
+    return f"{entry.name} compared with {baseline}, {measure}: {'; '.join(clauses)}."
 
 
 def _flips(entry: Compared) -> list[str]:

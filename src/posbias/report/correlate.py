@@ -107,7 +107,7 @@ def verdict_of(result: InfluenceCorrelation) -> str:
             deciding = partial if partial.established else plain
             numbers = f"rank correlation {deciding.value} over {correlations.n_positions} positions"
             if not deciding.established:
-                return f"That positions with more influence are answered better is not established: {numbers}."
+                return f"It is not established that positions with more influence are answered better: {numbers}."
             better = "better" if deciding.value.value > 0 else "worse"
             limit = "beyond position and ends" if partial.established else "though position alone may explain it"
             return f"Positions with more influence are answered {better}, {limit}: {numbers}."

@@ -64,13 +64,13 @@ def _verdict(decomposition: Decomposition) -> list[str]:
         return []
     decided = [shift for shift in _measured_shifts(decomposition) if shift.shift.excludes(0.0)]
     if not decided:
-        return ["No replaced ingredient is shown to move the profile."]
+        return ["No replacement is shown to move the profile."]
     most = max(decided, key=lambda shift: abs(shift.shift.value))
     names = ", ".join(dict.fromkeys(shift.intervention for shift in decided))
     return [
-        f"Replacing by {most.intervention} moves the profile most: the {label(STATISTICS, most.mass)} by "
+        f"{most.intervention} moves the profile most: the {label(STATISTICS, most.mass)} changes by "
         f"{_points(most.shift)} percentage points.",
-        f"Shown to move it: {names}.",
+        f"These replacements are shown to move it: {names}.",
     ]
 
 

@@ -58,7 +58,7 @@ def _statements(run: DesignRun) -> list[str]:
     said = _met(run)
     carried = [f"{after:.2g} at {n}" for n, (after, _) in run.distances.items() if n not in run.lengths]
     if carried:
-        said.append(f"At lengths that were not asked for: W1 {', '.join(carried)}.")
+        said.append(f"At other lengths: W1 {', '.join(carried)}.")
     for name, (count, of) in run.at_ends.items():
         said.append(
             f"Of the {of} values of {name}, {count} ended at an end of the range that is searched; "
@@ -73,8 +73,8 @@ def _statements(run: DesignRun) -> list[str]:
         said.append(f"The residual stream alone leaves {run.residual:.3g} on the last position; no design goes below.")
     said += [
         f"Measured at {networks.n_positions} positions on {networks.networks} fresh initialisations: W1 to the target "
-        f"{networks.distance.text('.4f')}, undesigned {networks.before.text('.4f')}; one half of the designed "
-        f"networks lies {networks.noise:.4f} from the other."
+        f"{networks.distance.text('.4f')}, without the design {networks.before.text('.4f')}; two halves of the "
+        f"designed networks differ by {networks.noise:.4f}."
         for networks in run.measured
     ]
     return said
@@ -84,15 +84,15 @@ def _met(run: DesignRun) -> list[str]:
     """Whether the target is met at every length that was asked for, and what would meet it where it is not."""
     theory = "the residual rollout" if run.theory == "rollout" else "the mean field"
     asked, last = {n: run.distances[n][0] for n in run.lengths}, run.lengths[-1]
-    left = f"W1 {_at_lengths(asked)} positions, before {_at_lengths({last: run.distances[last][1]}, '.3f')}"
+    left = f"W1 {_at_lengths(asked)} positions; before, {_at_lengths({last: run.distances[last][1]}, '.3f')}"
     if run.met:
         how = "exactly, by a closed form" if run.exact else f"to within W1 {run.tolerance:g}, by search"
         flat = {n: run.flat[n] for n in run.lengths if EQUAL < run.flat[n] <= run.tolerance}
         also = [f"So does a flat line: W1 {_at_lengths(flat)} positions."] if flat else []
         return [f"Under {theory} the profile meets the target {how}: {left}.", *also]
     near = all(after <= run.tolerance for after in asked.values())
-    reached = [f"The target is not met: under {theory} the best design leaves {left}; {run.tolerance:g} would meet it."]
-    others = ["Its attention is off: every mixing ended at its lower end."] if near else []
+    reached = [f"The target is not met: under {theory} the best design leaves {left} (needed: {run.tolerance:g})."]
+    others = ["Its attention is off: the search set every mixing to its lower bound."] if near else []
     for other in run.alternatives:
         over = " and ".join(other.over)
         if "mixing" in other.over:

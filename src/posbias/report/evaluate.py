@@ -53,10 +53,10 @@ BATCHES = {
 """What a model does not run together, by `LocalResponder.together`."""
 SHAPES = {
     "u": "It loses answers in the middle",
-    "inverted_u": "It uses the middle best and both ends less",
+    "inverted_u": "It uses the middle better than either end",
     "rising": "It uses later positions better",
     "falling": "It uses earlier positions better",
-    "unclear": "The position matters, without an established trend or U",
+    "unclear": "The position matters, but in no clear pattern",
     "flat": "No dependence on the position is established",
 }
 """Answer of a curve's shape to a reader."""
@@ -181,7 +181,7 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
         return [*sentences, correlated[0]]
     if all(curve.shape is None or curve.shape.label == "flat" for curve in curves.values()):
         return sentences
-    return [*sentences, f"What to do: {_tries(evaluation)}`posbias place` orders passages by relevance."]
+    return [*sentences, f"What to do: {_tries(evaluation)}`posbias place` finds the best passage order."]
 
 
 def _tries(evaluation: Evaluation) -> str:

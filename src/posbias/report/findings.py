@@ -92,11 +92,12 @@ def _middle(subject: Subject, kind: str, *, about: str = "it") -> str:
     if n_units < UNITS_FOR_CLAIM:
         return f"Whether {about} loses the middle is not decided by {n_units} prompts or seeds: {share}."
     if all(sign == 1 for sign in ends.values()):
-        return f"{name} loses the middle: {share}, less than either end; even is 10 %."
+        return f"{name} loses the middle: {share} (even share: 10 %), less than either end."
     if -1 in ends.values():
-        less = " and ".join(end for end, sign in ends.items() if sign == -1)
-        return f"{name} does not lose the middle: {share}, its {less} less; even is 10 %."
-    return f"Whether {about} loses the middle is not decided: {share}; even is 10 %."
+        less = [f"its {end}" for end, sign in ends.items() if sign == -1]
+        than = less[0] if len(less) == 1 else "either end"
+        return f"{name} does not lose the middle: {share} (even share: 10 %), more than {than}."
+    return f"Whether {about} loses the middle is not decided: {share} (even share: 10 %)."
 
 
 def _favoured(subject: Subject, kind: str) -> tuple[str, str]:
@@ -149,7 +150,7 @@ def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
 def _advice(view: ProfileRun, end: str) -> str:
     """What to do: influence is not accuracy, so the answers are tested."""
     until = f"; until then put what matters near the {end}" if end else ""
-    return f"What to do: test its answers, `{MITIGATE.format(model=shlex.quote(view.label))}`{until}."
+    return f"What to do: test its answers with `{MITIGATE.format(model=shlex.quote(view.label))}`{until}."
 
 
 def _nearest_line(view: ProfileRun, subject: Subject, kind: str) -> str:
@@ -158,7 +159,7 @@ def _nearest_line(view: ProfileRun, subject: Subject, kind: str) -> str:
     if nearest is None:
         return "No theory is shown to be nearer to the profile than a flat line."
     block, comparison = nearest
-    distances = f"W1 {comparison.distance}, a flat line's {comparison.flat.value:.3f}"
+    distances = f"at W1 {comparison.distance}; a flat line is at {comparison.flat.value:.3f}"
     return f"Nearest theory: {theory_name(view, block.theory)}, {distances}."
 
 

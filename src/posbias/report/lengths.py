@@ -49,7 +49,7 @@ def length_verdict(evaluation: LengthEvaluation) -> list[str]:
     first = (
         f"Effective length: at least {effective.at_least} tokens with {wanted} ({CONFIDENCE:.0%} confidence)."
         if effective.at_least
-        else f"No length is established to have {wanted}."
+        else f"No length is shown to reach {wanted}."
     )
     return [first, *_beyond(evaluation, effective), *sequential_sentences(evaluation)]
 
@@ -83,19 +83,19 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
     if length is None:
         limit = [length for length in evaluation.not_evaluated if length in evaluation.too_long]
         why = f"{limit[0]} tokens are too long for the model" if limit else "No longer length was evaluated"
-        return [f"{why}; all of {', '.join(map(str, evaluation.lengths))} hold."]
+        return [f"{why}; all of {', '.join(map(str, evaluation.lengths))} reach it."]
     level = next(level for level in evaluation.levels if level.length == length)
     longer = "; longer ones were not asked" if evaluation.not_evaluated else ""
     numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
     if level.cut_off > MOST_CUT * level.examples:
         cut = f"{level.cut_off} of {level.examples} answers were cut off"
-        return [f"{length} tokens are not decided: {cut}; allow more `--max-tokens`."]
+        return [f"At {length} tokens nothing is decided: {cut}; allow more `--max-tokens`."]
     if effective.below is not None:
         return [f"At {length} tokens accuracy is lower: {numbers}{longer}."]
     more = "more samples than are practical"
     if effective.samples_needed is not None:
         more = f"about {effective.samples_needed} samples (`--count`)"
-    return [f"{length} tokens are not decided: {numbers}; {more} would decide{longer}."]
+    return [f"At {length} tokens nothing is decided: accuracy {numbers}; {more} would decide{longer}."]
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:

@@ -61,19 +61,19 @@ def recommendation(judgement: Judgement) -> list[str]:
     harmful = [verdict.name for verdict in verdicts if verdict.verdict == HARM]
     withheld = [verdict.name for verdict in verdicts if verdict.verdict == WITHHELD]
     warned = [f"Do not apply {_names(harmful)}: harm is established."] if harmful else []
-    warned += [f"No verdict by answers is given for {_names(withheld)}."] if withheld else []
+    warned += [f"No verdict by answers is possible for {_names(withheld)}."] if withheld else []
     best = next((verdict for verdict in gaining if verdict.name == judgement.recommended), None)
     if best is not None:
         gainers = [verdict.name for verdict in gaining if verdict is not best]
-        also = f"{_names(gainers)} {'gain' if len(gainers) > 1 else 'gains'}, too; which one is best is not tested."
+        also = f"{_names(gainers)} also {'gain' if len(gainers) > 1 else 'gains'}; which method is best was not tested."
         return [*_gain_lines(best, measure), *([also] if gainers else []), *warned]
     if len(harmful) == len(verdicts):
         return ["Leave the model as it is.", *warned]
     first = verdicts[0]
     if len(withheld) == len(verdicts) and first.withheld is not None:
         return [f"No verdict by answers for any method ({first.name}).", f"{_capital(undecided_text(first.withheld))}."]
-    enough = f" by what matters ({judgement.smallest:g})" if any(v.verdict == SMALL for v in verdicts) else ""
-    lead = f"Leave the model as it is: no method is established to raise {measure}{enough}."
+    enough = f" by at least {judgement.smallest:g}" if any(v.verdict == SMALL for v in verdicts) else ""
+    lead = f"Leave the model as it is: no method is shown to raise {measure}{enough}."
     return [lead, *_undetected_lines(verdicts), *warned]
 
 
@@ -85,7 +85,12 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
     """The verdict on the recommended method, both levels, its price, other harm, and the dependence on position."""
     assert best.before is not None
     assert best.after is not None
-    lines = [f"Apply {best.name}." if best.verdict == APPLY else f"{best.name} {words(best).partition(':')[0]}."]
+    effects = {
+        APPLY: f"Apply {best.name}.",
+        EVENS: f"{best.name} evens scores out.",
+        RAISES: f"{best.name} raises scores at {'some' if best.lowered else 'all'} positions; {_fate(best)}.",
+    }
+    lines = [effects[best.verdict]]
     for endpoint, name, lead in (
         (MEAN, "mean", f"On average over positions, {measure} goes"),
         (WORST, "worst", "At the worst position it goes"),
@@ -102,8 +107,8 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
             "Apply it where answers may stand anywhere."
         )
     besides = [name for name in best.effects if name in best.harms]
-    scope = f"neither here nor for {' and '.join(besides)}" if besides else "but harm elsewhere was not measured"
-    lines.append(f"No {'other ' if price else ''}{harm} is established, {scope}.")
+    scope = f"here or for {' and '.join(besides)}" if besides else "but only this task was judged"
+    lines.append(f"No {'other ' if price else ''}{harm} is established{' ' if besides else ', '}{scope}.")
     return [*lines, f"{_capital(dependence_text(best))}."] if best.dependence else lines
 
 
@@ -114,9 +119,9 @@ def _undetected_lines(verdicts: Sequence[Verdict]) -> list[str]:
     if not rises:
         return []
     if not np.isfinite(min(rises)):
-        lines = ["No rise of the mean could have been found with so few samples."]
+        lines = ["So few samples could not have shown any rise of the mean."]
     elif not np.isfinite(max(rises)):
-        lines = ["With some of them no rise of the mean could have been found with so few samples."]
+        lines = ["For some methods, so few samples could not have shown any rise of the mean."]
     else:
         lines = [f"A rise of the mean by {max(rises):.2f} would have been found ({100 * POWER:.0f} % power)."]
     needed = _needed_text(max(undecided, key=lambda verdict: (verdict.changes[MEAN].needed or (0, 0))[1]))
@@ -142,10 +147,14 @@ def words(verdict: Verdict) -> str:
         lost = Interval(-verdict.changes[FORMERLY_BEST].value.value, -np.inf, np.inf)
         return f"{EVENS}: the best position loses {change_text(lost, least=2)}"
     if verdict.verdict == RAISES:
-        fates = {GREW: "position matters more", STEADY: "position matters as before"}
-        matters = fates.get(verdict.dependence, "whether position matters less is not decided")
-        return f"{RAISES} {'some' if verdict.lowered else 'all'}, {matters}"
+        return f"{RAISES} {'some' if verdict.lowered else 'all'}, {_fate(verdict)}"
     return verdict.verdict
+
+
+def _fate(verdict: Verdict) -> str:
+    """What position does after a rise."""
+    fates = {GREW: "position matters more", STEADY: "position matters as before"}
+    return fates.get(verdict.dependence, "whether position matters less is not decided")
 
 
 def reasons(verdict: Verdict, judgement: Judgement) -> list[str]:
@@ -189,6 +198,8 @@ def dependence_text(verdict: Verdict) -> str:
         STEADY: "the dependence on position is as before",
         OPEN: "whether the dependence on position shrank or grew is not decided",
     }[verdict.dependence]
+    if verdict.dependence == OPEN and verdict.changes[SPREAD].value.excludes(0.0):
+        fate = "corrected for several methods, it is not decided whether position matters less"
     before, after = (levels.spread.value for levels in (verdict.before, verdict.after))
     change = change_text(verdict.changes[SPREAD].value, "+", least=2)
     return f"{fate}: best minus worst position goes from {before:.2f} to {after:.2f} ({change})"

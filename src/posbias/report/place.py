@@ -25,21 +25,21 @@ PLACED_BY = {"accuracy": "accuracy", "logprob": "probability", "reciprocal_rank"
 def placement_report(placement: Placement) -> Report:
     """The order, what it is worth against the usual ones, why, and what the data do not decide."""
     samples = placement.n_samples
+    p_flat, p_shape = f"p {placement.p_flat:.2g}", f"{placement.p_shape:.2g}"
     tests = (
-        f"p {placement.p_flat:.2g}, an F-test of all differences between them; evaluate says {placement.p_shape:.2g}, "
-        "since it looks for a trend and a bend alone"
+        f"That p tests all differences at once (F-test); evaluate says {p_shape}, because it tests a trend and a bend."
     )
-    why = f"{samples} samples do not show that the places differ ({tests}), so best first is kept."
+    why = f"{samples} samples do not show that the places differ ({p_flat}), so best first is kept."
     if placement.decided:
-        signal = f"{100 * placement.kept:.0f} % of the measured differences are kept, the rest is noise."
-        why = f"over {samples} samples the places differ ({tests}); {signal}"
+        signal = f"{100 * placement.kept:.0f} % of the measured differences are kept as signal, the rest is noise."
+        why = f"over {samples} samples the places differ ({p_flat}); {signal}"
     order = f"first to last (0 is the first given): {_order(placement.order)}"
     verdict = f"Best order of the passages, {order}."
     if placement.advice == LEAVE:
         verdict = (
-            f"Leave the order: none is shown to be better than best first and than shuffled ones; estimated {order}."
+            f"Leave the order: none is shown to be better than both best first and shuffled orders; estimated {order}."
         )
-    statements = [verdict, _worth(placement), f"Why: {why}"]
+    statements = [verdict, _worth(placement), f"Why: {why}", tests]
     if placement.distractor_curve:
         statements.append(_distraction(placement))
     if placement.method:
@@ -76,7 +76,7 @@ def _worth(placement: Placement) -> str:
     if not raised:
         return f"No gain in {measure} is shown over {' and '.join(undecided)}."
     limit = f"; not shown against {' and '.join(undecided)}" if undecided else ""
-    return f"It raises the {measure}, on samples that had no part in the choice: {' and '.join(raised)}{limit}."
+    return f"On held-out samples it raises the {measure}: {' and '.join(raised)}{limit}."
 
 
 def _distraction(placement: Placement) -> str:
@@ -84,11 +84,11 @@ def _distraction(placement: Placement) -> str:
     curve = np.array(placement.distractor_curve)
     test = f"p {placement.distractor_p_flat:.2g}"
     if not placement.distractor_kept:
-        return f"Places of a hard distractor are not shown to differ ({test}), so they do not count."
+        return f"The place of a hard distractor is not shown to matter ({test}), so it is ignored."
     worst, least = int(curve.argmin()), int(curve.argmax())
     return (
         f"A hard distractor in place {worst} leaves {curve[worst]:.2f} of the score, in place {least} "
-        f"{curve[least]:.2f} ({test}); both curves count."
+        f"{curve[least]:.2f} ({test}); the order takes this into account."
     )
 
 
