@@ -36,11 +36,11 @@ class BehaviourFlags:
     behaviour_max_tokens: Annotated[
         int | None, typer.Option(help="Tokens generated at most.", min=1, show_default="the task's own")
     ] = None
-    behaviour_kinds: Annotated[str, typer.Option(help="Kinds of influence on the task's prompts; as --kinds.")] = (
+    behaviour_kinds: Annotated[str, typer.Option(help="Kinds of influence on the task's prompts, as for --kinds.")] = (
         "jacobian(probes=2),logprob"
     )
     behaviour_theories: Annotated[
-        bool, typer.Option(help="Theories that read each of the task's prompts: the slower ones.")
+        bool, typer.Option(help="Also run the slower theories, which read each of the task's prompts.")
     ] = True
 
     @property
@@ -94,7 +94,7 @@ def audit(
 ) -> None:
     """Examine a model's position bias, trained and at initialisation.
 
-    Every theory stands beside what is measured, and a flat line beside every theory.
+    Measures the model, compares every theory with the measurement, and each with a flat line.
     """
     from posbias.auditing import AuditOptions
     from posbias.measurement.outputs import PassOptions

@@ -21,7 +21,7 @@ def compare(
     measured: Annotated[Path, typer.Argument(help="Run with the measurement.", show_default=False)],
     *,
     kind: Annotated[
-        str | None, typer.Option(help="Compare to this measured kind only; all by default.", show_default=False)
+        str | None, typer.Option(help="Compare with this measured kind only; by default with all.", show_default=False)
     ] = None,
     theory: Annotated[
         str | None,
@@ -33,7 +33,7 @@ def compare(
     subject: Annotated[
         str | None,
         typer.Option(
-            help="Given an audit: its trained or initialised model; by default what the other run has, else trained.",
+            help="Model of an audit: trained or initialised; by default the one that the other run has, else trained.",
             show_default=False,
         ),
     ] = None,
@@ -41,7 +41,7 @@ def compare(
 ) -> None:
     """Compare the profiles of two runs.
 
-    Every distance stands beside that of a flat line; intervals resample the prompts of both runs.
+    Every distance is given with that of a flat line; intervals resample the prompts of both runs.
     """
     from posbias.comparison import CompareOptions
     from posbias.comparison import compare as compare_runs

@@ -22,7 +22,7 @@ def correlate(
     *,
     flags: options.RunFlags,
 ) -> None:
-    """Correlate influence with behaviour over finished audits. Rank and partial correlations, ranks within each run."""
+    """Correlate influence with behaviour over finished audits. Ranks are formed within each measurement."""
     from posbias.evaluation import CorrelateOptions, load_evaluation
     from posbias.evaluation import correlate as correlate_runs
 

@@ -73,7 +73,7 @@ def design(
 ) -> None:
     """Design an architecture with a chosen position bias.
 
-    The design is exact if there is a closed form, else the result of a search.
+    If there is a closed form, the design is exact; otherwise it is searched for.
     """
     from posbias.designing import DesignOptions, design_record
     from posbias.designing import design as find

@@ -36,9 +36,10 @@ class DesignFlags:
     """Lengths that are compared, and how many samples are asked."""
 
     lengths: Annotated[
-        str, typer.Option(help="Tokens of the prompts, such as 1024,4096,16384.", show_default="the task's own length")
+        str,
+        typer.Option(help="Prompt lengths in tokens, such as 1024,4096,16384.", show_default="the task's own length"),
     ] = ""
-    threshold: Annotated[float, typer.Option(help="Accuracy that the effective length asks for.")] = 0.8
+    threshold: Annotated[float, typer.Option(help="Accuracy that defines the effective length.")] = 0.8
     sequential: Annotated[
         bool,
         typer.Option("--sequential", help="Add samples, --count at most, until --require or every length is decided."),
@@ -46,7 +47,7 @@ class DesignFlags:
     max_cost: Annotated[
         str | None,
         typer.Option(
-            help="The most that a server is asked: requests=500, tokens=2e6, or '2 USD' at the prices of "
+            help="Upper limit for a server: requests=500, tokens=2e6, or '2 USD' at the prices of "
             "--server-options 'price_in=3, price_out=15'.",
             show_default=False,
         ),
@@ -65,21 +66,23 @@ class DesignFlags:
 class TaskFlags:
     """The task, and what is done with it."""
 
-    task: Annotated[str, typer.Option(help="What is requested, as a literal call.")] = "key_value(pairs=10)"
+    task: Annotated[str, typer.Option(help="Task, with its options in parentheses (`posbias list tasks`).")] = (
+        "key_value(pairs=10)"
+    )
     positions: Annotated[str, typer.Option(help="all, spread (at most 9), spread(5), or some such as 0,4,9.")] = (
         "spread"
     )
     count: Annotated[int, typer.Option(help="Samples, each requested at every position.", min=1)] = 50
-    max_tokens: Annotated[int | None, typer.Option(help="Generated at most.", min=1, show_default="the task's own")] = (
-        None
-    )
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of an answer.", min=1, show_default="the task's own")
+    ] = None
     thinking_tokens: Annotated[
-        int, typer.Option(help="Generated at most beside them, for thoughts before the answer.", min=0)
+        int, typer.Option(help="Most additional tokens for thoughts before the answer.", min=0)
     ] = 0
     answer_pattern: Annotated[
         str | None,
         typer.Option(
-            help="Regular expression whose group holds the answer; the rest is thoughts.",
+            help="Regular expression whose group is the answer; the rest counts as thoughts.",
             show_default="marks such as <think>",
         ),
     ] = None
@@ -124,12 +127,14 @@ class GateFlags:
     require: Annotated[
         str | None,
         typer.Option(
-            help="Exit with 1 unless it holds at the safe end of the interval: worst>=0.8, mean>=0.7, spread<=0.2, "
+            help="Exit with 1 unless the whole interval meets it: worst>=0.8, mean>=0.7, spread<=0.2, "
             "effective_length>=4096 (evaluate --lengths).",
             show_default=False,
         ),
     ] = None
-    by_estimate: Annotated[bool, typer.Option("--by-estimate", help="Judge the estimate instead.")] = False
+    by_estimate: Annotated[
+        bool, typer.Option("--by-estimate", help="Let --require judge the estimate, not the interval.")
+    ] = False
 
     @property
     def requirement(self) -> "Requirement | None":
@@ -158,7 +163,7 @@ class LocalFlags:
 
     batch: Annotated[
         int | None,
-        typer.Option(help="Prompts of a local model run together at most.", min=1, show_default="as memory allows"),
+        typer.Option(help="Most prompts that a local model runs together.", min=1, show_default="as memory allows"),
     ] = None
     dtype: options.Dtype = options.AUTO
     device: options.Device = options.AUTO
@@ -302,7 +307,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help="Hub id, directory, file.gguf or 'demo'; the first of several is what the others are compared to; "
+            help="Hub id, directory, file.gguf or 'demo'; of several, the others are compared with the first; "
             "none with --server.",
             show_default=False,
         ),
@@ -318,7 +323,8 @@ def evaluate(
         ),
     ] = "",
     repeats: Annotated[
-        int, typer.Option(help="Ask the first server so often, each time with another seed, to see its noise.", min=1)
+        int,
+        typer.Option(help="How many times to ask the first server, each with another seed, to see its noise.", min=1),
     ] = 1,
     local: LocalFlags,
     served: ServerFlags,
@@ -326,13 +332,14 @@ def evaluate(
         Path | None, typer.Option(help="Write the examples there as an lm-eval task and stop.", show_default=False)
     ] = None,
     inspect_ai: Annotated[
-        Path | None, typer.Option(help="The same as a task of Inspect (inspect_ai).", show_default=False)
+        Path | None,
+        typer.Option(help="Write them there as a task of Inspect (inspect_ai) and stop.", show_default=False),
     ] = None,
     resume: options.Resume = False,
     gate: GateFlags,
     flags: options.RunFlags,
 ) -> None:
-    """Measure how well a model answers, by the answer's position. One item is requested, at varied positions."""
+    """Measure how well a model answers, by the answer's position. The item that holds the answer is moved."""
     from posbias.tasks.language import LANGUAGE_TASKS
 
     names = models or []

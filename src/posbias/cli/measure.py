@@ -25,7 +25,10 @@ class MeasurementFlags:
 
     kinds: options.Kinds = "jacobian,probability"
     output: Annotated[
-        str, typer.Option(help="Output that is measured: last, at(position=-5), mean(last=16), target(text=' Paris').")
+        str,
+        typer.Option(
+            help="Output whose change is measured: last, at(position=-5), mean(last=16), target(text=' Paris')."
+        ),
     ] = "last"
     depth_profiles: Annotated[
         str | None, typer.Option(help="Profile after each layer: all, or e.g. 0,5,11.", show_default=False)
@@ -33,9 +36,7 @@ class MeasurementFlags:
     averaging: Annotated[
         str, typer.Option(help="profiles: normalise each prompt, then average. norms: average, then normalise.")
     ] = "profiles"
-    keep: Annotated[str, typer.Option(help="Profiles that a record holds: prompts (each prompt's), or mean.")] = (
-        "prompts"
-    )
+    keep: Annotated[str, typer.Option(help="Profiles to store: prompts (one per prompt) or mean.")] = "prompts"
     precision_prompts: options.PrecisionPrompts = 1
     checkpointing: options.Checkpointing = False
 
@@ -58,7 +59,7 @@ def measure(
 ) -> None:
     """Measure the influence of every position on the last one.
 
-    How strongly each layer mixes is measured too. Several models are measured one after another, each into a directory
+    Also measures how strongly each layer mixes. Several models are measured one after another, each into a directory
     of its own under --out.
     """
     from posbias.measurement.kinds import resolve_kinds

@@ -26,11 +26,13 @@ class MethodFlags:
     methods: Annotated[
         str,
         typer.Option(
-            help="By commas: key_bias,temperature(scale=0.16),recipe.json (see `list`); all takes hours.",
+            help="Separated by commas: key_bias,temperature(scale=0.16),recipe.json (see `list`); all takes hours.",
             show_default="the three that helped most often",
         ),
     ] = "default"
-    calibration: Annotated[int, typer.Option(help="Samples that come first, for fitting; none is judged.", min=0)] = 12
+    calibration: Annotated[
+        int, typer.Option(help="Samples for fitting, the first ones; they do not count in the verdict.", min=0)
+    ] = 12
     fit: Annotated[
         str,
         typer.Option(
@@ -45,7 +47,9 @@ class MethodFlags:
             show_default="accuracy, unless it is near 0 or 1",
         ),
     ] = None
-    documents: Annotated[int, typer.Option(help="Windows of ordinary text for perplexity.", min=0)] = 16
+    documents: Annotated[int, typer.Option(help="Windows of ordinary text on which perplexity is compared.", min=0)] = (
+        16
+    )
     text: Annotated[
         str, typer.Option(help="Ordinary text: a file or data set, as for `measure --prompts`; fits never read it.")
     ] = "default"
@@ -76,7 +80,7 @@ def mitigate(
     engine: options.EngineFlags,
     flags: options.RunFlags,
 ) -> None:
-    """Try methods against position bias, and say which to apply. One verdict each; no weight is touched."""
+    """Try methods against position bias, and say which to apply. Each gets a verdict; no weight is changed."""
     from posbias.mitigation.trial.files import check_files
     from posbias.mitigation.trial.run import mitigate as run_trial
     from posbias.runs.engines.engine import pinned

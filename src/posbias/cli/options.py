@@ -68,10 +68,11 @@ Kinds = Annotated[
     ),
 ]
 PrecisionPrompts = Annotated[
-    int, typer.Option(help="Prompts measured again in float32 if the model is less precise.", min=0)
+    int, typer.Option(help="If the model is less precise than float32, prompts to repeat in float32.", min=0)
 ]
 InitSeed = Annotated[
-    int | None, typer.Option(help="Measure the model re-initialised at random with this seed.", show_default=False)
+    int | None,
+    typer.Option(help="Replace the weights by random initial ones, drawn with this seed.", show_default=False),
 ]
 Dtype = Annotated[
     str,
@@ -80,8 +81,8 @@ Dtype = Annotated[
 Device = Annotated[
     str,
     typer.Option(
-        help="Where to run: cpu, cuda, cuda:1, mps ..., auto: the accelerator that is there, or spread: over all "
-        "devices, to the disk if need be; auto does so too if no device holds the model."
+        help="Where to run: cpu, cuda, cuda:1, mps ...; auto: an accelerator if there is one; spread: all devices, "
+        "and the disk if needed (auto also spreads if no single device holds the model)."
     ),
 ]
 TemplateOptions = Annotated[
@@ -98,7 +99,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace finished work in --out, which is refused otherwise.")
 ]
-Checkpointing = Annotated[bool, typer.Option("--checkpointing", help="Trade time for memory.")]
+Checkpointing = Annotated[
+    bool, typer.Option("--checkpointing", help="Use less memory and more time (gradient checkpointing).")
+]
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,9 @@ class PromptFlags:
             "'hf:owner/name:split', or 'chat:FILE.jsonl' (conversations)."
         ),
     ] = "default"
-    windows: Annotated[str, typer.Option(help="random: anywhere in a document. starts: its first tokens.")] = "random"
+    windows: Annotated[
+        str, typer.Option(help="Part of a document that is a prompt: random (anywhere) or starts (its first tokens).")
+    ] = "random"
     shuffle: Annotated[
         bool, typer.Option("--shuffle", help="Put each prompt's tokens in random order, as a control.")
     ] = False
@@ -165,12 +170,18 @@ class EngineFlags:
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Prompts (in training: stacks) at a time, each in its own process.", min=1, show_default="1; ray: all"
+            help="Processes in parallel, each with one prompt (in training: one stack).",
+            min=1,
+            show_default="1; ray: all",
         ),
     ] = None
     threads: Annotated[
         int | None,
-        typer.Option(help="Threads per prompt or stack; equal threads, equal bits.", min=1, show_default="all cores"),
+        typer.Option(
+            help="Threads per prompt or stack; the same number gives bit-identical results.",
+            min=1,
+            show_default="all cores",
+        ),
     ] = None
     ray_address: Annotated[
         str | None, typer.Option(help="host:port of a Ray cluster, or auto.", show_default="one on this machine")

@@ -25,12 +25,12 @@ def place(
     *,
     distractor: Annotated[
         Path | None,
-        typer.Option(help="A run in which a hard distractor moves (--task hard_distractor); counts, too."),
+        typer.Option(help="A run in which a hard distractor moves (--task hard_distractor), to be taken into account."),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help="Of a run of mitigate, the method to order for, or 'unchanged'.", show_default="the recommended"
+            help="If --run is of mitigate: the method to order for, or 'unchanged'.", show_default="the recommended"
         ),
     ] = None,
     by: Annotated[
@@ -39,7 +39,7 @@ def place(
     ] = None,
     flags: options.RunFlags,
 ) -> None:
-    """Order passages for one model. Says where the relevant ones should stand, and its worth on held-out data."""
+    """Order passages for one model. Says where relevant ones should stand, and what that gains on held-out data."""
     from posbias.evaluation import PlaceOptions, load_evaluation
     from posbias.evaluation import place as order_passages
 

@@ -37,7 +37,7 @@ class ArchitectureFlags:
     """Architectures described by options; several values make one architecture per combination."""
 
     depth: Annotated[
-        str, typer.Option(help="Layers. This and the options down to --sinks take several values, with commas.")
+        str, typer.Option(help="Layers. Options from here to --sinks take several values, separated by commas.")
     ] = "12"
     heads: Annotated[str, typer.Option(help="Attention heads per layer.")] = "1"
     mask: Annotated[str, typer.Option(help="causal, sliding_window(width=W), prefix(length=K), full.")] = "causal"
@@ -46,7 +46,7 @@ class ArchitectureFlags:
     ] = "none"
     mixing: options.Mixing = options.RESIDUAL
     content: Annotated[str, typer.Option(help="Diagonal logit offset: number or list.")] = "0"
-    sinks: Annotated[str, typer.Option(help="Logit of a key that is no position: number or list.")] = "none"
+    sinks: Annotated[str, typer.Option(help="Logit of an extra key that is not a position: number or list.")] = "none"
 
     def predict(self, theories: str, *, n_positions: int, options_given: Container[str]) -> "list[Prediction]":
         """Predict every combination with every theory; a theory that ignores one of `options_given` is refused."""
@@ -100,7 +100,9 @@ def predict(
     ] = "rollout",
     model: Annotated[
         str | None,
-        typer.Option(help="The model, as for measure, in place of an architecture's options.", show_default=False),
+        typer.Option(
+            help="A model, as for measure, instead of the options that describe an architecture.", show_default=False
+        ),
     ] = None,
     prompts: options.PromptFlags = UNASKED,
     ingredients: Annotated[

@@ -30,7 +30,7 @@ def report(
     out: options.Out = None,
     json: options.Json = False,
 ) -> None:
-    """Draw the report of finished runs anew. No model is loaded."""
+    """Write the report of finished runs again. No model is loaded."""
     from posbias import write_report  # from the front door, behind which runs of every verb have their words
     from posbias.report import write_paper
     from posbias.runs.directories import held

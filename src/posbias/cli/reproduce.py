@@ -35,7 +35,7 @@ class TrainedFlags:
     """Settings of the experiments that train."""
 
     study: Annotated[
-        list[str] | None, typer.Option(help="trained: one of the paper's studies, repeatable; all unless given.")
+        list[str] | None, typer.Option(help="trained: one of the paper's studies (repeatable); by default all.")
     ] = None
     device: options.Device = options.AUTO
 
@@ -62,13 +62,13 @@ def reproduce(
     engine: options.EngineFlags,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="trained: read finished studies back, judge anew; go on with unfinished ones."),
+        typer.Option("--resume", help="trained: judge finished studies again and continue unfinished ones."),
     ] = False,
     flags: options.RunFlags,
 ) -> None:
     """Run a published experiment again.
 
-    What the paper reports stands beside what comes out, with a verdict on what survives.
+    The report compares the paper's numbers with the new ones and gives a verdict on each statement.
     """
     from posbias.papers import PAPERS
     from posbias.training import TrainOptions

@@ -43,7 +43,7 @@ def verify(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Put the claims to the test on this model's attention, as for measure.", show_default=False),
+        typer.Option(help="Test the claims on this model's attention; models as for measure.", show_default=False),
     ] = None,
     read: OfModelFlags,
     length: options.Length = 32,
@@ -53,10 +53,10 @@ def verify(
     ] = False,
     flags: options.RunFlags,
 ) -> None:
-    """Put published theorems and claims to the test.
+    """Test published theorems and claims.
 
-    Each comes with its number, a verdict and the sharper fact. With --model they are tested on the attention of that
-    model, trained or random: which premises it meets, and what holds on it.
+    Each gets a verdict, with the number behind it and the correction or a sharper fact. With --model they are tested on
+    that model's attention, trained or random: which premises it meets, and which claims hold.
     """
     from posbias import papers
     from posbias.report import write_report
