@@ -331,6 +331,7 @@ def test_norms_that_are_moved_are_those_of_a_network_built_so():
         with_norms(spec_of(ReferenceTransformer(replace(config, norm="none"))), "pre")
 
 
+@pytest.mark.slow
 def test_the_norm_placement_nearest_to_the_target_is_chosen():
     model = born_model("llama", 0, times_wider=2)
     found = design(

@@ -79,7 +79,7 @@ def check_stated_is_found(curve, *, count, noise, methods, runs):
         assert 0.8 - 2 * np.sqrt(0.8 * 0.2 / runs) <= rate <= 0.95
 
 
-@pytest.mark.parametrize("noise", [None, 0.3])
+@pytest.mark.parametrize("noise", [None, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_an_effect_of_the_size_that_is_stated_is_found_in_80_percent_of_runs(noise):
     check_stated_is_found((0.75, 0.35, 0.55), count=40, noise=noise, methods=1, runs=150)
 
