@@ -9,12 +9,13 @@ from scipy.stats import binom
 import posbias as pb
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation import compare_evaluations
+from posbias.evaluation.evaluation import LengthLevel, independent
 from posbias.evaluation.requirements import Requirement, levels_of
 from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.evaluation.sequential import looks_of
+from posbias.evaluation.sequential import decides, looks_of
 from posbias.report import report_of
 from posbias.report.page import html_of
-from posbias.statistics import wilson
+from posbias.statistics import Interval, wilson
 
 WORST = Requirement.parse("worst>=0.8")
 TASK = "key_value(pairs=3)"
@@ -145,3 +146,18 @@ def test_lengths_that_can_no_longer_change_the_bound_are_not_asked(long_model):
 def test_designs_that_decide_nothing_are_refused(wrong, message):
     with pytest.raises(UsageError, match=message):
         replace(OPTIONS, **wrong)
+
+
+def test_answers_that_were_cut_off_decide_nothing():
+    wrong = np.zeros((40, 2))
+    ended = {"correct": wrong, "cut": wrong}
+    measures = {"accuracy": independent(wrong, ended)}
+    assert decides(WORST, measures, ended, 0.05)
+    assert not decides(WORST, measures, ended | {"cut": 1 - wrong}, 0.05)
+
+
+def test_a_length_whose_answers_were_cut_off_is_not_decided():
+    low = Interval(0.1, 0.05, 0.2)
+    level = LengthLevel(256, "task", 250.0, 20, low, 0.5, low, examples=40)
+    assert level.reaches(0.8) is False
+    assert replace(level, cut_off=5).reaches(0.8) is None

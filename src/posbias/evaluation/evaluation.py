@@ -23,7 +23,7 @@ from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import Independent, PositionCurve, Scores, position_means
-from posbias.evaluation.endings import Endings
+from posbias.evaluation.endings import MOST_CUT, Endings
 from posbias.evaluation.judges import Reading, Verdicts
 from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, Requirement, RequirementCheck, check_requirement
 from posbias.evaluation.samples import CLUSTER
@@ -238,11 +238,20 @@ class LengthLevel:
     mean: StoredInterval
     alpha: float = ALPHA
     """Error that the intervals of this length may have; less than 5 % at a look of a sequential design."""
-    unjudged: tuple[Unjudged, ...] = ()
-    """Every prompt without an answer that could be judged, and why."""
     cut_off: int = 0
-    """Answers that ended at `max_tokens`; they count as wrong unless they were right before."""
+    """Answers that ended at `max_tokens` in their first line and are not right, which they might have become."""
     examples: int = 0
+
+    @property
+    def open(self) -> bool:
+        """True if so many answers were cut off that low accuracy decides nothing."""
+        return self.cut_off > MOST_CUT * self.examples
+
+    def reaches(self, threshold: float) -> bool | None:
+        """Whether it has this accuracy at every depth; None: not decided."""
+        if self.worst.low >= threshold:
+            return True
+        return False if self.worst.high < threshold and not self.open else None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, complete_samples, position_means
+from posbias.evaluation.endings import open_answers
 from posbias.evaluation.evaluation import CORRECT, EffectiveLength, Evaluation, LengthEvaluation, LengthLevel
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, levels_of
@@ -117,7 +118,7 @@ def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curv
         worst_depth=float(depths[int(np.nanargmin(means))]),
         mean=mean,
         alpha=alpha,
-        cut_off=evaluation.cut_off,
+        cut_off=int(np.nansum(open_answers(evaluation.tables))),
         examples=evaluation.examples,
     )
 
@@ -139,11 +140,11 @@ def _total(evaluations: Mapping[int, Evaluation], options: EvaluateOptions) -> S
 
 def effective_length(levels: "list[LengthLevel]", threshold: float) -> EffectiveLength:
     """The bound of ascending lengths: the last before the first that is not reached."""
-    reached = [level.worst.low >= threshold for level in levels]
+    reached = [level.reaches(threshold) is True for level in levels]
     likely = [level.worst.value >= threshold for level in levels]
     n_reached, n_likely = ([*passed, False].index(False) for passed in (reached, likely))
     following = levels[n_reached] if n_reached < len(levels) else None
-    fails = following is not None and following.worst.high < threshold
+    fails = following is not None and following.reaches(threshold) is False
     lengths = [0, *(level.length for level in levels)]
     undecided = following if following is not None and not fails else None
     return EffectiveLength(

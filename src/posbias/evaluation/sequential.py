@@ -71,10 +71,10 @@ def decides(goal: Requirement, measures: Mapping[str, Independent], tables: Mapp
     scores = measures.get("accuracy", measures.get("logprob"))
     if scores is None or len(complete_samples(scores)) < SAMPLES_FOR_CLAIM:
         return False
+    if "accuracy" in measures and why_undecided(tables, tables) is not None:
+        return False
     value = getattr(levels_of(scores, alpha=alpha), goal.what)
-    if goal.met(value):
-        return "accuracy" not in measures or why_undecided(tables, tables) is None
-    return goal.excluded(value)
+    return goal.met(value) or goal.excluded(value)
 
 
 def savings(goal: Requirement, looks: Sequence[Look], last: Look, tokens: Table, *, decided: bool) -> Sequential:

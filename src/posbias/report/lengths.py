@@ -3,8 +3,7 @@
 import numpy as np
 
 from posbias.display.figures import Curve, Figure, HeatMap, Panel, interval_curves, ramp
-from posbias.evaluation.endings import MOST_CUT
-from posbias.evaluation.evaluation import EffectiveLength, Evaluation, LengthEvaluation, LengthLevel
+from posbias.evaluation.evaluation import EffectiveLength, Evaluation, LengthEvaluation
 from posbias.report.layout import caveats_of
 from posbias.report.page import Report
 from posbias.report.tables import Table
@@ -87,7 +86,7 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
     level = next(level for level in evaluation.levels if level.length == length)
     longer = "; longer ones were not asked" if evaluation.not_evaluated else ""
     numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
-    if level.cut_off > MOST_CUT * level.examples:
+    if level.open:
         cut = f"{level.cut_off} of {level.examples} answers were cut off"
         return [f"At {length} tokens nothing is decided: {cut}; allow more `--max-tokens`."]
     if effective.below is not None:
@@ -133,7 +132,8 @@ def _curves(evaluation: LengthEvaluation) -> Figure:
 def _cell_table(evaluation: LengthEvaluation) -> Table:
     effective = evaluation.effective_length
     assert effective is not None
-    reached = {level.length: _reached(level, effective.threshold) for level in evaluation.levels}
+    words = {True: "yes", False: "no", None: "not decided"}
+    reached = {level.length: words[level.reaches(effective.threshold)] for level in evaluation.levels}
     header = [
         "tokens",
         f"{effective.threshold:g} at every depth",
@@ -141,11 +141,6 @@ def _cell_table(evaluation: LengthEvaluation) -> Table:
     ]
     cells = [[str(length), reached[length], *(cell.text() for cell in row)] for length, row in evaluation.cells.items()]
     return Table(f"{evaluation.task}: accuracy by length and depth of the answer", header, cells)
-
-
-def _reached(level: LengthLevel, threshold: float) -> str:
-    """Whether a length has the accuracy that is asked for at every depth."""
-    return "yes" if level.worst.low >= threshold else "no" if level.worst.high < threshold else "not decided"
 
 
 def _level_table(evaluation: LengthEvaluation) -> Table:
