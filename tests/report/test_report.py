@@ -320,7 +320,7 @@ def test_a_theory_beside_a_measurement_is_one_picture(audit_record: Build) -> No
 
 
 def test_a_name_that_is_not_the_models_own_is_explained_wherever_it_is_met(audit_record: Build) -> None:
-    said = 'SmolLM2-135M-Instruct is called "demo" below and in commands.'
+    said = 'SmolLM2-135M-Instruct is called "demo" here and in commands.'
     assert said in html_of(report_of(audit_record())).replace("&#34;", '"')
     assert said not in html_of(report_of(audit_record(model="some/demo"))).replace("&#34;", '"')
 
