@@ -15,8 +15,8 @@ NOTE = (
     "length fails rests on high ends that hold for all cells at once, which are a little wider than a cell's own."
 )
 LOOKS = (
-    " Samples were added until they decided. Intervals are wider than 95 % for that: they hold whichever look ended "
-    "the run."
+    " Samples were added until they decided, or --count was reached. Intervals are wider for that: they hold with 95 % "
+    "whichever look ended the run. High ends in the verdict are wider than in the table, since they hold for all cells."
 )
 """What a sequential design adds to `NOTE`."""
 
@@ -65,14 +65,12 @@ def sequential_sentences(evaluation: Evaluation) -> list[str]:
     design = evaluation.sequential
     if design is None:
         return []
-    ends = "The samples decide" if design.decided else f"{design.most} samples do not decide"
+    ends = "The samples decide" if design.decided else f"{design.most} samples, the most allowed, do not decide"
     asked = f"{design.prompts:,} of {design.fixed_prompts:,} prompts were asked"
     if not np.isnan(design.tokens):
         saved = 1 - design.tokens / design.fixed_tokens
-        asked += (
-            f", {design.tokens:,.0f} of {design.fixed_tokens:,.0f} tokens read; {saved:.0%} of the tokens are saved"
-        )
-    goal = "every length that matters" if isinstance(evaluation, LengthEvaluation) else design.goal
+        asked += f", {design.tokens:,.0f} of {design.fixed_tokens:,.0f} tokens read; {saved:.0%} fewer than all at once"
+    goal = "every length that was asked" if isinstance(evaluation, LengthEvaluation) else design.goal
     return [f"{ends} {goal}: {asked}."]
 
 
@@ -84,17 +82,18 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
         why = f"{limit[0]} tokens are too long for the model" if limit else "No longer length was evaluated"
         return [f"{why}; all of {', '.join(map(str, evaluation.lengths))} reach it."]
     level = next(level for level in evaluation.levels if level.length == length)
-    longer = "; longer ones were not asked" if evaluation.not_evaluated else ""
+    unasked = ", ".join(map(str, evaluation.not_evaluated))
+    longer = f"; {unasked} not asked" if unasked else ""
     numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
     if level.open:
         cut = f"{level.cut_off} of {level.examples} answers were cut off"
-        return [f"At {length} tokens nothing is decided: {cut}; allow more `--max-tokens`."]
+        return [f"{length} tokens are not decided: {cut}; allow more `--max-tokens`."]
     if effective.below is not None:
         return [f"At {length} tokens accuracy is lower: {numbers}{longer}."]
     more = "more samples than are practical"
     if effective.samples_needed is not None:
-        more = f"about {effective.samples_needed} samples (`--count`)"
-    return [f"At {length} tokens nothing is decided: accuracy {numbers}; {more} would decide{longer}."]
+        more = f"about {effective.samples_needed} samples in all (`--count`)"
+    return [f"{length} tokens are not decided: accuracy {numbers}; {more} would decide{longer}."]
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
