@@ -70,6 +70,7 @@ SHAPE_FINDINGS = {
 }
 """Finding of a curve's shape."""
 MEASURE_WORDS = {
+    "values_found": "share of the values found",
     "logprob": "log-probability per token",
     "reciprocal_rank": "1 / rank",
     "starts": "the share of answers that begin with the right one",
@@ -352,7 +353,7 @@ def _withheld(evaluation: Evaluation) -> list[str]:
         return []
     if evaluation.verdicts and reading.unread > reading.unfinished:
         why = "hold no verdict that can be read"
-        remedy = "pairwise(pattern='...') reads another form, --max-tokens allows longer answers"
+        remedy = "the task's pattern='...' reads another form, --max-tokens allows longer answers"
     else:
         why = "never came out of the model's thoughts"
         remedy = "--thinking-tokens allows more thoughts"
