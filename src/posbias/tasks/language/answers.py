@@ -15,6 +15,11 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+def first_line(prediction: str) -> str:
+    """The first line of a text that is not blank, without blanks at its ends."""
+    return prediction.lstrip().partition("\n")[0].strip()
+
+
 def normalise_answer(text: str) -> str:
     """Lower case, without ASCII punctuation and English articles, white space collapsed to single spaces.
 
@@ -37,12 +42,12 @@ def best_subspan_em(prediction: str, answers: Sequence[str]) -> float:
     Source: Liu et al. 2024, section 2.2. As published but for empty answers, which there are always right, and for
     blank lines before an answer, with which it is always wrong there.
     """
-    first_line = normalise_answer(prediction.lstrip().split("\n")[0])
+    line = normalise_answer(first_line(prediction))
     accepted = [normalise_answer(answer) for answer in _checked(answers)]
     empty = [answer for answer, bare in zip(answers, accepted, strict=True) if not bare]
     if empty:
         raise UsageError(f"answer {empty[0]!r} holds nothing but articles and punctuation, so it cannot be scored")
-    return float(any(answer in first_line for answer in accepted))
+    return float(any(answer in line for answer in accepted))
 
 
 @SCORERS.register("substring")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
-from posbias.tasks.language.answers import SCORERS, normalise_answer
+from posbias.tasks.language.answers import SCORERS, first_line, normalise_answer
 from posbias.tasks.language.base import Draft, LanguageTask, listed
 
 NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -26,11 +26,6 @@ DATE_FORMS = ("%B %d, %Y", "%B %d %Y", "%d %B %Y", "%b %d, %Y", "%d %b %Y", "%Y-
 _NUMBER = re.compile(rf"-?\d+(?:,\d{{3}})*(?:\.\d+)?|\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?"
 _DATE = re.compile(rf"\d{{4}}-\d\d-\d\d|[A-Z][a-z]+ {_DAY},? \d{{4}}|{_DAY} [A-Z][a-z]+ \d{{4}}")
-
-
-def first_line(prediction: str) -> str:
-    """The first line of a text that is not blank, without blanks at its ends."""
-    return prediction.lstrip().partition("\n")[0].strip()
 
 
 @SCORERS.register("number")
@@ -111,7 +106,7 @@ class Entries(LanguageTask):
     counted: ClassVar[str] = "entries"
     most: ClassVar[int]
     """The most entries that differ."""
-    head: ClassVar[str]
+    head: ClassVar[str] = ""
     """Text before the entries."""
     between: ClassVar[str] = "\n"
     closing: ClassVar[str] = ""

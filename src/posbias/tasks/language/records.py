@@ -77,7 +77,6 @@ class Counts(Entries):
 
     scoring: ClassVar[str] = "number"
     most: ClassVar[int] = len(NAMES)
-    head: ClassVar[str] = ""
 
     def asked(self, source: random.Random) -> Asked:
         """Baskets of different people, each with three sorts of fruit in different numbers."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
-from posbias.tasks.language.answers import LETTERS, choice_match, choice_of, substring_match
+from posbias.tasks.language.answers import LETTERS, choice_match, choice_of, first_line, substring_match
 from posbias.tasks.language.verdict_parsing import check_own, search_own
 
 RULES: Registry["Rule"] = Registry("rule")
@@ -73,7 +73,7 @@ class Equals(Rule):
 
     def right(self, text: str, answers: Sequence[str]) -> float:
         """1 or 0."""
-        line = _bare(text.lstrip().split("\n")[0])
+        line = _bare(first_line(text))
         return float(any(line == _bare(answer) for answer in answers))
 
 

@@ -26,7 +26,6 @@ class Dialogue(Entries):
 
     scoring: ClassVar[str] = "whole_words"
     most: ClassVar[int] = len(NAMES)
-    head: ClassVar[str] = ""
 
     def asked(self, source: random.Random) -> Asked:
         """Turns of different speakers about different things."""
@@ -45,7 +44,6 @@ class Dates(Entries):
 
     scoring: ClassVar[str] = "date"
     most: ClassVar[int] = len(CITIES)
-    head: ClassVar[str] = ""
 
     def asked(self, source: random.Random) -> Asked:
         """Events in different towns on different days."""
@@ -65,7 +63,6 @@ class Roles(Entries):
 
     scoring: ClassVar[str] = "whole_words"
     most: ClassVar[int] = min(len(NAMES), len(ROLES))
-    head: ClassVar[str] = ""
 
     def asked(self, source: random.Random) -> Asked:
         """Different people in different roles."""
@@ -84,7 +81,6 @@ class Instructions(Entries):
 
     scoring: ClassVar[str] = "nothing_else"
     most: ClassVar[int] = len(COMMON) // 2
-    head: ClassVar[str] = ""
 
     def asked(self, source: random.Random) -> Asked:
         """Different words to hear, and different ones to say."""
