@@ -460,11 +460,10 @@ def _conclude_part(evaluation: "Evaluation", directory: Path, run: Run) -> None:
     from posbias.evaluation import write_outputs
     from posbias.report import conclude
 
-    taken_over = not evaluation.outputs
-    if not taken_over:
+    if evaluation.outputs:  # none were kept of one that was there, finished
         evaluation.record.called(run.arguments, run.command)
         write_outputs(evaluation, directory)
-    conclude(evaluation.record, directory, found=taken_over)
+    conclude(evaluation.record, directory, found=not evaluation.outputs)
 
 
 def _export(

@@ -186,8 +186,8 @@ class Figure:
     """Words for the shaded ranges, which stand beside the name of the axis of x."""
 
     def __post_init__(self) -> None:
-        heights = [value for curve in self.curves for value in curve.y[np.isfinite(curve.y)].tolist()]
-        within = LINE_WIDTH * (max(heights) - min(heights)) if heights else 0.0
+        heights = np.concatenate([np.zeros(0), *(curve.y[np.isfinite(curve.y)] for curve in self.curves)])
+        within = LINE_WIDTH * float(np.ptp(heights)) if heights.size else 0.0
         curves: list[Curve] = []
         for curve in self.curves:
             if curve.stroke.dash == "solid" and any(curve.covers(below, within) for below in curves):

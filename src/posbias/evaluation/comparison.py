@@ -101,17 +101,8 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
         UsageError: fewer than two, other settings or samples, several lengths, or a measure that one of them lacks.
     """
     loaded = [load_evaluation(evaluation, "a comparison") for evaluation in evaluations]
-    if len(loaded) < 2:
-        raise UsageError(f"a comparison needs at least 2 evaluations, got {len(loaded)}")
-    for evaluation in loaded:
-        if evaluation.sequential is not None:
-            raise UsageError(
-                f"a comparison needs a fixed number of samples; those of {evaluation.title} were added until they "
-                f"decided {evaluation.sequential.goal}"
-            )
+    _check_comparable(loaded)
     first = loaded[0]
-    for other in loaded[1:]:
-        _check_same(first, other)
     shared = [name for name in MEASURES if all(name in evaluation.measures for evaluation in loaded)]
     if not shared or measure not in (None, *shared):
         asked = "a measure" if measure is None else repr(measure)
@@ -202,6 +193,20 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
     places = [str(evaluation.responder.get("address", "")).partition("//")[2] for evaluation in evaluations]
     pairs = list(zip(titles, places, strict=True))
     return numbered([f"{title} at {place}" if place and titles.count(title) > 1 else title for title, place in pairs])
+
+
+def _check_comparable(evaluations: Sequence[Evaluation]) -> None:
+    """Refuse fewer than two, samples that were added until they decided, and what `_check_same` refuses."""
+    if len(evaluations) < 2:
+        raise UsageError(f"a comparison needs at least 2 evaluations, got {len(evaluations)}")
+    for evaluation in evaluations:
+        if evaluation.sequential is not None:
+            raise UsageError(
+                f"a comparison needs a fixed number of samples; those of {evaluation.title} were added until they "
+                f"decided {evaluation.sequential.goal}"
+            )
+    for other in evaluations[1:]:
+        _check_same(evaluations[0], other)
 
 
 def _check_same(first: Evaluation, other: Evaluation) -> None:

@@ -217,9 +217,7 @@ def place(
     CELLS.check("passages x resamples", len(weights) * DRAWS)
     ranks = np.argsort(-weights, kind="stable")
     falling = weights[ranks]
-    evaluation = None
-    if not isinstance(run, MeasuredUse):
-        evaluation = load_evaluation(run, "placing")
+    evaluation = None if isinstance(run, MeasuredUse) else load_evaluation(run, "placing")
     use = run if isinstance(run, MeasuredUse) else measured_use(evaluation or "", by=options.by)
     terms = [_term(use, falling)]
     if distractor is not None:
@@ -232,16 +230,15 @@ def place(
     by_name = {gain["over"]: gain for gain in gains}
     better = by_name["best_first"]["raises"] and by_name[SHUFFLED]["raises"]
     curves = [(of_term.curves[0] @ term.spread).tolist() for term, of_term in zip(terms, shrunk, strict=True)]
-    complete = terms[0].scores
     scalars = {
         "order": list(_arranged(ranks, slots)),
         "curve": curves[0],
         "kept": float(shrunk[0].shares[0]),
         "p_flat": float(shrunk[0].p_flat[0]),
-        "p_shape": shape_of(complete, positions=np.array(use.positions, dtype=np.float64)).p_flat,
+        "p_shape": shape_of(terms[0].scores, positions=np.array(use.positions, dtype=np.float64)).p_flat,
         "gains": gains,
         "advice": REORDER if better else LEAVE,
-        "n_samples": len(complete),
+        "n_samples": len(terms[0].scores),
         "interpolated": tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
         "measure": use.measure,
         "decided": decided,
