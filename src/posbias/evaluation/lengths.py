@@ -86,9 +86,12 @@ def settled(evaluations: Mapping[int, Evaluation], options: EvaluateOptions) -> 
     """True if no longer length can change the effective length, or whether it is as long as required."""
     depths = tuple(range(len(next(iter(evaluations.values())).positions)))
     bound = effective_length(_levels(evaluations, options, depths), options.threshold)
+    if bound.at_least < max(evaluations):
+        return True
     require = options.require
-    enough = require is not None and require.what == EFFECTIVE_LENGTH and require.at_least
-    return bound.at_least < max(evaluations) or (enough and require is not None and bound.at_least >= require.number)
+    if require is None or require.what != EFFECTIVE_LENGTH or not require.at_least:
+        return False
+    return bound.at_least >= require.number
 
 
 def _levels(
