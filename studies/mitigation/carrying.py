@@ -1,11 +1,12 @@
-"""Does one adapter carry, what trains it, and what is learnt first: `python studies/mitigation/carrying.py DIRECTORY`.
+"""Does one adapter carry, what trains it, and what is learnt first: `studies/mitigation/carrying.py run DIRECTORY`.
 
-Four questions, one JSON file each, all cells of a seed before the next seed; what is done is kept, and another call
+Five questions, one JSON file each, all cells of a seed before the next seed; what is done is kept, and another call
 goes on. Every fit is an adapter of rank 4 on the demo model in bfloat16, in few steps on short prompts, so that two
 cores can do it: `families`: fitted to 2, 4, 8 and 12 families of tasks, judged on one that was left out; `draws`: even
 draws against draws by loss, one number of rows against several, judged at 1, 2 and 4 times the rows; `forms`: where the
-adapter sits, with controls; and, for every form, the loss of unseen prompts at every position as it is fitted.
-`... carrying.py table DIRECTORY` prints the tables of README.md.
+adapter sits, with controls, and the loss of unseen prompts at every position as it is fitted; `influence`: of the row
+that is asked for, before a fit; `samples`: adapters and biases fitted to 5, 20 and 80 samples.
+`... run DIRECTORY QUESTION...` answers some of the questions, `... table DIRECTORY` prints the tables.
 """
 
 import json
@@ -20,6 +21,10 @@ import numpy as np
 import torch
 
 import posbias as pb
+from posbias.evaluation.spans import encoded_prompt
+from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.outputs import PassOptions, Target
+from posbias.measurement.prompt import measure_prompt
 from posbias.mitigation.fitting import descent
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.fitting.calibration import with_passages
@@ -39,8 +44,13 @@ FAMILIES = {
 }
 NUMBERS, MULTIPLES, SEEDS = (2, 12, 4, 8), (1, 2, 4), (0, 1, 2)
 ROWS, MORE_ROWS, FEWEST = 8, 16, 3
-SAMPLES, JUDGED, WINDOW, WINDOWS = 24, 6, 48, 8
+SAMPLES, JUDGED, WINDOW, WINDOWS = 48, 6, 48, 8
+SIZES = (5, 20, 80)
+LOGPROB = resolve_kinds(["logprob"])
 OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0, together=2)
+FAMILIES_STEPS = 96
+BIAS_FIT = {"steps": 75, "rate": 0.05}
+"""Steps of four prompts: as many prompts as in 300 steps of one, the default of a bias."""
 LOOKS = 12
 """Samples of a fit that is looked at, a quarter of which no step sees."""
 FORMS = {
@@ -154,7 +164,7 @@ def families(study: Study, seed: int) -> None:
             for name in fitted_to
             for example in examples(study.model, FAMILIES[name], max(2, count), 100 + seed, 3)
         ]
-        method = study.fit("adapter", calibration, seed).method
+        method = study.fit("adapter", calibration, seed, steps=FAMILIES_STEPS).method
         tasks = {name: LANGUAGE_TASKS.parse(FAMILIES[name]) for name in (left_out, own)}
         scores = {
             f"{name} x{multiple}": study.beside(method, task.with_items(multiple * task.n_items), seed)
@@ -171,7 +181,7 @@ def draws(study: Study, seed: int) -> None:
     """One number of rows or several, even draws or draws by loss."""
 
     def made(rows: int, more: dict[str, Any]) -> dict[str, Any]:
-        calibration = examples(study.model, f"table(entries={rows})", SAMPLES // 2, 200 + seed, 5)
+        calibration = examples(study.model, f"table(entries={rows})", SAMPLES // 4, 200 + seed, 5)
         method = study.fit("adapter", calibration, seed, **more).method
         scores = {
             f"{multiple * ROWS} rows": study.beside(method, f"table(entries={multiple * ROWS})", seed, 5)
@@ -222,20 +232,55 @@ def forms(study: Study, seed: int) -> None:
         study.cell("forms", f"{name}, seed {seed}", lambda name=name: made(name))
 
 
-def run(directory: Path) -> None:
-    """All cells, the first seed's of all studies before the next seed's."""
+def influence(study: Study, seed: int) -> None:
+    """Share of influence on the answer's first token that the right row has, at every position, before any fit."""
+
+    def made() -> dict[str, Any]:
+        asked = examples(study.model, f"table(entries={ROWS})", JUDGED, 1000 + seed, ROWS)
+        shares = []
+        for number, example in enumerate(asked):
+            token_ids, answer = encoded_prompt(example, study.model.tokenizer)
+            passes = PassOptions(output=str(Target(tokens=[answer])), precision_prompts=0)
+            measured = measure_prompt(study.model, token_ids, kinds=LOGPROB, key=(seed, number), options=passes)
+            (norms,) = measured.norms.values()
+            shares.append(float(norms[example.gold_token : example.gold_end].sum() / norms.sum()))
+        return {"shares": np.reshape(shares, (JUDGED, ROWS)).tolist()}
+
+    study.cell("influence", f"seed {seed}", made)
+
+
+def samples(study: Study, seed: int) -> None:
+    """How many samples a fit needs, each at every position: adapters beside biases."""
+    task = f"table(entries={ROWS})"
+
+    def made(method: str, size: int) -> dict[str, Any]:
+        calibration = examples(study.model, task, size, 400 + seed, ROWS)
+        fitted = study.fit(method, calibration, seed, **({} if method == "adapter" else BIAS_FIT)).method
+        return {"text": study.text(fitted), "scores": study.beside(fitted, task, seed, ROWS)}
+
+    for size in SIZES:
+        for method in ("adapter", "context_bias", "key_bias"):
+            name = f"{method}, {size} samples, seed {seed}"
+            study.cell("samples", name, lambda method=method, size=size: made(method, size))
+
+
+QUESTIONS = {question.__name__: question for question in (influence, forms, families, draws, samples)}
+
+
+def run(directory: Path, questions: Sequence[str]) -> None:
+    """All cells, the first seed's of all questions before the next seed's."""
     torch.set_num_threads(1)
     descent.STEPS_BETWEEN_CHECKS, descent.PATIENCE = 4, 1000  # looks at every position, to the last step
     directory.mkdir(parents=True, exist_ok=True)
     study = Study(directory)
     for seed in SEEDS:
-        for question in (families, forms, draws):
-            question(study, seed)
+        for question in questions or QUESTIONS:
+            QUESTIONS[question](study, seed)
 
 
 def table(directory: Path) -> None:
     """Of every study and name, over its seeds: change of the mean, exact answers by position, nats of ordinary text."""
-    for study in ("families", "draws", "forms"):
+    for study in ("families", "draws", "forms", "samples"):
         path = directory / f"{study}.json"
         cells = json.loads(path.read_text()) if path.exists() else {}
         print(f"\n| {study} | judged on | log-probability per token | exact by position, before and after | text |")
@@ -264,4 +309,5 @@ def _judged(cells: list[dict[str, Any]]) -> dict[str, list[np.ndarray]]:
 
 
 if __name__ == "__main__":
-    table(Path(sys.argv[2])) if sys.argv[1] == "table" else run(Path(sys.argv[1]))
+    verb, folder, *some = sys.argv[1:]
+    table(Path(folder)) if verb == "table" else run(Path(folder), some)
