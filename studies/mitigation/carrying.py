@@ -1,11 +1,13 @@
 """Does one adapter carry, what trains it, and what is learnt first: `studies/mitigation/carrying.py run DIRECTORY`.
 
-Five questions, one JSON file each, all cells of a seed before the next seed; what is done is kept, and another call
-goes on. Every fit is an adapter of rank 4 on the demo model in bfloat16, in few steps on short prompts, so that two
-cores can do it: `families`: fitted to 2, 4, 8 and 12 families of tasks, judged on one that was left out; `draws`: even
-draws against draws by loss, one number of rows against several, judged at 1, 2 and 4 times the rows; `forms`: where the
-adapter sits, with controls, and the loss of unseen prompts at every position as it is fitted; `influence`: of the row
-that is asked for, before a fit; `samples`: adapters and biases fitted to 5, 20 and 80 samples.
+One JSON file a question, all cells of a seed before the next seed; what is done is kept, and another call goes on. Every
+fit is an adapter of rank 4 on the demo model in bfloat16, in few steps on short prompts, so that two cores can do it:
+- `families`: fitted to 2, 4, 8 and 12 families of tasks, judged on one that was left out; `oracle`: every family unfitted,
+  with the gold item alone
+- `draws`: even draws against draws by loss, one number of rows against several, judged at 1, 2 and 4 times the rows
+- `forms`: where the adapter sits, with controls, and the loss of unseen prompts at every position as it is fitted;
+  `influence`: of the row that is asked for, before a fit
+- `samples`: adapters and biases fitted to 5, 20 and 80 samples
 `... run DIRECTORY QUESTION...` answers some of the questions, `... table DIRECTORY` prints the tables.
 """
 
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 
 import posbias as pb
 from posbias.evaluation.spans import encoded_prompt
@@ -49,6 +52,7 @@ SIZES = (5, 20, 80)
 LOGPROB = resolve_kinds(["logprob"])
 OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0, together=2)
 FAMILIES_STEPS = 96
+PERMUTATIONS = 2000
 BIAS_FIT = {"steps": 75, "rate": 0.05}
 """Steps of four prompts: as many prompts as in 300 steps of one, the default of a bias."""
 LOOKS = 12
@@ -264,7 +268,20 @@ def samples(study: Study, seed: int) -> None:
             study.cell("samples", name, lambda method=method, size=size: made(method, size))
 
 
-QUESTIONS = {question.__name__: question for question in (influence, forms, families, draws, samples)}
+def oracle(study: Study, seed: int) -> None:
+    """The unchanged model on every family with the gold item alone: what it fails then is no matter of position."""
+
+    def made() -> dict[str, Any]:
+        scores = {}
+        for name in NEW:
+            asked = examples(study.model, FAMILIES[name], JUDGED, 1000 + seed, 1)
+            scores[name] = judged(study.model, None, [with_passages(one, [one.gold_position]) for one in asked])
+        return {"scores": scores}
+
+    study.cell("oracle", f"seed {seed}", made)
+
+
+QUESTIONS = {question.__name__: question for question in (influence, oracle, forms, families, draws, samples)}
 
 
 def run(directory: Path, questions: Sequence[str]) -> None:
@@ -287,13 +304,47 @@ def table(directory: Path) -> None:
         print("|---|---|---|---|---|")
         for name in dict.fromkeys(cell.rpartition(", seed")[0] for cell in cells):
             of_name = [cell for key, cell in cells.items() if key.rpartition(", seed")[0] == name]
-            text = np.mean([np.subtract(cell["text"]["after"], cell["text"]["before"]) for cell in of_name])
+            texts = [np.subtract(cell["text"]["after"], cell["text"]["before"]) for cell in of_name]
+            text = mean_of(np.mean(texts, axis=0)).interval().text("+.3f")
             for judged_on, (before, after) in _judged(of_name).items():
                 change = mean_of((after - before)[..., 0].mean(axis=1)).interval().text("+.2f")
                 exact = [
                     "/".join(f"{share:.2f}" for share in scores[..., 1].mean(axis=0)) for scores in (before, after)
                 ]
-                print(f"| {name} | {judged_on} | {change} | {exact[0]} to {exact[1]} | {text:+.3f} |")
+                print(f"| {name} | {judged_on} | {change} | {exact[0]} to {exact[1]} | {text} |")
+
+
+def order_of_learning(directory: Path) -> None:
+    """Is the loss of unseen prompts while a form is fitted lowest where influence, or accuracy, was before the fit?
+
+    Rank correlations over positions, mean over seeds, with one-sided p-values of permuted positions.
+    """
+    forms, shares = (json.loads((directory / f"{name}.json").read_text()) for name in ("forms", "influence"))
+    print("\n| form | mean loss by position | influence | log-probability before | nearness to the beginning |")
+    print("|---|---|---|---|---|")
+    for form in dict.fromkeys(cell.rpartition(", seed")[0] for cell in forms):
+        seeds = [name.rpartition("seed ")[2] for name in forms if name.startswith(f"{form}, seed")]
+        cells = [forms[f"{form}, seed {seed}"] for seed in seeds]
+        losses = [np.mean(cell["looks"], axis=0) for cell in cells]
+        before = {
+            "influence": [np.mean(shares[f"seed {seed}"]["shares"], axis=0) for seed in seeds],
+            "log-probability": [np.array(cell["scores"]["before"])[..., 0].mean(axis=0) for cell in cells],
+            "nearness": [-np.arange(ROWS) for _ in cells],
+        }
+        told = [_predicted(losses, values) for values in before.values()]
+        print(f"| {form} | {'/'.join(f'{loss:.2f}' for loss in np.mean(losses, axis=0))} | {' | '.join(told)} |")
+
+
+def _predicted(losses: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> str:
+    """Mean rank correlation of the negative losses with the values, and how often permuted positions reach it."""
+    generator = np.random.default_rng(0)
+    ranks = [(rankdata(-loss), rankdata(value)) for loss, value in zip(losses, values, strict=True)]
+    told = np.mean([np.corrcoef(pair)[0, 1] for pair in ranks])
+    permuted = [
+        np.mean([np.corrcoef(generator.permutation(left), right)[0, 1] for left, right in ranks])
+        for _ in range(PERMUTATIONS)
+    ]
+    return f"{told:+.2f} (p {(1 + np.sum(permuted >= told)) / (1 + PERMUTATIONS):.3f})"
 
 
 def _judged(cells: list[dict[str, Any]]) -> dict[str, list[np.ndarray]]:
@@ -310,4 +361,8 @@ def _judged(cells: list[dict[str, Any]]) -> dict[str, list[np.ndarray]]:
 
 if __name__ == "__main__":
     verb, folder, *some = sys.argv[1:]
-    table(Path(folder)) if verb == "table" else run(Path(folder), some)
+    if verb == "run":
+        run(Path(folder), some)
+    else:
+        table(Path(folder))
+        order_of_learning(Path(folder))
