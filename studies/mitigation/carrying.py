@@ -1,9 +1,10 @@
 """Does one adapter carry, what trains it, and what is learnt first: `studies/mitigation/carrying.py run DIRECTORY`.
 
-One JSON file a question, all cells of a seed before the next seed; what is done is kept, and another call goes on. Every
-fit is an adapter of rank 4 on the demo model in bfloat16, in few steps on short prompts, so that two cores can do it:
-- `families`: fitted to 2, 4, 8 and 12 families of tasks, judged on one that was left out; `oracle`: every family unfitted,
-  with the gold item alone
+One JSON file a question, all cells of a seed before the next seed; what is done is kept, and another call goes on.
+Every fit is an adapter of rank 4 on the demo model in bfloat16, in few steps on short prompts, so that two cores can do
+it:
+- `families`: fitted to 2, 4, 8 and 12 families of tasks, judged on one that was left out; `oracle`: the unchanged model
+  on every family, with the gold item alone
 - `draws`: even draws against draws by loss, one number of rows against several, judged at 1, 2 and 4 times the rows
 - `forms`: where the adapter sits, with controls, and the loss of unseen prompts at every position as it is fitted;
   `influence`: of the row that is asked for, before a fit
@@ -322,7 +323,9 @@ def order_of_learning(directory: Path) -> None:
     forms, shares = (json.loads((directory / f"{name}.json").read_text()) for name in ("forms", "influence"))
     print("\n| form | mean loss by position | influence | log-probability before | nearness to the beginning |")
     print("|---|---|---|---|---|")
-    for form in dict.fromkeys(cell.rpartition(", seed")[0] for cell in forms):
+    for form in FORMS:
+        if "first" in form:  # looks at one position
+            continue
         seeds = [name.rpartition("seed ")[2] for name in forms if name.startswith(f"{form}, seed")]
         cells = [forms[f"{form}, seed {seed}"] for seed in seeds]
         losses = [np.mean(cell["looks"], axis=0) for cell in cells]
