@@ -11,7 +11,7 @@ import yaml
 
 from posbias import RunError, UsageError
 from posbias.evaluation.harness_files import DATA_FILE, INSPECT_FILE, SCORING_FILE, write_inspect_ai, write_lm_eval
-from posbias.tasks.language import LANGUAGE_TASKS, SCORERS
+from posbias.tasks.language import LANGUAGE_TASKS
 
 TASKS = ["key_value(pairs=4)", "documents(documents=4)", "example_order(shots=4)", "key_value(pairs=3, chat=True)"]
 
@@ -79,7 +79,7 @@ def test_generation_has_our_limit_stop_and_a_metric_for_every_position(tmp_path)
 def test_the_scoring_module_judges_as_the_published_rule(spelled, prediction, answers, tmp_path):
     task, _, _ = exported(spelled, tmp_path)
     found = scoring_module(tmp_path).process_results({"answers": answers, "position": 3}, [prediction])
-    assert found["accuracy"] == found["accuracy_at_3"] == SCORERS[task.scoring](prediction, answers)
+    assert found["accuracy"] == found["accuracy_at_3"] == task.answer_rule.right(prediction, answers)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path):
@@ -125,7 +125,7 @@ def test_no_name_of_a_file_is_taken_for_source(spelling, name, tmp_path, monkeyp
     assert stem.isascii()
     directory = tmp_path / "out"
     found = scoring_module(directory)
-    assert (str(task), task.scoring) == (found.TASK, found.RULE)
+    assert (str(task), task.answer_rule.name) == (found.TASK, found.RULE)
     assert found.process_results({"answers": ["x"], "position": 0}, ["x"])["accuracy"] == 1.0
     program = ast.parse((directory / INSPECT_FILE).read_text())
     allowed = ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef

@@ -3,8 +3,8 @@
 import pytest
 
 from posbias import UsageError
-from posbias.tasks.language import SCORERS, share_found
-from posbias.tasks.language.answers import best_subspan_em, normalise_answer, substring_match
+from posbias.tasks.language import RULES, share_found
+from posbias.tasks.language.answers import normalise_answer
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_normalisation_by_hand(text: str, bare: str) -> None:
     ],
 )
 def test_best_subspan_by_hand(prediction: str, answers: list[str], score: float) -> None:
-    assert best_subspan_em(prediction, answers) == score
+    assert RULES.parse("best_subspan_em").right(prediction, answers) == score
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_best_subspan_by_hand(prediction: str, answers: list[str], score: float)
         ("y", ["x", "y"], 1.0),
     ],
 )
-def test_substring_by_hand(prediction: str, answers: list[str], score: float) -> None:
-    assert substring_match(prediction, answers) == score
+def test_contains_by_hand(prediction: str, answers: list[str], score: float) -> None:
+    assert RULES.parse("contains").right(prediction, answers) == score
 
 
 def test_share_found_counts_each_value() -> None:
@@ -64,15 +64,13 @@ def test_share_found_counts_each_value() -> None:
 
 
 def test_rules_are_found_by_name() -> None:
-    assert SCORERS["substring"] is substring_match
-    assert SCORERS["best_subspan_em"] is best_subspan_em
-    with pytest.raises(UsageError, match="unknown scoring rule 'f1'; known: best_subspan_em, choice"):
-        SCORERS["f1"]
+    with pytest.raises(UsageError, match="unknown rule 'f1'; known: best_subspan_em, choice, contains, date, equals"):
+        RULES.parse("f1")
 
 
 def test_answers_that_would_always_be_right_are_refused() -> None:
     with pytest.raises(UsageError, match="holds nothing but articles"):
-        best_subspan_em("anything", ["The"])
+        RULES.parse("best_subspan_em").right("anything", ["The"])
     for answers in ([], [""]):
         with pytest.raises(UsageError, match="at least 1 text, none empty"):
-            substring_match("anything", answers)
+            RULES.parse("contains").right("anything", answers)

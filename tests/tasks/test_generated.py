@@ -25,7 +25,7 @@ def test_an_answer_is_right_by_the_rule_of_its_task_and_known_from_one_entry_alo
         gold, *others = sample.entries
         assert len(others) == 11
         assert sample.answer in gold
-        assert task.right(f" {sample.answer}\nand so on", [sample.answer]) == 1
+        assert task.answer_rule.right(f" {sample.answer}\nand so on", [sample.answer]) == 1
         asked, told = (set(re.findall(r"\w+", text)) for text in (sample.question, " ".join(others)))
         assert asked & set(re.findall(r"\w+", gold)) - told, "a word of the question stands in that entry alone"
 
@@ -50,8 +50,8 @@ def test_an_answer_is_right_by_the_rule_of_its_task_and_known_from_one_entry_alo
 )
 def test_rules_take_other_forms_of_an_answer_and_nothing_else(name, answer, right, wrong):
     task = LANGUAGE_TASKS[name]()
-    assert [text for text in right if not task.right(text, [answer])] == []
-    assert [text for text in wrong if task.right(text, [answer])] == []
+    assert [text for text in right if not task.answer_rule.right(text, [answer])] == []
+    assert [text for text in wrong if task.answer_rule.right(text, [answer])] == []
 
 
 def test_too_many_entries_are_refused():

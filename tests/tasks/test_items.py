@@ -72,8 +72,8 @@ def test_the_letter_of_the_moved_option_is_the_answer(tmp_path: Path) -> None:
         same = MultipleChoice(options=3, file=written(tmp_path / "choices.jsonl", choices), chat=chat)
         prompts = [example.prompt for example in asked(replace(task, chat=chat))]
         assert prompts == [example.prompt for example in same.examples(None, count=1)]
-    assert task.right("(C) plum", ("C",)) == 1
-    assert task.right("B", ("C",)) == 0
+    assert task.answer_rule.right("(C) plum", ("C",)) == 1
+    assert task.answer_rule.right("B", ("C",)) == 0
 
 
 def test_records_with_different_numbers_of_units_have_the_same_depths(tmp_path: Path) -> None:
@@ -157,7 +157,10 @@ def test_bad_records_are_refused_in_one_line_with_file_line_and_field(
     ("spelling", "complaint"),
     [
         ("items()", "missing a required argument: 'file'"),
-        ("items(file='x', rule='has')", "unknown rule 'has'; known: choice, contains, equals, number, python, regex"),
+        (
+            "items(file='x', rule='has')",
+            "unknown rule 'has'; known: best_subspan_em, choice, contains, date, equals, first_ranked",
+        ),
         ("items(file='x', rule='number(tolerance=-1)')", "tolerance must be at least 0 and finite, got -1"),
         (
             "items(file='x', rule='python(function=\"os.system\")')",
@@ -203,6 +206,9 @@ def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
         ("number(tolerance=0.5)", "10", ["10.5", "9.5", "= 10"], ["10.6", "-10", "−10"]),
         ("number", "-3", ["-3", "−3 degrees"], ["3"]),
         ("choice", "B", ["B", "The answer is (B)."], ["A"]),
+        ("date", "1921-03-03", ["on 3 March 1921."], ["March 13, 1921"]),
+        ("whole_words", "Nils", ["It is Nils, the cook."], ["Nilsson"]),
+        ("number(first=True)", "7", ["There are seven; answer: 8"], ["eight, or 7"]),
     ],
 )
 def test_rules_judge_as_they_say(rule: str, answer: str, right: list[str], wrong: list[str]) -> None:
@@ -214,7 +220,12 @@ def test_rules_judge_as_they_say(rule: str, answer: str, right: list[str], wrong
 
 @pytest.mark.parametrize(
     ("rule", "answer", "complaint"),
-    [("regex", "(", "is not a regular expression"), ("number", "ten", "the answer must be a number, got 'ten'")],
+    [
+        ("regex", "(", "is not a regular expression"),
+        ("number", "ten", "the answer must be a number, got 'ten'"),
+        ("date", "May", "the answer must be a date such as 3 March 1921 or 1921-03-03, got 'May'"),
+        ("json_value", "{", "the answer must be a JSON value, got '{'"),
+    ],
 )
 def test_answers_that_a_rule_cannot_judge_are_refused(rule: str, answer: str, complaint: str, tmp_path: Path) -> None:
     file = written(tmp_path / "own.jsonl", {**RECORD, "answer": answer})

@@ -20,7 +20,7 @@ from posbias.tasks.language import Example, LanguageTask
 DATA_FILE = "examples.jsonl"
 SCORING_FILE = "posbias_scoring.py"
 INSPECT_FILE = "posbias_inspect.py"
-EXPORTED_RULES = ("best_subspan_em", "substring")
+EXPORTED_RULES = ("best_subspan_em", "contains")
 """Rules of scoring that the exported module has."""
 LONGEST_STEM = 100
 """Characters of a task's spelling that stand in the names of its files."""
@@ -40,7 +40,7 @@ def _normalised(text):
 
 
 def _right(prediction, answers):
-    if RULE == "substring":
+    if RULE == "contains":
         return float(any(answer.lower() in prediction.lower() for answer in answers))
     first_line = _normalised(prediction.lstrip().split("\\n")[0])
     return float(any(_normalised(answer) in first_line for answer in answers))
@@ -139,7 +139,7 @@ def write_lm_eval(
     generated = _GENERATED.format(module=module, stop=stop, max_tokens=max_tokens or task.max_tokens, metrics=listed)
     files = {
         DATA_FILE: data,
-        SCORING_FILE: _SCORING.format(task=str(task), rule=task.scoring),
+        SCORING_FILE: _SCORING.format(task=str(task), rule=task.answer_rule.name),
         f"{stem}.yaml": _COMMON.format(name=stem, output_type="generate_until") + generated,
         f"{stem}_logprob.yaml": _COMMON.format(name=f"{stem}_logprob", output_type="loglikelihood") + _SCORED,
     }
@@ -159,16 +159,16 @@ def write_inspect_ai(
     """
     name, data = _exported(task, examples, max_tokens)
     settings = {"name": name, "max_tokens": max_tokens or task.max_tokens, "stop": list(task.stop), "data": DATA_FILE}
-    scoring = _SCORING.format(task=str(task), rule=task.scoring).partition("\n\n\ndef process_results")[0]
+    scoring = _SCORING.format(task=str(task), rule=task.answer_rule.name).partition("\n\n\ndef process_results")[0]
     _write({DATA_FILE: data, INSPECT_FILE: scoring + "\n" + _INSPECT.format(**settings)}, Path(directory))
     return name
 
 
 def _exported(task: LanguageTask, examples: Sequence[Example], max_tokens: int | None) -> tuple[str, str]:
     """The name of a task in another harness, and its examples, one JSON object per line."""
-    if task.scoring not in EXPORTED_RULES:
+    if task.answer_rule.name not in EXPORTED_RULES:
         raise UsageError(
-            f"{task.name} has a rule of scoring ({task.scoring}) that is not exported; allowed: other tasks"
+            f"{task.name} has a rule of scoring ({task.answer_rule.name}) that is not exported; allowed: other tasks"
         )
     if not examples:
         raise UsageError("no examples to export; give at least 1")

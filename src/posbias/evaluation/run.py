@@ -262,7 +262,7 @@ def _resolved(task: LanguageTask, options: EvaluateOptions, described: Mapping[s
         "command": "",
         "task": str(task),
         "file_sha256": None,
-        "scoring": task.scoring,
+        "scoring": task.answer_rule.name,
         "count": options.count,
         **({"skip": options.skip} if options.skip else {}),
         "positions": list(options.positions_of(task)),

@@ -58,9 +58,10 @@ class Sample:
 
 def samples_of(task: LanguageTask, tokenizer: Any, options: EvaluateOptions) -> Iterator[Sample]:
     """The samples of a task, each with its examples at all positions, lazily."""
-    if task.own_code is not None and not options.allow_code:
+    own_code = task.answer_rule.own_code
+    if own_code is not None and not options.allow_code:
         raise UsageError(
-            f"{task.name}: answers would be judged by code of one's own, {task.own_code!r}, which allow_code=True "
+            f"{task.name}: answers would be judged by code of one's own, {own_code!r}, which allow_code=True "
             "(--allow-code) permits"
         )
     positions = options.positions_of(task)
@@ -148,10 +149,11 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         cut = response.finish == CUT_OFF and LINE_END not in text.lstrip()
     if text is not None and task.lead_in and response is not None and response.continues:
         answer = f"{task.lead_in} {text.lstrip().partition(LINE_END)[0]}"
+    rule = task.answer_rule
     values, tokens = [example.answers[0], *example.companions], example.n_tokens
     numbers = {
-        "correct": None if answer is None else task.right(answer, example.answers),
-        "starts": None if text is None or not task.begins else starts_with(text, example.answers, goes_on=cut),
+        "correct": None if answer is None else rule.right(answer, example.answers),
+        "starts": None if text is None or not rule.begins else starts_with(text, example.answers, goes_on=cut),
         "cut": None if text is None else cut,
         # Only if a prompt asks for several.
         "found": None if text is None or not example.companions else share_found(text, values),
@@ -175,7 +177,7 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "thinking": None if response is None else response.thinking,
         "finish": None if response is None else response.finish,
         "skipped": skipped,
-        "read": None if answer is None else task.readable(answer),
+        "read": None if answer is None else rule.readable(answer),
     }
 
 

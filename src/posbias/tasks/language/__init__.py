@@ -1,6 +1,6 @@
 """Tasks in language, with the answer at a chosen position of the context."""
 
-from posbias.tasks.language.answers import SCORERS, share_found
+from posbias.tasks.language.answers import share_found
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     Example,
@@ -16,12 +16,13 @@ from posbias.tasks.language.multiple_choice import MultipleChoice
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.pairwise import Pairwise
 from posbias.tasks.language.records import CodeVariables, Counts, JsonFields, Table
+from posbias.tasks.language.rules import RULES
 from posbias.tasks.language.statements import Dates, Dialogue, Instructions, Roles
 from posbias.tasks.language.word_lists import ExampleOrder, TokenCopy
 
 __all__ = [
     "LANGUAGE_TASKS",
-    "SCORERS",
+    "RULES",
     "CodeVariables",
     "Counts",
     "Dates",

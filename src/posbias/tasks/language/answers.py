@@ -1,16 +1,13 @@
-"""Published scoring rules: is a generated text right, given the accepted answers?"""
+"""What rules of scoring read in a generated text: its first line, its words without forms, the option that it names."""
 
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from posbias.errors import UsageError
-from posbias.registry import Registry
-from posbias.tasks.language.verdict_parsing import verdict_of
 
 LETTERS = string.ascii_uppercase[:10]
 """Letters of options; more would run into each other in prose ("I")."""
-SCORERS: Registry[Callable[[str, Sequence[str]], float]] = Registry("scoring rule")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -27,48 +24,6 @@ def normalise_answer(text: str) -> str:
     """
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
-
-
-@SCORERS.register("best_subspan_em")
-def best_subspan_em(prediction: str, answers: Sequence[str]) -> float:
-    """1 if an accepted answer occurs in the first line of the prediction that is not blank, both normalised; else 0.
-
-    Only the text before that line's end counts: the answer stands in the context, so that a model which copies
-    the context on and on would otherwise be right.
-
-    Raises:
-        UsageError: no answer, or one that normalises to nothing and so would occur everywhere.
-
-    Source: Liu et al. 2024, section 2.2. As published but for empty answers, which there are always right, and for
-    blank lines before an answer, with which it is always wrong there.
-    """
-    line = normalise_answer(first_line(prediction))
-    accepted = [normalise_answer(answer) for answer in _checked(answers)]
-    empty = [answer for answer, bare in zip(answers, accepted, strict=True) if not bare]
-    if empty:
-        raise UsageError(f"answer {empty[0]!r} holds nothing but articles and punctuation, so it cannot be scored")
-    return float(any(answer in line for answer in accepted))
-
-
-@SCORERS.register("substring")
-def substring_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 if an accepted answer occurs anywhere in the prediction, ignoring case; else 0.
-
-    Source: Liu et al. 2024, section 3.1, key-value retrieval.
-    """
-    return float(any(answer.lower() in prediction.lower() for answer in _checked(answers)))
-
-
-@SCORERS.register("verdict")
-def verdict_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 if the verdict (`verdict_of`) is the accepted letter; else 0, also for a tie and if there is none."""
-    return float(verdict_of(prediction) in _checked(answers))
-
-
-@SCORERS.register("choice")
-def choice_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 if the option that is named (`choice_of`) is the accepted letter; else 0, also if none is named."""
-    return float(choice_of(prediction, LETTERS) in _checked(answers))
 
 
 def choice_of(text: str, letters: str) -> str | None:
@@ -96,7 +51,7 @@ def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> fl
     the prediction was cut off (`goes_on`), None if it may still become an accepted answer.
     """
     normalised = normalise_answer(prediction)
-    accepted = [normalise_answer(answer) for answer in _checked(answers)]
+    accepted = [normalise_answer(answer) for answer in checked_answers(answers)]
     if any(f"{normalised} ".startswith(f"{answer} ") for answer in accepted if answer):
         return 1.0
     return None if goes_on and any(answer.startswith(normalised) for answer in accepted) else 0.0
@@ -104,10 +59,11 @@ def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> fl
 
 def share_found(prediction: str, values: Sequence[str]) -> float:
     """Share of several values that occur in the prediction, ignoring case, in 0 ... 1."""
-    return sum(substring_match(prediction, [value]) for value in _checked(values)) / len(values)
+    return sum(value.lower() in prediction.lower() for value in checked_answers(values)) / len(values)
 
 
-def _checked(answers: Sequence[str]) -> Sequence[str]:
+def checked_answers(answers: Sequence[str]) -> Sequence[str]:
+    """Accepted answers; none at all, or an empty one, which would occur everywhere, is refused."""
     if isinstance(answers, str) or not answers or not all(answers):
         raise UsageError(f"answers must be a list of at least 1 text, none empty, got {answers!r}")
     return answers

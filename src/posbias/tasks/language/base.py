@@ -9,6 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +19,8 @@ from posbias.files import check_text, decoded, json_object, open_file, read_line
 from posbias.limits import EXAMPLES, ITEMS
 from posbias.prompts.control_tokens import control_pattern
 from posbias.registry import Registry
-from posbias.tasks.language.answers import SCORERS
 from posbias.tasks.language.locating import Message, Span, locate, text_of
+from posbias.tasks.language.rules import RULES, Rule
 
 LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task")
 
@@ -150,7 +151,7 @@ class LanguageTask(ABC):
 
     name: ClassVar[str]
     scoring: ClassVar[str]
-    """Name of the published scoring rule, a key of `SCORERS`."""
+    """Spelling of the rule of scoring, for tasks with one rule."""
     max_tokens: ClassVar[int]
     """Tokens a model may generate for its answer."""
     lead_in: ClassVar[str] = ""
@@ -183,7 +184,7 @@ class LanguageTask(ABC):
     @property
     def stop(self) -> tuple[str, ...]:
         """Texts at which a generated answer may end without a change of its score: its first line alone may count."""
-        return ("\n",) if self.scoring == "best_subspan_em" else ()
+        return ("\n",) if self.answer_rule.one_line else ()
 
     @abstractmethod
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Any]:
@@ -193,23 +194,10 @@ class LanguageTask(ABC):
     def draft(self, sample: Any, position: int) -> Draft:
         """The prompt of a drawn sample with the moved item at a position."""
 
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """The score of a generated text (0 ... 1) by the task's rule."""
-        return float(SCORERS[self.scoring](text, answers))
-
-    @property
-    def begins(self) -> bool:
-        """True if a right answer may be expected to begin with an accepted one, which is measured beside."""
-        return self.scoring != "verdict"
-
-    def readable(self, text: str) -> bool:
-        """True if an answer holds what the task's rule judges, such as a verdict; what does not is wrong."""
-        return True
-
-    @property
-    def own_code(self) -> str | None:
-        """The Python code of one's own that judges answers; None: there is none."""
-        return None
+    @cached_property
+    def answer_rule(self) -> Rule:
+        """The rule by which a generated text is right."""
+        return RULES.parse(self.scoring)
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """Further numbers of a generated text (None: there is none) beside its score: a table each, by name."""

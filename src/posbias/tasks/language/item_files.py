@@ -121,7 +121,7 @@ def read_record(record: dict[str, Any], where: str, *, rule: Rule, among: str) -
 
 def _answers(record: dict[str, Any], where: str, rule: Rule) -> tuple[str, ...]:
     given = [name for name in ("answer", "answers") if record.get(name) is not None]
-    if rule.letters:
+    if rule.of_place:
         if given:
             raise UsageError(
                 f"{where}: field {given[0]!r} goes without {rule.name}, which takes the moved one's letter"

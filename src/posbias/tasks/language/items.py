@@ -57,8 +57,8 @@ class Items(LanguageTask):
     """A .jsonl, .jsonl.gz or .json file of records: `units` or `messages`, which one is `moved`, `question`, `answer`
     (`tasks/language/item_files.py`)."""
     rule: str = "contains"
-    """Rule of scoring: contains, equals, regex, choice (a letter), number(tolerance=0.5), or
-    python(function='file.py:function'), which --allow-code must permit."""
+    """Rule of scoring (`rules.py`): contains, equals, whole_words, regex, choice (a letter), number(tolerance=0.5),
+    date, json_value ..., or python(function='file.py:function'), which --allow-code must permit."""
     template: str | None = None
     """A text file with one's own prompt, `{units}` once and `{question}` at least once; None: the units, then the
     question; as of `multiple_choice` if letters are asked for. For units that are texts."""
@@ -81,7 +81,6 @@ class Items(LanguageTask):
     """Times that each record is asked, from the second on with the other units in another order (>= 1); what is said
     of positions counts records then."""
 
-    scoring: ClassVar[str] = "rule"
     max_tokens: ClassVar[int] = 64
     counted: ClassVar[str] = "filled"
 
@@ -107,10 +106,11 @@ class Items(LanguageTask):
                 f"{self.name}: entry must hold {{text}} once, and at most one of {{number}} and {{letter}} before it, "
                 f"got {self.entry!r}"
             )
-        self._rule  # noqa: B018  a rule that is none is refused at once
+        self.answer_rule  # noqa: B018  a rule that is none is refused at once
 
     @cached_property
-    def _rule(self) -> Rule:
+    def answer_rule(self) -> Rule:
+        """The rule that is named."""
         return RULES.parse(self.rule)
 
     @cached_property
@@ -127,26 +127,11 @@ class Items(LanguageTask):
     @cached_property
     def _around(self) -> tuple[str, str]:
         """Texts before and after the units."""
-        if self.template is None and self._rule.letters:
+        if self.template is None and self.answer_rule.of_place:
             return "{question}\n", CLOSING if self.chat else "\nAnswer:"
         if self.template is None:
             return "", "\n\nQuestion: {question}\nAnswer:"
         return around(self.name, self.template, "units")
-
-    @property
-    def own_code(self) -> str | None:
-        """The function that a rule runs."""
-        return self._rule.own_code
-
-    @property
-    def begins(self) -> bool:
-        """True if an accepted answer is a text."""
-        return self._rule.text
-
-    @property
-    def stop(self) -> tuple[str, ...]:
-        """The end of the first line, if it alone is judged."""
-        return ("\n",) if self._rule.one_line else ()
 
     @property
     def measured_samples(self) -> int:
@@ -167,7 +152,7 @@ class Items(LanguageTask):
 
     def _record(self, index: int) -> ItemRecord:
         where, record = self._raw[index]
-        return read_record(record, where, rule=self._rule, among=self.among)
+        return read_record(record, where, rule=self.answer_rule, among=self.among)
 
     def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> LanguageTask:
         """This task with as many fillers as fit; see `LanguageTask.at_length`."""
@@ -198,7 +183,7 @@ class Items(LanguageTask):
         least = max(2, self.n_items)
         if places < least:
             raise UsageError(f"{record.where}: the moved one has {places} of at least {least} places")
-        if self._rule.letters and (not texts or places > len(LETTERS)):
+        if self.answer_rule.of_place and (not texts or places > len(LETTERS)):
             raise UsageError(f"{record.where}: rule 'choice' takes units that are texts, at most {len(LETTERS)}")
         if not texts and (self.template or self.entry):
             raise UsageError(f"{record.where}: template and entry are for units that are texts, not for messages")
@@ -228,7 +213,7 @@ class Items(LanguageTask):
         record, places = sample.record, len(sample.others) + 1
         slot = position if self.depths is None else round(position * (places - 1) / (self.depths - 1))
         units, moved = record.arrangement.at(slot, sample.others)
-        answers = (LETTERS[slot],) if self._rule.letters else record.answers
+        answers = (LETTERS[slot],) if self.answer_rule.of_place else record.answers
         if record.messages or not isinstance(units[0], str):
             placed = self._conversation(record, units, moved)
             text = str(placed.messages[placed.index]["content"])
@@ -239,7 +224,7 @@ class Items(LanguageTask):
 
     def _text(self, record: ItemRecord, units: Sequence[str], moved: int, answers: tuple[str, ...]) -> Draft:
         before, after = (part.replace("{question}", str(record.question)) for part in self._around)
-        form = self.entry or ("{letter}. {text}" if self._rule.letters else "[{number}] {text}")
+        form = self.entry or ("{letter}. {text}" if self.answer_rule.of_place else "[{number}] {text}")
         lead, _, end = form.partition("{text}")
 
         def numbered(slot: int) -> str:
@@ -249,7 +234,7 @@ class Items(LanguageTask):
         entries = [unit + end for unit in units]
         listing = listed(entries, head=before, between="\n", tail=after, numbered=numbered)
         template = "".join(self._around) if self.template else ""
-        passages = () if self._rule.letters else listing.passages  # whose order decides which letter is right
+        passages = () if self.answer_rule.of_place else listing.passages  # whose order decides which letter is right
         return Draft(listing.text, answers, listing.items[moved], passages=passages, template=template)
 
     def _conversation(self, record: ItemRecord, units: Sequence[Unit], moved: int) -> Placed:
@@ -263,11 +248,3 @@ class Items(LanguageTask):
         index = begins[moved]
         placed = Placed((*messages, *asked), index, (0, len(str(messages[index]["content"]))))
         return as_text(placed, record.tools) if self.calls == "text" else placed
-
-    def readable(self, text: str) -> bool:
-        """True if the text holds what the rule judges."""
-        return self._rule.readable(text)
-
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """The score by the rule."""
-        return self._rule.right(text, answers)

@@ -44,7 +44,7 @@ class KeyValue(LanguageTask):
     query: str = "after"
     """Place of the key: `after` the object (as published), `before` it, or `both` (query-aware, as published)."""
 
-    scoring: ClassVar[str] = "substring"
+    scoring: ClassVar[str] = "contains"
     max_tokens: ClassVar[int] = 100
     counted: ClassVar[str] = "pairs"
 

@@ -5,14 +5,15 @@ are evaluated at once: the letter that is generated, and the probability of the 
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
-from posbias.tasks.language.answers import LETTERS, choice_of
+from posbias.tasks.language.answers import LETTERS
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     Draft,
@@ -24,6 +25,7 @@ from posbias.tasks.language.base import (
     text_field,
 )
 from posbias.tasks.language.documents import drawn_documents
+from posbias.tasks.language.rules import Choice
 from posbias.tasks.language.words import CITIES
 
 CLOSING = "\nAnswer with one letter."
@@ -49,7 +51,6 @@ class MultipleChoice(LanguageTask):
     """A .jsonl or .jsonl.gz file, one object per line: `question`, `choices` (as many texts as `options`) and `answer`
     (the right one's index, 0 the first, or its letter), as MMLU has them; None: generated questions."""
 
-    scoring: ClassVar[str] = "choice"
     max_tokens: ClassVar[int] = 8
     counted: ClassVar[str] = "options"
     fixed_order: ClassVar[bool] = True
@@ -96,17 +97,14 @@ class MultipleChoice(LanguageTask):
         )
         return Draft(listing.text, (LETTERS[position],), listing.items[position], passages=listing.passages)
 
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 if the answer names the letter of the right content; what names none is wrong."""
-        return float(choice_of(text, LETTERS[: self.options]) in answers)
-
-    def readable(self, text: str) -> bool:
-        """True if an option is named."""
-        return choice_of(text, LETTERS[: self.options]) is not None
+    @cached_property
+    def answer_rule(self) -> Choice:
+        """The letter of the right content is named, among those of the options."""
+        return Choice(self.options)
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`chosen`: index of the letter that is named; None if none is."""
-        choice = None if text is None else choice_of(text, LETTERS[: self.options])
+        choice = None if text is None else self.answer_rule.named(text)
         return {"chosen": None if choice is None else float(LETTERS.index(choice))}
 
 

@@ -94,7 +94,7 @@ class Needle(LanguageTask):
     corpus: str | None = None
     """A UTF-8 text file; None: the default corpus of the package."""
 
-    scoring: ClassVar[str] = "substring"
+    scoring: ClassVar[str] = "contains"
     max_tokens: ClassVar[int] = 48
     counted: ClassVar[str] = "depths"
 

@@ -16,7 +16,7 @@ cannot be read; both are counted. The score by teacher forcing is that of the ri
 
 import random
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -35,7 +35,8 @@ from posbias.tasks.language.base import (
     text_field,
 )
 from posbias.tasks.language.documents import drawn_documents
-from posbias.tasks.language.verdict_parsing import TIE, check_own, first_ranked, verdict_of
+from posbias.tasks.language.rules import FirstRanked, NamingRule, Verdict
+from posbias.tasks.language.verdict_parsing import TIE, check_own
 from posbias.tasks.language.words import CITIES
 
 PAIR = "Two responses to a question are given. Decide which one is better.\n\n"
@@ -74,7 +75,6 @@ class Judgement(LanguageTask):
     """A regular expression with one group that holds a letter or tie, such as `Winner: (A|B|tie)`: the only form that
     counts as a verdict, at its last match; None: the forms of `verdict_of` and `first_ranked`."""
 
-    scoring: ClassVar[str] = "verdict"
     fixed_order: ClassVar[bool] = True
     wording: ClassVar[tuple[str, ...]] = ("rubric", "template", "pattern")
     """Parameters that change what is said about the same samples."""
@@ -143,24 +143,17 @@ class Judgement(LanguageTask):
     def read(self, record: dict[str, Any], where: str) -> Judged:
         """The sample of a line."""
 
-    @abstractmethod
-    def verdict(self, text: str) -> str | None:
-        """The letter that a judge prefers, `TIE`, or None: there is no verdict that can be read."""
-
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 if the verdict names the best response; a tie, or what cannot be read, is wrong."""
-        return float(self.verdict(text) in answers)
-
-    def readable(self, text: str) -> bool:
-        """True if there is a verdict, or a tie."""
-        return self.verdict(text) is not None
+    @cached_property
+    def answer_rule(self) -> NamingRule:
+        """A verdict names the better of two responses."""
+        return Verdict(self.pattern)
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`first_pick`: 1 if the verdict names Response A, 0 if another; `tie`: 1 if it is a tie, 0 if it names one.
 
         Either is None otherwise; `tie` only if there is no verdict that can be read.
         """
-        verdict = None if text is None else self.verdict(text)
+        verdict = None if text is None else self.answer_rule.named(text)
         named = verdict is not None and verdict != TIE
         return {
             "first_pick": float(verdict == LETTERS[0]) if named else None,
@@ -186,10 +179,6 @@ class Pairwise(Judgement):
     def n_items(self) -> int:
         """Two slots."""
         return 2
-
-    def verdict(self, text: str) -> str | None:
-        """A, B, `TIE`, or None."""
-        return verdict_of(text, self.pattern)
 
     def read(self, record: dict[str, Any], where: str) -> Judged:
         """A line in JudgeBench's schema."""
@@ -225,13 +214,14 @@ class Listwise(Judgement):
         if type(self.responses) is not int or not 3 <= self.responses <= 8:
             raise UsageError(f"{self.name}: responses must be 3 ... 8 (two: pairwise), got {self.responses!r}")
 
-    def verdict(self, text: str) -> str | None:
-        """The letter that is ranked first, `TIE`, or None."""
-        return first_ranked(text, self.letters, self.pattern)
+    @cached_property
+    def answer_rule(self) -> FirstRanked:
+        """The best response is ranked first."""
+        return FirstRanked(self.responses, self.pattern)
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`first_pick` and `tie`, as for pairs, and `chosen`: the slot that is ranked first."""
-        verdict = None if text is None else self.verdict(text)
+        verdict = None if text is None else self.answer_rule.named(text)
         slot = None if verdict is None or verdict == TIE else float(LETTERS.index(verdict))
         return {**super().noted(text), "chosen": slot}
 

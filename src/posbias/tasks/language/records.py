@@ -20,7 +20,7 @@ THREE_DIGITS = range(100, 1000)
 class Table(Entries):
     """Read one cell of a table of goods; the row that holds it moves."""
 
-    scoring: ClassVar[str] = "number"
+    scoring: ClassVar[str] = "number(first=True)"
     most: ClassVar[int] = len(GOODS)
     head: ClassVar[str] = "| item | colour | price |\n|---|---|---|\n"
 
@@ -75,7 +75,7 @@ class CodeVariables(Entries):
 class Counts(Entries):
     """Tell how many fruits of a sort are in one of several baskets, each a list with counts; that list moves."""
 
-    scoring: ClassVar[str] = "number"
+    scoring: ClassVar[str] = "number(first=True)"
     most: ClassVar[int] = len(NAMES)
 
     def asked(self, source: random.Random) -> Asked:

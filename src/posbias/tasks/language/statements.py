@@ -79,7 +79,7 @@ class Roles(Entries):
 class Instructions(Entries):
     """Follow the one of several instructions that applies; it moves. Nothing but the word it asks for is right."""
 
-    scoring: ClassVar[str] = "nothing_else"
+    scoring: ClassVar[str] = "equals"
     most: ClassVar[int] = len(COMMON) // 2
 
     def asked(self, source: random.Random) -> Asked:
