@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from posbias.decomposition import DecomposeOptions, decompose
     from posbias.designing import DesignOptions, design
     from posbias.errors import RunError, UsageError
-    from posbias.evaluation import CorrelateOptions, EvaluateOptions, PlaceOptions, correlate, evaluate, place
+    from posbias.evaluation import CorrelateOptions, EvaluateOptions, PlaceOptions, correlate, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.exporting import export
     from posbias.interventions import intervened
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from posbias.mitigation import MitigateOptions, mitigate, mitigated
     from posbias.mitigation.fitting.base import FitOptions
     from posbias.mitigation.fitting.fit import fit
+    from posbias.mitigation.subjects import evaluate
     from posbias.models.loading import load_model
     from posbias.profiles import Profile
     from posbias.prompts.loading import load_prompts
@@ -151,7 +152,7 @@ _HOMES = {
         "decomposition": "DecomposeOptions decompose",
         "designing": "DesignOptions design",
         "errors": "RunError UsageError",
-        "evaluation": "CorrelateOptions EvaluateOptions PlaceOptions correlate evaluate place",
+        "evaluation": "CorrelateOptions EvaluateOptions PlaceOptions correlate place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "exporting": "export",
         "interventions": "intervened",
@@ -162,6 +163,7 @@ _HOMES = {
         "mitigation": "MitigateOptions mitigate mitigated",
         "mitigation.fitting.base": "FitOptions",
         "mitigation.fitting.fit": "fit",
+        "mitigation.subjects": "evaluate",
         "models.loading": "load_model",
         "profiles": "Profile",
         "prompts.loading": "load_prompts",

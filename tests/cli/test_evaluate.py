@@ -113,7 +113,7 @@ def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, 
     again = posbias("evaluate", long_llama, other, *FLAGS, "--out", out, "--resume")
     assert again.returncode == 0, again.stderr
     refused = posbias("evaluate", long_llama, other, *FLAGS, "--lengths", "300")
-    assert "--lengths, --sequential and exports take one model, got " in refused.stderr
+    assert "evaluate: lengths and sequential take one subject, got long-llama, other" in refused.stderr
 
 
 def test_a_model_under_a_recipe_is_another_subject_on_the_same_samples(posbias, long_llama, tmp_path):
@@ -193,12 +193,12 @@ def test_repeats_tell_a_judges_noise_from_its_slot(posbias, tmp_path):
         assert done.returncode == 0, done.stderr
         assert sorted(body["seed"] for body in server.asked) == 24 * [1] + 24 * [2]
         cold = posbias("evaluate", *flags, "--repeats", 2)
-        assert "--repeats differ at a temperature alone" in cold.stderr
+        assert "repeats differ at a temperature alone" in cold.stderr
     first, again = pb.load_record(tmp_path / "run").compared
     assert (first.flip_rate.value, again.disagreement.value) == (1.0, 0.25)
     assert "on the same prompt in 0.250" in " ".join(done.stdout.split())
     local = posbias("evaluate", "demo", "--task", "pairwise()", "--repeats", 2)
-    assert "--repeats goes with --server; a MODEL answers alike every time" in local.stderr
+    assert "repeats are for models on servers; a model here answers alike every time" in local.stderr
 
 
 def test_the_report_can_be_redrawn(posbias, finished):

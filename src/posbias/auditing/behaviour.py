@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posbias.checks import checked
-from posbias.evaluation import Evaluation, evaluate_responder, finished_evaluation, write_outputs
+from posbias.evaluation import Evaluation, evaluate_responder, write_outputs
 from posbias.evaluation.evaluation import BEHAVIOUR
 from posbias.evaluation.influence import BehaviourPlan, preflight_behaviour, with_influence
 from posbias.evaluation.responders import LocalOptions, LocalResponder
@@ -53,12 +53,11 @@ def audit_behaviour(
     resume, overwrite = plan.evaluation.resume, plan.evaluation.overwrite
     with run_directory(out, verb="evaluate", arguments=passed, resume=resume, overwrite=overwrite) as directory:
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
-        finished = finished_evaluation(responder, plan.asked, options, beside=plan.measured)
-        if finished is not None and directory is not None:
-            conclude(finished, directory, found=True)
-            return finished
         plan = preflight_behaviour(model, plan) if plan.cost is None else plan
         evaluation = evaluate_responder(responder, plan.asked, options, beside=plan.measured)
+        if evaluation.found and directory is not None:
+            conclude(evaluation, directory, found=True)
+            return evaluation
         evaluation.record.called(passed, command)
         if directory is not None and directory.name == BEHAVIOUR:
             evaluation.record.resolved["related"] = {"the audit of the model": f"../{REPORT_FILE}"}

@@ -1,8 +1,9 @@
 """`posbias evaluate`: how well a model answers, by the position of the answer in its context."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from posbias.errors import RunError, UsageError
 if TYPE_CHECKING:
     from posbias.evaluation import EvaluateOptions, Evaluation
     from posbias.evaluation.requirements import Requirement, RequirementCheck
-    from posbias.evaluation.responders import Responder
+    from posbias.evaluation.responders import Responder, ServerResponder
     from posbias.tasks.language import LanguageTask
 
 EXAMPLE = (
@@ -27,7 +28,19 @@ ANSWERS = "answers"
 """Folder of a server's answers, below the run directory."""
 OWN_OPTIONS = {"cache", "reuse", "template_options"}
 """Options of a server that other flags set."""
-OF_A_RUN = ("template_options", "thinking_tokens", "answer_pattern", "generate", "score", "resume", "out", "json")
+OF_A_RUN = (
+    *(
+        "template_options",
+        "thinking_tokens",
+        "answer_pattern",
+        "generate",
+        "score",
+        "lengths",
+        "sequential",
+        "max_cost",
+    ),
+    *("methods", "repeats", "require", "resume", "out", "json"),
+)
 """Flags of a run, whoever answers."""
 
 
@@ -44,6 +57,17 @@ class DesignFlags:
         bool,
         typer.Option("--sequential", help="Add samples, --count at most, until --require or every length is decided."),
     ] = False
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Evaluate the first model under these too: recipes that `mitigate` wrote, or spelled methods.",
+            show_default="none",
+        ),
+    ] = ""
+    repeats: Annotated[
+        int,
+        typer.Option(help="How many times to ask the first server, each with another seed, to see its noise.", min=1),
+    ] = 1
     max_cost: Annotated[
         str | None,
         typer.Option(
@@ -107,7 +131,8 @@ class TaskFlags:
         flags = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
         asked: dict[str, Any] = {**flags, "seed": seed, "resume": resume, "max_memory": options.bytes_of(max_memory)}
         if design is not None:
-            asked |= {**vars(design), "lengths": design.tokens, "require": require}
+            methods = options.split_literals(design.methods) if design.methods.strip() else []
+            asked |= {**vars(design), "lengths": design.tokens, "methods": methods, "require": require}
         settings = EvaluateOptions(**asked)
         if not settings.lengths:
             settings.positions_of(LANGUAGE_TASKS.parse(self.task))
@@ -218,86 +243,31 @@ class ServerFlags:
             )
         return list(zip(*(given * (both // len(given)) for given in (servers, models)), strict=True))
 
-    def responder(
-        self,
-        directory: Path | None,
-        *,
-        reuse: bool,
-        template_options: "Mapping[str, Any]",
-        endpoint: tuple[str, str] | None = None,
-        repeat: int = 0,
-    ) -> "Responder":
-        """A server's model; its answers are kept in the run directory, so that a resumed run pays for none twice.
+    def responder(self, directory: Path | None, *, reuse: bool, template_options: "Mapping[str, Any]") -> "Responder":
+        """The model of the only server."""
+        responders = self.responders(directory, reuse=reuse, template_options=template_options)
+        if len(responders) > 1:
+            raise UsageError(f"one server is asked here, got {len(responders)}; evaluate takes several")
+        return responders[0]
 
-        `endpoint`: one of `endpoints`; None: the only one. `repeat`: the seed that is sent with every request; 0: none.
-        """
+    def responders(
+        self, directory: Path | None, *, reuse: bool, template_options: "Mapping[str, Any]"
+    ) -> "list[ServerResponder]":
+        """The models of all servers; answers are kept in the run directory, so that a resumed run pays none twice."""
         from posbias.evaluation.responders import ServerOptions, ServerResponder
         from posbias.models.loading import load_tokenizer
         from posbias.registry import parse_literal_call
 
-        endpoints = self.endpoints
-        if endpoint is None and len(endpoints) > 1:
-            raise UsageError(f"one server is asked here, got {len(endpoints)}; evaluate takes several")
-        address, model = endpoint or endpoints[0]
         spelled = self.server_options
         _, positional, named = parse_literal_call(f"server({spelled})", "server options")
         names = {field.name for field in fields(ServerOptions)} - OWN_OPTIONS
         if positional or set(named) - names:
             allowed = ", ".join(f"{name}=..." for name in sorted(names))
             raise UsageError(f"--server-options {spelled!r}: allowed: {allowed}")
-        if repeat and not dict(named.get("body") or {}).get("temperature"):
-            raise UsageError("--repeats differ at a temperature alone: --server-options \"body={'temperature': 1}\"")
-        if repeat:
-            named["body"] = {**named["body"], "seed": repeat}
         cache = None if directory is None else directory / ANSWERS
         settings = ServerOptions(**named, cache=cache, reuse=reuse, template_options=template_options)
         counting = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
-        return ServerResponder(address, model, settings, tokenizer=counting)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One of the models that are evaluated."""
-
-    of: str | tuple[str, str]
-    """The model, or the address of a server and its model's name."""
-    method: str | None = None
-    """The recipe or spelling of a method that it is under."""
-    repeat: int = 0
-    """Seed of a repeat; 0: it is asked once."""
-
-
-def _subjects(models: list[str], served: ServerFlags, methods: str, repeats: int) -> dict[str, Subject]:
-    """The subjects by the names of their directories, the baseline first, then the first model under each method."""
-    from posbias.measurement.several import directory_names
-    from posbias.mitigation.trial.files import check_files, is_recipe
-
-    addressed = [(f"{address.partition('//')[2]}/{model}", (address, model)) for address, model in served.endpoints]
-    named: list[tuple[str, str | tuple[str, str]]] = [*zip(models, models, strict=True), *addressed]
-    if not named:
-        return {}  # an export without a model
-    if repeats > 1 and models:
-        raise UsageError("--repeats goes with --server; a MODEL answers alike every time")
-    entries = options.split_literals(methods) if methods.strip() else []
-    check_files(entries, "")
-    (first, of), *others = named
-    seeds = range(1, repeats + 1) if repeats > 1 else (0,)
-    subjects = [(f"{first}-{seed}" if seed else first, Subject(of, repeat=seed)) for seed in seeds]
-    for entry in entries:
-        words = "-".join(Path(entry).with_suffix("").parts[-2:]) if is_recipe(entry) else entry
-        subjects.append((f"{first}-{words}", Subject(of, entry, seeds[0])))
-    subjects += [(name, Subject(other, repeat=seeds[0])) for name, other in others]
-    names = directory_names([name for name, _ in subjects])
-    return dict(zip(names, (subject for _, subject in subjects), strict=True))
-
-
-def _under(method: str, responder: "Responder") -> "Responder":
-    """The responder under a method of its recipe or spelling."""
-    from posbias.evaluation.responders import LocalResponder
-    from posbias.mitigation import answering_under, resolve_method
-
-    model: Any = responder.model if isinstance(responder, LocalResponder) else None
-    return answering_under(resolve_method(method, model), responder)
+        return [ServerResponder(address, model, settings, tokenizer=counting) for address, model in self.endpoints]
 
 
 @options.grouped
@@ -315,17 +285,6 @@ def evaluate(
     *,
     evaluated: TaskFlags,
     design: DesignFlags,
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="Evaluate the first model under these too: recipes that `mitigate` wrote, or spelled methods.",
-            show_default="none",
-        ),
-    ] = "",
-    repeats: Annotated[
-        int,
-        typer.Option(help="How many times to ask the first server, each with another seed, to see its noise.", min=1),
-    ] = 1,
     local: LocalFlags,
     served: ServerFlags,
     lm_eval: Annotated[
@@ -340,14 +299,12 @@ def evaluate(
     flags: options.RunFlags,
 ) -> None:
     """Measure how well a model answers, by the answer's position. The item that holds the answer is moved."""
+    from posbias.mitigation.subjects import Unopened
     from posbias.tasks.language import LANGUAGE_TASKS
 
     names = models or []
     check_answerer(context, next(iter(names), None), served, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
-    subjects = _subjects(names, served, methods, repeats)
-    if len(subjects) > 1 and (design.tokens or design.sequential or lm_eval or inspect_ai):
-        raise UsageError(f"--lengths, --sequential and exports take one model, got {', '.join(subjects)}")
     task = LANGUAGE_TASKS.parse(evaluated.task)
     required = gate.requirement
     settings = evaluated.settings(
@@ -355,24 +312,19 @@ def evaluate(
     )
     template_options = evaluated.for_template(task, served=bool(served.server))
     if lm_eval or inspect_ai:
+        if len(names) > 1:
+            raise UsageError(f"an export takes one model's tokenizer, got {', '.join(names)}")
         _export(task, settings, model=next(iter(names), served.tokenizer), lm_eval=lm_eval, inspect_ai=inspect_ai)
         return
-    loaded: dict[str, Responder] = {}
-
-    def responder(subject: Subject, directory: Path | None) -> "Responder":
-        """The subject's responder; of local models the last one stays in memory."""
-        if isinstance(subject.of, str):
-            if subject.of not in loaded:
-                loaded.clear()
-                loaded[subject.of] = local.responder(subject.of, template_options=template_options)
-            plain = loaded[subject.of]
-        else:
-            asked: dict[str, Any] = {"endpoint": subject.of, "repeat": subject.repeat}
-            plain = served.responder(directory, reuse=resume, template_options=template_options, **asked)
-        return plain if subject.method is None else _under(subject.method, plain)
-
-    evaluate_each = _evaluate_several if len(subjects) > 1 else _evaluate
-    evaluations = evaluate_each(context, task, settings, responder, subjects=subjects, flags=flags)
+    with running(context, flags, resume=resume) as run:
+        settings = replace(settings, directory=run.directory)
+        subjects: list[Any] = [
+            Unopened(name, partial(local.responder, name, template_options=template_options)) for name in names
+        ]
+        subjects += served.responders(run.directory, reuse=resume, template_options=template_options)
+        single = len(subjects) == 1 and not settings.methods and settings.repeats == 1
+        evaluate_them = _evaluate if single else _evaluate_several
+        evaluations = evaluate_them(subjects, task, settings, run)
     if required is not None:
         for evaluation in evaluations:
             gate.judge(evaluation.check(required), quiet=flags.json)
@@ -398,61 +350,42 @@ def check_answerer(context: typer.Context, model: str | None, served: ServerFlag
         options.refuse(context, of_a_server, "goes with --server; a MODEL runs here")
 
 
-def _evaluate(
-    context: typer.Context,
-    task: "LanguageTask",
-    settings: "EvaluateOptions",
-    responder_of: "Callable[[Subject, Path | None], Responder]",
-    *,
-    subjects: dict[str, Subject],
-    flags: options.RunFlags,
-) -> "list[Evaluation]":
+def _evaluate(subjects: list[Any], task: "LanguageTask", settings: "EvaluateOptions", run: Run) -> "list[Evaluation]":
     """Evaluate one model, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
-    from posbias.evaluation import evaluate_responder, finished_evaluation, write_outputs
+    from posbias.evaluation import write_outputs
     from posbias.evaluation.evaluation import LengthEvaluation
+    from posbias.mitigation.subjects import evaluate as evaluate_subject
 
-    with running(context, flags, resume=settings.resume) as run:
-        settings = replace(settings, directory=run.directory)
-        responder = responder_of(next(iter(subjects.values())), run.directory)
-        finished = None if settings.lengths else finished_evaluation(responder, task, settings)
-        evaluation = finished or evaluate_responder(responder, task, settings)
-        if isinstance(evaluation, LengthEvaluation) and run.directory is not None:
-            for length, at_length in evaluation.at.items():
-                _conclude_part(at_length, run.directory / f"length-{length}", run)
-        if finished is None:
-            evaluation.record.called(run.arguments, run.command)
-            if run.directory is not None and not settings.lengths:
-                write_outputs(evaluation, run.directory)
-        run.finish(evaluation.record, found=finished is not None)
+    (subject,) = subjects
+    evaluation = evaluate_subject(subject, task, options=settings)
+    if isinstance(evaluation, LengthEvaluation) and run.directory is not None:
+        for length, at_length in evaluation.at.items():
+            _conclude_part(at_length, run.directory / f"length-{length}", run)
+    if not evaluation.found:
+        evaluation.record.called(run.arguments, run.command)
+        if run.directory is not None and not settings.lengths:
+            write_outputs(evaluation, run.directory)
+    run.finish(evaluation.record, found=evaluation.found)
     return [evaluation]
 
 
 def _evaluate_several(
-    context: typer.Context,
-    task: "LanguageTask",
-    settings: "EvaluateOptions",
-    responder_of: "Callable[[Subject, Path | None], Responder]",
-    *,
-    subjects: dict[str, Subject],
-    flags: options.RunFlags,
+    subjects: list[Any], task: "LanguageTask", settings: "EvaluateOptions", run: Run
 ) -> "list[Evaluation]":
-    """Evaluate models one after another, each in a directory of its own, and compare them with the first."""
-    from posbias.evaluation import compare_evaluations, evaluate_responder, finished_evaluation
+    """Evaluate subjects one after another, each in a directory of its own, and compare them with the first."""
+    from posbias.evaluation import compare_evaluations
+    from posbias.mitigation.subjects import evaluate_each
 
-    evaluations = []
-    with running(context, flags, resume=settings.resume) as run:
-        for name, subject in subjects.items():
-            directory = None if run.directory is None else run.directory / name
-            chosen, responder = replace(settings, directory=directory), responder_of(subject, directory)
-            finished = finished_evaluation(responder, task, chosen)
-            evaluations.append(finished or evaluate_responder(responder, task, chosen))
-            if directory is not None:
-                _conclude_part(evaluations[-1], directory, run)
-        record = compare_evaluations(evaluations).record
-        record.called(run.arguments, run.command)
-        record.resolved["related"] = {name: f"{name}/report.html" for name in subjects}
-        run.finish(record)
-    return evaluations
+    evaluations = {}
+    for name, evaluation in evaluate_each(subjects, task, settings):
+        evaluations[name] = evaluation
+        if run.directory is not None:
+            _conclude_part(evaluation, run.directory / name, run)
+    record = compare_evaluations(list(evaluations.values())).record
+    record.called(run.arguments, run.command)
+    record.resolved["related"] = {name: f"{name}/report.html" for name in evaluations}
+    run.finish(record)
+    return list(evaluations.values())
 
 
 def _conclude_part(evaluation: "Evaluation", directory: Path, run: Run) -> None:
@@ -460,10 +393,10 @@ def _conclude_part(evaluation: "Evaluation", directory: Path, run: Run) -> None:
     from posbias.evaluation import write_outputs
     from posbias.report import conclude
 
-    if evaluation.outputs:  # none were kept of one that was there, finished
+    if not evaluation.found:
         evaluation.record.called(run.arguments, run.command)
         write_outputs(evaluation, directory)
-    conclude(evaluation.record, directory, found=not evaluation.outputs)
+    conclude(evaluation.record, directory, found=evaluation.found)
 
 
 def _export(

@@ -6,7 +6,7 @@ from posbias.evaluation.correlation import Pair, correlate_pairs
 from posbias.evaluation.evaluation import Evaluation, load_evaluation, write_outputs
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.placement import MeasuredUse, Placement, PlaceOptions, measured_use, place
-from posbias.evaluation.run import evaluate, evaluate_responder, finished_evaluation
+from posbias.evaluation.run import evaluate_responder
 
 __all__ = [
     "CorrelateOptions",
@@ -21,9 +21,7 @@ __all__ = [
     "compare_evaluations",
     "correlate",
     "correlate_pairs",
-    "evaluate",
     "evaluate_responder",
-    "finished_evaluation",
     "load_evaluation",
     "measured_use",
     "place",

@@ -74,6 +74,9 @@ class EvaluationComparison(Result):
     """Complete samples below which nothing is compared."""
     compared: tuple[Compared, ...]
     """The first, then the others."""
+    evaluations: Mapping[str, InstanceOf[Evaluation]] = field(default_factory=dict)
+    """All of them if they were made for the comparison, by the names of their directories, where a run that is read
+    back has them."""
 
     @classmethod
     def from_record(cls, record: Record) -> "EvaluationComparison":

@@ -143,6 +143,8 @@ class Evaluation(Result):
     """Duration of the requests, over all sittings."""
     outputs: tuple[Mapping[str, Any], ...] = ()
     """Every generated text with its sample, position and answers; a run that is read back has them in OUTPUTS_FILE."""
+    found: bool = False
+    """True if its directory held it, finished, and nothing was asked."""
 
     @classmethod
     def from_record(cls, record: Record) -> "Evaluation":

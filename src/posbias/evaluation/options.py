@@ -4,13 +4,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
-from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
+from posbias.limits import AT_ONCE, EXAMPLES, REPEATS, TOKENS
 from posbias.registry import parse_literal_call
 from posbias.tasks.language import LanguageTask
 from posbias.tasks.language.verdict_parsing import check_own
@@ -71,6 +72,11 @@ class EvaluateOptions:
     sequential: bool = False
     """Add samples, up to `count`, until they decide the bound that is required, or about each of several lengths; what
     can no longer change the answer is not asked."""
+    methods: Sequence[Any] = ()
+    """Methods against position bias under which the first of a list of subjects is evaluated, too: spellings, paths of
+    recipes that `mitigate` wrote, or objects."""
+    repeats: int = 1
+    """Times that the first of a list of servers is asked, each with another seed, which shows its noise (>= 1)."""
     max_cost: str | None = None
     """The most that one call asks of a server: "requests=500", "tokens=2e6", or money at the server's prices, "2 USD".
     A run that would exceed it ends before, and can be resumed with as much again."""
@@ -121,6 +127,9 @@ class EvaluateOptions:
             raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
         if self.lengths and not self.generate:
             raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
+        check_size("evaluate: repeats", self.repeats, REPEATS)
+        if isinstance(self.methods, str):
+            raise UsageError(f"evaluate: methods must be a list, such as [{self.methods!r}], got a text")
         if self.max_cost is not None:
             Budget.parse(self.max_cost)
         if self.require is not None:
@@ -146,9 +155,9 @@ class EvaluateOptions:
 
     def check_plain(self, owner: str) -> None:
         """Refuse what only `evaluate` itself can do."""
-        asked = {"lengths": self.lengths, "sequential": self.sequential, "max_cost": self.max_cost}
-        for name, value in asked.items():
-            if value:
+        for name in ("lengths", "sequential", "methods", "repeats", "max_cost"):
+            value = getattr(self, name)
+            if value and value != 1:
                 raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
 
     def check_requirement(self, require: Requirement) -> None:

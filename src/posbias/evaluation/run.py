@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.budget import Spending
 from posbias.evaluation.cost import preflight_answers
@@ -24,7 +23,6 @@ from posbias.evaluation.judges import chosen_slots, judge_verdicts, reading_of
 from posbias.evaluation.lengths import depths_of, length_evaluation, settled
 from posbias.evaluation.options import Budget, EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
-from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
 from posbias.evaluation.samples import (
     TEXTS,
@@ -43,7 +41,7 @@ from posbias.evaluation.sequential import Sequential, decides, looks_of, savings
 from posbias.progress import track
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, plain
-from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask, file_sha256
+from posbias.tasks.language import LanguageTask, file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
 """Parts of a responder's description that a piece depends on; the rest says how the responses were made, at what cost.
@@ -57,30 +55,6 @@ LONGEST_METHOD = 40
 
 class NothingAnsweredError(RunError):
     """Every example was too long for the model, or refused."""
-
-
-@checked
-def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None) -> Evaluation:
-    """Put every sample of a task, at every position, to one model, and judge its answers.
-
-    Args:
-        subject: What `as_responder` takes: a hub id, a directory, "demo", a loaded model, or a responder such as
-            `ServerResponder`. With its own tokenizer, lengths and places in tokens are exact.
-        task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
-        options: Count, positions, seed, and the directory in which an interrupted run continues.
-
-    Raises:
-        UsageError: an unknown model or task, a wrong line of a file (its number is named), an impossible position, a
-            conversation for a model without a chat template, or prompts that do not fit into memory.
-        RunError: the model fails, its server cannot be reached or refuses more than a tenth of all examples, at least 3
-            (finished samples are kept in the directory), or nothing is generated and the server gives no scores. Fewer
-            refused examples are left out of the curves and counted.
-    """
-    options = options or EvaluateOptions()
-    task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
-    if not options.lengths:
-        options.positions_of(task)  # refused before a model is loaded
-    return evaluate_responder(as_responder(subject, max_memory=options.max_memory), task, options)
 
 
 def _evaluate_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptions) -> LengthEvaluation:
@@ -101,9 +75,8 @@ def _evaluate_lengths(responder: Responder, task: LanguageTask, options: Evaluat
         directory = None if options.directory is None else options.directory / f"length-{length}"
         require = options.goal if options.sequential else None
         chosen = replace(options, lengths=(), directory=directory, require=require)
-        finished = finished_evaluation(responder, lengthened, chosen)
         try:
-            evaluations[length] = finished or evaluate_responder(responder, lengthened, chosen)
+            evaluations[length] = evaluate_responder(responder, lengthened, chosen)
         except NothingAnsweredError:
             if not evaluations:
                 raise
@@ -123,21 +96,25 @@ def evaluate_responder(
     answered: Mapping[str, Pieces] | None = None,
     beside: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Put samples to a responder that is there already, as `evaluate` does.
+    """Put every sample of a task, at every position, to a responder; errors as `evaluate`.
+
+    If `options` resume a directory that holds just this evaluation finished, that one is `found`, without a request.
 
     Args:
-        responder, task, options: As for `evaluate`.
+        responder, task, options: As for `evaluate`, which opens its subject first.
         cost: Expected cost from `preflight_answers`; None: it is estimated here.
         answered: Results of `answer_samples` for samples that were answered elsewhere, by `Sample.piece`.
-        beside: What else the record will depend on, as for `finished_evaluation`.
+        beside: What else the record depends on.
     """
     if options.lengths:
         return _evaluate_lengths(responder, task, options)
     samples = list(samples_of(task, responder.tokenizer, options))
     described = responder.describe()
     settings = _settings(task, options, described)
+    depends = {"evaluation": _fingerprint(settings, samples, options), **(beside or {})}
+    if (record := finished_run(options.directory, lambda: depends, resume=options.resume)) is not None:
+        return replace(Evaluation.from_record(record), found=True)
     data = file_sha256(task)
-    name = fingerprint({"evaluation": _fingerprint(settings, samples, options), **(beside or {})})
     store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
     finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
     finished |= answered or {}
@@ -152,7 +129,7 @@ def evaluate_responder(
     record = Record(
         "evaluate", {}, _resolved(task, options, described), seeds=dict.fromkeys(("samples", "folds"), options.seed)
     )
-    record.resolved |= {"count": len(samples), "file_sha256": data, "fingerprint": name}
+    record.resolved |= {"count": len(samples), "file_sha256": data, "fingerprint": fingerprint(depends)}
     record.scalars = {"n_items": task.n_items}
     record.scalars |= {
         **_scored(pieces, record, options),
@@ -409,20 +386,3 @@ def _settings(task: LanguageTask, options: EvaluateOptions, responder: Mapping[s
         "responder": {name: value for name, value in responder.items() if name in DECIDING},
         "made_by": made_by(),
     }
-
-
-def finished_evaluation(
-    responder: Responder, task: LanguageTask, options: EvaluateOptions, *, beside: Mapping[str, Any] | None = None
-) -> Evaluation | None:
-    """Just this evaluation, without a single request, if `options` resume a directory that holds it finished.
-
-    Arguments as for `evaluate_responder`; `beside`: what else the record depends on.
-    """
-
-    def settings() -> dict[str, Any]:
-        samples = list(samples_of(task, responder.tokenizer, options))
-        name = _fingerprint(_settings(task, options, responder.describe()), samples, options)
-        return {"evaluation": name, **(beside or {})}
-
-    record = finished_run(options.directory, settings, resume=options.resume)
-    return None if record is None else Evaluation.from_record(record)

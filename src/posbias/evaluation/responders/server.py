@@ -136,6 +136,13 @@ class ServerResponder(Responder):
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
+    def repeated(self, seed: int) -> "ServerResponder":
+        """The same model on the same server, whose answers at a temperature differ with the seed."""
+        if not self.options.body.get("temperature"):
+            raise UsageError("repeats differ at a temperature alone: --server-options \"body={'temperature': 1}\"")
+        options = replace(self.options, body={**self.options.body, "seed": seed})
+        return ServerResponder(self._client.address, self.model, options, tokenizer=self.tokenizer)
+
     def describe(self) -> dict[str, Any]:
         """Plain values for a record; the key is not among them."""
         options = asdict(self.options)

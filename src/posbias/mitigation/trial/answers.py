@@ -13,7 +13,6 @@ from posbias.errors import UsageError
 from posbias.evaluation import (
     EvaluateOptions,
     evaluate_responder,
-    finished_evaluation,
     write_outputs,
 )
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Responder
@@ -87,9 +86,8 @@ def _evaluated(
     # What the whole run may replace is checked once, for the directory of the whole.
     with run_directory(place, verb="evaluate", arguments=arguments, resume=resume, overwrite=True) as directory:
         options, responder = replace(questions.options, directory=directory), arm.answering
-        evaluation = finished_evaluation(responder, questions.task, options)
-        if evaluation is None:
-            evaluation = evaluate_responder(responder, questions.task, options, cost=cost, answered=answered)
+        evaluation = evaluate_responder(responder, questions.task, options, cost=cost, answered=answered)
+        if not evaluation.found:
             evaluation.record.called(arguments, "")
             if directory is not None:
                 write_outputs(evaluation, directory)

@@ -1,0 +1,164 @@
+"""`evaluate`: one model by position, or several on the same samples, compared with the first.
+
+Several are other models and servers, the first one under methods against position bias, and the first one again with
+other seeds. They are opened one after another, so that of local models one is in memory at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, overload
+
+from posbias.checks import checked
+from posbias.errors import UsageError
+from posbias.evaluation import EvaluateOptions, Evaluation, EvaluationComparison, compare_evaluations
+from posbias.evaluation.responders import LocalResponder, Responder, ServerResponder
+from posbias.evaluation.responders.local import as_responder
+from posbias.evaluation.run import evaluate_responder
+from posbias.measurement.several import directory_names
+from posbias.mitigation.methods.applying import answering_under, resolve_method
+from posbias.mitigation.methods.base import Method
+from posbias.mitigation.trial.files import check_files, is_recipe
+from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
+
+
+@dataclass(frozen=True)
+class Unopened:
+    """A model that is loaded when its turn comes."""
+
+    name: str
+    open: Callable[[], Responder]
+
+
+@overload
+def evaluate(
+    subject: list[Any] | tuple[Any, ...], task: str | LanguageTask, *, options: EvaluateOptions | None = None
+) -> EvaluationComparison: ...
+
+
+@overload
+def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None) -> Evaluation: ...
+
+
+@checked
+def evaluate(
+    subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None
+) -> Evaluation | EvaluationComparison:
+    """Put every sample of a task, at every position, to one model, and judge its answers.
+
+    Args:
+        subject: What `as_responder` takes: a hub id, a directory, "demo", a loaded model, or a responder such as
+            `ServerResponder`. With its own tokenizer, lengths and places in tokens are exact. A list of subjects is
+            evaluated on the same samples, with `options.methods` and `options.repeats` of the first, and compared.
+        task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
+        options: Count, positions, seed, and the directory in which an interrupted run continues.
+
+    Returns:
+        The evaluation; of a list, the comparison with the first one, which has them in `evaluations`.
+
+    Raises:
+        UsageError: an unknown model or task, a wrong line of a file (its number is named), an impossible position, a
+            conversation for a model without a chat template, or prompts that do not fit into memory.
+        RunError: the model fails, its server cannot be reached or refuses more than a tenth of all examples, at least 3
+            (finished samples are kept in the directory), or nothing is generated and the server gives no scores. Fewer
+            refused examples are left out of the curves and counted.
+    """
+    options = options or EvaluateOptions()
+    task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
+    if not options.lengths:
+        options.positions_of(task)  # refused before a model is loaded
+    if isinstance(subject, list | tuple):
+        evaluations = dict(evaluate_each(subject, task, options))
+        return replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations)
+    if options.methods or options.repeats > 1:
+        raise UsageError(
+            "evaluate: methods and repeats make several subjects of one; give a list, even of one: [model]"
+        )
+    return evaluate_responder(_opened(subject, options), task, options)
+
+
+def _opened(subject: Any, options: EvaluateOptions) -> Responder:
+    return subject.open() if isinstance(subject, Unopened) else as_responder(subject, max_memory=options.max_memory)
+
+
+def evaluate_each(
+    subjects: Sequence[Any], task: LanguageTask, options: EvaluateOptions
+) -> Iterator[tuple[str, Evaluation]]:
+    """Evaluations of subjects on the same samples as they are done, by the names of their directories, the first first.
+
+    Args:
+        subjects: As of `evaluate`, or `Unopened` ones.
+        task: What all of them are asked.
+        options: For all; each has a directory of its own below `options.directory`.
+
+    Raises:
+        UsageError: fewer than two, several lengths, samples that are added until they decide, a recipe that is not
+            there, repeats of a local model, or as `evaluate`.
+        RunError: as `evaluate`.
+    """
+    arms = _arms(subjects, options)
+    if options.lengths or options.sequential:
+        raise UsageError(f"evaluate: lengths and sequential take one subject, got {', '.join(arms)}")
+    opened: tuple[Any, Responder] | None = None
+    for name, arm in arms.items():
+        if opened is None or opened[0] is not arm.subject:
+            opened = None  # before the next is loaded
+            opened = arm.subject, _opened(arm.subject, options)
+        directory = None if options.directory is None else options.directory / name
+        single = replace(options, directory=directory, methods=(), repeats=1)
+        yield name, evaluate_responder(arm.answering(opened[1]), task, single)
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """One of several evaluations."""
+
+    name: str
+    subject: Any
+    method: Method | str | None = None
+    seed: int = 0
+    """Sent to a server that is asked several times; 0: it is asked once."""
+
+    def answering(self, plain: Responder) -> Responder:
+        """The opened subject under the method, or with the seed."""
+        if self.seed:
+            assert isinstance(plain, ServerResponder)
+            plain = plain.repeated(self.seed)
+        if self.method is None:
+            return plain
+        model: Any = plain.model if isinstance(plain, LocalResponder) else None
+        return answering_under(resolve_method(self.method, model), plain)
+
+
+def _arms(subjects: Sequence[Any], options: EvaluateOptions) -> dict[str, _Arm]:
+    """The arms by the names of their directories: the first subject, its repeats and methods, then the others."""
+    check_files(options.methods, "")
+    if options.repeats > 1 and not all(isinstance(subject, ServerResponder) for subject in subjects):
+        raise UsageError("evaluate: repeats are for models on servers; a model here answers alike every time")
+    seeds = range(1, options.repeats + 1) if options.repeats > 1 else (0,)
+    arms: list[_Arm] = []
+    for number, subject in enumerate(subjects):
+        name = _name(subject, number)
+        arms += [_Arm(f"{name}-{seed}" if seed else name, subject, seed=seed) for seed in seeds]
+        if number == 0:
+            arms += [_Arm(f"{name}-{_method_words(method)}", subject, method, seeds[0]) for method in options.methods]
+        seeds = seeds[:1]  # of the others
+    if len(arms) < 2:
+        raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects, methods or repeats")
+    names = directory_names([arm.name for arm in arms])
+    return dict(zip(names, arms, strict=True))
+
+
+def _name(subject: Any, number: int) -> str:
+    """What a subject is called: as it is given, or by its server, or by its number."""
+    if isinstance(subject, str | Path | Unopened):
+        return subject.name if isinstance(subject, Unopened) else str(subject)
+    if isinstance(subject, ServerResponder):
+        described = subject.describe()
+        return f"{described['address'].partition('//')[2]}/{described['model']}"
+    return f"subject-{number + 1}"
+
+
+def _method_words(method: Method | str) -> str:
+    """A method in the name of a directory; a recipe by its file and the directory around it."""
+    return "-".join(Path(str(method)).with_suffix("").parts[-2:]) if is_recipe(method) else str(method)

@@ -1,0 +1,62 @@
+"""Several subjects of one evaluation from Python: other models, methods and repeats, as the command line has them."""
+
+from typing import Any
+
+import pytest
+
+import posbias as pb
+from evaluation.serving import chat, stand_in
+from posbias.evaluation.responders import ServerOptions
+
+OPTIONS = pb.EvaluateOptions(count=7, max_tokens=2)
+
+
+def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama: Any, tmp_path: Any) -> None:
+    model = pb.load_model(long_llama)
+    options = pb.EvaluateOptions(count=7, max_tokens=2, methods=["temperature(scale=0.9)"], directory=tmp_path)
+    result = pb.evaluate([model, pb.LocalResponder(model)], "example_order(shots=4)", options=options)
+    assert len(result.compared) == len(result.evaluations) == 3
+    plain, under, again = result.evaluations.values()
+    assert under.responder["method"] == "temperature(scale=0.9)"
+    assert (plain.tables["logprob"] == again.tables["logprob"]).all()
+    alone = pb.evaluate(model, "example_order(shots=4)", options=OPTIONS)
+    assert (plain.tables["logprob"] == alone.tables["logprob"]).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(result.evaluations)
+
+
+def test_a_server_is_repeated_with_seeds_of_its_own() -> None:
+    with stand_in(lambda index, path, body: chat("A" if body["seed"] == 1 else "B")) as server:
+        options = pb.EvaluateOptions(count=6, score=False, repeats=2)
+        asked = pb.ServerResponder(server.address, "m", ServerOptions(body={"temperature": 1}))
+        result = pb.evaluate([asked], "pairwise()", options=options)
+        disagreement = result.compared[1].disagreement
+        assert disagreement is not None
+        assert disagreement.value == 1
+        cold = pb.ServerResponder(server.address, "m")
+        with pytest.raises(pb.UsageError, match="repeats differ at a temperature alone"):
+            pb.evaluate([cold], "pairwise()", options=options)
+
+
+@pytest.mark.parametrize(
+    ("subject", "options", "complaint"),
+    [
+        ("nowhere", {"methods": ["repeat_prompt"]}, "methods and repeats make several subjects of one; give a list"),
+        (["nowhere"], {}, "give at least 2 subjects, methods or repeats"),
+        ([], {}, "give at least 2 subjects, methods or repeats"),
+        (["nowhere"], {"repeats": 2}, "repeats are for models on servers"),
+        (["nowhere"], {"methods": ["no.json"]}, "there is no file 'no.json'"),
+        (["nowhere", "there"], {"lengths": [64]}, "lengths and sequential take one subject, got nowhere, there"),
+    ],
+)
+def test_wrong_lists_are_refused_before_a_model_is_loaded(subject: Any, options: Any, complaint: str) -> None:
+    with pytest.raises(pb.UsageError, match=complaint):
+        pb.evaluate(subject, "key_value(pairs=3)", options=pb.EvaluateOptions(**options))
+
+
+def test_a_finished_evaluation_is_found_and_not_asked_again(long_llama: Any, tmp_path: Any) -> None:
+    first = pb.evaluate(long_llama, "example_order(shots=4)", options=pb.EvaluateOptions(count=2, directory=tmp_path))
+    first.save(tmp_path, overwrite=True)
+    options = pb.EvaluateOptions(count=2, directory=tmp_path, resume=True)
+    again = pb.evaluate(long_llama, "example_order(shots=4)", options=options)
+    assert (first.found, again.found) == (False, True)
+    assert again.record.run_id == first.record.run_id
