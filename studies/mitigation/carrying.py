@@ -36,6 +36,7 @@ from posbias.mitigation.fitting.descent import encoded_answers
 from posbias.mitigation.methods.adapter import adapter_of
 from posbias.statistics import mean_of
 from posbias.tasks.language import LANGUAGE_TASKS, Example
+from posbias.tasks.language.locating import locate
 
 NEW = ("table", "json_fields", "code_variables", "counts", "dialogue", "dates", "roles", "instructions")
 FAMILIES = {
@@ -83,6 +84,14 @@ def examples(model: Any, task: Any, count: int, seed: int, points: int) -> list[
 def judged(model: Any, method: Any, asked: Sequence[Example]) -> list[list[float]]:
     """Log-probability per token of every right answer, and 1 if each of its tokens is the most probable one."""
     encoded = encoded_answers(model, asked)
+    if getattr(method, "needs_passages", False):  # one prompt at a time: each has its own places
+        scores = []
+        for example, request in zip(asked, encoded, strict=True):
+            located, _ = locate(example.prompt, example.passages, model.tokenizer)
+            at_work, passages = method.on_prompt(located or (), len(request.prompt))
+            with pb.mitigated(model, at_work, passages=passages):
+                scores += judged(model, None, [example])
+        return scores
     lengths = [len(request.prompt) + len(request.answer) - 1 for request in encoded]
     scores = [[0.0, 0.0] for _ in encoded]
     order = np.argsort(lengths, kind="stable").tolist()
@@ -107,6 +116,8 @@ def judged(model: Any, method: Any, asked: Sequence[Example]) -> list[list[float
 
 def nats(model: Any, method: Any, windows: np.ndarray) -> list[float]:
     """Mean negative log-likelihood per token of each window of ordinary text."""
+    if getattr(method, "needs_passages", False):
+        method = None  # a text without passages is left as it is
     tokens = model.token_tensor(windows.tolist())
     with torch.no_grad(), pb.mitigated(model, method) if method is not None else torch.no_grad():
         logits = model.outputs(model.embed(tokens), list(range(windows.shape[1] - 1))).logits.float()
@@ -264,7 +275,7 @@ def samples(study: Study, seed: int) -> None:
         return {"text": study.text(fitted), "scores": study.beside(fitted, task, seed, ROWS)}
 
     for size in SIZES:
-        for method in ("adapter", "context_bias", "key_bias"):
+        for method in ("adapter", "context_bias"):
             name = f"{method}, {size} samples, seed {seed}"
             study.cell("samples", name, lambda method=method, size=size: made(method, size))
 
