@@ -13,7 +13,7 @@ from posbias import EvaluateOptions, ServerResponder, UsageError, evaluate
 from posbias.evaluation import compare_evaluations
 from posbias.evaluation.evaluation import independent
 from posbias.evaluation.responders import Reply as Answered
-from posbias.evaluation.responders import Responder, Response
+from posbias.evaluation.responders import Responder, Response, ServerOptions
 from posbias.report import report_of
 from posbias.report.evaluate import statements_of
 
@@ -39,7 +39,7 @@ class ReadsTheFirstUnit(Responder):
         return {"kind": "first", "model": {"source": "first"}}
 
 
-def test_a_server_gets_transcripts_as_they_are(tmp_path: Path) -> None:
+def test_a_server_gets_transcripts_as_they_are() -> None:
     """Calls and their results are sent in the server's own fields, paired at every position."""
 
     def answer(_: int, __: str, body: dict[str, Any]) -> Reply:
@@ -47,13 +47,12 @@ def test_a_server_gets_transcripts_as_they_are(tmp_path: Path) -> None:
         return chat(" ".join(map(str, first.values())))
 
     records = [json.loads(line) for line in Path(TRANSCRIPTS).read_text().splitlines()]
-    native = [{name: value for name, value in record.items() if name != "tools"} for record in records]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, native)))
     with stand_in(answer) as server:
         options = EvaluateOptions(count=6, score=False)
-        result = evaluate(ServerResponder(server.address, "m"), f"items(file='{tmp_path}/t.jsonl')", options=options)
+        result = evaluate(ServerResponder(server.address, "m"), f"items(file={TRANSCRIPTS!r})", options=options)
     np.testing.assert_array_equal(result.tables["correct"], np.tile([1.0, 0, 0, 0], (6, 1)))
     for body in server.asked:
+        assert body["tools"] == records[0]["tools"]
         called = [message["tool_calls"][0]["id"] for message in body["messages"] if "tool_calls" in message]
         assert called == [message["tool_call_id"] for message in body["messages"] if message["role"] == "tool"]
         assert isinstance(body["messages"][2]["tool_calls"][0]["function"]["arguments"], str)
@@ -107,6 +106,39 @@ def test_a_model_answers_items_of_two_lengths(posbias: Run, long_llama: Path, tm
     levels = json.loads(done.stdout)["scalars"]["levels"]
     assert [level["length"] for level in levels] == [200, 400]
     assert all(0.9 * level["length"] < level["prompt_tokens"] <= level["length"] for level in levels)
+
+
+def test_the_place_of_a_tool_among_twenty_may_decide_whether_it_is_called(tmp_path: Path) -> None:
+    """A server that calls the tool asked for only if it is among the first ten."""
+    names = [f"open_{number}" for number in range(20)]
+    tools = [{"name": name, "description": f"Opens {name[5:]}.", "parameters": {"type": "object"}} for name in names]
+    record = {
+        "messages": [{"role": "user", "content": "Open 7, please."}],
+        "tools": tools,
+        "moved": "open_7",
+        "answer": {"name": "open_7", "arguments": {"how": "wide"}},
+    }
+    (tmp_path / "t.jsonl").write_text("\n".join([json.dumps(record)] * 6))
+
+    def answer(_index: int, _path: str, body: dict[str, Any]) -> Any:
+        listed = [tool["function"]["name"] for tool in body["tools"]]
+        assert [message["role"] for message in body["messages"]] == ["user"]
+        called = "open_7" if listed.index("open_7") < 10 else listed[0]
+        function = {"name": called, "arguments": '{"how": "wide"}'}
+        message = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}
+        return 200, {}, {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+
+    with stand_in(answer) as server:
+        task = f"items(file={str(tmp_path / 't.jsonl')!r}, among='tools', rule='call')"
+        options = EvaluateOptions(count=6, positions="0,9,10,19", score=False)
+        result = evaluate(ServerResponder(server.address, "m"), task, options=options)
+        text = ServerResponder(server.address, "m", ServerOptions(kind="text"))
+        with pytest.raises(UsageError, match="takes prompts as text, got a conversation"):
+            evaluate(text, task, options=options)
+    assert result.tables["correct"].mean(axis=0).tolist() == [1, 1, 0, 0]
+    assert result.unjudged == ()
+    assert result.cut_off == 0
+    assert result.outputs[0]["text"] == '<tool_call>\n{"name": "open_7", "arguments": {"how": "wide"}}\n</tool_call>'
 
 
 class Curt(Responder):

@@ -64,7 +64,9 @@ def test_share_found_counts_each_value() -> None:
 
 
 def test_rules_are_found_by_name() -> None:
-    with pytest.raises(UsageError, match="unknown rule 'f1'; known: best_subspan_em, choice, contains, date, equals"):
+    with pytest.raises(
+        UsageError, match="unknown rule 'f1'; known: best_subspan_em, call, choice, contains, date, equals"
+    ):
         RULES.parse("f1")
 
 

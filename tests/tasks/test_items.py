@@ -159,7 +159,7 @@ def test_bad_records_are_refused_in_one_line_with_file_line_and_field(
         ("items()", "missing a required argument: 'file'"),
         (
             "items(file='x', rule='has')",
-            "unknown rule 'has'; known: best_subspan_em, choice, contains, date, equals, first_ranked",
+            "unknown rule 'has'; known: best_subspan_em, call, choice, contains, date, equals",
         ),
         ("items(file='x', rule='number(tolerance=-1)')", "tolerance must be at least 0 and finite, got -1"),
         (
@@ -169,8 +169,7 @@ def test_bad_records_are_refused_in_one_line_with_file_line_and_field(
         ("items(file='x', entry='{number}')", "entry must hold {text} once"),
         ("items(file='x', entry='{text} {number}')", "entry must hold {text} once"),
         ("items(file='x', among='all')", "among must be one of alike, results, turns, tools"),
-        ("items(file='x', among='tools')", "among='tools' needs calls='text'"),
-        ("items(file='x', among='tools', calls='text', fillers='y')", "and takes no fillers"),
+        ("items(file='x', among='tools', fillers='y')", "among='tools' takes no fillers"),
         ("items(file='x', filled=2)", "prompts are made longer by a file of further units"),
         ("items(file='x', depths=1)", "depths must be a whole number >= 2"),
     ],
@@ -207,6 +206,23 @@ def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
         ("number", "-3", ["-3", "−3 degrees"], ["3"]),
         ("choice", "B", ["B", "The answer is (B)."], ["A"]),
         ("date", "1921-03-03", ["on 3 March 1921."], ["March 13, 1921"]),
+        (
+            "call",
+            "look",
+            [
+                '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>',
+                'Well. <tool_call>{"name": "look", "arguments": {"a": 1}}',
+                '{"name": "look", "parameters": {}}',
+                '[TOOL_CALLS] [{"name": "look", "arguments": "{}"}, {"name": "fly", "arguments": {}}]',
+            ],
+            ["I would look.", '{"name": "look"}', '{"name": "fly", "arguments": {}}', "<tool_call>look</tool_call>"],
+        ),
+        (
+            "call",
+            '{"name": "look", "arguments": {"at": "1"}}',
+            ['{"name": "look", "arguments": {"at": "1", "in": "2"}}'],
+            ['{"name": "look", "arguments": {"at": "2"}}', '{"name": "look", "arguments": {}}'],
+        ),
         ("whole_words", "Nils", ["It is Nils, the cook."], ["Nilsson"]),
         ("number(first=True)", "7", ["There are seven; answer: 8"], ["eight, or 7"]),
     ],
@@ -225,6 +241,7 @@ def test_rules_judge_as_they_say(rule: str, answer: str, right: list[str], wrong
         ("number", "ten", "the answer must be a number, got 'ten'"),
         ("date", "May", "the answer must be a date such as 3 March 1921 or 1921-03-03, got 'May'"),
         ("json_value", "{", "the answer must be a JSON value, got '{'"),
+        ("call", '{"name": "look"}', "the answer must be a tool's name, or an object with name and arguments"),
     ],
 )
 def test_answers_that_a_rule_cannot_judge_are_refused(rule: str, answer: str, complaint: str, tmp_path: Path) -> None:

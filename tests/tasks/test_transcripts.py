@@ -95,6 +95,28 @@ def test_a_description_moves_among_the_tools(tokenizer: Any, tmp_path: Path) -> 
         list(Items(file=str(tmp_path / "t.jsonl"), among="tools", calls="text").examples(None, count=1))
 
 
+def test_a_description_moves_among_native_tools(tokenizer: Any, tmp_path: Path) -> None:
+    """Templates and servers take descriptions beside the messages; places are read off the rendered text."""
+    record = json.loads(Path(TRANSCRIPTS).read_text().split("\n")[0])
+    record |= {"messages": record["messages"][:2], "moved": "search_help", "answer": "search_help"}
+    record["tools"][2] = record["tools"][2]["function"]  # as some write them
+    (tmp_path / "t.jsonl").write_text(json.dumps(record))
+    task = Items(file=str(tmp_path / "t.jsonl"), among="tools", rule="call")
+    with pytest.raises(UsageError, match=r"passes descriptions of tools over; items\(calls='text'\) writes them out"):
+        list(task.examples(tokenizer, count=1))
+    knows = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    knows.chat_template = "{% for tool in tools or [] %}[{{ tool | tojson }}]\n{% endfor %}" + NATIVE
+    for place, example in enumerate(task.examples(knows, count=1)):
+        text = encode(example.prompt, knows).text
+        names = ["get_order", "get_customer"]
+        names.insert(place, "search_help")
+        assert [json.loads(line[1:-1])["function"]["name"] for line in text.split("\n")[:3]] == names
+        assert moved_text(example, knows) == 'search_help", "description": "Search the help pages.'
+        assert (example.gold_position, example.n_tokens, example.target) == (place, len(text), "")
+    (both,) = Items(file=TRANSCRIPTS).examples(knows, count=1, positions=[0])
+    assert moved_text(both, knows).startswith('{"order": "7041"')
+
+
 def test_turns_move_whole_and_results_within_their_call(tokenizer: Any, tmp_path: Path) -> None:
     calls = [{**CALL, "id": name} for name in ("a", "b", "c")]
     results = [{"role": "tool", "tool_call_id": name, "content": f"result {name}"} for name in ("a", "b", "c")]
@@ -181,8 +203,6 @@ def test_what_can_be_moved_is_told_where_nothing_is_named(tmp_path: Path) -> Non
         list(Items(file=file).examples(None, count=1))
     with pytest.raises(UsageError, match="message 11 is the question; move another"):
         list(Items(file=without_tools(tmp_path / "t.jsonl", moved=11)).examples(None, count=1))
-    with pytest.raises(UsageError, match=r"field 'tools' needs items\(calls='text'\)"):
-        list(Items(file=TRANSCRIPTS).examples(None, count=1))
 
 
 def test_a_template_that_passes_calls_over_is_refused(tokenizer: Any, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ UNJUDGED = {
     "refused": "refused by the server",
     "unfinished": "still within thoughts",
     "empty": "empty",
-    "unread": "without what the task's rule judges (a verdict, letter or number)",
+    "unread": "without what the task's rule judges (a verdict, letter, number or call)",
 }
 """Reasons why there is no answer to judge. Prompts of the first two are left out, answers of the others are wrong."""
 LEFT_OUT = ("too_long", "refused")

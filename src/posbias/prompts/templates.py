@@ -25,6 +25,9 @@ from posbias.prompts.control_tokens import Marks, Span, control_pattern, special
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages in order, each with a `role` (text) and a `content` (text, or a list of parts)."""
+DESCRIPTIONS = "tools"
+"""Role of a first message that describes tools, each by a line of JSON: templates and servers take these beside the
+conversation."""
 TEMPLATE_OPTIONS = "posbias_template_options"
 """Attribute of a tokenizer that holds the options of its chat template."""
 SET_BY_RENDERING = frozenset(
@@ -85,6 +88,13 @@ def check_template_options(options: object) -> None:
 def template_options_of(tokenizer: Any) -> dict[str, Any]:
     """Options of a tokenizer's chat template."""
     return dict(getattr(tokenizer, TEMPLATE_OPTIONS, {}))
+
+
+def described_tools(messages: Conversation) -> tuple[list[dict[str, Any]], Conversation]:
+    """The tools that a conversation begins with (DESCRIPTIONS), and the conversation without them."""
+    if not messages or messages[0].get("role") != DESCRIPTIONS:
+        return [], messages
+    return [json.loads(line) for line in messages[0]["content"].split("\n")], messages[1:]
 
 
 def check_messages(messages: Sequence[object], place: str) -> None:
@@ -166,13 +176,19 @@ def _with_arguments(message: Mapping[str, Any], tokenizer: Any, name: str) -> di
 
 def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str, *, generation_prompt: bool) -> str:
     """The text that a tokenizer's chat template makes of checked messages, within bounds of time and memory."""
+    tools, turns = described_tools(messages)
+    if tools and not re.search(r"\btools\b", str(tokenizer.chat_template)):
+        raise UsageError(
+            f"{name}: the model's chat template passes descriptions of tools over; items(calls='text') writes them out"
+        )
     try:
         with (
             _bounded_time(TEMPLATE_SECONDS.exceeded(f"{name}: the chat template does not end")),
             _bounded_memory(TEMPLATE_BYTES.most),
         ):
             text = tokenizer.apply_chat_template(
-                messages,
+                turns,
+                tools=tools or None,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **template_options_of(tokenizer),

@@ -19,7 +19,7 @@ STOPPED, CUT_OFF = "stop", "length"
 """Ends of a response: an end token or a stop text, or the most tokens that it may have."""
 SKIPPED, REFUSED = "skipped", "refused"
 """Ends of a missing response: the prompt does not fit into the context, or the server refuses it."""
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 """A conversation: messages in order, each with a `role` and a `content`."""
 
 

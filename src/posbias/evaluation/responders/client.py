@@ -39,7 +39,7 @@ KINDS = {"chat": "chat/completions", "text": "completions"}
 """Kinds of server, and where below the base address requests go."""
 TEMPLATE_FIELD = "chat_template_kwargs"
 """Field of a request's body that holds the options of a chat template."""
-OUR_FIELDS = frozenset({"model", "messages", "prompt", "echo", "logprobs", "n", "stream"})
+OUR_FIELDS = frozenset({"model", "messages", "tools", "prompt", "echo", "logprobs", "n", "stream"})
 """Fields of a request's body that are set here: what is asked of whom, and the form of the answer."""
 OPTIONAL = ("requests_per_minute", "price_in", "price_out")
 """Numbers that may be None."""

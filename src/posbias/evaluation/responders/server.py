@@ -22,6 +22,7 @@ from posbias.evaluation.responders.base import (
     SKIPPED,
     STOPPED,
     AnswerScore,
+    Messages,
     Reply,
     Request,
     Responder,
@@ -45,7 +46,7 @@ from posbias.evaluation.responders.server_answers import (
     score_of,
 )
 from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED, Told, opens_thoughts, told_apart
-from posbias.prompts.templates import with_template_options
+from posbias.prompts.templates import described_tools, with_template_options
 from posbias.tasks.language import rendered
 
 LISTED = 5
@@ -204,8 +205,8 @@ class ServerResponder(Responder):
         return Reply(response, scored)
 
     def _generated(self, request: Request) -> Response:
-        name = "prompt" if self.options.kind == "text" else "messages"
-        body = {"model": self.model, name: self._messages(request), "max_tokens": request.max_tokens, "temperature": 0}
+        asked = {"model": self.model, **self._asked(request)}
+        body = {**asked, "max_tokens": request.max_tokens, "temperature": 0}
         # A conversation may open with thoughts, and end within them where a line does: its answers are cut here.
         if request.stop and self.options.kind == "text":
             body["stop"] = list(request.stop)
@@ -228,7 +229,7 @@ class ServerResponder(Responder):
         generated = self._answer(body, Message if self.options.kind == "chat" else Generated)
         named = generated.thoughts if isinstance(generated, Message) else None
         if named is not None and request.answer_pattern is None:
-            parsed = told_apart(generated.text)
+            parsed = told_apart(generated.whole)
             thinking = MARKED if parsed.answer.strip() else UNFINISHED
             return generated, replace(parsed, thoughts=named + (parsed.thoughts or ""), thinking=thinking).cut(
                 request.stop
@@ -237,16 +238,23 @@ class ServerResponder(Responder):
         readable = self.tokenizer is not None and (self.options.kind == "text" or self.tokenizer.chat_template)
         opened = False
         if generated.finish == CUT_OFF and readable:
-            (text, _), _ = rendered(self._messages(request), self.tokenizer)
+            (text, _), _ = rendered(self._conversation(request), self.tokenizer)
             opened = opens_thoughts(text)
-        return generated, told_apart(generated.text, opened=opened, pattern=request.answer_pattern).cut(request.stop)
+        return generated, told_apart(generated.whole, opened=opened, pattern=request.answer_pattern).cut(request.stop)
 
-    def _messages(self, request: Request) -> Any:
+    def _asked(self, request: Request) -> dict[str, Any]:
+        """The fields that hold the prompt: the text, or the messages, and the tools that they begin with."""
+        turns = self._conversation(request)
+        if isinstance(turns, str):
+            return {"prompt": turns}
+        tools, messages = described_tools(turns)
+        return {"messages": [dict(message) for message in messages], **({"tools": tools} if tools else {})}
+
+    def _conversation(self, request: Request) -> str | Messages:
         """The prompt as it is sent: a text to a chat server is a message of the user."""
-        if self.options.kind == "text":
+        if self.options.kind == "text" or not isinstance(request.prompt, str):
             return request.prompt
-        turns = [{"role": "user", "content": request.prompt}] if isinstance(request.prompt, str) else request.prompt
-        return [dict(message) for message in turns]
+        return [{"role": "user", "content": request.prompt}]
 
     def _scored(self, request: Request) -> AnswerScore | None:
         if self.scores is False or request.answer is None or not isinstance(request.prompt, str):

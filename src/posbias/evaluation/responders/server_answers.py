@@ -25,9 +25,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from posbias.errors import RunError
-from posbias.evaluation.responders.base import AnswerScore
+from posbias.evaluation.responders.base import STOPPED, AnswerScore
 from posbias.evaluation.responders.refusals import SaidError, said_in
 from posbias.files import write_atomically
+from posbias.tasks.language.calls import call_text
 
 SAID = "said_error"
 """Type of the validation error of an answer that is an error in the server's words."""
@@ -35,6 +36,8 @@ TEXT_PARTS, THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning")
 """Types of the parts in which some servers give a message's content."""
 FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
 """Beginnings of the reason for an answer's end if a filter has ended it; small letters."""
+CALLED_FINISHES = ("tool_calls", "function_call")
+"""Reasons for the end of an answer that ended by itself, with calls of tools."""
 LARGEST_ERROR = 2**16
 """Bytes of an answer without choices that is looked through for a server's words."""
 FULFILLED = 200
@@ -89,7 +92,21 @@ def _finished(reason: object) -> object:
     if lowered == "error" or lowered.startswith(FILTERED_FINISHES):
         by = "an error" if lowered == "error" else f"a content filter ({lowered[:60]})"
         raise PydanticCustomError(SAID, "{words}", {"words": f"the answer was ended by {by}", "status": FULFILLED})
-    return "unknown" if reason is None else reason
+    return "unknown" if reason is None else STOPPED if lowered in CALLED_FINISHES else reason
+
+
+def _calls(calls: object) -> object:
+    """Calls of tools in the format of OpenAI's API as text, or as the cache holds them."""
+    if not isinstance(calls, list):
+        return calls
+    texts = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        named = [function.get("name"), function.get("arguments")] if isinstance(function, dict) else []
+        if not named or not all(isinstance(text, str) for text in named):
+            raise ValueError("a call needs 'function' with 'name' and 'arguments'")
+        texts.append(call_text(*named))
+    return "\n".join(texts) or None
 
 
 def _whole(content: object) -> object:
@@ -188,12 +205,22 @@ class Generated(ServerAnswer):
     finish: Finish = Field("unknown", validation_alias=AliasPath(*FIRST, "finish_reason"))
     tokens: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
 
+    @property
+    def whole(self) -> str:
+        """The text with what the server tells apart as calls of tools."""
+        calls = getattr(self, "calls", None)
+        return "\n".join(part for part in (self.text, calls) if part) if calls else self.text
+
 
 class Message(Generated):
     """An answer in a conversation; its thoughts, where the server tells them from it, under either name."""
 
     reasoning_content: Thought = Field(None, validation_alias=AliasPath(*FIRST, "message", "reasoning_content"))
     reasoning: Thought = Field(None, validation_alias=AliasPath(*FIRST, "message", "reasoning"))
+    calls: Annotated[Text | None, BeforeValidator(_calls)] = Field(
+        None, validation_alias=AliasPath(*FIRST, "message", "tool_calls")
+    )
+    """Calls of tools, as text (`call_text`)."""
     thought_parts: Annotated[list[Text] | None, BeforeValidator(_thoughts)] = Field(
         None, validation_alias=AliasPath(*FIRST, "message", "content")
     )

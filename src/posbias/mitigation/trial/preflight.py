@@ -206,4 +206,4 @@ def _variants(arm: Arm, request: Request) -> list[Request]:
 
 
 def _characters(prompt: str | Messages) -> int:
-    return len(prompt) if isinstance(prompt, str) else sum(len(message["content"]) for message in prompt)
+    return len(prompt) if isinstance(prompt, str) else sum(len(message["content"] or "") for message in prompt)

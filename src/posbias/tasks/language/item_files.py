@@ -73,8 +73,8 @@ class ItemRecord:
     group: str
     messages: tuple[Message, ...] = ()
     """The conversation, if what is moved is not part of it."""
-    tools: tuple[Any, ...] = ()
-    """Descriptions of tools that stay in place."""
+    tools: tuple[str, ...] = ()
+    """Descriptions of tools that stay in place, as JSON."""
 
 
 def raw_records(path: str) -> list[tuple[str, dict[str, Any]]]:
@@ -130,6 +130,8 @@ def _answers(record: dict[str, Any], where: str, rule: Rule) -> tuple[str, ...]:
     if len(given) != 1:
         raise UsageError(f"{where}: need one of the fields 'answer' (a text or number) and 'answers' (a list)")
     answers = list_field(record, "answers", where) if given == ["answers"] else [record["answer"]]
+    if rule.objects:
+        answers = [json.dumps(answer) if isinstance(answer, Mapping) else answer for answer in answers]
     for answer in answers:
         if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
             raise UsageError(f"{where}: field {given[0]!r} must hold texts or numbers, none empty, got {answer!r:.80}")
@@ -191,20 +193,27 @@ def _read_conversation(
     if not messages[blocks[moved][-1]]["content"]:
         raise UsageError(f"{where}, message {blocks[moved][-1]}: its 'content' is empty, so its place cannot be told")
     units = tuple(tuple(messages[number] for number in block) for block in blocks)
-    return Arrangement(units, tuple(slots), moved), {"tools": tuple(tools)}
+    return Arrangement(units, tuple(slots), moved), {"tools": _described(tools, where)[1]}
 
 
 def _among_tools(tools: Sequence[Any], moved: Any, where: str) -> Arrangement:
     """Descriptions of tools as JSON, of which one is named."""
-    names = []
-    for index, tool in enumerate(tools):
-        described = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        fields = dict(described) if isinstance(described, Mapping) else {}
-        names.append(text_field(fields, "name", f"{where}, tool {index}"))
+    names, units = _described(tools, where)
     if names.count(moved) != 1:
         raise UsageError(f"{where}: field 'moved' must name one of the tools {', '.join(names)}, got {moved!r:.80}")
-    units = tuple(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return Arrangement(units, tuple(range(len(units))), names.index(moved))
+
+
+def _described(tools: Sequence[Any], where: str) -> tuple[list[str], tuple[str, ...]]:
+    """Names of tools, and their descriptions as JSON in the format of OpenAI's API."""
+    described = [tool if isinstance(tool, Mapping) and "function" in tool else {"function": tool} for tool in tools]
+    names = []
+    for index, tool in enumerate(described):
+        fields = dict(tool["function"]) if isinstance(tool["function"], Mapping) else {}
+        names.append(text_field(fields, "name", f"{where}, tool {index}"))
+        if fields.get("description") is not None:
+            text_field(fields, "description", f"{where}, tool {index}", empty=True)
+    return names, tuple(json.dumps({"type": "function", **tool}, ensure_ascii=False) for tool in described)
 
 
 def read_fillers(path: str) -> list[Unit]:

@@ -4,7 +4,6 @@ Units are texts in a prompt (passages, candidates, options, instructions) or mes
 transcript of an agent, in which calls of tools and their results stay together.
 """
 
-import json
 import math
 import random
 import re
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS, REPEATS
+from posbias.prompts.templates import DESCRIPTIONS
 from posbias.tasks.language.answers import LETTERS
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
@@ -58,7 +58,7 @@ class Items(LanguageTask):
     (`tasks/language/item_files.py`)."""
     rule: str = "contains"
     """Rule of scoring (`rules.py`): contains, equals, whole_words, regex, choice (a letter), number(tolerance=0.5),
-    date, json_value ..., or python(function='file.py:function'), which --allow-code must permit."""
+    date, json_value, call (of a tool) ..., or python(function='file.py:function'), which --allow-code must permit."""
     template: str | None = None
     """A text file with one's own prompt, `{units}` once and `{question}` at least once; None: the units, then the
     question; as of `multiple_choice` if letters are asked for. For units that are texts."""
@@ -69,7 +69,8 @@ class Items(LanguageTask):
     """Places over which a message moves: `alike`, those of calls or of messages of its role; `turns`, with all up to
     the next message of the user; `results`, of calls made together; `tools`: a description moves among these."""
     calls: str = "native"
-    """How calls and results are put to the model: `native`, as a chat template or server has them, or as `text`."""
+    """How calls, results and descriptions of tools are put to a model: `native`, as its template or server has them, or
+    as `text`."""
     depths: int | None = None
     """Evenly spread places at which the moved unit is put, for records with different numbers of units (>= 2); None:
     every place."""
@@ -96,11 +97,8 @@ class Items(LanguageTask):
             check_size(f"{self.name}: depths", self.depths, ITEMS, least=2)
         if self.filled and self.fillers is None:
             raise UsageError(f"{self.name}: {LONGER}")
-        if self.among == TOOLS and (self.calls != "text" or self.fillers is not None):
-            raise UsageError(
-                f"{self.name}: among='tools' needs calls='text', which writes descriptions into the prompt, "
-                "and takes no fillers"
-            )
+        if self.among == TOOLS and self.fillers is not None:
+            raise UsageError(f"{self.name}: among='tools' takes no fillers")
         if self.entry is not None and not (isinstance(self.entry, str) and ENTRY.fullmatch(self.entry)):
             raise UsageError(
                 f"{self.name}: entry must hold {{text}} once, and at most one of {{number}} and {{letter}} before it, "
@@ -189,10 +187,6 @@ class Items(LanguageTask):
             raise UsageError(f"{record.where}: template and entry are for units that are texts, not for messages")
         if texts and record.question is None:
             raise UsageError(f"{record.where}: need the field 'question'")
-        if record.tools and self.calls == "native":
-            raise UsageError(
-                f"{record.where}: field 'tools' needs items(calls='text'), which writes them into the prompt"
-            )
         if any(isinstance(filler, str) != (texts or bool(record.messages)) for filler in self._fillers):
             raise UsageError(f"{self.fillers!r}: fillers must be {'texts' if texts else 'messages'}, as the units are")
         return record
@@ -239,12 +233,14 @@ class Items(LanguageTask):
 
     def _conversation(self, record: ItemRecord, units: Sequence[Unit], moved: int) -> Placed:
         asked = () if record.question is None else ({"role": "user", "content": record.question},)
+        tools = [str(unit) for unit in units] if record.messages else record.tools
+        described = ({"role": DESCRIPTIONS, "content": "\n".join(tools)},) if tools else ()
         if record.messages:
-            return as_text(
-                Placed((*record.messages, *asked), -1, (moved, moved)), list(map(json.loads, map(str, units)))
-            )
-        begins = [sum(len(unit) for unit in units[: number + 1]) - 1 for number in range(len(units))]
-        messages = tuple(message for unit in units for message in unit if not isinstance(message, str))
-        index = begins[moved]
-        placed = Placed((*messages, *asked), index, (0, len(str(messages[index]["content"]))))
-        return as_text(placed, record.tools) if self.calls == "text" else placed
+            begin = sum(len(tool) + 1 for tool in tools[:moved])
+            placed = Placed((*described, *record.messages, *asked), 0, (begin, begin + len(tools[moved])))
+        else:
+            messages = tuple(message for unit in units for message in unit if not isinstance(message, str))
+            last = sum(len(unit) for unit in units[: moved + 1]) - 1
+            span = (0, len(str(messages[last]["content"])))
+            placed = Placed((*described, *messages, *asked), len(described) + last, span)
+        return as_text(placed) if self.calls == "text" else placed

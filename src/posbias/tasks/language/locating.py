@@ -4,6 +4,7 @@ A text is opened by the special tokens the tokenizer puts before one (BOS); a co
 template, which writes its own. The place of an item is read off the tokenizer's character offsets, never guessed.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,11 @@ import numpy as np
 from posbias.errors import UsageError
 from posbias.prompts.control_tokens import PRIVATE, spelled_in, tokenised
 from posbias.prompts.prompts import opening
-from posbias.prompts.templates import Rendered, check_template, render_conversation
+from posbias.prompts.templates import DESCRIPTIONS, Rendered, check_template, render_conversation
 
 Message = Mapping[str, Any]
-"""One turn of a conversation: its `role` and its `content`; calls of tools beside it, or in its place."""
+"""One turn of a conversation: its `role` and its `content`; calls of tools beside it, or in its place. The first one
+may describe tools (`prompts.templates.DESCRIPTIONS`)."""
 Span = tuple[int, int]
 """Begin and end of a part of a text or a prompt: of its first character or token, and one past its last."""
 
@@ -90,19 +92,19 @@ def locate(
     encoded = encode(prompt, tokenizer, own_control=own_control)
     if encoded.offsets is None:
         return None, len(encoded.token_ids)
-    shift = 0
     if spans and not isinstance(prompt, str):
-        shift = _begin_of(prompt, message, tokenizer, encoded.text)
+        in_text = _of_tool if prompt[message]["role"] == DESCRIPTIONS else _of_message
+        spans = in_text(prompt, message, spans, tokenizer, encoded.text)
     low, high = np.array(encoded.offsets).T
     places = []
     for begin, end in spans:
-        touching = np.flatnonzero((high > begin + shift) & (low < end + shift))
+        touching = np.flatnonzero((high > begin) & (low < end))
         places.append((int(touching[0]), int(touching[-1]) + 1))
     return tuple(places), len(encoded.token_ids)
 
 
-def _begin_of(prompt: Sequence[Message], index: int, tokenizer: Any, text: str) -> int:
-    """Where a message's content begins in the rendered text; other messages may say the same, so it is marked."""
+def _of_message(prompt: Sequence[Message], index: int, spans: Sequence[Span], tokenizer: Any, text: str) -> list[Span]:
+    """Spans of a message's content in the rendered text; other messages may say the same, so its begin is marked."""
     content = str(prompt[index]["content"])
     bare = content.strip()  # many templates trim a message
     free = next(chr(code) for code in PRIVATE if chr(code) not in text)
@@ -111,4 +113,27 @@ def _begin_of(prompt: Sequence[Message], index: int, tokenizer: Any, text: str) 
     begin = rendered(marked, tokenizer)[0].text.find(free)
     if begin < 0 or text[begin : begin + len(bare)] != bare:
         raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
-    return begin - content.find(bare)
+    shift = begin - content.find(bare)
+    return [(first + shift, last + shift) for first, last in spans]
+
+
+def _of_tool(prompt: Sequence[Message], index: int, spans: Sequence[Span], tokenizer: Any, text: str) -> list[Span]:
+    """Descriptions of tools in the rendered text: each from its name to the end of what it says of itself."""
+    content = str(prompt[index]["content"])
+    free = next(chr(code) for code in PRIVATE if chr(code) not in text + content)
+    placed = []
+    for first, last in spans:
+        tool = json.loads(content[first:last])
+        said = tool.get("function", tool)
+        ends = "description" if said.get("description") else "name"
+        said["name"] = free + said["name"]
+        said[ends] += free
+        line = json.dumps(tool, ensure_ascii=False)
+        marked = [dict(message) for message in prompt]
+        marked[index]["content"] = content[:first] + line + content[last:]
+        told = rendered(marked, tokenizer)[0].text
+        begin, end = told.find(free), told.rfind(free)
+        if end <= begin or told.replace(free, "") != text:
+            raise UsageError("the chat template changes the descriptions of tools, so one cannot be located in it")
+        placed.append((begin, end - told[:end].count(free)))
+    return placed

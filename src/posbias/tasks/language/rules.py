@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
 from posbias.tasks.language.answers import LETTERS, checked_answers, choice_of, first_line, normalise_answer
+from posbias.tasks.language.calls import calls_in
 from posbias.tasks.language.verdict_parsing import check_own, first_ranked, search_own, verdict_of
 
 RULES: Registry["Rule"] = Registry("rule")
@@ -47,6 +48,8 @@ class Rule(ABC):
     """True if a right answer may be expected to begin with an accepted one, which is measured beside."""
     one_line: ClassVar[bool] = False
     """True if the first line alone is judged."""
+    objects: ClassVar[bool] = False
+    """True if an accepted answer may be an object of JSON."""
     of_place: ClassVar[bool] = False
     """True if the answer is the letter of the moved unit's place, which a file of items does not say."""
 
@@ -187,6 +190,8 @@ def _date(text: str) -> date | None:
 class JsonValue(LineRule):
     """The first line begins with the accepted JSON value, or is that text without quotes."""
 
+    objects: ClassVar[bool] = True
+
     def check(self, answer: str) -> None:
         """Refuse what is no JSON."""
         try:
@@ -271,6 +276,42 @@ class Number(Rule):
 def _value(text: str) -> float:
     bare = text.strip().lower()
     return float(NUMBER_WORDS.index(bare) if bare in NUMBER_WORDS else bare.replace(",", "").replace("−", "-"))
+
+
+@RULES.register("call")
+@dataclass(frozen=True)
+class Call(Rule):
+    """The first tool that is called is the accepted one: a name or, as JSON, a name and the arguments that must be so.
+
+    Calls are those that a server tells of, or what the text holds in the forms of `calls_in`.
+    """
+
+    text: ClassVar[bool] = False
+    begins: ClassVar[bool] = False
+    objects: ClassVar[bool] = True
+
+    def readable(self, text: str) -> bool:
+        """True if there is a call."""
+        return bool(calls_in(text))
+
+    def check(self, answer: str) -> None:
+        """Refuse an object that is no call."""
+        if answer.lstrip().startswith("{") and not calls_in(answer):
+            raise UsageError(
+                f"the answer must be a tool's name, or an object with name and arguments, got {answer!r:.80}"
+            )
+
+    def right(self, text: str, answers: Sequence[str]) -> float:
+        """1 or 0."""
+        called = calls_in(text)[:1]
+        accepted = [(calls_in(answer) or [(answer, {})])[0] for answer in checked_answers(answers)]
+        return float(
+            any(
+                name == right and needed.items() <= arguments.items()
+                for name, arguments in called
+                for right, needed in accepted
+            )
+        )
 
 
 @RULES.register("choice")

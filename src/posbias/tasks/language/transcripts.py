@@ -5,20 +5,21 @@ A message is an object with a `role` and a `content` (text, or a list of parts o
 `tool_call_id` before anyone else speaks. A call and its results stay together, wherever they are put.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from posbias.errors import UsageError
 from posbias.files import json_object
+from posbias.prompts.templates import DESCRIPTIONS
 from posbias.registry import Registry
+from posbias.tasks.language.calls import call_text
 from posbias.tasks.language.locating import Message, Span
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "moved")
-CALL, RESULT = "<tool_call>\n{}\n</tool_call>", "<tool_response>\n{}\n</tool_response>"
-"""Forms in which calls and results are written as text."""
+RESULT = "<tool_response>\n{}\n</tool_response>"
+"""Form in which results are written as text."""
 TOOLS = (
     "# Tools\n\nYou may call these functions, each described by a line of JSON:\n<tools>\n{}\n</tools>\n\nCall one by "
     'a JSON object in tags: <tool_call>\n{{"name": ..., "arguments": ...}}\n</tool_call>'
@@ -164,19 +165,12 @@ class Placed:
     """Its characters in that message's content."""
 
 
-def as_text(placed: Placed, tools: Sequence[Any] = ()) -> Placed:
-    """The same with calls, results and descriptions of tools written as text; messages of one role are joined.
-
-    If `placed` holds no moved message (index -1), the moved item is the one of `tools` that its span counts.
-    """
+def as_text(placed: Placed) -> Placed:
+    """The same with calls, results and descriptions of tools written as text; messages of one role are joined."""
     told: list[tuple[str, str, Span | None]] = []
-    if tools:
-        lines = [json.dumps(description, ensure_ascii=False) for description in tools]
-        begin = TOOLS.index("{}") + sum(len(line) + 1 for line in lines[: placed.span[0]])
-        moved = (begin, begin + len(lines[placed.span[0]])) if placed.index < 0 else None
-        told.append(("system", TOOLS.format("\n".join(lines)), moved))
+    before_content = {"tool": RESULT.index("{}"), DESCRIPTIONS: TOOLS.index("{}")}
     for number, message in enumerate(placed.messages):
-        before = RESULT.index("{}") if message["role"] == "tool" else 0
+        before = before_content.get(message["role"], 0)
         moved = (placed.span[0] + before, placed.span[1] + before) if number == placed.index else None
         told.append((*_told(message), moved))
     joined: list[dict[str, str]] = []
@@ -193,10 +187,9 @@ def as_text(placed: Placed, tools: Sequence[Any] = ()) -> Placed:
 def _told(message: Message) -> tuple[str, str]:
     """The role and the words of a message."""
     content = message["content"] or ""
+    if message["role"] == DESCRIPTIONS:
+        return "system", TOOLS.format(content)
     if message["role"] == "tool":
         return "user", RESULT.format(content)
-    calls = [
-        CALL.format(f'{{"name": {json.dumps(call["function"]["name"])}, "arguments": {call["function"]["arguments"]}}}')
-        for call in message.get("tool_calls", ())
-    ]
+    calls = [call_text(**call["function"]) for call in message.get("tool_calls", ())]
     return str(message["role"]), "\n".join([*([content] if content else []), *calls])
