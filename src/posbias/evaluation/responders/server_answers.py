@@ -105,7 +105,7 @@ def _calls(calls: object) -> object:
         named = [function.get("name"), function.get("arguments")] if isinstance(function, dict) else []
         if not named or not all(isinstance(text, str) for text in named):
             raise ValueError("a call needs 'function' with 'name' and 'arguments'")
-        texts.append(call_text(*named))
+        texts.append(call_text(*map(str, named)))
     return "\n".join(texts) or None
 
 
