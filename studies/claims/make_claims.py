@@ -27,7 +27,7 @@ FOOTER = """
 - *Theorem 5.5.* Checked up to finite depth. Under harmonic mixing collapse is slow.
 - *Rates.* A product of lower-triangular kernels decays at position j at the rate of its slowest diagonal among the
   positions j ... i.
-- *rope-2605.15514, aggregation-2605.06611.* Only abstracts were at hand; contents, distances, network are ours.
+- *2504.02732, 2602.05927, 2603.17771, 2605.06611, 2605.15514, 2606.06160.* Only abstracts at hand; networks are ours.
 """
 
 

@@ -364,6 +364,10 @@ class Family:
         """Nats that the states of a linear layer lose per position, one for each of its decays, at bare biases."""
         raise UsageError(f"{self.name} models have no linear layers")
 
+    def linear_call(self, n_positions: int, device: torch.device) -> dict[str, Any]:
+        """Named arguments beside its input that a linear layer needs to read a whole prompt."""
+        return {}
+
     def norm(self, module: nn.Module) -> Norm:
         """A norm module as numbers."""
         return read_norm(module)

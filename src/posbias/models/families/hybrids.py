@@ -179,6 +179,14 @@ class RecurrentGemma(Hybrid):
         """sqrt(width), rounded to bfloat16."""
         return float(torch.tensor(config.hidden_size**0.5, dtype=torch.bfloat16))
 
+    def linear_call(self, n_positions: int, device: torch.device) -> dict[str, Any]:
+        """Position 0 starts from nothing; without a cache no state outlives the call."""
+        return {
+            "position_ids": torch.arange(n_positions, device=device)[None],
+            "attention_mask": None,
+            "use_cache": False,
+        }
+
     def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
         """By channel, with its gate as its bias leaves it."""
         unit: Any = block.attention.get_submodule("rg_lru")

@@ -42,7 +42,7 @@ def support_of(name: str) -> dict[str, str]:
         "attention": IN_ATTENTION_LAYERS if linear and family.attends else whole,
         "rollout": YES,
         "power_rollout": NO if family.unread_mlp is not None else YES,
-        "mean_field": NO if linear or family.unread_mlp is not None or family.no_mean_field is not None else YES,
+        "mean_field": NO if family.unread_mlp is not None or family.no_mean_field is not None else YES,
         "mitigate": _mitigated(family),
         "evaluate": YES,
     }

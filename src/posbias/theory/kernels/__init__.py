@@ -5,6 +5,7 @@ from posbias.theory.kernels.distance import DistanceKernel, rises_too_far
 from posbias.theory.kernels.interval import IntervalKernel
 from posbias.theory.kernels.keys import KeyKernel
 from posbias.theory.kernels.linear import LinearKernel
+from posbias.theory.kernels.states import StateKernel
 
 __all__ = [
     "AbsoluteKernel",
@@ -13,6 +14,7 @@ __all__ = [
     "Kernel",
     "KeyKernel",
     "LinearKernel",
+    "StateKernel",
     "SumKernel",
     "dense_heads",
     "masked_softmax",

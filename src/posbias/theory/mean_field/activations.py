@@ -112,6 +112,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": Activation(lambda x: np.asarray(x * expit(1.702 * x))),
     "silu": Activation(lambda x: np.asarray(x * expit(x))),
     "tanh": Activation(np.tanh),
+    "sigmoid": Activation(lambda x: np.asarray(expit(x))),
     "identity": Activation(lambda x: x),
 }
 """Activations by name; `gelu_tanh` is the form of GPT-2, BLOOM and Gemma."""

@@ -125,6 +125,10 @@ class Kernel:
         """K_ij / (scale_i scale_j)."""
         return Kernel(self.block / scale[:, None] / scale[None, :], self.same / scale**2)
 
+    def inverse(self) -> "Kernel":
+        """1 / K_ij."""
+        return Kernel(1 / self.block, 1 / self.same)
+
     def averaged(self, bins: Bins) -> Matrix:
         """Mean over all pairs of positions of two bins, equal positions included."""
         if bins.exact:
@@ -139,6 +143,12 @@ class Kernel:
         if bins.exact:
             return self.block
         return np.asarray(self.averaged(bins) * bins.sizes[:, None] * bins.sizes[None, :])
+
+
+def symmetric_root(gram: Float64[np.ndarray, "p p"]) -> Float64[np.ndarray, "p p"]:
+    """A symmetric square root; eigenvalues that round-off made negative count as zero."""
+    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+    return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T)
 
 
 def smooth(block: Matrix) -> Kernel:

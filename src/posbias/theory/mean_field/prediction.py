@@ -166,7 +166,7 @@ def mean_field(
     if prompts is not None and prompts.n_positions != n_positions:
         raise UsageError(f"prompts hold {prompts.n_positions} tokens each; n_positions asks for {n_positions}")
     chosen = resolve_level(spec, level, n_positions)
-    bins = choose_bins(spec, n_positions, exact=isinstance(chosen, SampledHeads))
+    bins = choose_bins(spec, n_positions, exact=spec.draws or isinstance(chosen, SampledHeads))
     setting = Setting(bins, spec.width, np.random.default_rng(seed))
     entries = _entries(model, spec, bins, prompts)
     squares, forward = np.zeros(n_positions), None
@@ -229,7 +229,7 @@ def resolve_level(spec: MeanFieldSpec, level: Level | str, n_positions: int) -> 
     if not normed:
         # From a short context: gains and biases of the norms, and a stream that grows, are in it.
         bins = unit_bins(PROBED_POSITIONS)
-        setting = Setting(bins, spec.width, np.random.default_rng())
+        setting = Setting(bins, spec.width, np.random.default_rng(0))
         forward = run_forward(spec, input_kernel(spec, bins), ValueOnly(), setting)
         if _logit_variances(spec, forward).max(initial=0.0) < FIRST_ORDER_LIMIT:
             return FirstOrder()

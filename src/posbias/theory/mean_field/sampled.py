@@ -14,13 +14,10 @@ from jaxtyping import Float32, Float64
 from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import CELLS
-from posbias.theory.mean_field.bins import MOST_BINS, Kernel, smooth
-from posbias.theory.mean_field.recursion import LEVELS, Level, Setting
+from posbias.theory.mean_field.bins import MOST_BINS, Kernel, smooth, symmetric_root
+from posbias.theory.mean_field.recursion import FORWARD_SHARE, LEVELS, Level, Setting
 from posbias.theory.mean_field.spec import AttentionSpec, NormSpec
 
-FORWARD_SHARE = 8
-"""Forward kernels average over many rows and need that many times fewer heads than gradients of one position: with 200
-heads both ways the forward pass contributed 0.2 % of noise, the backward pass 5 %."""
 BATCH_NUMBERS = 2**20
 """Attention weights held at a time: 4 MB in single precision, several arrays of this size."""
 
@@ -69,8 +66,8 @@ class HeadSampler:
         """Gradient kernel at the branch's normalised input from that at its output."""
         attention = self.attention
         arriving = gradient.block * (attention.output.variance * self.width)
-        half = _root(arriving)
-        value = _root(attention.value.forward(self.width, x).block)
+        half = symmetric_root(arriving).astype(np.float32)
+        value = symmetric_root(attention.value.forward(self.width, x).block).astype(np.float32)
         single = arriving.astype(np.float32)
         paths = [np.zeros_like(x.block) for _ in range(3)]
         for batch in self._batches(x):
@@ -111,7 +108,7 @@ class HeadSampler:
         spec, n_positions = self.attention, len(x.same)
         raw_query = spec.query.forward(self.width, x)
         raw_key = spec.key.forward(self.width, x)
-        query_half, key_half = _root(raw_query.block), _root(raw_key.block)
+        query_half, key_half = (symmetric_root(raw.block).astype(np.float32) for raw in (raw_query, raw_key))
         bias, rotation = _head_logits(spec, n_positions), spec.rotation
         alike = rotation is not None and bool(np.all(rotation == rotation[:1]))
         size = max(1, BATCH_NUMBERS // n_positions**2)
@@ -154,18 +151,16 @@ class SampledHeads(Level):
         """The gradient kernel at the branch's input, by sampling."""
         return self._sampler(attention, setting, self.heads).backward(x, gradient)
 
+    def draws(self, width: int) -> int:
+        """No more than heads: one head asks for one network."""
+        return min(self.heads, super().draws(width))
+
     def _sampler(self, attention: AttentionSpec, setting: Setting, heads: int) -> HeadSampler:
         if not setting.bins.exact:
             raise UsageError(f"sampled heads take at most {MOST_BINS} positions, got {setting.bins.n_positions}")
         # Samples take the model's heads in turn: whole rounds, or steep ALiBi heads would count more than shallow ones.
         rounds = -(-heads // attention.heads)
         return HeadSampler(attention, setting.width, rounds * attention.heads, setting.generator)
-
-
-def _root(gram: Float64[np.ndarray, "p p"]) -> Float32[np.ndarray, "p p"]:
-    """A symmetric square root; eigenvalues that round-off made negative count as zero."""
-    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
-    return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T).astype(np.float32)
 
 
 def _normed(

@@ -25,6 +25,7 @@ from posbias.models.reference.network import ReferenceBlock, ReferenceTransforme
 from posbias.models.reference.parameters import shown
 from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.bins import Kernel
+from posbias.theory.mean_field.drawn import Modules
 from posbias.theory.reference import attention_parts, mlp_parts, norm_of
 
 EMBEDDING_ROWS = 4096
@@ -112,6 +113,8 @@ class AttentionSpec:
     query_norm: NormSpec | None = None
     key_norm: NormSpec | None = None
     softcap: float | None = None
+    gate: LinearSpec | None = None
+    """Map to the gates of the heads' outputs, which are multiplied by their logistic function (Qwen 3 Next)."""
     pre_norm: NormSpec | None = None
     post_norm: NormSpec | None = None
     """Norm of the branch before it is added."""
@@ -157,13 +160,33 @@ class MlpSpec:
 
 
 @dataclass(frozen=True, eq=False)
+class ModuleSpec:
+    """One branch that runs as it is: a linear layer."""
+
+    modules: Modules
+    pre_norm: NormSpec | None = None
+    post_norm: NormSpec | None = None
+    residual: ResidualSpec = PLAIN_RESIDUAL
+
+
+BranchSpec = AttentionSpec | ModuleSpec | MlpSpec
+
+
+@dataclass(frozen=True, eq=False)
 class LayerSpec:
-    """One block; either branch may be absent."""
+    """One block; any branch may be absent."""
 
     attention: AttentionSpec | None
     mlp: MlpSpec | None
+    linear: ModuleSpec | None = None
+    """A linear layer in attention's place."""
     parallel: bool = False
     """Both branches read the block's input; their residuals are then plain."""
+
+    @property
+    def branches(self) -> list[BranchSpec]:
+        """The branches that are there, in order."""
+        return [part for part in (self.attention, self.linear, self.mlp) if part is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,9 +208,14 @@ class MeanFieldSpec:
     final_norm: NormSpec | None = None
 
     @property
-    def branches(self) -> list[AttentionSpec | MlpSpec]:
+    def branches(self) -> list[BranchSpec]:
         """The branches of all layers, from the input up."""
-        return [part for layer in self.layers for part in (layer.attention, layer.mlp) if part is not None]
+        return [part for layer in self.layers for part in layer.branches]
+
+    @property
+    def draws(self) -> bool:
+        """Some branch has no formula and runs on drawn vectors."""
+        return any(isinstance(branch, ModuleSpec) for branch in self.branches)
 
     @property
     def input_power(self) -> float:
@@ -230,12 +258,13 @@ def with_norms(spec: MeanFieldSpec, placement: str) -> MeanFieldSpec:
         before, after, stream = (norm if present else None for present in PLACEMENTS[placement])
         return replace(branch, pre_norm=before, post_norm=after, residual=replace(branch.residual, norm=stream))
 
-    layers = tuple(replace(layer, attention=moved(layer.attention), mlp=moved(layer.mlp)) for layer in spec.layers)
+    names = ("attention", "linear", "mlp")
+    layers = tuple(replace(layer, **{name: moved(getattr(layer, name)) for name in names}) for layer in spec.layers)
     last = next(norm for norm in _norms(spec.branches[-1]) if norm is not None)
     return replace(spec, layers=layers, final_norm=None if placement == "post" else spec.final_norm or last)
 
 
-def _norms(branch: AttentionSpec | MlpSpec) -> tuple[NormSpec | None, NormSpec | None, NormSpec | None]:
+def _norms(branch: BranchSpec) -> tuple[NormSpec | None, NormSpec | None, NormSpec | None]:
     """The norms before the branch, on its output, and on the stream after the addition."""
     return branch.pre_norm, branch.post_norm, branch.residual.norm
 
@@ -259,8 +288,7 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
         raise UsageError(f"mean field has no theory for {family.no_mean_field}, which {family.name} models have")
     blocks, embedding_norm, positions = family.blocks(network), family.embedding_norm, 0.0
     layers = tuple(_family_layer(model, block, layer) for layer, block in enumerate(blocks))
-    first = family.attention_parts(blocks[0], config)
-    if first.query.shape[1] != model.width:
+    if any(projection is not None for projection in family.projections(network)):
         raise UsageError(f"mean field needs embeddings as wide as the blocks, got {model.width}")
     if family.position_table is not None:
         table = network.get_submodule(family.position_table).get_parameter("weight")
@@ -281,8 +309,22 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
 
 def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
     family, config = model.family, model.config
+
+    def norms(branch: str) -> dict[str, Any]:
+        """The norms of one branch: before it, after it, and of the stream once it is added."""
+        modules = {name: getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm", "stream_norm")}
+        before, after, stream = (_norm(module and family.norm(module)) for module in modules.values())
+        return {"pre_norm": before, "post_norm": after, "residual": ResidualSpec(norm=stream)}
+
+    mlp = None
+    if block.mlp is not None:
+        mlp = _mlp_spec(block.mlp_added(family.mlp_parts(block, config)), **norms("mlp"))
     if block.linear:
-        raise UsageError(f"mean field has no theory for linear layers, and layer {layer} of this {family.name} is one")
+        alike = tuple(other.attention for other in family.blocks(model.network) if other.linear)
+        beside = norms("attention")
+        beside["residual"] = replace(beside["residual"], branch_factor=block.branch_scale)
+        linear = ModuleSpec(Modules(alike, model.width, family.linear_call), **beside)
+        return LayerSpec(attention=None, mlp=mlp, linear=linear)
     parts = block.attention_added(family.attention_parts(block, config))
     if parts.clip is not None:
         largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
@@ -297,13 +339,6 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
         content=np.zeros(parts.heads),
         sinks=np.full(parts.heads, -np.inf),
     )
-
-    def norms(branch: str) -> dict[str, Any]:
-        """The norms of one branch: before it, after it, and of the stream once it is added."""
-        modules = {name: getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm", "stream_norm")}
-        before, after, stream = (_norm(module and family.norm(module)) for module in modules.values())
-        return {"pre_norm": before, "post_norm": after, "residual": ResidualSpec(norm=stream)}
-
     return LayerSpec(
         attention=_attention_spec(
             parts,
@@ -311,7 +346,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
             rotation=None if frequencies is None else np.tile(frequencies, (parts.heads, 1)),
             **norms("attention"),
         ),
-        mlp=_mlp_spec(block.mlp_added(family.mlp_parts(block, config)), **norms("mlp")),
+        mlp=mlp,
         parallel=family.is_parallel(config),
     )
 
@@ -329,6 +364,7 @@ def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
         query_norm=_norm(parts.query_norm, parts.head_dim),
         key_norm=_norm(parts.key_norm, parts.head_dim),
         softcap=parts.softcap,
+        gate=None if parts.gate is None else _linear(parts.gate, parts.gate_bias),
         **beside,
     )
 

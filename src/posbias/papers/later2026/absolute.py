@@ -1,0 +1,134 @@
+"""Absolute position in RoPE attention (arXiv 2606.06160): by the mask's denominator, and by the first token's stream.
+
+A pattern of tokens repeats after a first token, so that two queries, some periods apart, see equal tokens at equal
+distances. RoPE alone then gives equal logits; whatever differs knows where the query stands.
+"""
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.architecture import Causal, Mask, SlidingWindow
+from posbias.papers.claims import Claim, curves
+from posbias.report.verify import CLAIMS, Finding
+from posbias.statistics import mean_of
+from posbias.theory.kernels import masked_softmax
+
+NETWORKS, WIDTH, HEADS = 40, 64, 4
+PERIOD, FIRST_QUERY, LATER = 12, 36, (48, 72, 144)
+"""Queries: one after three periods, and others one, three and nine periods further on."""
+NEAR = 8
+"""Distances at which the two queries' weights and logits are compared: less than a period."""
+WINDOW = 10
+"""Keys that a query of the changed mask sees, fewer over two layers than lie before the first query."""
+EXACT = 1e-10
+LEAKS = 0.01
+"""Relative difference that counts as a leak."""
+
+Stream = Float64[np.ndarray, "position feature"]
+
+
+def rotated(features: Float64[np.ndarray, "head position feature"]) -> Float64[np.ndarray, "head position feature"]:
+    """RoPE of base 10,000, half against half."""
+    half = features.shape[-1] // 2
+    angles = np.arange(features.shape[1])[:, None] * 1e4 ** (-np.arange(half) / half)
+    first, second = features[..., :half], features[..., half:]
+    turned = [first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)]
+    return np.concatenate(turned, axis=-1)
+
+
+def layer(
+    stream: Stream, weights: Float64[np.ndarray, "4 width width"], mask: Mask
+) -> tuple[Float64[np.ndarray, "head query key"], Float64[np.ndarray, "head query key"], Stream]:
+    """Logits, attention, and the stream after one layer."""
+    normed = stream / np.sqrt(np.square(stream).mean(axis=-1, keepdims=True))
+    query, key, value = ((normed @ matrix).reshape(len(stream), HEADS, -1).transpose(1, 0, 2) for matrix in weights[:3])
+    logits = rotated(query) @ rotated(key).transpose(0, 2, 1) / np.sqrt(WIDTH // HEADS)
+    attention = np.stack([masked_softmax(mask.visible(len(stream)), head) for head in logits])
+    output = (attention @ value).transpose(1, 0, 2).reshape(stream.shape)
+    return logits, attention, stream + output @ weights[3]
+
+
+def differences(table: Float64[np.ndarray, "head query key"]) -> Float64[np.ndarray, "later"]:
+    """Root mean square difference of the later queries' rows from the first's at equal near distances, relative."""
+    near = -np.arange(NEAR)
+    first = table[:, FIRST_QUERY, FIRST_QUERY + near]
+    gaps = [np.square(table[:, query, query + near] - first).mean() for query in LATER]
+    return np.asarray(np.sqrt(gaps / np.square(first).mean()))
+
+
+@CLAIMS.register("position-2606.06160/leaks")
+class AbsolutePositionLeaks(Claim):
+    """RoPE attention knows absolute positions by the mask and by what the first token became."""
+
+    paper = "Where does Absolute Position come from in decoder-only Transformers?, arXiv 2606.06160v1"
+    source = "abstract (its 40 % for a replaced first token is of trained models and not tested: random ones here)"
+    statement = (
+        "RoPE attention tells absolute positions, by the causal softmax's denominator and, deeper, by the stream, into "
+        "which the first token enters."
+    )
+    assumptions = ("causal attention reaches back to the first token", "RoPE", "random weights of 1/sqrt(width)")
+    broken_by = f"a window of {WINDOW} keys, so that two layers do not reach the first token"
+    computed = (
+        "relative difference of first-layer weights at equal distances, nine periods on (95 % {low:.3f} to {high:.3f}; "
+        "logits {logits:.0e}); second-layer logits {deeper:.3f} ({deeper_low:.3f} to {deeper_high:.3f})"
+    )
+    sharper = (
+        "first-layer weights at equal distances differ by one factor, the ratio of denominators (to {factor:.0e}; "
+        "{ratio:.2f} against {even:.2f} for even attention). Another first token changes {replaced:.2f} of the "
+        "second layer's difference"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Rows of two queries with equal surroundings, in both layers of random networks, for two first tokens."""
+        mask: Mask = SlidingWindow(width=WINDOW) if broken else Causal()
+        weights, logits, deeper, factors, ratios, replaced = [], [], [], [], [], []
+        near = -np.arange(NEAR)
+        for _ in range(NETWORKS):
+            maps = generator.standard_normal((2, 4, WIDTH, WIDTH)) / np.sqrt(WIDTH)
+            pattern = np.resize(np.arange(PERIOD), LATER[-1])
+            tokens = generator.standard_normal((PERIOD, WIDTH))[pattern]
+            found = []
+            for first_token in generator.standard_normal((2, 1, WIDTH)):
+                scores, attention, stream = layer(np.concatenate([first_token, tokens]), maps[0], mask)
+                second, _, _ = layer(stream, maps[1], mask)
+                found.append((scores, attention, second))
+            (scores, attention, second), (_, _, other) = found
+            weights.append(differences(attention))
+            logits.append(differences(scores).max())
+            deeper.append(differences(second))
+            ratio = attention[:, LATER[-1], LATER[-1] + near] / attention[:, FIRST_QUERY, FIRST_QUERY + near]
+            factors.append(np.ptp(ratio / ratio.mean(axis=1, keepdims=True), axis=1).max())
+            ratios.append(ratio.mean())
+            gaps = [
+                table[:, LATER[-1], LATER[-1] + near] - table[:, FIRST_QUERY, FIRST_QUERY + near]
+                for table in (second, other)
+            ]
+            replaced.append(np.linalg.norm(gaps[0] - gaps[1]) / max(np.linalg.norm(gaps[0]), EXACT))
+        shown, below = np.stack(weights), np.stack(deeper)
+        leak, stream_leak = (mean_of(rows[:, -1]).interval(least=0.0) for rows in (shown, below))
+        return Finding(
+            value=leak.value,
+            as_stated=max(logits) < EXACT
+            and leak.low > LEAKS
+            and stream_leak.low > LEAKS
+            and mean_of(np.array(replaced)).interval().low > LEAKS,
+            figure=curves(
+                "distance of the two queries",
+                "relative difference at equal distances of the keys",
+                np.array(LATER) - FIRST_QUERY,
+                {"first layer, weights": shown.mean(axis=0), "second layer, logits": below.mean(axis=0)},
+            ),
+            numbers={
+                "low": leak.low,
+                "high": leak.high,
+                "logits": max(logits),
+                "deeper": stream_leak.value,
+                "deeper_low": stream_leak.low,
+                "deeper_high": stream_leak.high,
+                "factor": max(factors),
+                "ratio": float(np.mean(ratios)),
+                "even": (FIRST_QUERY + 1) / (LATER[-1] + 1),
+                "replaced": float(np.mean(replaced)),
+            },
+            instances=NETWORKS,
+        )

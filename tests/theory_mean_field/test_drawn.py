@@ -1,0 +1,120 @@
+"""Branches without a formula: their own modules on drawn vectors, against exact kernels and measured Jacobians."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posbias import DesignOptions, UsageError, design
+from posbias.theory.mean_field import mean_field, spec_of
+from posbias.theory.mean_field.bins import Kernel, smooth
+from posbias.theory.mean_field.drawn import Modules
+
+N = 24
+HYBRID = {"num_hidden_layers": 3, "initializer_range": 0.06}
+MIXED = ["linear_attention", "full_attention", "linear_attention"]
+FAMILIES = {
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    "qwen3_5_text": {
+        "layer_types": MIXED,
+        "head_dim": 32,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+    },
+    "bamba": {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+        "mamba_chunk_size": 32,
+    },
+    "recurrent_gemma": {"num_key_value_heads": 1, "lru_width": 128, "attention_window_size": 32},
+    "olmo_hybrid": {
+        "layer_types": MIXED,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+    },
+}
+QUICK = "lfm2"
+FEW = "sampled(heads=400)"
+"""Heads enough for distances to two digits."""
+
+
+class Echo(nn.Module):
+    """A random map, and 0.7 of the position before."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(width, width, generator=generator, dtype=torch.float64) / width**0.5)
+
+    def forward(self, read: Tensor) -> Tensor:
+        mapped = read @ self.weight
+        return mapped + 0.7 * nn.functional.pad(mapped, (0, 0, 1, 0))[:, :-1]
+
+
+def test_a_module_has_the_kernels_of_its_matrix() -> None:
+    """y = E x W with E lower bidiagonal: forward E K E', backward E' G E, tiny gradients with relative accuracy."""
+    echo = np.eye(5) + 0.7 * np.eye(5, k=-1)
+    factors = np.random.default_rng(0).normal(size=(2, 5, 5))
+    sizes = np.array([1e-9, 1e-6, 1e-3, 0.0, 1.0])
+    x = smooth(factors[0] @ factors[0].T)
+    gradient = smooth(np.diag(sizes) @ factors[1] @ factors[1].T @ np.diag(sizes))
+    modules = Modules((Echo(64),), 64, lambda _n_positions, _device: {})
+    for above, expected in ((None, echo @ x.block @ echo.T), (gradient, echo.T @ gradient.block @ echo)):
+        found = modules.through(x, above, draws=60, generator=np.random.default_rng(1))
+        deviations = np.sqrt(np.diagonal(expected))
+        assert isinstance(found, Kernel)
+        np.testing.assert_allclose(
+            found.block / np.outer(deviations, deviations),
+            expected / np.outer(deviations, deviations),
+            atol=5 / np.sqrt(60 * 64),
+        )
+
+
+@pytest.mark.parametrize(
+    "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != QUICK)]
+)
+def test_linear_layers_meet_measurement(name, fresh, jacobians, profile_distance):
+    settings = FAMILIES[name] | HYBRID
+    measured = jacobians(lambda seed: fresh(name, seed, **settings), N, 12)
+    theory = mean_field(spec_of(fresh(name, **settings)), N, level=FEW)
+    flat = profile_distance(np.ones(N), measured.norm)
+    assert profile_distance(theory.jacobian_norm, measured.norm) < max(0.02, 1.5 * measured.noise) < flat
+    assert theory.jacobian_norm.sum() == pytest.approx(measured.norm.sum(), rel=0.15)
+
+
+def test_gates_of_attention_outputs_count(fresh, jacobians, profile_distance):
+    """Without them branches were twice as large."""
+    settings = FAMILIES["qwen3_5_text"] | HYBRID | {"layer_types": ["full_attention"] * 3}
+    measured = jacobians(lambda seed: fresh("qwen3_5_text", seed, **settings), N, 12)
+    spec = spec_of(fresh("qwen3_5_text", **settings))
+    ungated = replace(
+        spec,
+        layers=tuple(replace(layer, attention=replace(layer.attention, gate=None)) for layer in spec.layers),
+    )
+    right, wrong = (
+        profile_distance(mean_field(given, N, level=FEW).jacobian_norm, measured.norm) for given in (spec, ungated)
+    )
+    assert right < 0.02
+    assert wrong > 2 * right
+
+
+def test_draws_follow_the_seed(fresh):
+    spec = spec_of(fresh(QUICK, **FAMILIES[QUICK] | HYBRID))
+    first, again, other = (mean_field(spec, 8, level="sampled(heads=8)", seed=seed).jacobian_norm for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first / other - 1).max() > 1e-4
+
+
+def test_designs_at_initialisation_refuse_layers_without_formulas(fresh):
+    model = fresh(QUICK, **FAMILIES[QUICK] | HYBRID)
+    with pytest.raises(UsageError, match="linear layers have none"):
+        design("flat", model=model, options=DesignOptions(theory="mean_field", n_positions=8))
