@@ -1,10 +1,12 @@
-"""Claims of 2026 on RoPE in long contexts and on value aggregation: numbers that can be worked out."""
+"""Claims of 2025 and 2026 on RoPE, value aggregation, contraction and sinks: numbers that can be worked out."""
 
 import numpy as np
 import pytest
 
 from posbias.architecture import Rope
+from posbias.papers.later2026.birth import relu_cosine
 from posbias.papers.later2026.rope_length import PAIRS, draw_contents, frequencies, normal_failure
+from posbias.papers.later2026.sinks import planted
 
 ROPE, AGGREGATION = "rope-2605.15514/", "aggregation-2605.06611/variance"
 
@@ -41,3 +43,26 @@ def test_variance_is_one_over_the_visible_keys(verdicts):
     assert numbers["last_low"] < 1 / 64 < numbers["last_high"]
     assert numbers["isolated_low"] < 1 < numbers["isolated_high"]
     assert numbers["large_last"] == pytest.approx(numbers["large_formula"], rel=0.1)
+
+
+def test_without_attention_states_contract_as_the_arc_cosine_kernel_says(verdicts):
+    numbers = verdicts["birth-2602.05927/contraction"].finding.numbers
+    assert numbers["alone_low"] < numbers["formula"] < numbers["alone_high"]
+    assert relu_cosine()[0] == pytest.approx(1 / (2 * np.pi) / 1.5)
+
+
+def test_equal_distances_have_equal_logits_and_one_ratio_of_weights(verdicts):
+    numbers = verdicts["position-2606.06160/leaks"].finding.numbers
+    assert numbers["logits"] < 1e-12
+    assert numbers["factor"] < 1e-12
+    assert numbers["ratio"] == pytest.approx(numbers["even"], rel=0.05)
+
+
+def test_sinks_have_the_energies_of_their_sums(verdicts):
+    assert verdicts["sinks-2504.02732/perturbations"].finding.numbers["formula_error"] < 0.15
+    one, two = planted(2, 0.9), planted(2, 0.9, sink=False)
+    np.testing.assert_allclose(one, [[1, 0], [0.95, 0.05]])
+    np.testing.assert_allclose(two, [[0.1, 0], [0.05, 0.05]])
+    numbers = verdicts["sinks-2603.17771/gradients"].finding.numbers
+    assert numbers["formula"] == pytest.approx(np.square(planted(1024, 0.9)[:, 0]).sum())
+    assert numbers["short"] > 0.99 > 0.3 > numbers["none"]
