@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from posbias.architecture import Architecture, KeyEncoding, NoEncoding
+from posbias.architecture import Architecture, Causal, KeyEncoding, NoEncoding, Recurrent
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.architecture.encodings import Rope
 from posbias.checks import check_whole
@@ -52,8 +52,8 @@ class ReferenceConfig:
     vocabulary_size: int | None = 64
     """Rows of the embedding (>= 1); None: no embedding, inputs are vectors of `width` features."""
     attention: str = "positional"
-    """`positional`: logits from encoding and content offset alone; `content`: q.k / sqrt(head_dim) added, and rotary
-    encodings turn q and k."""
+    """`positional`: logits from encoding and content offset alone; `content`: q.k / sqrt(head_dim) added, rotary
+    encodings turn q and k, and a layer whose encoding is `recurrent` is a gated linear layer (`recurrence`)."""
     values: str = "identity"
     """Values that heads carry: x itself (`identity`), x times one `orthogonal` matrix per layer, or x through value and
     output maps of each head (`gaussian`)."""
@@ -147,6 +147,7 @@ class ReferenceConfig:
         if self.rotary and self.head_dim % 2:
             raise UsageError(f"rotary positions need an even number of features per head, got {self.head_dim}")
         self._check_trained_key_bias()
+        self._check_linear_layers()
         added = self.input_encoding
         if added is not None and added.width != self.width:
             raise UsageError(f"reference width {self.width} differs from the {added.width} features of {added}")
@@ -163,6 +164,34 @@ class ReferenceConfig:
                     "reference trained_key_bias is added to the encodings none, key_bias or gamma_key, got "
                     f"{group.encoding}"
                 )
+
+    def _check_linear_layers(self) -> None:
+        """Refuse what would be ignored in a linear layer."""
+        for layer, groups in enumerate(self.architecture.head_groups):
+            if not self.linear_layers[layer]:
+                continue
+            reasons = {
+                f"in all of its heads, got {' and '.join(str(group.encoding) for group in groups)}": not all(
+                    isinstance(group.encoding, Recurrent) for group in groups
+                ),
+                f"with the mask causal, got {groups[0].mask}": any(
+                    not isinstance(group.mask, Causal) for group in groups
+                ),
+                f"with values gaussian, got {self.values}": self.values != "gaussian",
+                "without a content offset": bool(self.architecture.layer_content[layer].any()),
+            }
+            for reason, wrong in reasons.items():
+                if wrong:
+                    raise UsageError(f"reference layer {layer} is linear (recurrent), which is allowed {reason}")
+
+    @property
+    def linear_layers(self) -> tuple[bool, ...]:
+        """For every layer whether it is linear: a state that decays in attention's place."""
+        content = self.attention == "content"
+        return tuple(
+            content and any(isinstance(group.encoding, Recurrent) for group in groups)
+            for groups in self.architecture.head_groups
+        )
 
     @property
     def per_head(self) -> bool:
@@ -250,6 +279,7 @@ class ReferenceShape:
     gated_mlp: bool
     rotate_stream: bool
     rotary: bool
+    linear_layers: tuple[bool, ...]
     adds_positions: bool
     learned_positions: int | None
     trained_key_bias: int | None
@@ -279,6 +309,7 @@ def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:
         "residual": "scaled" if scaled else config.residual,
         "mlp_width": config.hidden_width if config.mlp else 0,
         "rotary": config.rotary,
+        "linear_layers": config.linear_layers,
         "adds_positions": config.input_encoding is not None,
         "readout_width": config.width if config.readout_width is None else config.readout_width,
     }

@@ -30,6 +30,7 @@ from posbias.models.reference.attention import (
     rows_of,
 )
 from posbias.models.reference.config import ReferenceShape
+from posbias.models.reference.recurrence import linear_branch
 
 Inputs = Int[Tensor, "member batch position"] | Float[Tensor, "member batch position feature"]
 Rows = Float[Tensor, "member batch row feature"]
@@ -83,7 +84,11 @@ def attention_maps(
 
     Returns:
         Rows sum to 1 and are 0 if the mask hides the key.
+
+    Raises:
+        UsageError: a layer is linear and has no attention.
     """
+    refuse_linear_layers(shape.linear_layers)
     _check(shape, inputs, (0,))
     stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))
     maps = []
@@ -91,6 +96,16 @@ def attention_maps(
         layer_maps = attention(shape, weights, fixed, entered(shape, weights, "attention", below))
         maps.append(layer_maps.expand(-1, inputs.shape[1], -1, -1, -1))
     return torch.stack(maps)
+
+
+def refuse_linear_layers(linear: Sequence[bool]) -> None:
+    """Refuse to take them for attention."""
+    layers = ", ".join(str(layer) for layer, is_linear in enumerate(linear) if is_linear)
+    if layers:
+        raise UsageError(
+            f"attention of this reference model: its layers {layers} are linear ones (recurrent), which have no "
+            "attention matrix; allowed are models with attention in every layer"
+        )
 
 
 def layer_inputs(
@@ -138,9 +153,13 @@ def layer_output(
 def split(
     shape: ReferenceShape, weights: Weights, constants: Weights, stream: Stream, *, rows: Chosen = None
 ) -> tuple[Rows | None, Rows]:
-    """The part of the stream that the residual keeps (None: nothing), and the part that attention adds to it."""
+    """The part of the stream that the residual keeps (None: nothing), and the part that attention, or the linear layer
+    in its place, adds to it."""
     entering = entered(shape, weights, "attention", stream)
-    added = branch(shape, weights, entering, attention(shape, weights, constants, entering, rows=rows))
+    if "step" in weights:
+        added = linear_branch(shape, weights, constants, entering, rows=rows)
+    else:
+        added = branch(shape, weights, entering, attention(shape, weights, constants, entering, rows=rows))
     if shape.residual == "none":
         return None, added
     passing = stream if rows is None else rows_of(stream, rows, dim=2)
@@ -209,6 +228,7 @@ def folds(shape: ReferenceShape) -> bool:
     """Tell whether the maps of values can wait until the end."""
     alone = shape.residual == "none" and shape.norm == "none" and not shape.mlp_width and not shape.rotate_stream
     plain = not shape.biases and shape.trained_key_bias is None
+    plain = plain and not any(shape.linear_layers)
     return shape.merges and alone and plain and shape.heads == 1 and shape.values == "gaussian"
 
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.architecture import Architecture, Encoding, KeyBias, NoEncoding
+from posbias.architecture import Architecture, Encoding, KeyBias, NoEncoding, Recurrent
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json, write_atomically
 from posbias.models.config_limits import check_numbers
@@ -33,6 +33,7 @@ from posbias.models.reference.forward import (
     split,
 )
 from posbias.models.reference.parameters import constants_of, draw_parameters, shown
+from posbias.models.reference.recurrence import bare_decays
 from posbias.models.sources import CONFIG_BYTES
 from posbias.models.weight_files import stored_tensors
 from posbias.models.weights import weights_sha256
@@ -57,6 +58,7 @@ class ReferenceBlock(nn.Module):
         self.config = config
         self.groups = config.architecture.head_groups[layer]
         self.mixing = float(config.architecture.layer_mixing[layer])
+        self.linear = config.linear_layers[layer]
 
     def forward(
         self, stream: Float[Tensor, "batch position feature"], shape: ReferenceShape, weights: Tensors, fixed: Tensors
@@ -192,7 +194,8 @@ class ReferenceTransformer(Model):
         return BranchNorms(stream=torch.stack(passing), branch=torch.stack(added))
 
     def architecture_traits(self) -> dict[str, Any]:
-        """Those of the architecture it was built from; an encoding that enters by content adds no logit: "none"."""
+        """Those of the architecture it was built from; an encoding that enters by content adds no logit: "none", and
+        linear layers have their own decays at bare gates."""
         architecture = self.config.architecture
         traits = {name: getattr(architecture, name) for name in ("depth", "heads", "mask", "encoding")}
         if self.config.trained_key_bias is not None:
@@ -201,12 +204,22 @@ class ReferenceTransformer(Model):
         if all(group.encoding == as_shown.encoding for layer in groups for group, as_shown in layer):
             return traits
         encoding: list[list[Encoding]] = [[NoEncoding()] * architecture.heads for _ in groups]
-        for layer, row in zip(groups, encoding, strict=True):
+        decays = self._linear_decays()
+        for index, (layer, row) in enumerate(zip(groups, encoding, strict=True)):
             for _, group in layer:
                 for head in group.heads:
-                    row[head] = group.encoding
+                    row[head] = decays.get(index, group.encoding)
         distinct = {item for row in encoding for item in row}
         return {**traits, "encoding": distinct.pop() if len(distinct) == 1 else encoding}
+
+    def _linear_decays(self) -> dict[int, Encoding]:
+        """By linear layer the decays of its heads at bare gates."""
+        slopes, decays = constants_of(self.config, 1).get("slopes"), dict[int, Encoding]()
+        for layer, block in enumerate(self.network.blocks):
+            if slopes is not None and self.config.linear_layers[layer]:
+                weights = {name: value.detach().cpu() for name, value in block.named_parameters(recurse=False)}
+                decays[layer] = Recurrent(bare_decays(weights, {"slopes": slopes[layer]}).double().tolist())
+        return decays
 
     def _key_biases(self, n_positions: int) -> list[Encoding]:
         """The bias of every layer's keys that have a trained one: the encoding's plus the trained."""

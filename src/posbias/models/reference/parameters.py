@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.architecture import HeadGroup, NoEncoding, Rope
+from posbias.architecture import HeadGroup, NoEncoding, Recurrent, Rope
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.models.reference.config import ReferenceConfig, shape_of
 
@@ -61,7 +61,7 @@ def _draws(config: ReferenceConfig) -> Iterator[Draw]:
     if config.embedding_norm:
         yield from _norm(config, "embedding")
     for layer in range(config.architecture.depth):
-        for name, sort, shape, inputs in _block(config):
+        for name, sort, shape, inputs in _block(config, layer):
             yield f"blocks.{layer}.{name}", sort, shape, inputs
     if config.readout == "linear":
         yield "unembedding", "weight", (outputs, width), width
@@ -76,7 +76,7 @@ def _draws(config: ReferenceConfig) -> Iterator[Draw]:
         yield "positions", "table", (config.learned_positions, width), width
 
 
-def _block(config: ReferenceConfig) -> Iterator[Draw]:
+def _block(config: ReferenceConfig, layer: int) -> Iterator[Draw]:
     heads, shared, biases = config.architecture.heads, config.n_key_value_heads, config.biases
     width, head_dim, hidden = config.width, config.head_dim, config.hidden_width
     if config.attention == "content":
@@ -95,6 +95,10 @@ def _block(config: ReferenceConfig) -> Iterator[Draw]:
             yield "output", "weight", (heads, head_dim, width), heads * head_dim
             if biases:
                 yield "output_bias", "bias", (width,), heads * head_dim
+    if config.linear_layers[layer]:
+        yield "step", "weight", (width, heads), width
+        yield "step_bias", "shift", (heads,), width
+        yield "rate", "shift", (heads,), 1
     if config.trained_key_bias is not None:
         yield "trained_key_bias", "shift", (heads, config.trained_key_bias), 1
     if config.norm != "none":
@@ -133,6 +137,7 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
         `bias` [layer, head, query, key], added to the logits, -inf if the mask hides the key; `kept`, `added` and
         `mlp_kept` [layer], what multiplies the stream and the attention branch, and the stream beside the MLP;
         if heads are rotary, `cosine` and `sine` [layer, head, position, pair], 1 and 0 for heads that are not;
+        if layers are linear, `slopes` [layer, head], 0 for those that are not;
         if vectors are added to the input, `positions` [position, feature]. On the CPU, in the model's precision.
 
     Raises:
@@ -156,6 +161,12 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
     if config.rotary:
         angles = torch.stack([rotary_angles(config, layer, n_positions) for layer in range(depth)])
         constants |= {"cosine": angles.cos(), "sine": angles.sin()}
+    if any(config.linear_layers):
+        slopes = np.zeros((depth, shape.heads))
+        for layer in np.flatnonzero(config.linear_layers):
+            for group in config.architecture.head_groups[layer]:
+                slopes[layer, group.heads] = group.linear_slopes()
+        constants["slopes"] = torch.from_numpy(slopes)
     if config.input_encoding is not None:
         constants["positions"] = torch.from_numpy(config.input_encoding.vectors_at(np.arange(n_positions)))
     return {name: value.to(dtype) for name, value in constants.items()}
@@ -164,10 +175,10 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
 def shown(config: ReferenceConfig, group: HeadGroup) -> HeadGroup:
     """The group as its logits show it.
 
-    Rotary encodings turn q and k if there is content, and absolute ones may be added to the input; they add their
-    constant-content bias if not.
+    If there is content, rotary encodings turn q and k and recurrent ones are the decays of a state; absolute ones may
+    be added to the input. They add their constant-content bias if not.
     """
-    turned = config.attention == "content" and isinstance(group.encoding, Rope)
+    turned = config.attention == "content" and isinstance(group.encoding, Rope | Recurrent)
     entered = config.absolute == "added" and isinstance(group.encoding, AbsoluteEncoding)
     return replace(group, encoding=NoEncoding()) if turned or entered else group
 

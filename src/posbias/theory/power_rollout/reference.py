@@ -9,18 +9,32 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbias.errors import RunError
 from posbias.models.attention import AttentionLayer
 from posbias.models.families.base import Block
-from posbias.models.reference.attention import logit_bias
-from posbias.models.reference.config import shape_of
+from posbias.models.reference.attention import Weights, logit_bias
+from posbias.models.reference.config import ReferenceShape, shape_of
 from posbias.models.reference.forward import entrance, normalise, of_constants, of_layer, read_out, split, with_mlp
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
-from posbias.models.reference.parameters import constants_of
+from posbias.models.reference.parameters import constants_of, stacked
+from posbias.models.reference.recurrence import linear_branch
 from posbias.theory.power_rollout.trace import Description, LayerDescription, LayerTrace, Trace, score_gradient
 from posbias.theory.reference import attention_parts, heads_turn_alike, mlp_parts, norm_of
+
+
+class LinearLayer(nn.Module):
+    """The linear layer of a reference block by itself: from what its branch reads to what it adds."""
+
+    def __init__(self, block: ReferenceBlock, shape: ReferenceShape, constants: Weights) -> None:
+        super().__init__()
+        self.block, self.shape, self.constants = block, shape, constants
+
+    def forward(self, read: Float[Tensor, "batch position feature"]) -> Float[Tensor, "batch position feature"]:
+        """Every position's branch."""
+        weights = {name: value[None] for name, value in self.block.named_parameters(recurse=False)}
+        return linear_branch(self.shape, weights, self.constants, read[None])[0]
 
 
 def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Description:
@@ -35,15 +49,21 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
     layers = []
     for index, block in enumerate(network.blocks):
         assert isinstance(block, ReferenceBlock)
-        parts, mlp = attention_parts(block), mlp_parts(block)
-        weights = {name: value.detach()[None] for name, value in block.named_parameters(recurse=False)}
-        bias = logit_bias(shape, weights, constants["bias"][index][None])
+        mixer, bias, mixes = None, None, block
+        if block.linear:
+            mixes = LinearLayer(block, shape, of_constants(stacked([constants]), index))
+        else:
+            parts = attention_parts(block)
+            weights = {name: value.detach()[None] for name, value in block.named_parameters(recurse=False)}
+            bias = logit_bias(shape, weights, constants["bias"][index][None])
+            bias = bias[0].reshape(parts.key_heads, -1, n_positions, n_positions)
+            mixer = AttentionLayer(index, block, parts, reach=None, angles=None)
         layers.append(
             LayerDescription(
                 index=index,
-                block=Block(block, block, None, block, None, block, None, None),
-                mixer=AttentionLayer(index, block, parts, reach=None, angles=None),
-                mlp=mlp,
+                block=Block(block, mixes, None, block, None, block, None, None, linear=block.linear),
+                mixer=mixer,
+                mlp=mlp_parts(block),
                 attention_norm=norm_of(block, "attention", where="pre"),
                 attention_post_norm=None,
                 mlp_norm=norm_of(block, "mlp", where="pre"),
@@ -54,7 +74,7 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
                 branch_factor=constants["added"][index],
                 mlp_stream_factor=constants["mlp_kept"][index],
                 rotation=block.get_parameter("rotation") if config.rotate_stream else None,
-                bias=bias[0].reshape(parts.key_heads, -1, n_positions, n_positions),
+                bias=bias,
                 heads_agree=config.values != "gaussian",
             )
         )
