@@ -217,8 +217,9 @@ class ReferenceTransformer(Model):
         slopes, decays = constants_of(self.config, 1).get("slopes"), dict[int, Encoding]()
         for layer, block in enumerate(self.network.blocks):
             if slopes is not None and self.config.linear_layers[layer]:
-                weights = {name: value.detach().cpu() for name, value in block.named_parameters(recurse=False)}
-                decays[layer] = Recurrent(bare_decays(weights, {"slopes": slopes[layer]}).double().tolist())
+                weights = {name: value.detach().cpu()[None] for name, value in block.named_parameters(recurse=False)}
+                (bare,) = bare_decays(weights, {"slopes": slopes[None, layer]}).double().tolist()
+                decays[layer] = Recurrent(bare)
         return decays
 
     def _key_biases(self, n_positions: int) -> list[Encoding]:

@@ -8,6 +8,7 @@ the architecture's (`recurrent(slopes=...)`): what the state loses in a position
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -21,6 +22,8 @@ CHUNK = 64
 """Positions that read each other in one product; what lies further back is read from the state."""
 BARE_STEP = math.log(2)
 """softplus(0)."""
+LANES = 64
+"""A multiple of the values that vector instructions take at once: what is left over is rounded otherwise."""
 
 
 def linear_branch(
@@ -30,7 +33,7 @@ def linear_branch(
     query, key, value = (
         heads_of(inputs, weights[name], weights.get(f"{name}_bias")) for name in ("query", "key", "value")
     )
-    step = functional.softplus(linear(inputs, weights["step"], weights["step_bias"])).transpose(2, 3)
+    step = elementwise(functional.softplus, linear(inputs, weights["step"], weights["step_bias"])).transpose(2, 3)
     fall = decay_rates(weights, constants)[:, None, :, None] * step
     written = shared(shape, key) * step[..., None]
     read = recurrence(query / math.sqrt(shape.head_dim), written, shared(shape, value), fall).transpose(2, 3)
@@ -40,13 +43,13 @@ def linear_branch(
 
 
 def recurrence(
-    query: Float[Tensor, "*stack position feature"],
-    key: Float[Tensor, "*stack position feature"],
-    value: Float[Tensor, "*stack position carried"],
-    fall: Float[Tensor, "*stack position"],
+    query: Float[Tensor, "member *stack position feature"],
+    key: Float[Tensor, "member *stack position feature"],
+    value: Float[Tensor, "member *stack position carried"],
+    fall: Float[Tensor, "member *stack position"],
     *,
     chunk: int = CHUNK,
-) -> Float[Tensor, "*stack position carried"]:
+) -> Float[Tensor, "member *stack position carried"]:
     """y_t = S_t' q_t with S_t = exp(-fall_t) S_(t-1) + k_t v_t', S = 0 at first, in O(N chunk) and no step per token.
 
     Args:
@@ -64,22 +67,32 @@ def recurrence(
         since = lost[..., :, None] - lost[..., None, :]
         ahead = torch.ones(since.shape[-2:], dtype=torch.bool, device=since.device).triu(1)
         # Hidden before the exponential: what lies ahead would overflow, and its gradient be no number.
-        read = (q @ k.transpose(-1, -2) * torch.exp(-since.masked_fill(ahead, torch.inf))) @ v
+        read = (q @ k.transpose(-1, -2) * elementwise(torch.exp, -since.masked_fill(ahead, torch.inf))) @ v
         if state is not None:
-            read = read + torch.exp(-lost)[..., None] * (q @ state)
+            read = read + elementwise(torch.exp, -lost)[..., None] * (q @ state)
         rows.append(read)
         if start + chunk < n_positions:
-            left = torch.exp(lost - lost[..., -1:])[..., None]
+            left = elementwise(torch.exp, lost - lost[..., -1:])[..., None]
             added = (k * left).transpose(-1, -2) @ v
-            state = added if state is None else torch.exp(-lost[..., -1])[..., None, None] * state + added
+            if state is not None:
+                added = added + elementwise(torch.exp, -lost[..., -1])[..., None, None] * state
+            state = added
     return torch.cat(rows, dim=-2)
 
 
-def decay_rates(weights: Weights, constants: Weights) -> Float[Tensor, "*member head"]:
+def elementwise(function: Callable[[Tensor], Tensor], values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """A function of every value, to the same bits whatever members (axis 0) stand beside each other."""
+    flat = values.flatten(1)
+    beyond = -flat.shape[1] % LANES
+    padded = functional.pad(flat, (0, beyond)) if beyond else flat
+    return function(padded)[:, : flat.shape[1]].view(values.shape)
+
+
+def decay_rates(weights: Weights, constants: Weights) -> Float[Tensor, "member head"]:
     """Nats that each head's state loses per unit of w."""
-    return constants["slopes"] * weights["rate"].exp() / BARE_STEP
+    return constants["slopes"] * elementwise(torch.exp, weights["rate"]) / BARE_STEP
 
 
-def bare_decays(weights: Weights, constants: Weights) -> Float[Tensor, "*member head"]:
+def bare_decays(weights: Weights, constants: Weights) -> Float[Tensor, "member head"]:
     """Nats that each head's state loses per position at bare gates, u = b_step; the slopes at initialisation."""
-    return decay_rates(weights, constants) * functional.softplus(weights["step_bias"])
+    return decay_rates(weights, constants) * elementwise(functional.softplus, weights["step_bias"])
