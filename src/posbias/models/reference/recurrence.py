@@ -75,7 +75,7 @@ def recurrence(
             left = elementwise(torch.exp, lost - lost[..., -1:])[..., None]
             added = (k * left).transpose(-1, -2) @ v
             if state is not None:
-                added = added + elementwise(torch.exp, -lost[..., -1])[..., None, None] * state
+                added = added + elementwise(torch.exp, -lost[..., -1:])[..., None] * state
             state = added
     return torch.cat(rows, dim=-2)
 
