@@ -1,12 +1,13 @@
 """Record, sheet and picture of this folder.
 
 `python studies/hybrids/run.py collect RUNS` puts into the record what `posbias train` left in RUNS/cued_copy and
-RUNS/key_value, and the influence of every position before and after; `python studies/hybrids/run.py analyse` decides
-what was registered and draws.
+RUNS/key_value, and the influence of every position before and after; `python studies/hybrids/run.py analyse` writes the
+sheet, the page's table and the picture.
 """
 
 import argparse
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ FRESH, PROMPTS = 10_000, 4
 """Added to a network's seed for prompts that it never saw; prompts per network."""
 THRESHOLD, LEVEL = 0.5, 0.05
 CONTRASTS = ("primacy", "recency")
+MOMENTS = ("before", "after")
+COMPARED = (("attention", "linear"), ("first", "linear"), ("last", "linear"), ("first", "last"))
 PerSeed = Float64[np.ndarray, "seed"]
 
 
@@ -105,43 +108,84 @@ class Results:
         before = self.of(study, arm, "before").mean(axis=0)[: learnt.shape[1]]
         return np.array([spearmanr(before, row).statistic if np.ptp(row) else 0.0 for row in learnt])
 
+    def quarter(self, study: str, arm: str, moment: str, part: str) -> Estimate:
+        """Share of the first or last quarter of positions in their influence, the cue's left out."""
+        n_targets = self.of(study, arm, "accuracy").shape[2]
+        inner, count = self.of(study, arm, moment)[:, :n_targets], n_targets // 4
+        chosen = inner[:, :count] if part == "first" else inner[:, -count:]
+        return mean_of(chosen.sum(axis=1) / inner.sum(axis=1))
+
+    def scores(self, study: str, arm: str, quantity: str) -> Float64[np.ndarray, "seed position"]:
+        """Accuracy by position: `learnt` (mean over training) or `final`."""
+        return self.learnt(study, arm) if quantity == "learnt" else self.of(study, arm, "accuracy")[:, -1]
+
+    def more_primacy(self, study: str, quantity: str) -> dict[tuple[str, str], Estimate]:
+        """Differences in primacy between arms, paired over seeds."""
+        of = {arm: contrast(self.scores(study, arm, quantity), "primacy") for arm in ARMS}
+        return {pair: mean_of(of[pair[0]] - of[pair[1]]) for pair in COMPARED}
+
     def registered(self, quantity: str) -> dict[tuple[str, str, str], tuple[Estimate, float]]:
         """Both contrasts of every arm and task, each with its p-value by Holm over all of them."""
         found = {}
         for study in STUDIES:
             for arm in ARMS:
-                scores = self.learnt(study, arm) if quantity == "learnt" else self.of(study, arm, "accuracy")[:, -1]
+                scores = self.scores(study, arm, quantity)
                 found |= {(study, arm, name): mean_of(contrast(scores, name)) for name in CONTRASTS}
         adjusted = holm(np.array([float(each.p()) for each in found.values()]))
         return {key: (each, float(p)) for (key, each), p in zip(found.items(), adjusted, strict=True)}
 
 
-def write_sheet(results: Results, path: Path) -> None:
-    """A line per task, arm and quantity, with ends and corrected p-values."""
-    with path.open("w", newline="") as file:
-        sheet = csv.writer(file, lineterminator="\n")
-        sheet.writerow(["study", "arm", "quantity", "value", "low", "high", "p, Holm"])
+def sheet(results: Results) -> str:
+    """CSV, a line per task, arm and quantity, with ends and corrected p-values."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(["study", "arm", "quantity", "value", "low", "high", "p, Holm"])
 
-        def line(study: str, arm: str, name: str, found: Estimate, p: str = "") -> None:
-            interval = found.interval()
-            numbers = [format(each, ".3f") for each in (interval.value, interval.low, interval.high)]
-            sheet.writerow([study, arm, name, *numbers, p])
+    def line(study: str, arm: str, name: str, found: Estimate, p: str = "") -> None:
+        interval = found.interval()
+        numbers = [format(each, ".3f") for each in (interval.value, interval.low, interval.high)]
+        writer.writerow([study, arm, name, *numbers, p])
 
+    for quantity in ("learnt", "final"):
+        for (study, arm, name), (found, p) in results.registered(quantity).items():
+            line(study, arm, f"{name}, {quantity}", found, format(p, ".2g"))
+    for study in STUDIES:
+        for arm in ARMS:
+            line(study, arm, "order", mean_of(results.order(study, arm)))
+            line(study, arm, "accuracy", mean_of(results.of(study, arm, "accuracy")[:, -1].mean(axis=1)))
+            for moment in MOMENTS:
+                for part in ("first", "last"):
+                    name = f"influence of the {part} quarter, {moment}"
+                    line(study, arm, name, results.quarter(study, arm, moment, part))
+            for position, steps in enumerate(results.steps(study, arm).T):
+                line(study, arm, f"steps, position {position}", mean_of(steps))
         for quantity in ("learnt", "final"):
-            for (study, arm, name), (found, p) in results.registered(quantity).items():
-                line(study, arm, f"{name}, {quantity}", found, format(p, ".2g"))
-        for study in STUDIES:
-            for arm in ARMS:
-                line(study, arm, "order", mean_of(results.order(study, arm)))
-                final, steps = results.of(study, arm, "accuracy")[:, -1], results.steps(study, arm)
-                line(study, arm, "accuracy", mean_of(final.mean(axis=1)))
-                n = final.shape[1]
-                for name in ("before", "after"):
-                    shares = results.of(study, arm, name)[:, :n] / results.of(study, arm, name)[:, :n].sum(1)[:, None]
-                    for part, chosen in (("first", slice(0, n // 4)), ("last", slice(n - n // 4, n))):
-                        line(study, arm, f"influence of the {part} quarter, {name}", mean_of(shares[:, chosen].sum(1)))
-                for position in range(n):
-                    line(study, arm, f"steps, position {position}", mean_of(steps[:, position]))
+            for (arm, other), found in results.more_primacy(study, quantity).items():
+                line(study, f"{arm} minus {other}", f"primacy, {quantity}", found)
+    return written.getvalue()
+
+
+def table(results: Results) -> str:
+    """The registered contrasts of what is learnt, bold where the corrected p-value is below .05, and the influence."""
+    lines = ["|task|layers|primacy|recency|accuracy|first quarter's influence before|after|", "|" + "---|" * 7]
+    registered = results.registered("learnt")
+    for study, task in STUDIES.items():
+        for arm, label in ARMS.items():
+            cells = []
+            for name in CONTRASTS:
+                found, p = registered[study, arm, name]
+                text = found.interval().text("+.2f")
+                cells.append(f"**{text}**" if p < LEVEL else text)
+            cells.append(f"{results.of(study, arm, 'accuracy')[:, -1].mean():.2f}")
+            cells += [results.quarter(study, arm, moment, "first").interval().text(".2f") for moment in MOMENTS]
+            lines.append(f"|{task}|{label}|{'|'.join(cells)}|")
+    return "\n".join(lines)
+
+
+def with_table(page: str, results: Results) -> str:
+    """The page with the table between its two markers replaced."""
+    before, rest = page.split("<!-- table -->\n")
+    return f"{before}<!-- table -->\n{table(results)}\n<!-- end of table -->{rest.split('<!-- end of table -->', 1)[1]}"
 
 
 def draw(results: Results, path: Path) -> None:
@@ -192,5 +236,6 @@ if __name__ == "__main__":
         record.save(HERE / "record", overwrite=True)
     else:
         loaded = Results(read_record(HERE / "record"))
-        write_sheet(loaded, HERE / "results.csv")
+        (HERE / "results.csv").write_text(sheet(loaded))
+        (HERE / "README.md").write_text(with_table((HERE / "README.md").read_text(), loaded))
         draw(loaded, HERE / "by_position.png")
