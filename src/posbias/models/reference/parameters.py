@@ -163,8 +163,8 @@ def constants_of(config: ReferenceConfig, n_positions: int) -> dict[str, Float[T
         constants |= {"cosine": angles.cos(), "sine": angles.sin()}
     if any(config.linear_layers):
         slopes = np.zeros((depth, shape.heads))
-        for layer in np.flatnonzero(config.linear_layers):
-            for group in config.architecture.head_groups[layer]:
+        for layer, groups in enumerate(config.architecture.head_groups):
+            for group in groups if config.linear_layers[layer] else ():
                 slopes[layer, group.heads] = group.linear_slopes()
         constants["slopes"] = torch.from_numpy(slopes)
     if config.input_encoding is not None:

@@ -49,7 +49,8 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
     layers = []
     for index, block in enumerate(network.blocks):
         assert isinstance(block, ReferenceBlock)
-        mixer, bias, mixes = None, None, block
+        mixer, bias = None, None
+        mixes: nn.Module = block
         if block.linear:
             mixes = LinearLayer(block, shape, of_constants(stacked([constants]), index))
         else:
