@@ -1,4 +1,4 @@
-"""Does one adapter carry, what trains it, and what is learnt first: `studies/mitigation/carrying.py run DIRECTORY`.
+"""Does one adapter carry, what trains it, and what is learnt first: `studies/adapters/run.py run DIRECTORY`.
 
 One JSON file a question, all cells of a seed before the next seed; what is done is kept, and another call goes on.
 Every fit is an adapter of rank 4 on the demo model in bfloat16, in few steps on short prompts, so that two cores can do
@@ -9,7 +9,8 @@ it:
 - `forms`: where the adapter sits, with controls, and the loss of unseen prompts at every position as it is fitted;
   `influence`: of the row that is asked for, before a fit
 - `samples`: adapters and biases fitted to 5, 20 and 80 samples
-`... run DIRECTORY QUESTION...` answers some of the questions, `... table DIRECTORY` prints the tables.
+`... run DIRECTORY QUESTION...` answers some of the questions, `... table DIRECTORY` prints the
+tables and draws `curves.png`.
 """
 
 import json
@@ -20,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from scipy.stats import rankdata
@@ -57,7 +59,8 @@ FAMILIES_STEPS = 96
 PERMUTATIONS = 2000
 BIAS_FIT = {"steps": 75, "rate": 0.05}
 """Steps of four prompts: as many prompts as in 300 steps of one, the default of a bias."""
-LOOKS = 12
+STEPS_BETWEEN_LOOKS = 4
+LOOKED_AT = 12
 """Samples of a fit that is looked at, a quarter of which no step sees."""
 FORMS = {
     "q, k": "adapter",
@@ -229,7 +232,7 @@ def forms(study: Study, seed: int) -> None:
     task = f"table(entries={ROWS})"
 
     def made(name: str) -> dict[str, Any]:
-        calibration = examples(study.model, task, LOOKS, 300 + seed, ROWS)
+        calibration = examples(study.model, task, LOOKED_AT, 300 + seed, ROWS)
         if "first" in name:
             calibration = [example for example in calibration if example.gold_position == 0]
         rate = 0.1 if name == "scales and gains" else OPTIONS.rate
@@ -299,7 +302,10 @@ QUESTIONS = {question.__name__: question for question in (influence, oracle, for
 def run(directory: Path, questions: Sequence[str]) -> None:
     """All cells, the first seed's of all questions before the next seed's."""
     torch.set_num_threads(1)
-    descent.STEPS_BETWEEN_CHECKS, descent.PATIENCE = 4, 1000  # looks at every position, to the last step
+    descent.STEPS_BETWEEN_CHECKS, descent.PATIENCE = (
+        STEPS_BETWEEN_LOOKS,
+        1000,
+    )  # looks at every position, to the last step
     directory.mkdir(parents=True, exist_ok=True)
     study = Study(directory)
     for seed in SEEDS:
@@ -349,6 +355,48 @@ def order_of_learning(directory: Path) -> None:
         print(f"| {form} | {'/'.join(f'{loss:.2f}' for loss in np.mean(losses, axis=0))} | {' | '.join(told)} |")
 
 
+def picture(directory: Path) -> None:
+    """Left-out families by the number that was fitted to, and losses by position while an adapter is fitted."""
+    cells = json.loads((directory / "families.json").read_text())
+    figure, (carried, learnt) = plt.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+    numbers = sorted(NUMBERS)
+    for multiple, colour in zip(MULTIPLES, ("C0", "C1", "C2"), strict=True):
+        exact = {
+            number: [
+                np.array(cell["scores"][f"{cell['left_out']} x{multiple}"]["after"])[..., 1].mean(axis=0)
+                for name, cell in cells.items()
+                if name.startswith(f"{number} families")
+            ]
+            for number in numbers
+        }
+        label = f"{multiple} times the entries" if multiple > 1 else "entries as fitted"
+        carried.plot(numbers, [np.mean(exact[number]) for number in numbers], "o-", color=colour, label=label)
+        worst = [np.mean([places.min() for places in exact[number]]) for number in numbers]
+        carried.plot(numbers, worst, "o--", color=colour)
+    carried.plot([], [], "k--", label="worst position")
+    carried.set(
+        xlabel="families fitted to",
+        ylabel="exact answers, left-out family",
+        title="Mean of three seeds, each with its own left-out family",
+        ylim=(0, 1),
+        xticks=numbers,
+    )
+    carried.legend(frameon=False)
+    forms = json.loads((directory / "forms.json").read_text())
+    losses = np.mean([cell["looks"] for name, cell in forms.items() if name.startswith("q, k, seed")], axis=0)
+    for look, loss in enumerate(losses):
+        shade = plt.get_cmap("viridis")(look / len(losses))
+        learnt.plot(range(ROWS), loss, "o-", color=shade, label=f"{STEPS_BETWEEN_LOOKS * (look + 1)} steps")
+    learnt.set(
+        xlabel="position of the row that is asked for",
+        ylabel="loss of unseen prompts (nats per token)",
+        title="While an adapter on q, k is fitted to 8 rows",
+        yscale="log",
+    )
+    learnt.legend(frameon=False, ncols=2)
+    figure.savefig(directory / "curves.png", dpi=80, metadata={"Software": None})
+
+
 def _predicted(losses: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> str:
     """Mean rank correlation of the negative losses with the values, and how often permuted positions reach it."""
     generator = np.random.default_rng(0)
@@ -380,3 +428,4 @@ if __name__ == "__main__":
     else:
         table(Path(folder))
         order_of_learning(Path(folder))
+        picture(Path(folder))
