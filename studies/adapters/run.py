@@ -37,7 +37,7 @@ from posbias.mitigation.fitting.calibration import with_passages
 from posbias.mitigation.fitting.descent import encoded_answers
 from posbias.mitigation.methods.adapter import adapter_of
 from posbias.statistics import mean_of
-from posbias.tasks.language import LANGUAGE_TASKS, Example
+from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
 from posbias.tasks.language.locating import locate
 
 NEW = ("table", "json_fields", "code_variables", "counts", "dialogue", "dates", "roles", "instructions")
@@ -56,6 +56,7 @@ SIZES = (5, 20, 80)
 LOGPROB = resolve_kinds(["logprob"])
 OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0, together=2)
 FAMILIES_STEPS = 96
+KEPT, KEPT_FIT = "12 families, 3 to 12 entries, 192 steps", {"multiple": 2, "fewest": 3, "steps": 192}
 PERMUTATIONS = 2000
 BIAS_FIT = {"steps": 75, "rate": 0.05}
 """Steps of four prompts: as many prompts as in 300 steps of one, the default of a bias."""
@@ -168,32 +169,40 @@ class Study:
 
 
 def families(study: Study, seed: int) -> None:
-    """Nested sets of families, and one that is left out of all."""
+    """Nested sets of families, and one that is left out of all; of the first seed an adapter that is kept."""
     generator = np.random.default_rng(seed)
     left_out = NEW[int(generator.permutation(len(NEW))[0])]
     others = [name for name in FAMILIES if name != left_out]
     order = [others[index] for index in generator.permutation(len(others))]
     own = next(name for name in order[:2] + order[2:] if name in NEW)
     order = [own, *(name for name in order if name != own)]
+    tasks = {name: LANGUAGE_TASKS.parse(task) for name, task in FAMILIES.items()}
 
-    def made(n_families: int) -> dict[str, Any]:
+    def longer(name: str, multiple: int) -> LanguageTask:
+        return tasks[name].with_items(multiple * tasks[name].n_items)
+
+    def made(n_families: int, *, multiple: int = 1, kept: str = "", **more: Any) -> dict[str, Any]:
         fitted_to, count = order[:n_families], SAMPLES // n_families
         calibration = [
             replace(example, sample=f"{name} {example.sample}")  # or samples of two families would count as one
             for name in fitted_to
-            for example in examples(study.model, FAMILIES[name], max(2, count), 100 + seed, 3)
+            for example in examples(study.model, longer(name, multiple), max(2, count), 100 + seed, 3)
         ]
-        method = study.fit("adapter", calibration, seed, steps=FAMILIES_STEPS).method
-        tasks = {name: LANGUAGE_TASKS.parse(FAMILIES[name]) for name in (left_out, own)}
+        fitted = study.fit("adapter", calibration, seed, **{"steps": FAMILIES_STEPS, **more})
+        if kept:
+            pb.export(fitted, study.directory / kept, model=study.model)
+        judged_on = [*((left_out, multiple) for multiple in MULTIPLES), (own, 1)]
         scores = {
-            f"{name} x{multiple}": study.beside(method, task.with_items(multiple * task.n_items), seed)
-            for name, task in tasks.items()
-            for multiple in (MULTIPLES if name == left_out else (1,))
+            f"{name} x{multiple}": study.beside(fitted.method, longer(name, multiple), seed)
+            for name, multiple in judged_on
         }
-        return {"fitted_to": fitted_to, "left_out": left_out, "own": own, "text": study.text(method), "scores": scores}
+        text = study.text(fitted.method)
+        return {"fitted_to": fitted_to, "left_out": left_out, "own": own, "text": text, "scores": scores}
 
     for n_families in NUMBERS:
         study.cell("families", f"{n_families} families, seed {seed}", lambda n=n_families: made(n))
+    if seed == 0:
+        study.cell("kept", f"{KEPT}, seed 0", lambda: made(12, kept="adapter", **KEPT_FIT))
 
 
 def draws(study: Study, seed: int) -> None:
@@ -315,7 +324,7 @@ def run(directory: Path, questions: Sequence[str]) -> None:
 
 def table(directory: Path) -> None:
     """Of every study and name, over its seeds: change of the mean, exact answers by position, nats of ordinary text."""
-    for study in ("families", "draws", "forms", "samples"):
+    for study in ("families", "kept", "draws", "forms", "samples"):
         path = directory / f"{study}.json"
         cells = json.loads(path.read_text()) if path.exists() else {}
         print(f"\n| {study} | judged on | log-probability per token | exact by position, before and after | text |")
