@@ -56,7 +56,7 @@ SIZES = (5, 20, 80)
 LOGPROB = resolve_kinds(["logprob"])
 OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0, together=2)
 FAMILIES_STEPS = 96
-KEPT, KEPT_FIT = "12 families, 3 to 12 entries, 192 steps", {"multiple": 2, "fewest": 3, "steps": 192}
+KEPT, KEPT_FIT = "12 families at 1 and 2 times the entries, 192 steps", {"multiples": (1, 2), "steps": 192}
 PERMUTATIONS = 2000
 BIAS_FIT = {"steps": 75, "rate": 0.05}
 """Steps of four prompts: as many prompts as in 300 steps of one, the default of a bias."""
@@ -181,11 +181,12 @@ def families(study: Study, seed: int) -> None:
     def longer(name: str, multiple: int) -> LanguageTask:
         return tasks[name].with_items(multiple * tasks[name].n_items)
 
-    def made(n_families: int, *, multiple: int = 1, kept: str = "", **more: Any) -> dict[str, Any]:
+    def made(n_families: int, *, multiples: Sequence[int] = (1,), kept: str = "", **more: Any) -> dict[str, Any]:
         fitted_to, count = order[:n_families], SAMPLES // n_families
         calibration = [
-            replace(example, sample=f"{name} {example.sample}")  # or samples of two families would count as one
+            replace(example, sample=f"{name} {multiple} {example.sample}")  # or two families' would count as one
             for name in fitted_to
+            for multiple in multiples
             for example in examples(study.model, longer(name, multiple), max(2, count), 100 + seed, 3)
         ]
         fitted = study.fit("adapter", calibration, seed, **{"steps": FAMILIES_STEPS, **more})
