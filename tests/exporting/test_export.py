@@ -14,6 +14,7 @@ import posbias as pb
 from posbias.exporting.formats import module_names
 from posbias.mitigation import MITIGATIONS
 from posbias.models.hugging_face import HuggingFaceModel, Origin
+from posbias.report.export import adapter_commands
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, random_adapter, shaken_model
 
@@ -175,6 +176,11 @@ def test_the_contract_of_exporting_and_the_card(long_llama, tmp_path, posbias):
     ):
         assert part in card, part
     assert str(long_llama.parent) not in card
+
+
+def test_the_card_of_the_demo_says_how_to_obtain_its_base():
+    assert adapter_commands("demo", "adapter")[0].startswith("posbias models get demo --out demo ")
+    assert len(adapter_commands("hub/model", "adapter")) == 2
 
 
 def test_a_run_is_exported_with_its_verdict(long_llama, tmp_path, posbias):

@@ -65,7 +65,9 @@ def card_text(card: Card, *, name: str) -> str:
 
 def adapter_commands(source: str, directory: str) -> list[str]:
     """Commands that serve an adapter beside its base model."""
+    base = ["posbias models get demo --out demo  # the base model, where the adapter looks for it"]
     return [
+        *(base if source == "demo" else []),
         f"vllm serve {source} --enable-lora --lora-modules posbias={directory}",
         f"transformers chat {directory}  # or AutoModelForCausalLM.from_pretrained({directory!r}), with peft installed",
     ]
