@@ -166,8 +166,8 @@ def sheet(results: Results) -> str:
 
 
 def table(results: Results) -> str:
-    """The registered contrasts of what is learnt, bold where the corrected p-value is below .05, and the influence."""
-    lines = ["|task|layers|primacy|recency|accuracy|first quarter's influence before|after|", "|" + "---|" * 7]
+    """The registered contrasts of what is learnt, bold where the corrected p-value is below .05, and final accuracy."""
+    lines = ["|task|layers|primacy|recency|accuracy|", "|" + "---|" * 5]
     registered = results.registered("learnt")
     for study, task in STUDIES.items():
         for arm, label in ARMS.items():
@@ -177,7 +177,6 @@ def table(results: Results) -> str:
                 text = found.interval().text("+.2f")
                 cells.append(f"**{text}**" if p < LEVEL else text)
             cells.append(f"{results.of(study, arm, 'accuracy')[:, -1].mean():.2f}")
-            cells += [results.quarter(study, arm, moment, "first").interval().text(".2f") for moment in MOMENTS]
             lines.append(f"|{task}|{label}|{'|'.join(cells)}|")
     return "\n".join(lines)
 
