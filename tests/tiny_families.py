@@ -196,7 +196,7 @@ _LATENT = {
     "topk_group": 1,
 }
 
-UNREAD_MLPS: dict[str, Callable[[], Any]] = {
+OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
     "deepseek_v3": lambda: transformers.DeepseekV3Config(**_LATENT, q_lora_rank=12),
     "deepseek_v3-whole-queries": lambda: transformers.DeepseekV3Config(
         **_LATENT, q_lora_rank=None, rope_interleave=False, attention_bias=True
@@ -219,7 +219,7 @@ UNREAD_MLPS: dict[str, Callable[[], Any]] = {
     ),
     "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**_LLAMA, **_EXPERTS, shared_expert_intermediate_size=24),
 }
-"""Families whose attention is described and whose MLPs no theory reads."""
+"""Families with shared experts, logistic routers or factors; no theory reads the MLPs of phimoe."""
 
 HYBRIDS: dict[str, Callable[[], Any]] = {
     "bamba": lambda: transformers.BambaConfig(**_LLAMA, **_MAMBA2, attn_layer_indices=[1]),
@@ -271,7 +271,7 @@ WITHOUT_ATTENTION: dict[str, Callable[[], Any]] = {
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim", "word_embed_proj_dim")
 _HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads", "num_kv_heads")
 
-DESCRIBED = CONFIGS | MIXTURES | UNREAD_MLPS | HYBRIDS | WITHOUT_ATTENTION
+DESCRIBED = CONFIGS | MIXTURES | OTHER_MIXTURES | HYBRIDS | WITHOUT_ATTENTION
 
 
 def born_model(name: str, seed: int, *, times_wider: int) -> HuggingFaceModel:

@@ -29,15 +29,15 @@ from tiny_families import (
     HYBRIDS,
     LONGROPE,
     MIXTURES,
+    OTHER_MIXTURES,
     READS_TOKENS,
-    UNREAD_MLPS,
     VOCABULARY,
     WITHOUT_ATTENTION,
     shaken_model,
 )
 
 ITEMS = [f"t{3 + index} t{20 + index} t{33 + index}" for index in range(6)]
-EVERY_FAMILY = [*CONFIGS, *MIXTURES, *UNREAD_MLPS, *LONGROPE, *READS_TOKENS]
+EVERY_FAMILY = [*CONFIGS, *MIXTURES, *OTHER_MIXTURES, *LONGROPE, *READS_TOKENS]
 
 
 def words() -> PreTrainedTokenizerFast:

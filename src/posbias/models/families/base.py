@@ -78,7 +78,7 @@ class Block:
         return replace(parts, output=parts.output * self.branch_scale, output_bias=bias)
 
     def mlp_added(self, parts: MlpParts) -> MlpParts:
-        """The MLP's parts with `branch_scale` in the down map; no family has both this factor and experts."""
+        """The MLP's parts with `branch_scale` in the down map."""
         if self.branch_scale == 1:
             return parts
         bias = None if parts.down_bias is None else parts.down_bias * self.branch_scale

@@ -1,12 +1,12 @@
 """The families whose MLPs are mixtures of experts.
 
-Theories follow those of Mixtral, OLMoE, Qwen 3 MoE and GPT-OSS. Where other experts or other routers stand, everything
-about attention is described, and `unread_mlp` says why theories of weights refuse the rest.
+Where other routers stand, everything about attention is described, and `unread_mlp` says why theories of weights refuse
+the rest.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -26,21 +26,30 @@ from posbias.models.families.parts import (
 
 MIXTURES = "mixtures of experts"
 SHARED_EXPERT = "a shared expert stands beside the routed ones"
-SIGMOID_ROUTER = "the router weighs experts by logistic functions, in groups"
 
 
 class GatedExperts(LlamaLike):
-    """Blocks, all or some, with a router `gate` and gated `experts` held together as [expert, out, in]."""
+    """Blocks, all or some, with a router and gated `experts` held together as [expert, out, in]."""
 
-    no_mean_field = MIXTURES
+    no_mean_field: ClassVar[str | None] = MIXTURES
+    router: ClassVar[str] = "gate"
+    logistic_router: ClassVar[bool] = False
+    shared_expert: ClassVar[str | None] = None
+    """An expert for all tokens, in the mixture, with a gate of its own if there is one called like it."""
+
+    def renormalised(self, config: Any) -> bool:
+        """The weights of the chosen experts sum to 1 unless `norm_topk_prob` is there and says otherwise."""
+        return bool(getattr(config, "norm_topk_prob", True))
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
-        """The weights of the chosen experts sum to 1 unless `norm_topk_prob` is there and says otherwise."""
+        """Experts, router, and the shared expert if there is one; with the factor on branches."""
         if not hasattr(block.mlp, "experts"):
             return None
         mlp = self.mlp_module(block)
-        experts, router = mlp.get_submodule("experts"), mlp.get_submodule("gate")
+        experts, router = mlp.get_submodule("experts"), mlp.get_submodule(self.router)
         gates_and_ups, downs = readable(experts, "gate_up_proj"), readable(experts, "down_proj")
+        shared = None if self.shared_expert is None else self.mlp_within(mlp.get_submodule(self.shared_expert))
+        gate_of_shared = getattr(mlp, f"{self.shared_expert}_gate", None)
         return MixtureParts(
             experts=tuple(
                 MlpParts(up=up, down=down, gate=gate, activation=experts.act_fn)
@@ -48,7 +57,11 @@ class GatedExperts(LlamaLike):
             ),
             router=weight_of(router),
             router_module=router,
-            renormalised=bool(getattr(config, "norm_topk_prob", True)),
+            renormalised=self.renormalised(config),
+            logistic=self.logistic_router,
+            scale=block.branch_scale * float(getattr(config, "routed_scaling_factor", None) or 1.0),
+            shared=None if shared is None else block.mlp_added(shared),
+            shared_gate=None if gate_of_shared is None else weight_of(gate_of_shared),
         )
 
 
@@ -126,18 +139,18 @@ class GptOss(LlamaLike):
 
 
 @FAMILIES.register("qwen2_moe")
-class Qwen2Moe(LlamaLike):
+class Qwen2Moe(GatedExperts):
     """Qwen 2 MoE: Qwen 2 with mixtures of experts and a shared one."""
 
-    unread_mlp = SHARED_EXPERT
+    shared_expert = "shared_expert"
 
 
 @FAMILIES.register("granitemoe")
-class GraniteMoe(Granite):
+class GraniteMoe(GatedExperts, Granite):
     """Granite MoE: Granite with mixtures of experts."""
 
     mlp = "block_sparse_moe"
-    unread_mlp = "gate and up projections of all experts, and the router, are held in another way"
+    router = "router"
 
 
 @FAMILIES.register("phimoe")
@@ -149,19 +162,20 @@ class PhiMoe(LlamaLike):
 
 
 @FAMILIES.register("glm4_moe")
-class Glm4Moe(LlamaLike):
+class Glm4Moe(GatedExperts):
     """GLM 4.5: Llama with norms on queries and keys if configured, partial rotation and mixtures of experts."""
 
     query_key_norms = Q_AND_K
     query_key_norm_switch = "use_qk_norm"
-    unread_mlp = SIGMOID_ROUTER
+    logistic_router = True
+    shared_expert = "shared_experts"
 
 
 @FAMILIES.register("mimo_v2_flash")
-class MiMoV2Flash(LlamaLike):
+class MiMoV2Flash(GatedExperts):
     """MiMo V2 Flash: windowed layers with learned sinks and twice the key heads, values of a size of their own."""
 
-    unread_mlp = SIGMOID_ROUTER
+    logistic_router = True
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Llama's, with the layer's own key heads, and its factor on values in their map."""
@@ -172,7 +186,7 @@ class MiMoV2Flash(LlamaLike):
 
 
 @FAMILIES.register("deepseek_v3")
-class DeepseekV3(LlamaLike):
+class DeepseekV3(GatedExperts):
     """DeepSeek V3 and R1, Kimi K2, Moonlight: queries, keys and values made of latents, mixtures of experts.
 
     A head's key is its own share of the latent, not turned, and a turned share that all heads have in common. Turned
@@ -180,7 +194,8 @@ class DeepseekV3(LlamaLike):
     """
 
     packs_projections = True
-    unread_mlp = SIGMOID_ROUTER
+    logistic_router = True
+    shared_expert = "shared_experts"
 
     def key_heads(self, config: Any) -> int:
         """Every head has keys of its own, once they are made."""

@@ -15,13 +15,12 @@ from torch import nn
 
 from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.models.families.base import FAMILIES, Angles, Block
-from posbias.models.families.experts import SHARED_EXPERT
+from posbias.models.families.experts import SHARED_EXPERT, GatedExperts
 from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
 from posbias.models.families.parts import AttentionParts, MlpParts, readable, weight_of
 
 RG_LRU_POWER = 8.0
 """A literal of Griffin: log decay = -8 * gate * softplus(parameter)."""
-NO_EXPERTS_READ = "in some blocks they are mixtures of experts"
 
 
 def softplus_decays(log_rates: torch.Tensor, steps: torch.Tensor) -> Float64[np.ndarray, "decays"]:
@@ -65,10 +64,10 @@ class Qwen35(Hybrid):
 
 
 @FAMILIES.register("qwen3_next")
-class Qwen3Next(Qwen35):
+class Qwen3Next(GatedExperts, Qwen35):
     """Qwen 3 Next: Qwen 3.5 with mixtures of experts and a shared one for MLPs."""
 
-    unread_mlp = SHARED_EXPERT
+    shared_expert = "shared_expert"
 
 
 @FAMILIES.register("olmo_hybrid")
@@ -140,11 +139,15 @@ class Bamba(Hybrid):
 
 
 @FAMILIES.register("jamba")
-class Jamba(Bamba):
+class Jamba(GatedExperts, Bamba):
     """Jamba: Mamba layers, attention without any positions, mixtures of experts in some blocks."""
 
     rotary = False
-    unread_mlp = NO_EXPERTS_READ
+    router = "router"
+
+    def renormalised(self, config: Any) -> bool:
+        """The weights of the chosen experts are their probabilities."""
+        return False
 
     def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
         """A rate per channel and state times the channel's step."""

@@ -117,16 +117,24 @@ class MlpParts:
 
 @dataclass(frozen=True)
 class MixtureParts:
-    """A mixture of experts: the sum over each token's chosen experts e of w_e(x) expert_e(x)."""
+    """A mixture of experts: the sum over each token's chosen experts e of w_e(x) expert_e(x), and a shared expert's."""
 
     experts: tuple[MlpParts, ...]
     router: Float[Tensor, "expert width"]
-    """The logits are this times x, plus `router_bias`; their softmax over all experts are the probabilities."""
+    """The logits are this times x, plus `router_bias`; their softmax over all experts are the probabilities, or, if the
+    router is `logistic`, their logistic functions stand for them."""
     router_module: nn.Module
     """The module that chooses; it returns a tuple whose last entry is the chosen experts [token, top]."""
     renormalised: bool
     """Set if the weights of the chosen experts are made to sum to 1; otherwise they are the probabilities."""
     router_bias: Float[Tensor, "expert"] | None = None
+    logistic: bool = False
+    scale: float = 1.0
+    """Factor on the weights of the chosen experts."""
+    shared: MlpParts | None = None
+    """An expert that every token is given to, beside the chosen ones."""
+    shared_gate: Float[Tensor, "1 width"] | None = None
+    """The shared expert's weight is the logistic function of this times x; None: it is 1."""
 
 
 def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posbias.errors import UsageError
 from posbias.models.attention import (
     AttentionBlock,
     AttentionState,
@@ -26,9 +27,9 @@ from posbias.theory.power_rollout.local_maps import gain_and_power, norm_pull, r
 from posbias.theory.power_rollout.trace import LayerDescription, LayerTrace
 from posbias.theory.power_rollout.walk import Energy, Power, Walk
 
-ByHead = Float[Tensor, "*batch head position head_dim"]
-ByKeyHead = Float[Tensor, "*batch key_head position head_dim"]
-ByQueryHead = Float[Tensor, "*batch key_head group position head_dim"]
+ByHead = Float[Tensor, "*batch head position _feature"]
+ByKeyHead = Float[Tensor, "*batch key_head position _feature"]
+ByQueryHead = Float[Tensor, "*batch key_head group position _feature"]
 
 
 def recompute_attention(layer: LayerDescription, trace: LayerTrace) -> AttentionState:
@@ -67,7 +68,7 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
         gates = affine(state.read, parts.gate, parts.gate_bias).sigmoid()
         through_gates = received * (_head_outputs(layer, state) * gates * (1 - gates)).pow(power)
         received = received * gates.pow(power)
-    by_head = received.reshape(*received.shape[:-1], parts.key_heads, -1, parts.head_dim).movedim(-4, -2)
+    by_head = received.reshape(*received.shape[:-1], parts.key_heads, -1, parts.value_dim).movedim(-4, -2)
     if walk.even_heads:
         by_head = by_head * _evening(layer, by_head.dtype)
     values, keys, queries = _pull_blocks(layer, state, by_head, walk)
@@ -75,15 +76,27 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     if parts.clip is not None:
         values = values * (state.value.abs() < parts.clip)
     paths = [_project(values, parts.value, walk)]
-    if parts.gate is not None:
-        paths.append(through_gates @ parts.gate.to(energy.dtype).pow(power))
     if walk.key and parts.scale != 0:
         raw = unprepare(keys, state.raw_key, parts.key_norm, trace, power)
         paths.append(_project(_unclamped(raw, state.raw_key, parts), parts.key, walk))
     if walk.query and parts.scale != 0:
         raw = unprepare(queries.flatten(-4, -3), state.raw_query, parts.query_norm, trace, power)
         paths.append(_project(_unclamped(raw, state.raw_query, parts), parts.query, walk))
+    if parts.latents:
+        paths = _from_latents(parts, state.read, walk.add(*paths), walk)
+    if parts.gate is not None:
+        paths.append(through_gates @ parts.gate.to(energy.dtype).pow(power))
     return norm_pull(layer.attention_norm, trace.stream, walk.add(*paths), power, even=walk.even_norms)
+
+
+def _from_latents(parts: AttentionParts, read: Tensor, energy: Energy, walk: Walk) -> list[Energy]:
+    """From the latents that queries, keys and values are made of to what they are made from, one path for each."""
+    paths = []
+    for latent, arriving in zip(parts.latents, energy.split([len(one.down) for one in parts.latents], -1), strict=True):
+        raw = affine(read, latent.down, latent.bias)
+        pulled = norm_pull(latent.norm, raw, arriving, walk.power, even=walk.even_norms)
+        paths.append(pulled @ latent.down.to(pulled.dtype).pow(walk.power))
+    return paths
 
 
 def _head_outputs(layer: LayerDescription, state: AttentionState) -> Float[Tensor, "position value_features"]:
@@ -104,7 +117,8 @@ def _pull_blocks(
     power, scale = walk.power, layer.attention.parts.scale
     query, key = state.query * scale, state.key * scale  # every logit's slope, once per key or query path
     values = received.new_zeros(*received.shape[:-3], *received.shape[-2:])
-    keys, queries = torch.zeros_like(values), torch.zeros_like(received)
+    head_dim = layer.attention.parts.head_dim
+    keys, queries = (zeros.new_zeros(*zeros.shape[:-1], head_dim) for zeros in (values, received))
     for block in attention_blocks(layer, state):
         weights, rows = block.weights.flatten(-3, -2), received[..., block.queries, :].flatten(-3, -2)
         first = weights if power == 1 else weights.square()
@@ -178,10 +192,17 @@ def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_
         return 1.0 if norm is None else norm.gain.to(dtype).square()
 
     sent = (parts.output.to(dtype).square().T * gain(layer.attention_post_norm)).sum(1)
-    read = (parts.value.to(dtype).square() * gain(layer.attention_norm)).sum(1)
-    by_head = sent.reshape(parts.key_heads, -1, parts.head_dim) * read.reshape(parts.key_heads, 1, parts.head_dim)
+    read = (_values_of_stream(parts).to(dtype).square() * gain(layer.attention_norm)).sum(1)
+    by_head = sent.reshape(parts.key_heads, -1, parts.value_dim) * read.reshape(parts.key_heads, 1, parts.value_dim)
     gains = by_head.sum(-1)
     return torch.where(gains > 0, gains.mean() / gains, torch.ones_like(gains))[..., None, None]
+
+
+def _values_of_stream(parts: AttentionParts) -> Tensor:
+    """The value map, where a head has one gain; refused if it reads latents."""
+    if parts.latents:
+        raise UsageError("heads whose values are made of latents have no one gain; allowed: form='diagonal', own heads")
+    return parts.value
 
 
 def unprepare(
@@ -266,16 +287,16 @@ def value_gains(
     The gain w is that of the norm `before` the branch, or 1; that of the norm `after` it counts into W_O.
     """
     width = len(parts.output)
-    output = (parts.output.to(after) * after.reshape(-1, 1)).reshape(width, parts.key_heads, -1, parts.head_dim)
+    output = (parts.output.to(after) * after.reshape(-1, 1)).reshape(width, parts.key_heads, -1, parts.value_dim)
     gram = torch.einsum("wkgc,wkgd->kgcd", output, output)
-    value = (parts.value.to(before) * before).reshape(parts.key_heads, parts.head_dim, -1)
+    value = (_values_of_stream(parts).to(before) * before).reshape(parts.key_heads, parts.value_dim, -1)
     return torch.einsum("kgcd,kcd->kg", gram, value @ value.transpose(1, 2)) / width, gram
 
 
 def _key_energy(
     block: AttentionBlock,
     state: AttentionState,
-    gram: Float[Tensor, "key_head group head_dim head_dim"],
+    gram: Float[Tensor, "key_head group value_dim value_dim"],
     received: Float[Tensor, "key_head group query key"],
 ) -> Float[Tensor, "key_head key head_dim"]:
     """sum_i E_i A_ij^2 ||W_O (v_j - o_i)||^2 q_i^2 / d over the block's queries and a key head's group."""

@@ -6,6 +6,7 @@ moves energies of contributions with unrelated directions (docs/theory, section 
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -166,38 +167,74 @@ def mixture_pull(
     With y = sum_{e in S} w_e(x) E_e(x), S the chosen experts, J = sum_e w_e J_e + sum_f u_f (W_r)_f: the experts' own
     maps and the router's path, which is to a mixture what the key path is to attention. If the weights of S are made
     to sum to 1, u_f = w_f (E_f - y) for f in S; if they are a softmax over all experts,
-    u_f = p_f ([f in S] E_f - y) for all f. The choice itself is piecewise constant. Energies add between experts, and
-    between them and the router. `read` is the mixture's input, after the norm before it; `chosen` are the experts that
-    the model gave each token to.
+    u_f = p_f ([f in S] E_f - y) for all f. A logistic router has factors 1 - p_f, and without renormalisation no y; a
+    factor c on all weights makes y into y/c within u_f. A shared expert has the weight of its gate. The choice itself
+    is piecewise constant. Energies add between experts, and between them and the router. `read` is the mixture's
+    input, after the norm before it; `chosen` are the experts that the model gave each token to.
     """
     power = walk.power
-    probability = affine(read, mixture.router, mixture.router_bias).softmax(-1)
+    logits = affine(read, mixture.router, mixture.router_bias)
+    probability = logits.sigmoid() if mixture.logistic else logits.softmax(-1)
     of_chosen = torch.zeros_like(probability).scatter(1, chosen, probability.gather(1, chosen))
     weights = of_chosen / of_chosen.sum(-1, keepdim=True) if mixture.renormalised else of_chosen
-    scale = weights if mixture.renormalised else probability
-    runs, output = [], torch.zeros_like(read)
+    slopes = (weights if mixture.renormalised else probability) * ((1 - probability) if mixture.logistic else 1)
+    runs, mean = [], torch.zeros_like(read)
     for expert, parts in enumerate(mixture.experts):
         tokens = (chosen == expert).any(-1).nonzero()[:, 0]
-        up, gate = hidden_layer(parts, read[tokens])
-        hidden = parts.activation(up if gate is None else gate)
-        if gate is not None:
-            hidden = hidden * (up if parts.up_activation is None else parts.up_activation(up))
-        result = affine(hidden, parts.down, parts.down_bias)
-        output[tokens] += weights[tokens, expert, None] * result
-        runs.append((tokens, up, gate, result))
+        run = _run_expert(parts, read[tokens])
+        mean[tokens] += weights[tokens, expert, None] * run.result
+        runs.append((tokens, run))
+    if mixture.logistic and not mixture.renormalised:
+        mean = torch.zeros_like(read)  # weights of experts do not depend on each other
     total, reached = torch.zeros_like(energy), energy.new_zeros(*energy.shape[:-1], len(runs))
-    for expert, (parts, (tokens, up, gate, result)) in enumerate(zip(mixture.experts, runs, strict=True)):
-        share, arriving = weights[tokens, expert, None], energy[..., tokens, :]
-        hidden = share.pow(power) * arriving @ parts.down.to(arriving.dtype).pow(power)
-        pulled = hidden_pull(parts, up, gate, hidden, power)
+    for expert, (parts, (tokens, run)) in enumerate(zip(mixture.experts, runs, strict=True)):
+        arriving = energy[..., tokens, :]
+        pulled = _expert_pull(parts, run, (mixture.scale * weights[tokens, expert, None]).pow(power) * arriving, power)
         total[..., tokens, :] += pulled.sqrt() if walk.amplitudes else pulled
-        moved = scale[tokens, expert, None] * (result - output[tokens])
+        moved = mixture.scale * slopes[tokens, expert, None] * (run.result - mean[tokens])
         reached[..., tokens, expert] = (arriving * moved.pow(power)).sum(-1)
     if not mixture.renormalised:
-        unchosen = torch.where(of_chosen > 0, 0, probability).pow(power)
-        reached += unchosen * (energy * (-output).pow(power)).sum(-1, keepdim=True)
-    routed = reached @ mixture.router.to(energy.dtype).pow(power)
-    return (total + routed.sqrt()).square() if walk.amplitudes else total + routed
+        unchosen = torch.where(of_chosen > 0, 0, mixture.scale * slopes).pow(power)
+        reached += unchosen * (energy * (-mean).pow(power)).sum(-1, keepdim=True)
+    paths = [reached @ mixture.router.to(energy.dtype).pow(power), *_shared_paths(mixture, read, energy, power)]
+    if walk.amplitudes:
+        return (total + sum(path.sqrt() for path in paths)).square()
+    return total + sum(paths)
+
+
+class _Run(NamedTuple):
+    """One expert on the tokens that it was given."""
+
+    up: Hidden
+    gate: Hidden | None
+    result: Table
+
+
+def _run_expert(parts: MlpParts, read: Table) -> _Run:
+    up, gate = hidden_layer(parts, read)
+    hidden = parts.activation(up if gate is None else gate)
+    if gate is not None:
+        hidden = hidden * (up if parts.up_activation is None else parts.up_activation(up))
+    return _Run(up, gate, affine(hidden, parts.down, parts.down_bias))
+
+
+def _expert_pull(parts: MlpParts, run: _Run, energy: Energy, power: Power) -> Energy:
+    return hidden_pull(parts, run.up, run.gate, energy @ parts.down.to(energy.dtype).pow(power), power)
+
+
+def _shared_paths(mixture: MixtureParts, read: Table, energy: Energy, power: Power) -> list[Energy]:
+    """The paths through the shared expert, if there is one, and through its gate."""
+    if mixture.shared is None:
+        return []
+    run = _run_expert(mixture.shared, read)
+    if mixture.shared_gate is None:
+        return [_expert_pull(mixture.shared, run, energy, power)]
+    gate = affine(read, mixture.shared_gate, None).sigmoid()
+    through_gate = (energy * (gate * (1 - gate) * run.result).pow(power)).sum(-1, keepdim=True)
+    return [
+        _expert_pull(mixture.shared, run, gate.pow(power) * energy, power),
+        through_gate @ mixture.shared_gate.to(energy.dtype).pow(power),
+    ]
 
 
 def mlp_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk: Walk) -> Energy:
