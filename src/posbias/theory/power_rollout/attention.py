@@ -89,7 +89,7 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     return norm_pull(layer.attention_norm, trace.stream, walk.add(*paths), power, even=walk.even_norms)
 
 
-def _from_latents(parts: AttentionParts, read: Tensor, energy: Energy, walk: Walk) -> list[Energy]:
+def _from_latents(parts: AttentionParts, read: Tensor, energy: Tensor, walk: Walk) -> list[Tensor]:
     """From the latents that queries, keys and values are made of to what they are made from, one path for each."""
     paths = []
     for latent, arriving in zip(parts.latents, energy.split([len(one.down) for one in parts.latents], -1), strict=True):
