@@ -92,7 +92,8 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
 def _from_latents(parts: AttentionParts, read: Tensor, energy: Tensor, walk: Walk) -> list[Tensor]:
     """From the latents that queries, keys and values are made of to what they are made from, one path for each."""
     paths = []
-    for latent, arriving in zip(parts.latents, energy.split([len(one.down) for one in parts.latents], -1), strict=True):
+    sizes = [len(latent.down) for latent in parts.latents]
+    for latent, arriving in zip(parts.latents, torch.split(energy, sizes, -1), strict=True):
         raw = affine(read, latent.down, latent.bias)
         pulled = norm_pull(latent.norm, raw, arriving, walk.power, even=walk.even_norms)
         paths.append(pulled @ latent.down.to(pulled.dtype).pow(walk.power))
