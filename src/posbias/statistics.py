@@ -371,6 +371,17 @@ def wilson(values: Float64[np.ndarray, "n"], confidence: float = CONFIDENCE) -> 
     return _wilson(round(values.sum()), len(values), confidence)
 
 
+def exact_high(values: Float64[np.ndarray, "n"], alpha: float) -> float:
+    """High end of the exact interval of a proportion: the true one exceeds it in at most alpha of samples.
+
+    Source: Clopper and Pearson 1934.
+    """
+    from scipy.special import betaincinv
+
+    count, successes = len(values), round(float(values.sum()))
+    return 1.0 if successes == count else float(betaincinv(successes + 1, count - successes, 1 - alpha))
+
+
 @lru_cache(maxsize=CACHED)
 def _wilson(successes: int, count: int, confidence: float) -> Interval:
     from scipy.stats import binomtest

@@ -66,6 +66,18 @@ def test_whichever_look_ends_the_run_a_bound_is_rarely_claimed_wrongly(count, th
     assert above <= 0.032, "a two-sided 95 % interval spends 2.5 % on this side; Wilson's is off by little"
 
 
+@pytest.mark.parametrize("threshold", [0.8, 0.9, 0.95])
+@pytest.mark.parametrize("cells", [1, 5, 45])
+def test_cells_at_the_threshold_are_rarely_called_too_low(threshold, cells):
+    """Of so many independent cells, each exactly at the threshold; Wilson's ends did so in up to half of all runs."""
+    for count in (6, 12, 40):
+        right = np.arange(count + 1)
+        tables = [(np.arange(count) < number).astype(float)[:, None] for number in right]
+        too_low = np.array([levels_of(table, curves=cells).worst.high < threshold for table in tables])
+        alone = (binom.pmf(right, count, threshold) * too_low).sum()
+        assert 1 - (1 - alone) ** cells <= 0.025
+
+
 def test_looks_double_and_spend_five_percent():
     looks = looks_of(200, sequential=True)
     assert [look.count for look in looks] == [25, 50, 100, 200]
