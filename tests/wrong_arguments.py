@@ -75,9 +75,12 @@ def attempts(model):
     for name, call in sorted(public().items()):
         parameters = inspect.signature(call).parameters.values()
         needed = {entry.name: known.get(entry.name, 1) for entry in parameters if entry.default is entry.empty}
-        names = [entry.name for entry in parameters]
+        defaults = {entry.name: entry.default for entry in parameters}
+        names = list(defaults)
         for parameter in names[: 1 if name in ALONE else None]:
             for value in values:
+                if value is known.get(parameter) or (value is None and defaults[parameter] is None):
+                    continue  # right, and would be computed
                 if parameter != names[0] or not isinstance(value, RIGHT.get(name, ())):
                     yield name, call, parameter, value, {**needed, parameter: value}
 

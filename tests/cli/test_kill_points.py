@@ -88,7 +88,7 @@ VOLATILE = {"cost": 0, "cost_of_influence": 0, "reused": 0, "seconds": 0}
 COUNTED = {"tokens_processed": 0, "tokens_plain": 0}
 """What asking took: work that a kill undid was done, and is counted, twice."""
 KILLED = -9
-FAST = {"measure": 2, "evaluate": 1, "train": 1, "mitigate": 1}
+FAST = {"measure": 1, "evaluate": 1, "train": 1, "mitigate": 1}
 """How many points of some cases belong to the ordinary suite."""
 RANDOM = ("measure", "audit", "evaluate", "decompose", "train", "reproduce")
 RANDOM_KILLS = 18

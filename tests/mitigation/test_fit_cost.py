@@ -32,7 +32,6 @@ def examples(model, pairs):
     return list(task.examples(model.tokenizer, count=4, positions=(0, pairs - 1)))
 
 
-@pytest.mark.parametrize("pairs", [2, 8])
 @pytest.mark.parametrize(
     ("method", "options"),
     [
@@ -47,8 +46,14 @@ def examples(model, pairs):
         ("adapter(rank=16, targets='all')", {"batch": 4, "together": 2, "checkpointing": True}),
     ],
 )
-def test_the_estimate_is_an_upper_bound_of_what_the_fit_takes(model, text, method, options, pairs):
-    calibration, asked = examples(model, pairs), FitOptions(steps=8, **options)
+def test_the_estimate_is_an_upper_bound_of_what_the_fit_takes(model, text, method, options):
+    # Short prompts, to which what does not grow with them matters most, are enough for one fit of each kind.
+    for pairs in (2, 8) if options in ({}, {"batch": 5}) else (8,):
+        check_bound(model, text, method, options, pairs=pairs)
+
+
+def check_bound(model, text, method, options, *, pairs):
+    calibration, asked = examples(model, pairs), FitOptions(steps=5, **options)
     together = asked.together or fit_of(method).settled(asked).batch
     found = fit_of(method).estimate(Calibration(model, calibration, text), asked).of(together)
     taken = peak_tensor_bytes(lambda: fit(method, model, calibration, text=text, options=asked), model.device)

@@ -37,7 +37,7 @@ PLANTED = -DEPTH * np.interp(np.arange(64), [24, 27, 39, 42], [0, 1, 1, 0])
 """By token."""
 PASSAGES = range(22, 44, 3)
 """The documents' tokens."""
-RUNS = 200
+RUNS = 100
 
 
 def key_bias(values):
@@ -161,8 +161,8 @@ def scores_of(task, responder, *methods, count=24, **further):
 
 @pytest.fixture(scope="module")
 def many(task, biased):
-    """Scores of 80 samples, [sample, position]: unchanged, cured, half cured."""
-    record = scores_of(task, biased, CURE, HALF, count=80)
+    """Scores of 60 samples, [sample, position]: unchanged, cured, half cured."""
+    record = scores_of(task, biased, CURE, HALF, count=60)
     return [record.arrays[f"scores/logprob/{arm}"] for arm in range(3)]
 
 

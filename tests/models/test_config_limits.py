@@ -157,7 +157,6 @@ def test_numbers_that_may_be_0() -> None:
     check_numbers({"moe_jitter_eps": 0.0, "num_steps": 0, "rope_theta": None, "dim_model_base": 0}, "large")
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -172,12 +171,13 @@ def test_numbers_that_may_be_0() -> None:
         (b'{"a": 1, "a": 2}', "holds the key 'a' twice"),
     ],
 )
-def test_documents_that_are_no_documents(tmp_path: Path, whole: Path, name: str, text: bytes, words: str) -> None:
-    path = configured(tmp_path, whole)
-    (path / name).write_bytes(text)
-    message = refused(path)
-    assert name in message
-    assert words in message
+def test_documents_that_are_no_documents(tmp_path: Path, whole: Path, text: bytes, words: str) -> None:
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        path = configured(tmp_path / name, whole)
+        (path / name).write_bytes(text)
+        message = refused(path)
+        assert name in message
+        assert words in message
 
 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])

@@ -18,7 +18,7 @@ from published_networks import retrieval_network
 
 N = 17
 WIDTH = 64
-SEEDS = 48
+SEEDS = 32
 NETWORKS = {
     "plain": retrieval_network(Architecture(4), width=WIDTH),
     "residual": retrieval_network(Architecture(4), width=WIDTH, residual=True),

@@ -25,7 +25,7 @@ from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
 from posbias.measurement.several import Loading
 from posbias.measurement.theories import NETWORKS, THEORY, architecture_theories, beside_measured
-from posbias.measurement.units import MeasureOptions, Unit, UnitWork
+from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
@@ -33,7 +33,7 @@ from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.report import conclude
 from posbias.runs.engines import Engine, Local
-from posbias.runs.parts import PartStore, below, fingerprint, finished_run, made_by
+from posbias.runs.parts import PartStore, below, fingerprint, finished_run
 from posbias.runs.records import Record, run_directory
 from posbias.theory.mean_field import scatter_caveat
 
@@ -164,13 +164,7 @@ def _run(
         raise UsageError(
             "an audit's theories need all weights in place, and some are on disk; posbias measure does not"
         )
-    settings: dict[str, Any] = {
-        "model": model.describe(),
-        "prompts": prompts.describe(),
-        "options": options.describe(),
-        "threads": options.engine.pinned_threads,
-        "made_by": made_by(),
-    }
+    settings = settings_of_units(model, prompts, {"options": options.describe()}, engine=options.engine)
     finished = finished_run(directory, lambda: settings, resume=options.resume)
     if finished is not None and directory is not None:
         return _finished(finished, directory, conclude(finished, directory, found=True))

@@ -229,12 +229,11 @@ def place(
     gains = [_gain(name, terms, slots, ranks, decided=decided, seed=options.seed) for name in (*REFERENCES, SHUFFLED)]
     by_name = {gain["over"]: gain for gain in gains}
     better = by_name["best_first"]["raises"] and by_name[SHUFFLED]["raises"]
-    curves = [(of_term.curves[0] @ term.spread).tolist() for term, of_term in zip(terms, shrunk, strict=True)]
+    learnt, *of_distractor = map(_learnt, terms, shrunk)
     scalars = {
         "order": list(_arranged(ranks, slots)),
-        "curve": curves[0],
-        "kept": float(shrunk[0].shares[0]),
-        "p_flat": float(shrunk[0].p_flat[0]),
+        **learnt,
+        **{f"distractor_{name}": value for learnt in of_distractor for name, value in learnt.items()},
         "p_shape": shape_of(terms[0].scores, positions=np.array(use.positions, dtype=np.float64)).p_flat,
         "gains": gains,
         "advice": REORDER if better else LEAVE,
@@ -244,20 +243,7 @@ def place(
         "decided": decided,
         "notices": {} if evaluation is None else dict(evaluation.notices),
     }
-    if distractor is not None:
-        scalars |= {
-            "distractor_curve": curves[1],
-            "distractor_kept": float(shrunk[1].shares[0]),
-            "distractor_p_flat": float(shrunk[1].p_flat[0]),
-        }
-    resolved = {"title": f"order of {len(weights)} passages", "command": "", "relevance": weights.tolist()}
-    if evaluation is not None:
-        resolved |= {
-            "title": f"{evaluation.title}: order of {len(weights)} passages",
-            "run": evaluation.record.run_id,
-            "count": evaluation.count,
-            "responder": {name: evaluation.responder.get(name) or "" for name in ("kind", "method")},
-        }
+    resolved = {"command": "", "relevance": weights.tolist(), **_origin(evaluation, len(weights))}
     return Placement.from_record(Record("place", {}, resolved, scalars, seeds={"bootstrap": options.seed}))
 
 
@@ -275,6 +261,25 @@ class _Term:
 def _term(use: MeasuredUse, weights: Relevance) -> _Term:
     spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
     return _Term(complete_samples(use.scores, "placing"), spread, weights)
+
+
+def _learnt(term: _Term, shrunk: "Shrunk") -> dict[str, Any]:
+    """The curve that an order is chosen by, the share of its shape that was kept, and the p-value against flat."""
+    curve = (shrunk.curves[0] @ term.spread).tolist()
+    return {"curve": curve, "kept": float(shrunk.shares[0]), "p_flat": float(shrunk.p_flat[0])}
+
+
+def _origin(evaluation: Evaluation | None, n_passages: int) -> dict[str, Any]:
+    """Title of an order, and the run that its curve is from."""
+    title = f"order of {n_passages} passages"
+    if evaluation is None:
+        return {"title": title}
+    return {
+        "title": f"{evaluation.title}: {title}",
+        "run": evaluation.record.run_id,
+        "count": evaluation.count,
+        "responder": {name: evaluation.responder.get(name) or "" for name in ("kind", "method")},
+    }
 
 
 def _chosen_slots(terms: Sequence[_Term], shrunk: "Sequence[Shrunk]") -> Int64[np.ndarray, "draws n_slots"]:

@@ -20,12 +20,12 @@ from posbias.measurement.cost import prompts_together
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts
 from posbias.measurement.tokens import TokenMap, token_texts
-from posbias.measurement.units import MeasureOptions, Unit, UnitWork
+from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.runs.parts import PartStore, made_by
+from posbias.runs.parts import PartStore
 from posbias.runs.records import Record
 from posbias.runs.results import Answering
 from posbias.statistics import estimate, mean_ends
@@ -251,16 +251,8 @@ def measure(
         kind.check_output(options.read_output)
     asked, together = options, prompts_together(model, prompts, kinds=resolved, options=options)
     options = replace(options, together=together)
-    settings: dict[str, Any] = {  # everything that finished prompts depend on
-        "model": model.describe(),
-        "prompts": prompts.describe(),
-        "kinds": [str(kind) for kind in resolved],
-        "seed": seed,
-        "passes": vars(options.passes),
-        "together": together,
-        "threads": options.engine.pinned_threads,
-        "made_by": made_by(),
-    }
+    of_units = {"kinds": [str(kind) for kind in resolved], "seed": seed, "passes": vars(options.passes)}
+    settings = settings_of_units(model, prompts, of_units | {"together": together}, engine=options.engine)
     store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
     work = UnitWork(
         request=model.reload_request,

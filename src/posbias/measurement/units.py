@@ -4,7 +4,7 @@ What an engine computes at a time, keeps and tries again is a batch: prompts tha
 together. Which ones depends on their number alone, so that workers and resumed runs have the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,8 +24,9 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import reinitialise
+from posbias.prompts.prompts import Prompts
 from posbias.runs.engines import Arrays, Engine, Local, collect
-from posbias.runs.parts import PartStore, below
+from posbias.runs.parts import PartStore, below, made_by
 from posbias.statistics import CONFIDENCE
 
 
@@ -94,6 +95,12 @@ class UnitWork:
         batches = collect(self, names, engine=engine, store=store, prepared=model)
         sizes = [min(self.together, len(self.units) - start) for start in starts]
         return [below(batch, f"{place}/") for batch, size in zip(batches, sizes, strict=True) for place in range(size)]
+
+
+def settings_of_units(model: Model, prompts: Prompts, of_units: Mapping[str, Any], *, engine: Engine) -> dict[str, Any]:
+    """Everything that finished units depend on: what they are measured on, by what, and how."""
+    described = {"model": model.describe(), "prompts": prompts.describe()}
+    return described | {**of_units, "threads": engine.pinned_threads, "made_by": made_by()}
 
 
 @checked

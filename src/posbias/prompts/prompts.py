@@ -6,6 +6,7 @@ text and token ids: text is tokenised once, whole, without special tokens; the o
 """
 
 import hashlib
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -247,8 +248,22 @@ def with_first_words(prompts: PromptsOfAKind, tokenizer: Any) -> PromptsOfAKind:
     return replace(prompts, first_words=f"{text} ..." if text else "")
 
 
+_OPENINGS: weakref.WeakKeyDictionary[Any, tuple[str, tuple[int, ...]]] = weakref.WeakKeyDictionary()
+"""Of fast tokenizers, beside what put special tokens around a text then: `opening` is asked for each prompt."""
+
+
 def opening(tokenizer: Any) -> tuple[int, ...]:
     """The special tokens the tokenizer puts before a text by default: usually BOS, or nothing."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return _probed_opening(tokenizer)
+    around = repr(backend.post_processor)
+    if _OPENINGS.get(tokenizer, ("",))[0] != around:
+        _OPENINGS[tokenizer] = around, _probed_opening(tokenizer)
+    return _OPENINGS[tokenizer][1]
+
+
+def _probed_opening(tokenizer: Any) -> tuple[int, ...]:
     full = [int(token) for token in tokenizer(PROBE)["input_ids"]]
     plain = [int(token) for token in tokenizer(PROBE, add_special_tokens=False)["input_ids"]]
     for start in range(len(full) - len(plain) + 1):

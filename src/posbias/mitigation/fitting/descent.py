@@ -177,6 +177,46 @@ def step_on_text(
     return float(divergence.detach())
 
 
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """What a fit makes small: the losses of right answers, and what the numbers change on ordinary text."""
+
+    model: HuggingFaceModel
+    values: Numbers
+    answers: Answers
+    begins: Sequence[int]
+    """The first token that the numbers act on, of every prompt."""
+    options: FitOptions
+    """All of them set, as `GradientFit.settled` returns them."""
+
+    def of_answers(self, indices: Sequence[int]) -> Losses:
+        """Losses of prompts; if gradients are wanted, those of their mean are added, group by group."""
+        losses, order = [], []
+        for group in self.answers.together(indices, self.options.together or len(indices)):
+            beginnings = self.answers.beginnings(group)
+            with self.values.applied(self.model, [self.begins[index] for index in group]):
+                of_group = self.answers.losses(group, beginnings)
+                if torch.is_grad_enabled():
+                    (of_group.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
+            losses.append(of_group.detach())
+            order += group
+        by_prompt = dict(zip(order, torch.cat(losses).double().tolist(), strict=True))
+        return np.array([by_prompt[index] for index in indices])
+
+    def on_text(self, windows: Windows) -> float:
+        """Mean divergence on windows; its gradient, times the penalty, is added, group by group of one length."""
+        by_length: dict[int, list[np.ndarray]] = {}
+        for window in windows:
+            by_length.setdefault(len(window), []).append(window)
+        most, total = self.options.together or len(windows), 0.0
+        for alike in by_length.values():
+            for first in range(0, len(alike), most):
+                group = np.stack(alike[first : first + most])
+                share = len(group) / len(windows)
+                total += share * step_on_text(self.model, group, self.values, self.options.penalty * share)
+        return total
+
+
 @dataclass
 class Descent:
     """The losses of a fit, as it goes."""
@@ -220,13 +260,9 @@ class Descent:
 
 
 def descend(
-    model: HuggingFaceModel,
-    values: Numbers,
-    answers: Answers,
-    begins: Sequence[int],
+    loss: Loss,
     text: Windows,
-    options: FitOptions,
-    checkpoint: Checkpoint | None,
+    checkpoint: Checkpoint | None = None,
     *,
     held_out: Sequence[int] = (),
     places: Sequence[int] = (),
@@ -234,8 +270,7 @@ def descend(
     """Change the numbers in place, step by step; the losses of every step that was made.
 
     Args:
-        begins: The first token that the numbers act on, of every prompt.
-        options: All of them set, as `GradientFit.settled` returns them.
+        text: Windows of ordinary text.
         checkpoint: Where the fit is kept as it goes, and taken up.
         held_out: Prompts that no step sees: the numbers under which they are answered best are taken, and the fit ends
             when these answers get no better.
@@ -244,83 +279,46 @@ def descend(
     Raises:
         RunError: the loss is not a finite number.
     """
+    options, free, count = loss.options, loss.values.free, len(loss.begins)
     steps, batch, rate = options.steps, options.batch, options.rate
     assert steps is not None and batch is not None and rate is not None, "settled"  # noqa: PT018
     generator = np.random.default_rng(options.seed)
-    stepped, unseen = np.setdiff1d(np.arange(len(begins)), held_out), np.array(held_out, dtype=np.int64)
-    where = np.array(places, dtype=np.int64) if len(places) else np.zeros(len(begins), dtype=np.int64)
+    stepped, unseen = np.setdiff1d(np.arange(count), held_out), np.array(held_out, dtype=np.int64)
+    where = np.array(places, dtype=np.int64) if len(places) else np.zeros(count, dtype=np.int64)
     order = stepped[_rounds(len(stepped), steps * batch, generator)].reshape(steps, batch)
     n_windows = -(-batch // PROMPTS_PER_WINDOW)
     windows = _rounds(max(1, len(text)), steps * n_windows, generator).reshape(steps, n_windows)
-    optimiser = torch.optim.Adam([values.free], lr=rate)
+    optimiser = torch.optim.Adam([free], lr=rate)
     descent = Descent(np.zeros((steps, 2)), present=np.full(where.max() + 1, np.nan))
     if checkpoint is not None:
-        _take_up(checkpoint, values.free, optimiser, descent)
+        _take_up(checkpoint, free, optimiser, descent)
     for step in track(range(descent.done, steps), "steps of the fit"):
         if descent.stopped:
             break
-        for group in optimiser.param_groups:
-            group["lr"] = rate * (1 - step / steps)
+        optimiser.param_groups[0]["lr"] = rate * (1 - step / steps)
         optimiser.zero_grad()
         chosen = order[step]
         if options.draws == BY_LOSS:
             chosen = stepped[descent.drawn(where[stepped], batch, np.random.default_rng([options.seed, step]))]
-        losses = _answer_losses(model, values, answers, begins, chosen.tolist(), options)
+        losses = loss.of_answers(chosen.tolist())
         descent.losses[step, 0] = losses.mean()
         descent.seen(losses, where[chosen])
         if options.penalty > 0:
-            descent.losses[step, 1] = _text_loss(model, [text[index] for index in windows[step]], values, options)
+            descent.losses[step, 1] = loss.on_text([text[index] for index in windows[step]])
         if not np.isfinite(descent.losses[step]).all():
             raise RunError(f"fit: the loss of step {step} is not a finite number; try a smaller rate than {rate:g}")
         optimiser.step()
         descent.done = step + 1
         if len(held_out) and (descent.done % STEPS_BETWEEN_CHECKS == 0 or descent.done == steps):
             with torch.no_grad():
-                losses = _answer_losses(model, values, answers, begins, list(held_out), options)
-            descent.look(losses, where[unseen], values.free)
+                descent.look(loss.of_answers(held_out), where[unseen], free)
         if checkpoint is not None and descent.done % STEPS_AT_ONCE == 0:
-            checkpoint.store.keep(checkpoint.piece, _state(values.free, optimiser, descent))
+            checkpoint.store.keep(checkpoint.piece, _state(free, optimiser, descent))
     if descent.best is not None:
         with torch.no_grad():
-            values.free.copy_(descent.best)
+            free.copy_(descent.best)
     descent.losses = descent.losses[: descent.done]
     return descent
-
-
-def _answer_losses(
-    model: HuggingFaceModel,
-    values: Numbers,
-    answers: Answers,
-    begins: Sequence[int],
-    indices: list[int],
-    options: FitOptions,
-) -> Losses:
-    """Losses of prompts; if gradients are wanted, those of their mean are added, group by group."""
-    losses, order = [], []
-    for group in answers.together(indices, options.together or len(indices)):
-        beginnings = answers.beginnings(group)
-        with values.applied(model, [begins[index] for index in group]):
-            of_group = answers.losses(group, beginnings)
-            if torch.is_grad_enabled():
-                (of_group.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
-        losses.append(of_group.detach())
-        order += group
-    by_prompt = dict(zip(order, torch.cat(losses).double().tolist(), strict=True))
-    return np.array([by_prompt[index] for index in indices])
-
-
-def _text_loss(model: HuggingFaceModel, windows: Windows, values: Numbers, options: FitOptions) -> float:
-    """Mean divergence on windows; its gradient, times the penalty, is added, group by group of one length."""
-    by_length: dict[int, list[np.ndarray]] = {}
-    for window in windows:
-        by_length.setdefault(len(window), []).append(window)
-    most, total = options.together or len(windows), 0.0
-    for alike in by_length.values():
-        for first in range(0, len(alike), most):
-            group = np.stack(alike[first : first + most])
-            share = len(group) / len(windows)
-            total += share * step_on_text(model, group, values, options.penalty * share)
-    return total
 
 
 def _state(free: Tensor, optimiser: torch.optim.Optimizer, descent: Descent) -> dict[str, np.ndarray]:

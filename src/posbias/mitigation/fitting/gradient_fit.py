@@ -25,6 +25,7 @@ from posbias.mitigation.fitting.descent import (
     KEPT_BYTES,
     PROMPTS_PER_WINDOW,
     Answers,
+    Loss,
     Numbers,
     begins_of,
     descend,
@@ -103,8 +104,9 @@ class GradientFit(Fit):
         values = self.numbers(model, options)
         if options.begin:
             values.begin_at(read_recipe(options.begin, model))
-        answers, places = Answers(model, encoded, begins), places_of(examples, calibration.examples)
-        descent = descend(model, values, answers, begins, text, options, checkpoint, held_out=held_out, places=places)
+        loss = Loss(model, values, Answers(model, encoded, begins), begins, options)
+        places = places_of(examples, calibration.examples)
+        descent = descend(loss, text, checkpoint, held_out=held_out, places=places)
         lengths = [len(request.prompt) for request in encoded]
         how = {
             **asdict(options),
