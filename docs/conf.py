@@ -4,6 +4,7 @@ The whole repository is the source, so that every link between pages leads where
 front page; the navigation is read from the tables of `docs/README.md` and `studies/README.md`, which list the pages.
 """
 
+import pydoc
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 import posbias
+from posbias.display.showing import Showing
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = {"README": ROOT / "docs/README.md", "studies/README": ROOT / "studies/README.md"}
@@ -58,6 +60,21 @@ def add_navigation(app: Any, page: str, source: list[str]) -> None:
             source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
 
 
+def describe_names(app: Any, page: str, source: list[str]) -> None:
+    """A fence of names, as the directives that describe each; GitHub shows the names."""
+
+    def directives(fence: re.Match[str]) -> str:
+        return "\n".join(["```{eval-rst}", *map(directive, fence[1].split()), "```"])
+
+    def directive(name: str) -> str:
+        described = pydoc.locate(f"posbias.{name}")
+        kind = "exception" if name.endswith("Error") else "class" if isinstance(described, type) else "function"
+        base = "\n   :show-inheritance:" if kind == "class" and issubclass(described, Showing) else ""
+        return f".. auto{kind}:: posbias.{name}{base}"
+
+    source[0] = re.sub(r"^```\{names\}\n(.*?)^```", directives, source[0], flags=re.M | re.S)
+
+
 def plain_text(app: Any, what: str, name: str, described: Any, options: Any, lines: list[str]) -> None:
     """Docstrings are plain text, in which | and * stand for themselves and the first colon of a field for itself."""
     lines[:] = ["", *(re.sub(r"([|*])", r"\\\1", line) for line in lines)]
@@ -75,4 +92,5 @@ def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
     app.connect("source-read", add_navigation)
+    app.connect("source-read", describe_names)
     app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon

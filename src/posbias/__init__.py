@@ -5,17 +5,15 @@ settings as one `options=`; results show themselves in a notebook, `save` into a
 `load_record`.
 
 Ask about a model or an architecture:
-    audit: Examine one model: influence trained and at initialisation, theories' errors beside a flat line, a
-        verdict.
+    audit: Examine one model: influence as trained and at initialisation, theories beside a flat line, and a verdict.
     measure: Measure how much every input position influences the output, and how strongly each layer mixes.
-    attention: Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and mixing of a
-        model.
-    predict: The profile that a theory predicts for an architecture or a model.
-    compare: Every registered distance of the first profile to the second, beside the flat line's.
+    attention: Measure a model's attention: distance, entropy, sinks, content logits, similarity, monotonicity, kernels,
+        mixing.
+    predict: Predict the profile of an architecture or a model by a theory.
+    compare: Compare two profiles by every registered distance, beside the flat line's.
     decompose: Replace one ingredient at a time, in the model and in the theories, and keep every prompt's profile.
     evaluate: Put every sample of a task, at every position, to one model, and judge its answers.
-    correlate: Correlate influence with behaviour over several finished evaluations: over positions, lengths and
-        models.
+    correlate: Correlate influence with behaviour over several finished evaluations: over positions, lengths and models.
     place: Order passages so that the relevant ones stand where this model uses them.
     mitigate: Try methods against position bias on one model and task, and judge each.
     design: Find the architecture whose profile is the target.
@@ -23,7 +21,7 @@ Ask about a model or an architecture:
 
 Load, and read finished runs:
     load_model: Load a causal language model, frozen and in evaluation mode.
-    load_prompts: Equally long prompts for a model.
+    load_prompts: Load equally long prompts for a model.
     load_record: Read the result of a finished run from its directory.
     Record: One run: what was asked, what that resolved to, what came out.
     write_report: Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
@@ -32,19 +30,18 @@ What is asked about:
     Architecture: A stack that mixes positions: `depth` layers of `heads` heads, each T_l = (1 - m_l) I + m_l mean_h
         A_lh.
     Profile: Non-negative influence of every input position on the last one; sums to 1.
-    LocalResponder: A loaded model.
+    LocalResponder: A loaded model with a tokenizer, and with a chat template if requests are conversations.
     ServerResponder: A model on a server.
 
 Change a model within a context, or for good:
-    intervened: Within the context, the model with one ingredient replaced; measure it like any other.
-    mitigated: Within the context, a model under a method against position bias; `install` leaves it so.
-    fit: A method with the parameters that suit a model, from calibration samples alone.
+    intervened: Context in which one ingredient of a model is replaced; measure it like any other model.
+    mitigated: Context in which a method against position bias acts on a model; after `install` it acts until `remove`.
+    fit: Fit a method's parameters to a model, from calibration samples alone.
     export: Write a fitted method for other programs: an adapter that PEFT, vLLM and llama.cpp load, or a whole
         checkpoint.
 
 Exact values:
-    closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the
-        length.
+    closed_form: Exact rollout profile of uniform causal attention at chosen positions, O(L^2) each whatever the length.
 
 Settings, all keyword arguments:
     AttentionOptions: Settings of `attention`: thresholds, the matrices that are kept, and their memory.
@@ -55,11 +52,11 @@ Settings, all keyword arguments:
     DesignOptions: Settings of `design`.
     EvaluateOptions: Settings of `evaluate`: the samples that are requested, and the folder of finished ones.
     FitOptions: Settings of a fit by gradient, and the strengths from which any fit chooses.
-    MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done
-        and kept.
+    MeasureOptions: Settings of `measure`: those of the passes, how prompts are averaged, and where the work is done and
+        kept.
     MitigateOptions: Methods that are tried, the samples that judge them, and the measure that decides.
     PlaceOptions: Settings of `place`.
-    TrainOptions: Settings of `train`: where members are trained and kept; none changes a number, except the device.
+    TrainOptions: Settings of `train`: where members are trained and kept; none but the device changes results.
 
 Errors:
     RunError: The request was fine, but the run could not be finished (NaN gradients, a full disk ...).

@@ -44,7 +44,7 @@ class _OneSentenceError(Exception):
         super().__init__(printable(without_long_lists(message)))
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the sentence at first, the traceback when asked again (`%tb`) or with POSBIAS_DEBUG."""
+        """Text in IPython: the sentence at first, the traceback when asked again (`%tb`) or with POSBIAS_DEBUG."""
         if self._shown or os.environ.get("POSBIAS_DEBUG"):
             return "".join(traceback.format_exception(self)).splitlines()
         self._shown = True

@@ -24,7 +24,7 @@ class Profile(Showing):
 
     influence: Float64[np.ndarray, "n_positions"]
     low: Float64[np.ndarray, "n_positions"] | None = None
-    """Lower end of the pointwise interval, where the profile was estimated; infinite where nothing is known."""
+    """Lower end of the pointwise interval if the profile was estimated; infinite if nothing is known."""
     high: Float64[np.ndarray, "n_positions"] | None = None
 
     def __post_init__(self) -> None:

@@ -76,9 +76,9 @@ class Architecture:
             that of residual networks; 1 is attention without residual stream.
         content: Offset of the diagonal logit (natural-log units, any finite value), relative to all other keys: a
             number, a list per layer, or `[layer][head]`.
-        sinks: Logit of an extra key that every query sees and that is no input position (a learned sink or key bias, as
-            in models with sink logits), on the scale of a key at logit 0: a number, a list per layer, or
-            `[layer][head]`; -inf (or None for all) is no sink. Rows then sum to less than 1, the rest is the sink's.
+        sinks: Logit of an extra key that every query sees but that is not an input position (a learned sink), beside
+            keys at logit 0: a number, a list per layer, or `[layer][head]`; -inf, or None for all, means no sink. Rows
+            then sum to less than 1; the sink takes the rest.
 
     Raises:
         UsageError: a value out of range, an unknown variant, or a list of the wrong length.

@@ -59,7 +59,8 @@ class AuditOptions(Loading):
     seed: int = 0
     """Seed of prompts, probes and bootstrap; initialisation k is drawn with seed + k."""
     initialisations: int | None = None
-    """Each measured on a prompt of its own; None: as many as prompts, at most MOST_INITIALISATIONS."""
+    """Number of re-initialised models, each measured on a prompt of its own; None: as many as prompts, at most
+    MOST_INITIALISATIONS."""
     resume: bool = False
     """Continue an unfinished audit in the same directory: finished prompts are not measured again."""
     overwrite: bool = False
@@ -121,12 +122,12 @@ def audit(
     out: str | Path | None = None,
     options: AuditOptions | None = None,
 ) -> Audit:
-    """Examine one model: influence trained and at initialisation, theories' errors beside a flat line, a verdict.
+    """Examine one model: influence as trained and at initialisation, theories beside a flat line, and a verdict.
 
     Args:
         model: What `load_model` takes, or a loaded model. A `"config:..."` source has no trained state.
         n_positions: Length of the prompts in tokens, >= 2 and within the model's positions.
-        prompts: How many to draw from `options.source`, or ready `Prompts` (their length then counts).
+        prompts: Number to draw from `options.source`, or `Prompts`, whose length then counts.
         out: Directory for record and report; with it an interrupted audit can be resumed.
         options: Kinds, seeds, initialisations and the rest.
 

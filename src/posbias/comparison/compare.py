@@ -55,8 +55,8 @@ class CompareOptions:
     kind: str | None = None
     """This measured kind of the second run only; all by default."""
     subject: str | None = None
-    """Subject of a run that holds several: "trained" or "initialised". By default the one that the other run holds
-    alone, else as trained."""
+    """Subject of a run that holds several: "trained" or "initialised". By default the only subject of the other run, if
+    it has one, otherwise "trained"."""
     seed: int = 0
     """Seed of resamples of prompts, >= 0."""
 
@@ -142,7 +142,7 @@ COMPARISONS: Registry[Callable[[Result, Result], Result]] = Registry("comparison
 
 @checked
 def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -> Any:
-    """Every registered distance of the first profile to the second, beside the flat line's.
+    """Compare two profiles by every registered distance, beside the flat line's.
 
     Every theory of the first is compared to every kind measured in the second. If the first has no predictions, its
     measured kinds are taken; if the second has no measured kinds, its predictions. The prompts of both are resampled:
@@ -152,13 +152,13 @@ def compare(first: Any, second: Any, *, options: CompareOptions | None = None) -
     Args:
         first: A `Profile`, a prediction, a measurement, an audit, or a finished run of these or its directory; or an
             evaluation, which is compared to another of the same samples.
-        second: The same; distances are to it.
+        second: Likewise; distances are measured from it.
         options: Which profiles are compared, and the seed of resamples.
 
     Returns:
-        Of evaluations, an `EvaluationComparison`: the second less the first. Of profiles, a `ComparisonRun`, with
-        intervals if the second was measured on prompts; its `wasserstein`, `flat` and `intervals` are those of one
-        pair: of the first kind that both have, if there is one.
+        For evaluations, an `EvaluationComparison`: the second less the first. For profiles, a `ComparisonRun`, with
+        intervals if the second was measured on prompts; its `wasserstein`, `flat` and `intervals` belong to one pair,
+        the first kind that both have if there is one.
 
     Raises:
         UsageError: something else, profiles over different numbers of positions, or a profile that a run lacks.

@@ -65,14 +65,14 @@ class DecomposeOptions:
     interventions: Sequence[str | Intervention] | str | Intervention = DEFAULT_INTERVENTIONS
     """Changes, as objects or literals, each made on its own and at most once."""
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
-    """Kinds of influence; the power rollout is set beside the first, if that is jacobian, probability or logprob."""
+    """Kinds of influence; the power rollout is compared with the first, if that is jacobian, probability or logprob."""
     seed: int = 0
     directory: Path | None = None
     """Run directory in which every finished piece is kept until the record is saved; None keeps nothing."""
     resume: bool = False
-    """Continues from the pieces that are there."""
+    """Continue from finished pieces in the directory."""
     overwrite: bool = False
-    """Removes finished pieces in the directory; they are refused otherwise."""
+    """Remove finished pieces in the directory, which are refused otherwise."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Score:
     error: Interval
     """Mean over interventions and masses of |theory's shift - measured shift|."""
     no_shift: Interval
-    """The same for shifts of zero, over the same interventions: the flat line of this comparison."""
+    """Errors of a prediction of zero shifts, over the same interventions: the flat line of this comparison."""
     difference: Interval
     """`error` less `no_shift` on the same draws: below zero, the theory is closer."""
     interventions: tuple[str, ...]
@@ -346,7 +346,7 @@ def decompose(model: Any, prompts: Prompts, *, options: DecomposeOptions | None 
         options: Interventions, kinds, seed, and where an interrupted run continues.
 
     Returns:
-        Shifts of first, middle and last mass with paired intervals; what is not possible has its reason.
+        Shifts of first, middle and last mass with paired intervals; what is impossible is listed with its reason.
 
     Raises:
         UsageError: an unknown intervention or kind, another sort of model, or prompts that it cannot take.

@@ -209,7 +209,7 @@ def design(
 
     Raises:
         UsageError: an unknown target or parameter, a target below the residual stream's share on the last position
-            (the message names it), or values that a solver cannot hold.
+            (the message names it), or values beyond the range of a solver.
 
     Source: ours (docs/design).
     """

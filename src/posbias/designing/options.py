@@ -30,9 +30,9 @@ class DesignOptions:
     n_positions: int | Sequence[int] = 512
     """Context length N >= 3, or several, whose misfits are averaged."""
     starts: int | None = None
-    """Searches that are tried, of which the best counts; None: 8, and by mean field 2."""
+    """Number of searches, of which the best counts; None: 8, and by mean field 2."""
     seed: int = 0
-    """Seed of the random ones among their starts, >= 0."""
+    """Seed of random starting points of searches, >= 0."""
 
     def __post_init__(self) -> None:
         if self.theory not in STARTS:
@@ -48,7 +48,7 @@ class DesignOptions:
 
     @property
     def n_starts(self) -> int:
-        """Searches that are tried."""
+        """Number of searches."""
         return STARTS[self.theory] if self.starts is None else self.starts
 
     @property

@@ -64,7 +64,7 @@ class DesignRun(Result):
     target: str = ""
     """Spelling of the target."""
     whole: bool = False
-    """Whether the target says what the last position has."""
+    """True if the target says what the last position has."""
     over: tuple[str, ...] = ()
     theory: str = ""
     exact: bool = False
@@ -92,7 +92,7 @@ class DesignRun(Result):
     choices_left: Mapping[str, Mapping[int, StoredNumber]] = field(default_factory=dict)
     """W1 to the target of every norm placement, by name and length."""
     measured: tuple[MeasuredNetworks, ...] = ()
-    """What was measured of a model's design, by length."""
+    """Measurements of a model's design, by length."""
     rows: InstanceOf[np.ndarray] | None = None
     """Every row of the designed rollout at the longest length asked for, if that is short."""
 

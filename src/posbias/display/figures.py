@@ -166,7 +166,7 @@ class Figure:
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
-    """In the order in which they are drawn; a solid one that covers an earlier one is dashed, so that both are seen."""
+    """Curves, in the order in which they are drawn; a solid one that covers an earlier one is dashed."""
     markers: bool = False
     lines: bool = True
     """True joins the points of a curve."""

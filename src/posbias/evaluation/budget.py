@@ -22,13 +22,13 @@ BYTES_PER_TOKEN = 3
 
 @dataclass
 class Spending:
-    """What a server has been asked in this call, against a budget."""
+    """Requests and tokens of a server in this call, against a budget."""
 
     budget: Budget
     described: Mapping[str, Any]
     """The responder's description; it has the prices per million tokens."""
     ratio: float = 1.0
-    """What samples have really taken, of what was expected; the largest so far."""
+    """Tokens that samples really took, as a share of those expected; the largest so far."""
     taken: bool = field(default=False, init=False)
     """True once anything was asked."""
 
@@ -43,7 +43,7 @@ class Spending:
             )
 
     def spent(self, counts: Mapping[str, float]) -> float:
-        """What was taken so far, from `Responder.counts`.
+        """Units of the budget taken so far, from `Responder.counts`.
 
         Raises:
             RunError: the server does not count tokens, of which the budget is made.
@@ -60,7 +60,7 @@ class Spending:
         return counts["cost"]
 
     def expected(self, samples: Sequence[Sample], task: LanguageTask, options: EvaluateOptions) -> float:
-        """What samples take at most, as it looks before they are asked."""
+        """Units that samples take at most, as it looks before they are asked."""
         examples = [example for sample in samples for example in sample.examples]
         sorts = options.generate + (options.score and self.described.get("scores") is not False)
         if self.budget.unit == REQUESTS:
@@ -86,7 +86,7 @@ class Spending:
         report(f"{n_samples} samples take at most about {self.budget.text(expected)}; the budget is {most}{ends}")
 
     def affordable(self, expected: Sequence[float], spent: float) -> int:
-        """How many of the next samples, with what each is expected to take, stay within the budget."""
+        """Number of next samples that stay within the budget, from what each is expected to take."""
         reached = spent + self.ratio * np.cumsum(expected)
         return int((reached <= self.budget.most).sum())
 

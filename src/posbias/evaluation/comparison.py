@@ -52,7 +52,7 @@ class Compared:
     """Share of prompts on which a judge's verdict is another than the first's, over questions: its noise, if it is the
     first once more."""
     rates: Mapping[str, Contrast] = field(default_factory=dict)
-    """Of a judge: its accuracy, flip rate and first-pick rate less the first's, by `judges.RATES`."""
+    """A judge's accuracy, flip rate and first-pick rate less the first's, by `judges.RATES`."""
     rate_p: Mapping[str, float] = field(default_factory=dict)
     """Holm-corrected p-values of these, over all judges and rates."""
 
@@ -190,7 +190,7 @@ def _without_wording(task: str) -> str:
 
 
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:
-    """What tells evaluations apart: the model with its method, the server's address, else a number."""
+    """Names that tell evaluations apart: the model with its method, the server's address, else a number."""
     same = len({evaluation.task for evaluation in evaluations}) == 1
     titles = [run.title.removesuffix(f": {run.task}") if same else run.title for run in evaluations]
     places = [str(evaluation.responder.get("address", "")).partition("//")[2] for evaluation in evaluations]

@@ -154,7 +154,7 @@ def correlate(
         options: The seed.
 
     Raises:
-        UsageError: no runs, other sorts of run, or samples that come twice.
+        UsageError: no runs, runs of another kind, or samples that occur twice.
     """
     seed = (options or CorrelateOptions()).seed
     evaluations = [load_evaluation(run, "a correlation") for run in runs]

@@ -71,7 +71,7 @@ class Unjudged:
     reason: str
     """A key of `UNJUDGED`."""
     detail: str = ""
-    """What made a prompt too long, or the server's words."""
+    """The server's words, or by what a prompt is too long."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class LengthLevel:
         return self.cut_off > MOST_CUT * self.examples
 
     def reaches(self, threshold: float) -> bool | None:
-        """Whether it has this accuracy at every depth; None: not decided."""
+        """True if it has this accuracy at every depth; None: not decided."""
         if self.worst.low >= threshold:
             return True
         return False if self.worst.high < threshold and not self.open else None

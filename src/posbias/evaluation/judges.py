@@ -128,7 +128,7 @@ def judge_verdicts(correct: Scores, chosen: Scores, tie: Scores) -> Verdicts:
 
 
 def rates_of_questions(tables: Mapping[str, Scores]) -> dict[str, np.ndarray]:
-    """What each question contributes to `RATES`, from `Evaluation.tables`; NaN if a verdict is missing."""
+    """Each question's contribution to `RATES`, from `Evaluation.tables`; NaN if a verdict is missing."""
     chosen = chosen_slots(tables)
     preferred, missing = _preferred(chosen), np.isnan(chosen).any(axis=1)
     flipped = (preferred != preferred[:, :1]).any(axis=1)

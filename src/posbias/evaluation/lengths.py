@@ -127,7 +127,7 @@ def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curv
 
 
 def _total(evaluations: Mapping[int, Evaluation], options: EvaluateOptions) -> Sequential:
-    """What was saved at all lengths together; a length that was left out has as many tokens as were asked for."""
+    """Savings at all lengths together; a length that was left out has as many tokens as were asked for."""
     designs = [design for evaluation in evaluations.values() if (design := evaluation.sequential) is not None]
     last = designs[-1]
     left_out = [length * last.fixed_prompts for length in options.lengths if length not in evaluations]

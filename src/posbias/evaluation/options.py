@@ -59,7 +59,7 @@ class EvaluateOptions:
     count: int = 50
     """Samples, each requested at every position, >= 1."""
     skip: int = 0
-    """Samples of the task that are passed over before them, >= 0."""
+    """Samples of the task to skip before the first one, >= 0."""
     positions: str | Sequence[int] = "spread"
     """Positions at which the moved item is put: a list such as (0, 4, 9) or its spelling "0,4,9"; "all"; "spread(5)":
     at most 5 positions, evenly spread, both ends among them; "spread": at most SPREAD_POSITIONS."""
@@ -70,8 +70,8 @@ class EvaluateOptions:
     require: Requirement | None = None
     """A bound that must hold, such as `Requirement.parse("worst>=0.8")`."""
     sequential: bool = False
-    """Add samples, up to `count`, until they decide the bound that is required, or about each of several lengths; what
-    can no longer change the answer is not asked."""
+    """Add samples, up to `count`, until the required bound, or the threshold at each of several lengths, is decided;
+    skip lengths that can no longer change the answer."""
     methods: Sequence[Any] = ()
     """Methods against position bias under which the first of a list of subjects is evaluated, too: spellings, paths of
     recipes that `mitigate` wrote, or objects."""
@@ -79,7 +79,7 @@ class EvaluateOptions:
     """Times that the first of a list of servers is asked, each with another seed, which shows its noise (>= 1)."""
     max_cost: str | None = None
     """The most that one call asks of a server: "requests=500", "tokens=2e6", or money at the server's prices, "2 USD".
-    A run that would exceed it ends before, and can be resumed with as much again."""
+    A run stops before it would exceed this; resumed, it may use the same amount again."""
     seed: int = 0
     """Seed of samples and folds, >= 0."""
     generate: bool = True
@@ -89,14 +89,15 @@ class EvaluateOptions:
     max_tokens: int | None = None
     """Tokens generated at most, >= 1; None: the task's own."""
     thinking_tokens: int = 0
-    """Tokens beside them for thoughts before the answer, >= 0: a thinking model may not reach its answer without."""
+    """Additional tokens for thoughts before the answer, >= 0; without them a thinking model may not reach its
+    answer."""
     answer_pattern: str | None = None
-    """A regular expression with one group that holds the answer in what is generated, all else being thoughts; None:
-    thoughts are told by the marks that models put around them."""
+    """A regular expression whose one group matches the answer; other generated text counts as thoughts. None: thoughts
+    are recognised by the marks that models put around them."""
     allow_code: bool = False
-    """Permit a task to judge answers by Python code of one's own that it names."""
+    """Permit a task to judge answers with Python code that it names."""
     together: int = 8
-    """Samples requested at a time, >= 1: what an interruption costs at most."""
+    """Samples requested at a time, >= 1; an interruption loses at most these."""
     directory: Path | None = None
     """Run directory in which finished samples are kept until the record is saved; None keeps nothing."""
     resume: bool = False

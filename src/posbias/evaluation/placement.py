@@ -201,11 +201,12 @@ def place(
 
     Args:
         relevance: One value per passage, finite, >= 0, not all zero.
-        run: A finished evaluation or its directory, or that of an audit with behaviour, best of one's own questions
-            with as many passages as are to be ordered, `evaluate(model, "documents(documents=20,
-            file='passages.jsonl')")`, of at least 12 questions for a gain to be claimed; or a curve (`measured_use`).
-        distractor: The same of a task in which a hard distractor moves, `hard_distractor(documents=20, ...)`: the order
-            then keeps passages that may mislead from where they do most harm; None: distractors matter alike.
+        run: A finished evaluation, its directory, or that of an audit with behaviour; or a curve (`measured_use`). Best
+            are your own questions with as many passages as are to be ordered, `evaluate(model, "documents(documents=20,
+            file='passages.jsonl')")`. A gain is claimed only with at least 12 questions.
+        distractor: An evaluation of a task in which a hard distractor moves, `hard_distractor(documents=20, ...)`: the
+            order then keeps misleading passages away from where they do most harm; None: distractors do equal harm
+            everywhere.
         options: Measure and seed.
 
     Raises:
@@ -299,7 +300,7 @@ def _chosen_slots(terms: Sequence[_Term], shrunk: "Sequence[Shrunk]") -> Int64[n
 def _worth(
     curves: Float64[np.ndarray, "draws n_slots"], slots: Int64[np.ndarray, "..."] | None, weights: Relevance
 ) -> Any:
-    """Of every draw the weighted sum of a curve over the slots of an order; None: the mean over all orders."""
+    """Weighted sum of a curve over the slots of an order, for every draw; None: the mean over all orders."""
     if slots is None:
         return curves.mean(axis=1) * weights.sum()
     return np.take_along_axis(curves, np.broadcast_to(slots, curves.shape), axis=1) @ weights

@@ -78,7 +78,7 @@ def decides(goal: Requirement, measures: Mapping[str, Independent], tables: Mapp
 
 
 def savings(goal: Requirement, looks: Sequence[Look], last: Look, tokens: Table, *, decided: bool) -> Sequential:
-    """What stopping at the look `last` saved, from the tokens of the prompts that were asked (NaN: not counted)."""
+    """Tokens saved by stopping at the look `last`, from those of the prompts that were asked (NaN: not counted)."""
     per_sample = float(np.nanmean(tokens)) * tokens.shape[1] if not np.isnan(tokens).all() else math.nan
     total = float(np.nansum(tokens)) if not math.isnan(per_sample) else math.nan
     most = looks[-1].count

@@ -42,7 +42,7 @@ class Exported(Presented):
     """Names of the files, sorted."""
 
     def shown(self) -> Shown:
-        """Where the files are."""
+        """Directory with the files."""
         return Shown(f"{self.form} of {self.method} in {self.directory}: {', '.join(self.files)}")
 
 
@@ -54,9 +54,9 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
         fitted: What `fit` returns, a method or its spelling, the path of a recipe, or the directory of a run of
             `mitigate` with one method that can be exported.
         directory: A new directory; it gets a card, `README.md`, too.
-        model: What `load_model` returns for the model that it was fitted to.
-        merged: Write the model with the change in its weights, with tokenizer and generation settings, in place of a
-            PEFT adapter.
+        model: The loaded model that the method was fitted to.
+        merged: Write the whole model with changed weights, tokenizer and generation settings, instead of a PEFT
+            adapter.
         gguf: Write `adapter.gguf`, too, which llama.cpp loads beside the base model.
 
     Raises:

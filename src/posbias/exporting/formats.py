@@ -40,7 +40,7 @@ class Exporting:
     model: HuggingFaceModel
     method: Mitigation
     updates: Mapping[str, LowRank | Scaled]
-    """By path of the projection."""
+    """Exact changes by path of the projection."""
 
     @property
     def rank(self) -> int:

@@ -21,6 +21,6 @@ class MeasuredReorder:
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, list[Document]]:
-        """The same documents in the order for this model."""
+        """Documents in the order for this model."""
         order = placed_order([document.score for document in documents], self.directory)
         return {"documents": [documents[index] for index in order]}

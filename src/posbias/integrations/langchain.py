@@ -22,6 +22,6 @@ class MeasuredReorder(BaseDocumentTransformer, BaseModel):
     """Name of the documents' metadata that holds their relevance; `placed_order` says which numbers it takes."""
 
     def transform_documents(self, documents: Sequence[Document], **kwargs: Any) -> Sequence[Document]:
-        """The same documents in the order for this model."""
+        """Documents in the order for this model."""
         order = placed_order([document.metadata.get(self.score) for document in documents], self.run)
         return [documents[index] for index in order]

@@ -83,7 +83,7 @@ class Intervention(ABC):
 @checked
 @contextmanager
 def intervened(model: Any, intervention: Intervention | str) -> Iterator[HuggingFaceModel]:
-    """Within the context, the model with one ingredient replaced; measure it like any other.
+    """Context in which one ingredient of a model is replaced; measure it like any other model.
 
     The network is changed in place, by hooks: until the context ends, `model` computes with the change, too. No weight
     is touched, and afterwards every logit is bit for bit what it was.
@@ -93,7 +93,7 @@ def intervened(model: Any, intervention: Intervention | str) -> Iterator[Hugging
         intervention: An object or its literal spelling, `"window(width=64)"`.
 
     Yields:
-        The changed model, described as it now is if a description can say it.
+        The changed model, with a description of the change where the theories have one.
 
     Raises:
         UsageError: an unknown intervention, one the model does not allow, or a second one on the same network.

@@ -156,7 +156,7 @@ class Measurement(Answering):
         return store_subjects(record, [subject], left_out=self.left_out)
 
     def subject(self, name: str | None = None, theories: Mapping[str, TheoryProfile] | None = None) -> Subject:
-        """What was measured on one state of a model, with the theories set beside it; not compared yet.
+        """Measurements of one state of a model, with the theories set beside it; not compared yet.
 
         Args:
             name: By default the state that the model was in, "trained" or "initialised".

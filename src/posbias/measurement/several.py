@@ -67,7 +67,7 @@ class Loading:
 @checked
 @dataclass(frozen=True)
 class MeasurePlan(Loading):
-    """What is measured of a model; the same for all models of a run."""
+    """Measurements to make on a model; the same for all models of a run."""
 
     source: PromptSource = field(default_factory=PromptSource)
     n_positions: int = 512
@@ -75,12 +75,12 @@ class MeasurePlan(Loading):
     count: int = 16
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
     seed: int = 0
-    """Of prompts, probes and the bootstrap, >= 0."""
+    """Seed of prompts, probes and the bootstrap, >= 0."""
     options: MeasureOptions = field(default_factory=MeasureOptions)
     """Averaging, passes, engine and whether to resume; each model has a directory of its own."""
 
     def prompts(self, model: Model) -> Prompts:
-        """What it is measured on: the same text for all models, in each one's own tokens."""
+        """Source of the prompts: the same text for all models, in each one's own tokens."""
         return load_prompts(self.source, model, n_positions=self.n_positions, count=self.count, seed=self.seed)
 
     def settings(self, model: Mapping[str, Any], prompts: Prompts) -> dict[str, Any]:

@@ -118,7 +118,8 @@ class MeasureOptions(PassOptions):
     """Prompts that are measured in one batch, >= 1; None: as many as fill an accelerator and fit into its memory, and
     one on a processor."""
     engine: Engine = field(default_factory=Local)
-    """Processes or machines that measure; of this and what follows, only the engine's threads can change a number."""
+    """Processes or machines that measure; of this setting and those below, only the engine's threads can change
+    results."""
     directory: Path | None = None
     """Run directory that keeps finished prompts (in `parts/`) until `posbias.runs.parts.clear_parts`; None: nothing."""
     resume: bool = False

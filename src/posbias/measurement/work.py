@@ -106,9 +106,9 @@ class Work:
     remedies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Changed settings that may take less, by what a user would write."""
     half: str = "--dtype bfloat16"
-    """What asks for half precision, which may take less, too."""
+    """Options that ask for half precision, which may take less, too."""
     shorter: str = "--length {}"
-    """What asks for fewer positions."""
+    """Options that ask for fewer positions."""
     workers: int = 1
     """Processes on this machine."""
     max_memory: int | None = None

@@ -48,7 +48,7 @@ class AttentionState:
     raw_key: Float[Tensor, "position key_features"]
     parts: AttentionParts
     read: Float[Tensor, "position feature"]
-    """What the attention module reads."""
+    """Input of the attention module."""
 
     @cached_property
     def value(self) -> Float[Tensor, "key_head position value_dim"]:
@@ -62,7 +62,7 @@ class AttentionState:
     def branch(
         self, mixed: Float[Tensor, "key_head group position value_dim"]
     ) -> Float[Tensor, "position stream_feature"]:
-        """What the attention returns for the outputs of its heads: gated, if there are gates, and mapped."""
+        """Output of the attention for the outputs of its heads: gated, if there are gates, and mapped."""
         parts, outputs = self.parts, mixed.flatten(0, 1).transpose(0, 1).flatten(1)
         if parts.gate is not None:
             outputs = outputs * affine(self.read, parts.gate, parts.gate_bias).sigmoid()
@@ -201,7 +201,7 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
 
 
 def projected_from(parts: AttentionParts, read: Float[Tensor, "position feature"]) -> Float[Tensor, "position latent"]:
-    """What queries, keys and values are projected from: the latents of the stream, or the stream itself."""
+    """Inputs of the query, key and value projections: the latents of the stream, or the stream itself."""
     if not parts.latents:
         return read
     return torch.cat([norm_forward(one.norm, affine(read, one.down, one.bias)) for one in parts.latents], -1)

@@ -62,20 +62,22 @@ def load_model(
 
     Args:
         source: A hub id, a directory, a `.gguf` file, `"demo"` (SmolLM2-135M-Instruct), or `"config:PATH_OR_ID"` for a
-            random network from a configuration alone. Or a causal language model of transformers: it is frozen and
-            evaluates from now on, where it is; worker processes cannot load it.
-        tokenizer: The tokenizer of a model of transformers, if text will be read; a model that is named has its own.
+            random network from a configuration alone. Or a causal language model of transformers: it is frozen and set
+            to evaluation mode in place; worker processes cannot load it.
+        tokenizer: Tokenizer for a model object of transformers, if text will be read; a model given by name has its
+            own.
         init_seed: Draw all weights anew from the model class's own initialiser with this seed, instead of loading
             them; same configuration. The global random state is left as it was. `"config:..."` without a seed takes 0.
         dtype: `float32`, `float64`, `bfloat16`, `float16`, or `auto`: float32 on a CPU, and on an accelerator the
             checkpoint's own (bfloat16 for packed numbers of a GGUF file). For a quantised model, the type of unpacked
             weights.
         device: `auto`, the first accelerator with room for the weights and passes, else the CPU; `cpu`, `cuda`,
-            `cuda:1`, `mps` ...; or `spread`, over the accelerators, the CPU and, if these are full, the disk, as with
-            `auto` if no single one holds the weights of safetensors files. Measure such a model with checkpointing, or
-            the passes keep all its weights in place. One of our own reference models runs on the CPU unless told.
+            `cuda:1`, `mps` ...; or `spread`: over accelerators, CPU and, if these are full, the disk (`auto` does so if
+            no single device holds the weights of safetensors files). Measure a spread model with checkpointing;
+            otherwise the passes keep all its weights in memory. A reference model of posbias runs on the CPU unless a
+            device is named.
         max_memory: Bytes that the process may hold while it loads the model, and that may be taken on each accelerator;
-            None: all that is free. Half of what is left beside Python is for the weights of a model that is spread.
+            None: all that is free. The weights of a spread model get half of what Python leaves.
         template_options: Options of the tokenizer's chat template, beside the messages, wherever a conversation is
             rendered: `{"enable_thinking": False}` turns thoughts off in templates that know it.
 
@@ -83,11 +85,9 @@ def load_model(
         The model; its tokenizer is None if none was found. What `save_reference` wrote is a `ReferenceTransformer`.
 
     Raises:
-        UsageError: no such model, not a decoder, pickled weights, remote code, a configuration that no network runs by
-            or that is beyond every model, an unknown dtype or device, weights quantised in a way that gradients do not
-            pass, or more than fits.
-        RunError: weights are damaged, missing, without a place in the network or not finite, or the demo model cannot
-            be obtained.
+        UsageError: no such model, not a decoder, pickled weights, remote code, an impossible or implausibly large
+            configuration, an unknown dtype or device, quantised weights that gradients cannot pass, or more than fits.
+        RunError: weights are damaged, missing, unexpected or not finite, or the demo model cannot be obtained.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")

@@ -145,7 +145,7 @@ class Model(Presented):
 
     @property
     def precision(self) -> str:
-        """What it computes in, and where its weights are."""
+        """The dtype in which it computes, and where its weights are."""
         return f"{str(self.dtype).removeprefix('torch.')} on {', '.join(self.places)}"
 
     @property

@@ -1,4 +1,4 @@
-"""Where a network's weights go, by arithmetic before any is read: the memory that they take, and where so much is.
+"""Placement of a network's weights, by arithmetic before any is read: the memory that they take, and where so much is.
 
 Weights lie on one device, or are spread over the accelerators, the memory and the disk.
 """
@@ -41,14 +41,14 @@ class LoadingPlan:
 
     source: Source
     dtype: torch.dtype | None = None
-    """None: the checkpoint's own on an accelerator, float32 on the CPU."""
+    """Type of numbers; None: the checkpoint's own on an accelerator, float32 on the CPU."""
     device: str = AUTO
     max_memory: int | None = None
     """Bytes on one device; None: what is free."""
 
 
 class Place(NamedTuple):
-    """Where and how a network runs."""
+    """Device and dtype of a network."""
 
     device: torch.device | None
     """Device of all weights; None: spread over all devices there are."""

@@ -225,7 +225,7 @@ class Statement:
     reported: str
     """Claim of the source, one sentence; a template over the finding's facts."""
     quantity: str = ""
-    """What the quantities are; their values follow."""
+    """Name of the quantities; their values follow."""
     found: str = ""
     """Template over the finding's facts in place of its quantities."""
 

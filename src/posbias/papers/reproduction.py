@@ -115,7 +115,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """What came out, in sentences with their numbers; of a record's rows and facts, or of those just made."""
+        """Results in sentences with their numbers; of a record's rows and facts, or of those just made."""
 
     def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
         """All tables: those made of the rows, and those that are stored."""

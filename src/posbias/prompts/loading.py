@@ -49,13 +49,13 @@ OPEN_SEGMENTS = 32
 
 @checked
 def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
-    """Equally long prompts for a model.
+    """Load equally long prompts for a model.
 
-    From text, prompts are random windows inside documents: distinct even without case and white space, non-overlapping
-    while there is room, spread evenly over files and documents, and the same for every count (the first 8 of 16 are
-    the 8). Documents shorter than a window are skipped. If the tokenizer puts special tokens before a text by default
-    (BOS), they open every prompt and count as positions (`Prompts.prefix` records them); none are added inside.
-    Records of token ids get none.
+    From text, prompts are random windows inside documents: distinct even if case and white space are ignored,
+    non-overlapping while there is room, spread evenly over files and documents, and independent of the count (the first
+    8 of 16 are those of a count of 8). Documents shorter than a window are skipped. If the tokenizer puts special
+    tokens before a text by default (BOS), they open every prompt and count as positions (`Prompts.prefix` records
+    them); none are added inside. Records of token ids get none.
 
     Args:
         source: "default" (the corpus in the package; some of its files as "default#austen,jargon_file"); the path of a

@@ -314,7 +314,7 @@ def _sign(interval: Interval) -> int:
 
 
 def _theory(name: str, block: KindComparison, *, details: bool = True) -> Finding:
-    """What the distance of a theory to the measurement decides, `details`: beside half of the prompts, and on one."""
+    """Claims about a theory's distance to the measurement; `details`: beside half of the prompts, and on one."""
     prompts = block.prompts
     assert prompts is not None
     theory = f"The {name}" if block.theory in THEORIES else f"{name[0].upper()}{name[1:]}"

@@ -61,7 +61,7 @@ def _left_out(evaluation: LengthEvaluation) -> list[str]:
 
 
 def sequential_sentences(evaluation: Evaluation) -> list[str]:
-    """What a sequential design asked, of what the fixed one would have; none for a fixed number of samples."""
+    """Tokens of a sequential design, beside those of the fixed one; none for a fixed number of samples."""
     design = evaluation.sequential
     if design is None:
         return []

@@ -140,14 +140,14 @@ def write_report(runs: Sequence[Result | Record], out: Path, *, png: bool = Fals
     Args:
         runs: Finished runs; several that hold profiles are shown side by side and then one by one.
         out: Made if missing.
-        png: Whether every figure is drawn as a PNG, too, about .3 s each.
+        png: Draw every figure as a PNG, too, about .3 s each.
 
     Returns:
         The path of the page.
 
     Raises:
-        UsageError: no records, one that failed or holds nothing to draw, or one of a verb that is drawn by itself among
-            others.
+        UsageError: no records, one that failed or holds nothing to draw, or, among several, a run that has to be drawn
+            alone.
         RunError: the files cannot be written.
     """
     report = report_of(*runs)

@@ -1,4 +1,4 @@
-"""What a paper takes from finished runs: figures as PDF and SVG, tables as LaTeX and CSV, settings, and whom to cite.
+"""Parts of a paper from finished runs: figures as PDF and SVG, tables as LaTeX and CSV, settings, and whom to cite.
 
 Everything comes from the records alone, as a page does. A variant (theory, encoding, kind, task, method) names its
 source in its docstring by the number that arXiv gave it; `references.bib` has the entry.

@@ -78,7 +78,7 @@ class ReproductionRun(Result):
 
 @REPORTS.register("reproduce")
 def reproduction_report(run: ReproductionRun) -> Report:
-    """What the paper reports, and what came out."""
+    """Numbers of the paper beside the new ones."""
     said, tables = run.statements, run.tables  # among them the count of verdicts, "Of 13 published findings: ..."
     return Report(
         run.title,

@@ -78,14 +78,14 @@ def _extremes(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _last_losses(members: Sequence[TrainedMember]) -> list[str]:
-    """How many seeds of a point ended well, and the mean of their last losses."""
+    """Number of seeds of a point that ended well, and the mean of their last losses."""
     losses = np.array([member.losses[-1] for member in members if member.status in ENDED_WELL], np.float64)
     mean = mean_of(losses).interval(least=0.0).text(".4f") if losses.size else MISSING
     return [f"{losses.size} of {len(members)}", mean]
 
 
 def _endings(trained: Trained) -> list[str]:
-    """How many members ended in which way, and why the ones that failed did."""
+    """Numbers of members by how they ended, and why the ones that failed did."""
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in trained.counts().items())
     failed = [
         f"{outcome.member.name}: {outcome.status} after {outcome.steps} steps ({outcome.reason})"

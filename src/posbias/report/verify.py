@@ -67,7 +67,7 @@ class Words:
     """The words on a claim's numbers: templates, which a record does not hold."""
 
     computed: ClassVar[str]
-    """What the finding's value is."""
+    """Name of the finding's value."""
     sharper: ClassVar[str] = ""
     """The correction, or a stronger fact; may be empty."""
 

@@ -73,9 +73,9 @@ class Record:
     verb: str
     """The command that made it: "predict", "measure", "compare", "audit" ..."""
     arguments: dict[str, Any]
-    """Arguments as the user passed them, plain JSON; of a path from the root only the last part."""
+    """Arguments as the user passed them, plain JSON; absolute paths are reduced to their last part."""
     resolved: dict[str, Any] = field(default_factory=dict)
-    """Arguments with every default and derived value filled in, paths cut alike."""
+    """Arguments with every default and derived value filled in, and paths reduced likewise."""
     scalars: dict[str, Any] = field(default_factory=dict)
     """Results that are numbers, texts or small tables (nested dictionaries and lists of plain values)."""
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Record:
         return str(next(filter(None, titles), self.verb))
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the arrays, as one JSON document; of those, the numbers of each measured profile."""
+        """Everything but the arrays as one JSON document, with the numbers of each measured profile."""
         cut = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}
         document = {name: plain(value) for name, value in {**vars(self), **cut}.items() if name != "arrays"}
         document["arrays"] = {name: [str(array.dtype), list(array.shape)] for name, array in self.arrays.items()}
@@ -145,7 +145,7 @@ class Record:
         return self
 
     def save(self, directory: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the record into `directory`, as `write_run`, which by default replaces no finished run."""
+        """Write the record into `directory` (`write_run`); by default no finished run is replaced."""
         return self.write_run(directory, overwrite=overwrite)
 
     def write_run(self, directory: str | Path, *, overwrite: bool = True) -> Path:

@@ -60,12 +60,12 @@ def predict(
     prompts: Prompts | None = None,
     seed: int = 0,
 ) -> Prediction:
-    """The profile that a theory predicts for an architecture or a model.
+    """Predict the profile of an architecture or a model by a theory.
 
     Args:
         subject: An `Architecture`, or a model that `load_model` returned; theories of models need the latter. The other
-            theories take a model's architecture from its configuration, with the mixing it has: known of reference
-            models without residual or with a mixed one, otherwise measured on the prompts.
+            theories read a model's architecture from its configuration, and measure its mixing on the prompts unless a
+            reference model fixes it.
         n_positions: Context length N in positions, >= 1; None: the length of the prompts.
         theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
             (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models with
@@ -213,7 +213,7 @@ def _of_constant_content(architecture: Architecture) -> tuple[str, ...]:
 
 
 def _of_bare_decays(architecture: Architecture) -> tuple[str, ...]:
-    """What a rollout leaves out of linear layers."""
+    """Parts that a rollout leaves out of linear layers."""
     if not any(isinstance(g.encoding, Recurrent) for layer in architecture.head_groups for g in layer):
         return ()
     return (

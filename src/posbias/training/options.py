@@ -52,7 +52,7 @@ class Below(StoppingRule):
     loss: float
     """Nats, > 0."""
     windows: int = 3
-    """How many in a row, >= 1."""
+    """Number of windows in a row, >= 1."""
 
     def __post_init__(self) -> None:
         check_number("below: loss", self.loss, above=0)
@@ -129,11 +129,11 @@ class TrainingSchedule:
 @checked
 @dataclass(frozen=True)
 class TrainOptions:
-    """Settings of `train`: where members are trained and kept; none changes a number, except the device."""
+    """Settings of `train`: where members are trained and kept; none but the device changes results."""
 
     engine: Engine = field(default_factory=Local)
     device: str = AUTO
-    """Where members are trained: the first accelerator, or the CPU if there is none; or a name, as for `load_model`."""
+    """Device that trains members, as for `load_model`; `auto`: the first accelerator, or the CPU if there is none."""
     directory: Path | None = None
     """Run directory: models are saved under `models/`, checkpoints and finished stacks kept in `parts/` until
     `posbias.runs.parts.clear_parts`. None: nothing is kept."""
@@ -150,7 +150,7 @@ class TrainOptions:
     """Members that go forward and backward together, >= 1: fewer stay in the processor's caches and leave some to
     every thread, more keep a graphics processor busy. None: what the caches hold on a CPU, all on other devices."""
     confirmed: bool = False
-    """Whether a study of more than 1000 members is meant."""
+    """True permits a study of more than 1000 members."""
 
     def __post_init__(self) -> None:
         check_size("training: stack_size", self.stack_size, AT_ONCE)

@@ -90,7 +90,7 @@ def train(study: Study | str | Path, *, options: TrainOptions | None = None) -> 
 
     Raises:
         UsageError: before anything is trained: too many members, a point that makes no model, too little disk.
-        RunError: a checkpoint or a model cannot be written, or a stack lost its worker time and again.
+        RunError: a checkpoint or a model cannot be written, or a stack repeatedly lost its worker.
     """
     study = study if isinstance(study, Study) else load_study(study)
     options = TrainOptions() if options is None else options

@@ -88,7 +88,7 @@ def train_members(
 
     Raises:
         UsageError: before anything is trained: no members, a name twice, a model that does not fit its task.
-        RunError: a checkpoint cannot be written, or a stack lost its worker time and again.
+        RunError: a checkpoint cannot be written, or a stack repeatedly lost its worker.
     """
     options = TrainOptions() if options is None else options
     if not members:

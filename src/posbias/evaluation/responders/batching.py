@@ -44,7 +44,7 @@ class Kept:
     """Keys and values of the first positions of one sequence, as views of those of its pass."""
 
     layers: list[tuple[Tensor, Tensor]]
-    """Of every layer, each [1, head, position, feature]."""
+    """One entry per layer, each [1, head, position, feature]."""
     length: int
 
     @property
@@ -79,7 +79,7 @@ class Runner:
         """Tokens among the slots that the network now reads, and these slots, which are more by the padding."""
 
     def limits(self, rows: int) -> PassLimits:
-        """What decides how sequences are run together, at most so many."""
+        """Limits that decide how sequences are run together, at most so many."""
         fixed, tokens = FIXED, TOGETHER
         if self.model.device.type != "cpu":
             implementation = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
@@ -230,7 +230,7 @@ def counting_tokens(model: Model, count: Callable[[int], None]) -> Iterator[None
 
 
 def kept_of(cache: Any, padding: Sequence[int]) -> list[Kept]:
-    """What a cache holds of every row, behind its padding."""
+    """Keys and values that a cache holds of every row, behind its padding."""
     layers = [(layer.keys, layer.values) for layer in cache.layers]
     return [
         Kept(

@@ -141,7 +141,7 @@ class ServerOptions:
 
 
 def check_address(base_url: str) -> str:
-    """The address below which requests go; `/v1` is added where there is no path.
+    """The address below which requests go; `/v1` is added if there is no path.
 
     Raises:
         UsageError: not http(s), or with a user, password, query or fragment, which could hide a key in a record.

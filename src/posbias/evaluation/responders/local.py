@@ -143,7 +143,7 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
 
 @checked
 class LocalResponder(Responder):
-    """A loaded model. It has a tokenizer, and a chat template where requests are conversations."""
+    """A loaded model with a tokenizer, and with a chat template if requests are conversations."""
 
     def __init__(self, model: Model, options: LocalOptions | None = None) -> None:
         if model.tokenizer is None:
@@ -212,8 +212,8 @@ class LocalResponder(Responder):
     ) -> list[Reply]:
         """Answer requests (`Responder.respond`); one that does not fit into the context is skipped, never truncated.
 
-        `alike` is how many first tokens of each prompt the network reads as in any other that begins with them; None:
-        all.
+        `alike`: number of first tokens of each prompt that the network reads as in any other prompt that begins with
+        them; None: all.
         """
         with self.counting():
             return self._replies(requests, generate=generate, score=score, alike=alike)
@@ -255,7 +255,7 @@ class LocalResponder(Responder):
     def _readings(
         self, runner: Runner, index: int, tokens: "EncodedRequest", alike: int, *, generate: bool, score: bool
     ) -> list[Reading]:
-        """What is to be read for a request: its prompt with the answer, if any; the prompt, if it is continued."""
+        """Tokens to read for a request: its prompt with the answer, if any; the prompt, if it is continued."""
         prompt, given = tokens.prompt, score and len(tokens.answer) > 0
         self._unscored |= given and tokens.thinks
         scored = given and not tokens.thinks
@@ -332,12 +332,12 @@ class LocalResponder(Responder):
         return {**described, **self.learnt(), **self.counts()}
 
     def learnt(self) -> dict[str, Any]:
-        """What is run together, and the reason if answers were not scored."""
+        """The number of prompts run together, and the reason if answers were not scored."""
         return {"together": self.together, **({"no_scores_because": WITHIN_THOUGHTS} if self._unscored else {})}
 
     def counts(self) -> dict[str, float]:
         """Tokens run through the network, how many a plain run would have taken without any method, and answers that
-        were scored as tokens of their own, though with the prompt they would form others.
+        were scored as separate tokens although they would merge with the prompt's last ones.
         """
         return {"tokens_processed": self.processed, "tokens_plain": self._plain, "answers_apart": self._apart}
 

@@ -1,4 +1,4 @@
-"""Which token sequences a model runs together, and which continue a beginning that another has run: pure arithmetic.
+"""A plan of which sequences a model runs together, and which continue a beginning that another has run: arithmetic.
 
 Sequences form a tree of beginnings. In every subtree one sequence is run whole, and those that branch off continue its
 keys and values; of the branches at a place the one with the most sequences goes on with the same, so that few passes
@@ -47,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class PassLimits:
-    """What decides how sequences are run together."""
+    """Limits that decide how sequences are run together."""
 
     fixed: int
     """Tokens that cost as much as a pass does whatever it runs, >= 0."""
@@ -119,7 +119,7 @@ def plan_passes(readings: Sequence[Reading], limits: PassLimits) -> Plan:
 
 
 def _branches(readings: Sequence[Reading]) -> list[tuple[int | None, int]]:
-    """Of every sequence the one that it branches off from, and how many tokens it shares with that."""
+    """The sequence that each one branches off from, and how many tokens the two share."""
     neighbours = [shared_length(one.token_ids, other.token_ids) for one, other in pairwise(readings)]
     links: list[tuple[int | None, int]] = [(None, 0)] * len(readings)
     waiting: list[tuple[int, int, int | None]] = [(0, len(readings), None)]

@@ -74,14 +74,14 @@ class ServerResponder(Responder):
     """A model on a server.
 
     Args:
-        base_url: Such as `http://localhost:8000/v1`; `/v1` is added where there is no path.
+        base_url: Such as `http://localhost:8000/v1`; `/v1` is added if there is no path.
         model: The name the server knows it by.
         options: Kind, pace, patience, prices, cache, and the variable that holds the key.
-        tokenizer: A copy of the model's own, to count lengths and find places; None: the server alone knows. A text
-            is counted as it is, a conversation as the tokenizer's chat template renders it.
+        tokenizer: The model's own, to count lengths and locate items; None: both stay unknown. A text is counted as it
+            is, a conversation as the tokenizer's chat template renders it.
 
     Raises:
-        UsageError: the address is none, or holds what could be a key; no model; the key stands in what is recorded.
+        UsageError: not an address, one that seems to contain a key, no model, or a key that would be recorded.
     """
 
     def __init__(

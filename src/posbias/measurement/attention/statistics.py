@@ -357,7 +357,7 @@ class AttentionOptions:
         return numbers * number_bytes
 
     def check_memory(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
-        """Bytes of all kept matrices; beyond the limit a refusal that names the settings that would take less."""
+        """Return the bytes of all kept matrices; above the limit refuse, and name settings that take less."""
         size = self.kept_bytes(layers=layers, heads=heads, n_positions=n_positions, number_bytes=number_bytes)
         if size > self.memory_limit:
             cells = self.cells(n_positions)

@@ -134,11 +134,11 @@ def working_precision(model: Model) -> torch.dtype:
 
 @checked
 def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | None = None) -> AttentionStatistics:
-    """Distance, entropy, sinks, content logits, similarity, monotonicity, mean kernels and mixing of a model.
+    """Measure a model's attention: distance, entropy, sinks, content logits, similarity, monotonicity, kernels, mixing.
 
-    Attention is recomputed from what each attention module reads while the model runs, whatever implementation it
-    runs, in float32 (float64 for float64 models): in half precision it is that of the same inputs without further
-    rounding. Pairs a window hides do not count.
+    Attention is recomputed in float32 (float64 for float64 models) from the inputs of each attention module, whatever
+    its implementation: a model in half precision gives the inputs, and nothing more is rounded. Pairs that a window
+    hides do not count.
 
     Cost beyond the forward pass: 4 N^2 d flops per layer and prompt and some passes over the N^2 / 2 weights of every
     head. Memory: blocks of weights (heads x queries x N), fine histograms (layers x heads x 8192 numbers), and the
@@ -147,7 +147,7 @@ def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | Non
     Args:
         model: A model of a described family (`posbias.models.families`).
         prompts: Equally long prompts of at least 3 tokens.
-        options: What is sums.
+        options: Settings, among them what is kept.
 
     Raises:
         UsageError: another family, an argument outside its range, or matrices that exceed the memory limit.

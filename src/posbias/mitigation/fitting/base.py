@@ -56,23 +56,23 @@ class FitOptions:
     """Calibration prompts of a step, >= 1, with a window of text for every four if there is a penalty; None: 4 for
     adapters, 1 for all others."""
     together: int | None = None
-    """Prompts of a batch that are run at once, the gradients of the others added, >= 1; None: as many as fit."""
+    """Prompts of a batch that run at once, >= 1, with gradients accumulated; None: as many as fit."""
     rate: float | None = None
     """Rate of Adam at the first step; None: .05 (nats) for biases, .02 for factors of heads, .002 for adapters."""
     held_out: float | None = None
-    """Share of the calibration samples that no step sees, in [0, 1): the fit ends when their answers get no more
-    probable, with the numbers under which they were most; None: 0 for biases, .2 for adapters."""
+    """Share of the calibration samples that no step sees, in [0, 1). The fit stops when their answers become no more
+    probable, and keeps the numbers with which they were most probable; None: 0 for biases, .2 for adapters."""
     draws: str = EVEN
     """`even`: every calibration prompt equally often; `loss`: positions in proportion to their present loss."""
     fewest: int | None = None
-    """Distractors are left out of prompts at random, down to so many passages in all, >= 1, so that lengths are drawn
-    up to those that are given; None: prompts as they are."""
+    """Drop distractors from prompts at random, keeping at least this many passages, >= 1, so that lengths vary; None:
+    keep all."""
     penalty: float = 1.0
     """Weight of the divergence on ordinary text, >= 0; unused if the bias acts from the question on."""
     knots: Sequence[int] = (0, 1, 8, 64, 512)
-    """Keys whose biases are fitted, that at the last knot being 0; between them splines; not for a context bias."""
+    """Keys at which biases are fitted (0 at the last one), interpolated by splines; unused for a context bias."""
     shared: str = "none"
-    """One of `SHARING`."""
+    """Heads or layers that have numbers in common: one of `SHARING`."""
     from_question: bool = False
     """The bias acts from the question on only."""
     scales: bool = True

@@ -43,18 +43,18 @@ def fit(
     options: FitOptions | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Fitted:
-    """A method with the parameters that suit a model, from calibration samples alone.
+    """Fit a method's parameters to a model, from calibration samples alone.
 
     Args:
         method: "adapter", "adapter(rank=2)", "key_bias", "context_bias", "positional_channel" (`fit_channel`), or a
-            method with a grid of parameters: the candidate is taken under which the right answers are most probable,
-            per token, averaged over samples and positions.
+            method with a grid of parameters, of which the candidate with the most probable right answers is chosen (per
+            token, averaged over samples and positions).
         model: What `load_model` returns.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
-        text: Token ids of windows of ordinary text, for fits that read some; None: of the default corpus, from files
-            that `mitigate` does not judge by.
+        text: Token ids of windows of ordinary text, for fits that read some; None: windows of the default corpus, from
+            files on which `mitigate` does not judge.
         options: Settings of a fit by gradient; for all others, the strengths to choose from.
-        checkpoint: Where a fit by gradient is kept as it goes, and taken up.
+        checkpoint: Place where a fit by gradient saves its progress, and resumes.
 
     Raises:
         UsageError: a method without parameters to fit, or too few samples.

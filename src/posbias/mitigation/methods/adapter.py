@@ -36,7 +36,7 @@ class Adapter(Mitigation):
     """
 
     rank: int = 4
-    """Of every update, >= 1."""
+    """Rank of every update, >= 1."""
     targets: str = "q,k"
     """Projections by commas: q, k, v, o, gate, up, down; mlp: the last three; all."""
     weights: str = ""

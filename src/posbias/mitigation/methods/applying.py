@@ -36,7 +36,7 @@ INSTALLED = "_posbias_installed"
 
 @checked
 class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
-    """Within the context, a model under a method against position bias; `install` leaves it so.
+    """Context in which a method against position bias acts on a model; after `install` it acts until `remove`.
 
     No weight is touched; afterwards every logit is bit for bit what it was.
 
@@ -44,12 +44,12 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         model: What `load_model` returns, or a causal language model of transformers.
         method: An object, its literal spelling (`"initial_token(gamma=0.5)"`), or the path of a recipe (.json).
         strength: 0 (the model as it is) ... 1; None: as the method says.
-        passages: Where the prompt's passages stand, for methods that need them: token spans, or their texts, in order.
-            One list serves all prompts of a batch.
-        prompt: The prompt in which these texts stand, as the tokenizer is given it.
-        question: In their place, for methods that act from the question on, the text with which questions begin, such
-            as `Question:`: every prompt's is looked for, so that the method can be installed for good; the last
-            one counts, and a prompt without one is left as it is. With token ids alone, not with embeddings.
+        passages: The prompt's passages, for methods that need them: token spans, or their texts, in order. One list
+            serves all prompts of a batch.
+        prompt: The prompt that contains these texts, as the tokenizer receives it.
+        question: For methods that act from the question on, instead of passages: the text with which questions begin,
+            such as `Question:`. Its last occurrence in each prompt counts, and a prompt without it is left as it is, so
+            that the method can stay installed. Needs token ids, not embeddings.
         tokenizer: The tokenizer of a model of transformers.
 
     Raises:

@@ -130,7 +130,7 @@ class PositionalChannel(Mitigation):
         return LOW_RANK if self.every_query else ""
 
     def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank | Scaled]:
-        """With every query changed, the column of the channel in the maps of queries and keys, times factor - 1."""
+        """Column of the channel in the maps of queries and keys, times factor - 1, if every query is changed."""
         if not self.in_weights:
             return super().weight_updates(model)
         layers = self.layers(model.family.depth(model.config))

@@ -1,4 +1,4 @@
-"""What a method does to weights, exactly: a low-rank update, W becomes W + B A, or factors of rows and columns."""
+"""Exact changes of weights by a method: a low-rank update, W becomes W + B A, or factors of rows and columns."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -27,20 +27,19 @@ class MitigateOptions:
 
     methods: str | Sequence[Any] = DEFAULT
     """Spellings, objects or paths of recipes; `all`: every registered method that applies; `default`: those of
-    `DEFAULT_METHODS` that do. A method with parameters to fit that is named without any is fitted to the calibration
+    `DEFAULT_METHODS` that apply. A method with parameters to fit that is named without any is fitted to the calibration
     samples; `ordered` follows the unchanged model's curve on them."""
     calibration: int = 12
-    """Samples that come first, for fitting, >= 0."""
+    """Number of samples for fitting, which come first, >= 0."""
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=40))
-    """The test: as many samples after those, at the same positions. Its directory is set by the run."""
+    """Settings of the test, whose samples follow those for fitting; the run sets the directory."""
     by: str | None = None
     """Measure that decides: `accuracy` (the task's rule, such as that the right answer occurs), `starts` (that answers
     begin with it) or `logprob`; None: accuracy, unless it is near its floor or ceiling, or answers were cut off."""
     documents: int = 16
     """Windows of ordinary text on which perplexity is compared (local models), >= 0; 0: none."""
     text: str = "default"
-    """Source of that text, as for `load_prompts`; of "default" two files of the corpus judge. Fits read the files of
-    the corpus that do not judge."""
+    """Source of that text, as for `load_prompts`; of the default corpus, two files judge and fits read the others."""
     length: int = 256
     """Tokens of each window, >= 2."""
     tolerance: float = 0.02
@@ -48,7 +47,7 @@ class MitigateOptions:
     short: bool = True
     """Request the task's short forms, too, if it has any."""
     fitting: FitOptions = field(default_factory=FitOptions)
-    """Settings of a key bias's fit, and the strengths from which all fits choose."""
+    """Settings of fits by gradient, and the strengths from which all fits choose."""
     influence: int = 0
     """Test samples on which influence is measured before and after every method inside the model, >= 0; 0: none."""
     engine: Engine = field(default_factory=Local)

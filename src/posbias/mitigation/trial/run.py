@@ -42,7 +42,7 @@ def mitigate(
             methods around the model only.
         task: An object or its literal spelling.
         options: Methods, samples, and what they are judged by.
-        directory: The run's, held by the caller; with `options.evaluation.resume` what is finished there is taken over.
+        directory: Directory of the run; with `options.evaluation.resume` finished work in it is reused.
 
     Returns:
         The trial, as made now or found finished in the directory.

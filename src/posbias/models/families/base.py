@@ -149,7 +149,7 @@ class Family:
     unread_mlp: ClassVar[str | None] = None
     """Why theories cannot read the MLPs, if they cannot; everything about attention is described all the same."""
     no_mean_field: ClassVar[str | None] = None
-    """What mean field has no theory for, in every model of the family beyond linear layers and unread MLPs."""
+    """Parts that mean field has no theory for, in every model of the family beyond linear layers and unread MLPs."""
     attends: ClassVar[bool] = True
     """Some layer has attention."""
     replaceable: ClassVar[bool] = True

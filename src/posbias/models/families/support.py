@@ -1,4 +1,4 @@
-"""What runs on every family, from what its description says: `posbias list families`; exceptions in docs/families.md.
+"""Verbs that run on every family, from its description: `posbias list families`; exceptions in docs/families.md.
 
 A family that is not described runs through the interface that all causal language models of transformers have.
 """
@@ -23,7 +23,7 @@ UNDESCRIBED: Mapping[str, str] = {
 
 
 def support_of(name: str) -> dict[str, str]:
-    """What runs on a family, by column, with a note on what does not."""
+    """Verbs that run on a family, by column, with a note on what does not."""
     if name in UNDESCRIBED:
         reads_tokens = "tokens" in UNDESCRIBED[name]
         answers = dict.fromkeys(COLUMNS, NO) | {"measure": NO if reads_tokens else "no mixing"}

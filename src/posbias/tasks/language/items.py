@@ -133,7 +133,7 @@ class Items(LanguageTask):
 
     @property
     def measured_samples(self) -> int:
-        """As many as there are, at most the usual number."""
+        """All that there are, at most the usual number."""
         return min(MEASURED_SAMPLES, len(self._raw) * self.repeats)
 
     @property

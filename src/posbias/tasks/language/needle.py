@@ -82,11 +82,11 @@ class Needle(LanguageTask):
     needles: int = 1
     """Numbers of the asked city in the text, all asked for; one moves, the others keep their places (>= 1)."""
     several: str = "values"
-    """With several needles: `values`, several numbers of one city; `cities`, a number of each of several."""
+    """Kind of several needles: `values`, several numbers of one city; `cities`, a number of each of several."""
     distractors: int = 0
     """Sentences that state something else in the same words, at fixed places; 0 ... 39."""
     alike: str = "city"
-    """What distractors share with the needle: `city`, only the words: they are about other cities; `name`: the city's
+    """Part that distractors share with the needle: `city`, only the words (other cities); `name`: the city's
     name in a longer one ("New Oslo"); `fact`: another fact about the city (its code); `value`: all but one digit."""
     literal: bool = True
     """False asks in words that the needle does not share: it names a landmark, the question the town it stands in,

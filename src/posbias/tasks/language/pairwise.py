@@ -93,7 +93,7 @@ class Judgement(LanguageTask):
 
     @property
     def letters(self) -> str:
-        """What the slots are called."""
+        """Names of the slots."""
         return LETTERS[: self.n_items]
 
     @cached_property

@@ -101,7 +101,7 @@ def _from_latents(parts: AttentionParts, read: Tensor, energy: Tensor, walk: Wal
 
 
 def _head_outputs(layer: LayerDescription, state: AttentionState) -> Float[Tensor, "position value_features"]:
-    """What all heads return, before gates."""
+    """Outputs of all heads, before gates."""
     outputs = state.query.new_zeros(*state.query.shape[:3], layer.attention.parts.value_dim)
     for block in attention_blocks(layer, state):
         outputs[:, :, block.queries] = block.weights @ state.value[:, None, block.keys]

@@ -54,7 +54,7 @@ def linear_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk
 
 
 def run_layer(module: nn.Module, read: Tensor, call: Mapping[str, Any]) -> Tensor:
-    """What a linear layer returns for one prompt that it read, called as it was: [position feature]."""
+    """Output of a linear layer for one prompt that it read, called as it was: [position feature]."""
     output = module(read[None], **call)
     branch: Tensor = output[0] if isinstance(output, tuple) else output
     return branch[0] if branch.ndim == 3 else branch
