@@ -43,9 +43,12 @@ ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 INTERVAL = re.compile(r"(?P<value>[-+]?[\d.]+)(?P<unit>(?: \S+)?) \[(?P<low>-?[\d.]+|-inf), (?P<high>-?[\d.]+|inf)\]")
 WIDE = 5
 """Columns from which a table is scaled to the width of the text."""
+LINE = 40
+"""Characters of a cell from which its column is broken into lines."""
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$"}
 LATEX = str.maketrans(_SPECIAL | {sign: f"\\{sign}" for sign in "&%$#_{}"})
 SOFTWARE = """@software{{posbias-{version},
+  key = {{posbias}},
   title = {{posbias: predict, measure and explain the position bias of transformer language models}},
   version = {{{version}}},
   year = {{{year}}},
@@ -68,7 +71,10 @@ def latex_of(run: Result | Record) -> str:
 def latex_table(table: Table) -> str:
     """One table, its title as its caption."""
     head, *rows = (" & ".join(map(_escaped, row)) + r" \\" for row in (table.header, *table.cells))
-    begin, end = rf"\begin{{tabular}}{{{'l' * len(table.header)}}}", r"\end{tabular}"
+    long = [max(map(len, column)) > LINE for column in zip(table.header, *table.cells, strict=True)]
+    wrapped = rf"p{{{0.7 / max(1, sum(long)):.2f}\linewidth}}"
+    begin = rf"\begin{{tabular}}{{{''.join(wrapped if cell else 'l' for cell in long)}}}"
+    end = r"\end{tabular}"
     body = "\n".join([begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", end])
     if len(table.header) > WIDE:
         body = f"\\resizebox{{\\linewidth}}{{!}}{{%\n{body}}}"
