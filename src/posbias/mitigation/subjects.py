@@ -47,7 +47,7 @@ def evaluate(
     """Put every sample of a task, at every position, to one model, and judge its answers.
 
     Args:
-        subject: What `as_responder` takes: a hub id, a directory, "demo", a loaded model, or a responder such as
+        subject: The model: a hub id, a directory, "demo", a loaded model, or a responder such as
             `ServerResponder`. With its own tokenizer, lengths and places in tokens are exact. A list of subjects is
             evaluated on the same samples, with `options.methods` and `options.repeats` of the first, and compared.
         task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
