@@ -4,8 +4,8 @@ The whole repository is the source, so that every link between pages leads where
 front page; the navigation is read from the tables of `docs/README.md` and `studies/README.md`, which list the pages.
 """
 
-import pydoc
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,8 @@ def describe_names(app: Any, page: str, source: list[str]) -> None:
         return "\n".join(["```{eval-rst}", *map(directive, fence[1].split()), "```"])
 
     def directive(name: str) -> str:
-        described = pydoc.locate(f"posbias.{name}")
+        module, _, attribute = f"posbias.{name}".rpartition(".")
+        described = getattr(import_module(module), attribute)
         kind = "exception" if name.endswith("Error") else "class" if isinstance(described, type) else "function"
         base = "\n   :show-inheritance:" if kind == "class" and issubclass(described, Showing) else ""
         return f".. auto{kind}:: posbias.{name}{base}"
