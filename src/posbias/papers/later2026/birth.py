@@ -98,7 +98,7 @@ class Contraction(Claim):
         whole, alone = (mean_of(found[attends][:, -1]).interval() for attends in (True, False))
         return Finding(
             value=whole.value,
-            as_stated=alone.low > ODD and whole.low > alone.high and abs(between.mean()) < ODD,
+            as_stated=alone.low > ODD and whole.low > alone.high and abs(float(between.mean())) < ODD,
             figure=curves(
                 "block",
                 "cosine of two sequences' states",
