@@ -304,6 +304,8 @@
       const whole = Number.isInteger((data.x[1] - data.x[0]) / Math.max(panel.columns - 1, 1));
       const x = scale([data.x[0] - dx, data.x[1] + dx], false, LEFT, each - RIGHT, 74, { whole });
       x.ticks = x.ticks.filter(tick => tick >= data.x[0] - 1e-9 && tick <= data.x[1] + 1e-9);
+      if (panel.columns * 50 < each - LEFT - RIGHT && panel.columns <= 12)
+        x.ticks = Array.from({ length: panel.columns }, (_, column) => data.x[0] + 2 * dx * column);
       const y = scale([data.y[1] + dy, data.y[0] - dy], false, bottom, TOP, 34, { whole: true, labels: named });
       const rows = named && named.map(name => [name]);
       const group = frame(svg, x, y, { left: LEFT, width: each, foot, y_label: data.y_label, rows });

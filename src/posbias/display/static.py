@@ -206,6 +206,8 @@ def _draw_heat_map(canvas: "Canvas", figure: HeatMap) -> None:
         axis.set_title(panel.name, fontsize=10)
         if figure.rows:
             axis.set_yticks(range(1, len(figure.rows) + 1), [_literal(name) for name in figure.rows])
+        if width <= 12:  # every column has its number
+            axis.set_xticks(np.linspace(left, right, width))
     for axis in axes.flat[len(figure.panels) :]:
         axis.set_visible(False)
     for axis in axes[-1]:
