@@ -1,5 +1,7 @@
 """Evaluations compared: paired over the same samples, corrected over all, and refused if they are not the same."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,9 @@ def test_other_samples_and_single_runs_are_refused(runs, tmp_path):
         compare_evaluations([runs[0], other])
     with pytest.raises(UsageError, match="a comparison needs 'logprob' that all evaluations have; allowed: accuracy"):
         compare_evaluations(runs, measure="logprob")
+    unjudged = replace(runs[0], curves={})
+    with pytest.raises(UsageError, match=r"better: .* has accuracy; base: .* has none, no answer could"):
+        compare_evaluations([runs[1], unjudged])
     with pytest.raises(UsageError, match="needs at least 2 evaluations, got 1"):
         compare_evaluations(runs[:1])
     with pytest.raises(UsageError, match="a run of evaluate is compared to another one, without theory"):

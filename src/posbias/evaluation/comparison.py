@@ -107,11 +107,12 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     _check_comparable(loaded)
     first = loaded[0]
     shared = [name for name in MEASURES if all(name in evaluation.measures for evaluation in loaded)]
-    if not shared or measure not in (None, *shared):
-        asked = "a measure" if measure is None else repr(measure)
-        raise UsageError(
-            f"a comparison needs {asked} that all evaluations have; allowed: {', '.join(shared) or 'none'}"
-        )
+    if not shared:
+        has = (", ".join(evaluation.measures) or "none, no answer could be judged" for evaluation in loaded)
+        told = "; ".join(f"{evaluation.title} has {names}" for evaluation, names in zip(loaded, has, strict=True))
+        raise UsageError(f"a comparison needs a measure that all evaluations have: {told}")
+    if measure not in (None, *shared):
+        raise UsageError(f"a comparison needs {measure!r} that all evaluations have; allowed: {', '.join(shared)}")
     measure = measure or shared[0]
     positions = [place for place in first.positions if all(place in other.positions for other in loaded)]
     if not positions:
