@@ -14,6 +14,7 @@ tables and draws `curves.png`.
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.fitting.calibration import with_passages
 from posbias.mitigation.fitting.descent import encoded_answers
 from posbias.mitigation.methods.adapter import adapter_of
-from posbias.statistics import mean_of
+from posbias.statistics import mean_ends, mean_of
 from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
 from posbias.tasks.language.locating import locate
 
@@ -324,22 +325,49 @@ def run(directory: Path, questions: Sequence[str]) -> None:
 
 
 def table(directory: Path) -> None:
-    """Of every study and name, over its seeds: change of the mean, exact answers by position, nats of ordinary text."""
-    for study in ("families", "kept", "draws", "forms", "samples"):
-        path = directory / f"{study}.json"
+    """Exact answers, mean over positions with its spread and by position, and the change of ordinary text.
+
+    A row for the unchanged model and for every fit, over its seeds; a column for everything it was judged on.
+    """
+    for question in ("families", "kept", "draws", "forms", "samples"):
+        path = directory / f"{question}.json"
         cells = json.loads(path.read_text()) if path.exists() else {}
-        print(f"\n| {study} | judged on | log-probability per token | exact by position, before and after | text |")
-        print("|---|---|---|---|---|")
-        for name in dict.fromkeys(cell.rpartition(", seed")[0] for cell in cells):
-            of_name = [cell for key, cell in cells.items() if key.rpartition(", seed")[0] == name]
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for name, cell in sorted(cells.items(), key=lambda item: _order(item[0])):
+            by_name.setdefault(name.rpartition(", seed")[0], []).append(cell)
+        judged = {name: _judged(of_name) for name, of_name in by_name.items()}
+        columns = list(dict.fromkeys(column for scores in judged.values() for column in scores))
+        print(f"\n| {question} | {' | '.join(columns)} | text, nats per token |\n|{'---|' * (len(columns) + 2)}")
+        unchanged = {column: scores for of_name in judged.values() for column, (scores, _) in of_name.items()}
+        print(f"| unchanged | {' | '.join(_exact(unchanged[column]) for column in columns)} | |")
+        for name, of_name in by_name.items():
             texts = [np.subtract(cell["text"]["after"], cell["text"]["before"]) for cell in of_name]
-            text = mean_of(np.mean(texts, axis=0)).interval().text("+.3f")
-            for judged_on, (before, after) in _judged(of_name).items():
-                change = mean_of((after - before)[..., 0].mean(axis=1)).interval().text("+.2f")
-                exact = [
-                    "/".join(f"{share:.2f}" for share in scores[..., 1].mean(axis=0)) for scores in (before, after)
-                ]
-                print(f"| {name} | {judged_on} | {change} | {exact[0]} to {exact[1]} | {text} |")
+            text = _plain(mean_of(np.mean(texts, axis=0)).interval().text("+.3f"))
+            after = [_exact(judged[name][column][1]) if column in judged[name] else "" for column in columns]
+            print(f"| {name} | {' | '.join(after)} | {text} |")
+
+
+def _order(name: str) -> list[float]:
+    """Fits by the numbers in their names."""
+    return [float(number) for number in re.findall(r"\d+", name)]
+
+
+def _exact(scores: np.ndarray) -> str:
+    """Share of exact answers of [sample position two]: of every seed, else with its interval over samples; by position.
+
+    Every seed leaves another family out, so that samples of all seeds say nothing of other families.
+    """
+    exact = scores[..., 1]
+    shares = exact.reshape(-1, JUDGED, exact.shape[1]).mean(axis=(1, 2))
+    low, high = mean_ends(exact.mean(axis=1), least=0.0, most=1.0)
+    spread = f"[{low:.2f}, {high:.2f}]" if len(shares) == 1 else f"({' '.join(f'{share:.2f}' for share in shares)})"
+    by_position = " ".join(f"{share:.2f}" for share in exact.mean(axis=0))
+    return _plain(f"{exact.mean():.2f} {spread}: {by_position}")
+
+
+def _plain(numbers: str) -> str:
+    """Without zeros before the point."""
+    return re.sub(r"(?<!\d)0\.", ".", numbers)
 
 
 def order_of_learning(directory: Path) -> None:
