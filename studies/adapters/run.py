@@ -38,7 +38,7 @@ from posbias.mitigation.fitting.calibration import with_passages
 from posbias.mitigation.fitting.descent import encoded_answers
 from posbias.mitigation.methods.adapter import adapter_of
 from posbias.statistics import mean_ends, mean_of
-from posbias.tasks.language import LANGUAGE_TASKS, Example, LanguageTask
+from posbias.tasks.language import LANGUAGE_TASKS, Example
 from posbias.tasks.language.locating import locate
 
 NEW = ("table", "json_fields", "code_variables", "counts", "dialogue", "dates", "roles", "instructions")
@@ -57,7 +57,6 @@ SIZES = (5, 20, 80)
 LOGPROB = resolve_kinds(["logprob"])
 OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0, together=2)
 FAMILIES_STEPS = 96
-KEPT, KEPT_FIT = "12 families at 1 and 2 times the entries, 192 steps", {"multiples": (1, 2), "steps": 192}
 PERMUTATIONS = 2000
 BIAS_FIT = {"steps": 75, "rate": 0.05}
 """Steps of four prompts: as many prompts as in 300 steps of one, the default of a bias."""
@@ -170,41 +169,30 @@ class Study:
 
 
 def families(study: Study, seed: int) -> None:
-    """Nested sets of families, and one that is left out of all; of the first seed an adapter that is kept."""
+    """Nested sets of families, and one that is left out of all."""
     generator = np.random.default_rng(seed)
     left_out = NEW[int(generator.permutation(len(NEW))[0])]
     others = [name for name in FAMILIES if name != left_out]
     order = [others[index] for index in generator.permutation(len(others))]
     own = next(name for name in order[:2] + order[2:] if name in NEW)
     order = [own, *(name for name in order if name != own)]
-    tasks = {name: LANGUAGE_TASKS.parse(task) for name, task in FAMILIES.items()}
 
-    def longer(name: str, multiple: int) -> LanguageTask:
-        return tasks[name].with_items(multiple * tasks[name].n_items)
-
-    def made(n_families: int, *, multiples: Sequence[int] = (1,), kept: str = "", **more: Any) -> dict[str, Any]:
+    def made(n_families: int) -> dict[str, Any]:
         fitted_to, count = order[:n_families], SAMPLES // n_families
         calibration = [
-            replace(example, sample=f"{name} {multiple} {example.sample}")  # or two families' would count as one
+            replace(example, sample=f"{name} {example.sample}")  # or samples of two families would count as one
             for name in fitted_to
-            for multiple in multiples
-            for example in examples(study.model, longer(name, multiple), max(2, count), 100 + seed, 3)
+            for example in examples(study.model, FAMILIES[name], max(2, count), 100 + seed, 3)
         ]
-        fitted = study.fit("adapter", calibration, seed, **{"steps": FAMILIES_STEPS, **more})
-        if kept:
-            pb.export(fitted, study.directory / kept, model=study.model)
-        judged_on = [*((left_out, multiple) for multiple in MULTIPLES), (own, 1)]
-        scores = {
-            f"{name} x{multiple}": study.beside(fitted.method, longer(name, multiple), seed)
-            for name, multiple in judged_on
-        }
-        text = study.text(fitted.method)
-        return {"fitted_to": fitted_to, "left_out": left_out, "own": own, "text": text, "scores": scores}
+        method = study.fit("adapter", calibration, seed, steps=FAMILIES_STEPS).method
+        scores = {}
+        for name, multiple in [*((left_out, multiple) for multiple in MULTIPLES), (own, 1)]:
+            task = LANGUAGE_TASKS.parse(FAMILIES[name])
+            scores[f"{name} x{multiple}"] = study.beside(method, task.with_items(multiple * task.n_items), seed)
+        return {"fitted_to": fitted_to, "left_out": left_out, "own": own, "text": study.text(method), "scores": scores}
 
     for n_families in NUMBERS:
         study.cell("families", f"{n_families} families, seed {seed}", lambda n=n_families: made(n))
-    if seed == 0:
-        study.cell("kept", f"{KEPT}, seed 0", lambda: made(12, kept="adapter", **KEPT_FIT))
 
 
 def draws(study: Study, seed: int) -> None:
@@ -329,7 +317,7 @@ def table(directory: Path) -> None:
 
     A row for the unchanged model and for every fit, over its seeds; a column for everything it was judged on.
     """
-    for question in ("families", "kept", "draws", "forms", "samples"):
+    for question in ("families", "draws", "forms", "samples"):
         path = directory / f"{question}.json"
         cells = json.loads(path.read_text()) if path.exists() else {}
         by_name: dict[str, list[dict[str, Any]]] = {}
