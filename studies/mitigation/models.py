@@ -199,23 +199,6 @@ def rejudge(*directories: str) -> None:
         record.save(each)
 
 
-def answers(*directories: str) -> None:
-    """A row per method, the best first: by task and model the change of the mean of right answers, and the verdict."""
-    columns: dict[tuple[str, str], dict[str, str]] = {}
-    means: dict[str, list[float]] = {"unchanged": [0.0]}
-    for record, name, entry, _ in _answered(directories):
-        column = columns.setdefault((record.arguments["task"], _model(record)), {})
-        column.setdefault("unchanged", _short(record.arrays["scores/accuracy/0"].mean()))
-        mean = entry["changes"]["mean"]["value"]["value"]
-        means.setdefault(name, []).append(mean)
-        column[name] = (
-            f"{EVEN if _is_even(entry) else _short(mean, plus='+')} {WORDS.get(entry['verdict'], '')}".strip()
-        )
-    heads = [f"{model}, {task}" for task, model in columns]
-    best = sorted(means, key=lambda name: -np.mean(means[name]))
-    _print("", heads, {name: [column.get(name, "") for column in columns.values()] for name in best})
-
-
 def answer_changes(*directories: str) -> None:
     """As CSV a line per task, model and method: the answers right at each position, their changes, and the verdict."""
     lines: dict[tuple[str, str, str], list[str]] = {}
@@ -239,12 +222,20 @@ def _answered(directories: Iterable[str]) -> Iterator[tuple[Record, str, dict[st
 
 
 def beside(*directories: str) -> None:
-    """A column per record and a row per method, as it was spelled: the change of mean and worst position."""
-    records = [read_record(each) for each in directories]
-    entries = [{each["name"]: each for each in record.scalars["judgement"]["verdicts"]} for record in records]
-    rows = {"unchanged (level)": ["; ".join(_levels(record)) for record in records]}
-    rows |= {f"`{name}`": [_cell(each[name]) for each in entries] for name in entries[0]}
-    _print("", [record.arguments["task"] for record in records], rows)
+    """As CSV a line per record and method, as it was spelled: changes of mean and worst position, and the verdict."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for directory in directories:
+        record = read_record(directory)
+        task, judgement = record.arguments["task"], record.scalars["judgement"]
+        mean, worst = _levels(record)
+        lines[task, Path(directory).name, "unchanged (level)"] = [mean, "", "", worst, "", "", "", ""]
+        for entry in judgement["verdicts"]:
+            lines[task, Path(directory).name, entry["name"]] = [
+                *_interval_ends(entry),
+                _plain_verdict(entry),
+                "; ".join(_harms(entry)),
+            ]
+    _print_csv([*INTERVALS, "verdict", "side effects"], lines, second="record")
 
 
 def _levels(record: Record) -> list[str]:
@@ -275,9 +266,9 @@ def _print(title: str, columns: list[str], rows: dict[str, list[str]]) -> None:
         print(f"| {name} | {' | '.join(row)} |")
 
 
-def _print_csv(heads: list[str], lines: dict[tuple[str, str, str], list[str]]) -> None:
+def _print_csv(heads: list[str], lines: dict[tuple[str, str, str], list[str]], second: str = "model") -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["task", "model", "method", *heads])
+    writer.writerow(["task", second, "method", *heads])
     writer.writerows([*key, *line] for key, line in sorted(lines.items()))
 
 
@@ -309,15 +300,6 @@ def _name(record: Record, arm: str) -> str:
 def _kept(name: str) -> str:
     """Of a method that was spelled, without parameters that were fitted or are the default."""
     return name if any(told in name for told in ("draws", "variant", "cue")) else name.partition("(")[0]
-
-
-def _cell(entry: dict[str, Any]) -> str:
-    """Changes, the verdict where there is one, and side effects that are harm by themselves, before correction."""
-    if _is_even(entry):
-        return EVEN
-    changes = [entry["changes"][each]["value"] for each in ENDPOINTS]
-    effects = _harms(entry)
-    return "; ".join(map(_change, changes)) + _verdict(entry) + (f" ({', '.join(effects)})" if effects else "")
 
 
 def _harms(entry: dict[str, Any]) -> list[str]:
@@ -368,5 +350,5 @@ def _short(value: float, plus: str = "") -> str:
 
 
 if __name__ == "__main__":
-    verbs = {each.__name__: each for each in (run, finish, table, changes, answers, answer_changes, beside, rejudge)}
+    verbs = {each.__name__: each for each in (run, finish, table, changes, answer_changes, beside, rejudge)}
     verbs[sys.argv[1]](*sys.argv[2:])

@@ -94,7 +94,13 @@ def described_tools(messages: Conversation) -> tuple[list[dict[str, Any]], Conve
     """The tools that a conversation begins with (DESCRIPTIONS), and the conversation without them."""
     if not messages or messages[0].get("role") != DESCRIPTIONS:
         return [], messages
-    return [json.loads(line) for line in messages[0]["content"].split("\n")], messages[1:]
+    try:
+        return [json.loads(line) for line in messages[0]["content"].split("\n")], messages[1:]
+    except (ValueError, AttributeError):
+        raise UsageError(
+            f"a first message of the role {DESCRIPTIONS!r} describes one tool a line, as JSON; "
+            f"got {str(messages[0]['content'])[:60]!r}"
+        ) from None
 
 
 def check_messages(messages: Sequence[object], place: str) -> None:
@@ -188,7 +194,7 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], name: str, *, gene
         ):
             text = tokenizer.apply_chat_template(
                 turns,
-                tools=tools or None,
+                **({"tools": tools} if tools else {}),
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **template_options_of(tokenizer),
