@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -323,15 +324,19 @@ def table(directory: Path) -> None:
         by_name: dict[str, list[dict[str, Any]]] = {}
         for name, cell in sorted(cells.items(), key=lambda item: _order(item[0])):
             by_name.setdefault(name.rpartition(", seed")[0], []).append(cell)
+            if "shuffled" in cell:
+                moved = {"scores": cell["shuffled"]}
+                by_name.setdefault("q, k, updates at other layers", []).append(moved)
         judged = {name: _judged(of_name) for name, of_name in by_name.items()}
         columns = list(dict.fromkeys(column for scores in judged.values() for column in scores))
         print(f"\n| {question} | {' | '.join(columns)} | text, nats per token |\n|{'---|' * (len(columns) + 2)}")
         unchanged = {column: scores for of_name in judged.values() for column, (scores, _) in of_name.items()}
-        print(f"| unchanged | {' | '.join(_exact(unchanged[column]) for column in columns)} | |")
+        exact = partial(_exact, places=question != "families")
+        print(f"| unchanged | {' | '.join(exact(unchanged[column]) for column in columns)} | |")
         for name, of_name in by_name.items():
-            texts = [np.subtract(cell["text"]["after"], cell["text"]["before"]) for cell in of_name]
-            text = _plain(mean_of(np.mean(texts, axis=0)).interval().text("+.3f"))
-            after = [_exact(judged[name][column][1]) if column in judged[name] else "" for column in columns]
+            texts = [np.subtract(cell["text"]["after"], cell["text"]["before"]) for cell in of_name if "text" in cell]
+            text = _plain(mean_of(np.mean(texts, axis=0)).interval().text("+.3f")) if texts else ""
+            after = [exact(judged[name][column][1]) if column in judged[name] else "" for column in columns]
             print(f"| {name} | {' | '.join(after)} | {text} |")
 
 
@@ -340,8 +345,8 @@ def _order(name: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+", name)]
 
 
-def _exact(scores: np.ndarray) -> str:
-    """Share of exact answers of [sample position two]: of every seed, else with its interval over samples; by position.
+def _exact(scores: np.ndarray, *, places: bool) -> str:
+    """Share of exact answers of [sample position two]: of every seed, else with its interval over samples; by place.
 
     Every seed leaves another family out, so that samples of all seeds say nothing of other families.
     """
@@ -349,8 +354,8 @@ def _exact(scores: np.ndarray) -> str:
     shares = exact.reshape(-1, JUDGED, exact.shape[1]).mean(axis=(1, 2))
     low, high = mean_ends(exact.mean(axis=1), least=0.0, most=1.0)
     spread = f"[{low:.2f}, {high:.2f}]" if len(shares) == 1 else f"({' '.join(f'{share:.2f}' for share in shares)})"
-    by_position = " ".join(f"{share:.2f}" for share in exact.mean(axis=0))
-    return _plain(f"{exact.mean():.2f} {spread}: {by_position}")
+    by_position = ": " + " ".join(f"{share:.2f}" for share in exact.mean(axis=0)) if places else ""
+    return _plain(f"{exact.mean():.2f} {spread}{by_position}")
 
 
 def _plain(numbers: str) -> str:
@@ -440,7 +445,6 @@ def _judged(cells: list[dict[str, Any]]) -> dict[str, list[np.ndarray]]:
     pooled: dict[str, list[list[Any]]] = {}
     for cell in cells:
         own = {"the same task": cell["scores"]} if "before" in cell["scores"] else cell["scores"]
-        own = own | ({"updates at other layers": cell["shuffled"]} if "shuffled" in cell else {})
         for name, scores in own.items():
             role = name.replace(cell.get("left_out", "\0"), "left out").replace(cell.get("own", "\0"), "fitted to")
             pooled.setdefault(role, []).append([scores["before"], scores["after"]])
