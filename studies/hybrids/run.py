@@ -167,7 +167,7 @@ def sheet(results: Results) -> str:
 
 def table(results: Results) -> str:
     """The registered contrasts of what is learnt, bold where the corrected p-value is below .05, and final accuracy."""
-    lines = ["|task|layers|primacy|recency|accuracy|", "|" + "---|" * 5]
+    lines = ["| task | layers | primacy | recency | accuracy |", "|" + "---|" * 5]
     registered = results.registered("learnt")
     for study, task in STUDIES.items():
         for arm, label in ARMS.items():
@@ -177,7 +177,7 @@ def table(results: Results) -> str:
                 text = found.interval().text("+.2f")
                 cells.append(f"**{text}**" if p < LEVEL else text)
             cells.append(f"{results.of(study, arm, 'accuracy')[:, -1].mean():.2f}")
-            lines.append(f"|{task}|{label}|{'|'.join(cells)}|")
+            lines.append(f"| {task} | {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -459,7 +459,7 @@ def test_the_table_says_which_families_let_attention_be_replaced(name: str) -> N
 
 
 def test_the_page_of_families_is_what_the_code_says() -> None:
-    rows = [f"|{column}|{answer}|{names}|" for column, answer, names in exceptions()]
+    rows = [f"| {column} | {answer} | {names} |" for column, answer, names in exceptions()]
     page = (README.parent / "docs" / "families.md").read_text()
     assert [line for line in page.splitlines() if line.startswith("|")][2:] == rows
 
