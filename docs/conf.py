@@ -54,6 +54,11 @@ def add_navigation(app: Any, page: str, source: list[str]) -> None:
         for section in re.split(r"^#+ ", LISTS[page].read_text(), flags=re.M):
             found = [(title, (folder / path).resolve().relative_to(ROOT)) for title, path in ROW.findall(section)]
             trees.append((section.partition("\n")[0], found))
+        listed = {path for _, pages in trees for _, path in pages}
+        others = [path.relative_to(ROOT) for path in sorted(folder.glob("*/*.md"))]
+        appendices = [path for path in others if not {path, path.with_suffix("")} & listed]
+        titles = ((ROOT / path).read_text().partition("\n")[0].removeprefix("# ") for path in appendices)
+        trees.append(("Appendices", list(zip(titles, appendices, strict=True))))
     for caption, pages in trees:
         if pages:
             entries = "\n".join(f"{title} </{path}>" for title, path in pages)
