@@ -447,6 +447,8 @@ def _judged(cells: list[dict[str, Any]]) -> dict[str, list[np.ndarray]]:
         own = {"the same task": cell["scores"]} if "before" in cell["scores"] else cell["scores"]
         for name, scores in own.items():
             role = name.replace(cell.get("left_out", "\0"), "left out").replace(cell.get("own", "\0"), "fitted to")
+            for multiple, words in ((" x1", ""), (" x2", ", twice the entries"), (" x4", ", four times")):
+                role = role.replace(multiple, words)
             pooled.setdefault(role, []).append([scores["before"], scores["after"]])
     return {role: [np.concatenate(side) for side in zip(*pairs, strict=True)] for role, pairs in pooled.items()}
 
