@@ -362,7 +362,7 @@ class AttentionOptions:
         if size > self.memory_limit:
             cells = self.cells(n_positions)
             content = self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes)
-            fewer = ", no kernels of heads (--heads, by_head)" if self.by_head else ""
+            fewer = ", no kernels of heads (--by-head, by_head)" if self.by_head else ""
             fewer += ", in Python no mean content logits (mean_content=False)" if content else ""
             raise UsageError(
                 f"the kept matrices would take {show_bytes(size)} ({layers} layers, {heads} heads, kernels of"
