@@ -212,7 +212,7 @@ def test_what_is_too_much_to_keep_is_refused_with_what_is_in_use() -> None:
     always = r"take shorter prompts \(--length\), fewer kernel cells \(--kernel-cells, kernel_cells\)"
     for options, ways in (
         (AttentionOptions(memory_limit=10), ""),
-        (AttentionOptions(memory_limit=10, by_head=True), r", no kernels of heads \(--heads, by_head\)"),
+        (AttentionOptions(memory_limit=10, by_head=True), r", no kernels of heads \(--by-head, by_head\)"),
         (AttentionOptions(mean_content=True), r", in Python no mean content logits \(mean_content=False\)"),
     ):
         with pytest.raises(UsageError, match=f"{always}{ways}, or allow more \\(--max-memory, memory_limit\\)$"):
