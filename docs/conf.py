@@ -86,7 +86,7 @@ def list_messages(app: Any, page: str, source: list[str]) -> None:
     """A fence for messages, as all that the library refuses, by the folder that does."""
     if "```{messages}" not in source[0]:
         return
-    found: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for path in sorted((ROOT / "src/posbias").rglob("*.py")):
         room = path.relative_to(ROOT / "src/posbias").parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text())):
@@ -96,10 +96,10 @@ def list_messages(app: Any, page: str, source: list[str]) -> None:
                 ):
                     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
                     words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
-                    found.setdefault(room, []).append(" ".join(words.split()))
+                    messages.setdefault(room, []).append(" ".join(words.split()))
     rooms = [
         f"## {room}\n\n" + "\n".join(f"- ``{' '}{words}{' '}``" for words in sorted({*told}))
-        for room, told in found.items()
+        for room, told in messages.items()
     ]
     source[0] = re.sub(r"^```\{messages\}\n```", lambda _: "\n\n".join(rooms), source[0], flags=re.M)
 

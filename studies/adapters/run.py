@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,12 @@ class Study:
         return {name: np.reshape(scores, (JUDGED, places, 2)).tolist() for name, scores in both.items()}
 
     def text(self, method: Any) -> dict[str, list[float]]:
-        return {"before": nats(self.model, None, self.judge), "after": nats(self.model, method, self.judge)}
+        return {"before": self.unchanged_text, "after": nats(self.model, method, self.judge)}
+
+    @cached_property
+    def unchanged_text(self) -> list[float]:
+        """Nats of every window without a method."""
+        return nats(self.model, None, self.judge)
 
 
 def families(study: Study, seed: int) -> None:

@@ -85,6 +85,16 @@ def random_monotone_kernel(
     return np.diff(mass, axis=1, prepend=0.0)
 
 
+def even_kernel(visible: Bool[np.ndarray, "n n"]) -> Float64[np.ndarray, "n n"]:
+    """Equal attention over the keys that each query sees."""
+    return masked_softmax(visible, np.zeros(visible.shape))
+
+
+def normed(stream: Float64[np.ndarray, "*places width"]) -> Float64[np.ndarray, "*places width"]:
+    """Vectors over their root mean square."""
+    return np.asarray(stream / np.sqrt(np.square(stream).mean(axis=-1, keepdims=True)))
+
+
 def random_content_kernel(
     visible: Bool[np.ndarray, "n n"], generator: np.random.Generator, *, spread: float
 ) -> Float64[np.ndarray, "n n"]:

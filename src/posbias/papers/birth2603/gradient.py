@@ -16,9 +16,8 @@ from scipy.linalg import expm
 from posbias.architecture import Causal
 from posbias.papers.birth2603.claims import EXACT, PAPER, RESIDUAL, UNIFORM
 from posbias.papers.claims import Claim, curves
-from posbias.papers.kernels import random_content_kernel
+from posbias.papers.kernels import even_kernel, random_content_kernel
 from posbias.report.verify import CLAIMS, Finding
-from posbias.theory.kernels import masked_softmax
 
 N_POSITIONS = 32
 DEPTH = 6
@@ -170,7 +169,7 @@ class GradientIsAMatrix(Claim):
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Jacobian of a random linear network by pushing a basis through, against row times product of value maps."""
-        cesaro = masked_softmax(Causal().visible(GRADIENT_POSITIONS), np.zeros((GRADIENT_POSITIONS,) * 2))
+        cesaro = even_kernel(Causal().visible(GRADIENT_POSITIONS))
         weights = generator.standard_normal((GRADIENT_DEPTH, GRADIENT_WIDTH, GRADIENT_WIDTH)) / np.sqrt(GRADIENT_WIDTH)
         jacobian = _jacobian(cesaro, weights, residual=broken)
         row = np.linalg.matrix_power(cesaro, GRADIENT_DEPTH)[-1]
@@ -232,7 +231,7 @@ class LinearAddition(Claim):
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Simulated Jacobian norms of a linear residual network against linear and squared addition."""
-        kernel = masked_softmax(Causal().visible(64), np.zeros((64, 64)))
+        kernel = even_kernel(Causal().visible(64))
         layers = [[kernel]] * 8
         gain = 0.5
         measured = measured_norms(layers, generator, maps="identity" if broken else "independent", gain=gain)

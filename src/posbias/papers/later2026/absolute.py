@@ -11,6 +11,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.papers.claims import Claim, curves
+from posbias.papers.kernels import normed
 from posbias.report.verify import CLAIMS, Finding
 from posbias.statistics import mean_of
 from posbias.theory.kernels import masked_softmax
@@ -42,8 +43,8 @@ def layer(
     stream: Stream, weights: Float64[np.ndarray, "4 width width"], mask: Mask
 ) -> tuple[Float64[np.ndarray, "head query key"], Float64[np.ndarray, "head query key"], Stream]:
     """Logits, attention, and the stream after one layer."""
-    normed = stream / np.sqrt(np.square(stream).mean(axis=-1, keepdims=True))
-    query, key, value = ((normed @ matrix).reshape(len(stream), HEADS, -1).transpose(1, 0, 2) for matrix in weights[:3])
+    read = normed(stream)
+    query, key, value = ((read @ matrix).reshape(len(stream), HEADS, -1).transpose(1, 0, 2) for matrix in weights[:3])
     logits = rotated(query) @ rotated(key).transpose(0, 2, 1) / np.sqrt(WIDTH // HEADS)
     attention = np.stack([masked_softmax(mask.visible(len(stream)), head) for head in logits])
     output = (attention @ value).transpose(1, 0, 2).reshape(stream.shape)

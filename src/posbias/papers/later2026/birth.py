@@ -10,7 +10,9 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.architecture import Causal
 from posbias.papers.claims import Claim, curves
+from posbias.papers.kernels import even_kernel, normed
 from posbias.report.verify import CLAIMS, Finding
 from posbias.statistics import mean_of
 
@@ -28,7 +30,7 @@ def last_states(
 ) -> States:
     """States of the last position after each block of one network, for unrelated sequences."""
     stream = generator.standard_normal((SEQUENCES, N_POSITIONS, WIDTH))
-    mean = np.tril(np.ones((N_POSITIONS, N_POSITIONS))) / np.arange(1, N_POSITIONS + 1)[:, None]
+    mean = even_kernel(Causal().visible(N_POSITIONS))
     states = []
     for _ in range(DEPTH):
         value, up, down = (
@@ -36,14 +38,10 @@ def last_states(
             for rows, columns in ((WIDTH, WIDTH), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
         )
         if attends:
-            stream = stream + mean @ _normed(stream) @ value
-        stream = stream + activation(_normed(stream) @ up) @ down
+            stream = stream + mean @ normed(stream) @ value
+        stream = stream + activation(normed(stream) @ up) @ down
         states.append(stream[:, -1])
     return np.stack(states)
-
-
-def _normed(stream: Float64[np.ndarray, "*places width"]) -> Float64[np.ndarray, "*places width"]:
-    return np.asarray(stream / np.sqrt(np.square(stream).mean(axis=-1, keepdims=True)))
 
 
 def mean_cosine(states: States) -> Float64[np.ndarray, "depth"]:

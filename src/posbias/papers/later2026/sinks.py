@@ -10,7 +10,9 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.architecture import Causal
 from posbias.papers.claims import Claim, curves
+from posbias.papers.kernels import even_kernel
 from posbias.report.verify import CLAIMS, Finding
 from posbias.statistics import mean_of
 
@@ -28,8 +30,7 @@ CONCENTRATED = 0.5
 
 def planted(n_positions: int, share: float, *, sink: bool = True) -> Float64[np.ndarray, "query key"]:
     """Attention with a share on position 0, or on no position (a learned sink), and the rest even."""
-    even = np.tril(np.ones((n_positions, n_positions))) / np.arange(1, n_positions + 1)[:, None]
-    attention = (1 - share) * even
+    attention = (1 - share) * even_kernel(Causal().visible(n_positions))
     attention[:, 0] += share * sink
     return np.asarray(attention)
 

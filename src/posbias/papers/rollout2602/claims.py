@@ -19,6 +19,7 @@ from posbias.papers.claims import Claim, curves
 from posbias.papers.kernels import (
     ROUNDING,
     dominance_gap,
+    even_kernel,
     last_row,
     monotonicity_gap,
     prefix_mass,
@@ -58,7 +59,7 @@ def monotone_stack(mask: Mask, generator: np.random.Generator) -> Kernels:
     for _ in range(DEPTH):
         strength = generator.uniform(0, 0.5)
         alibi = masked_softmax(visible, decay_logits(N_POSITIONS, strength))
-        choices = (random_monotone_kernel(N_POSITIONS, generator, width=width), _uniform(mask), alibi)
+        choices = (random_monotone_kernel(N_POSITIONS, generator, width=width), even_kernel(visible), alibi)
         stack.append(choices[generator.integers(len(choices))])
     return stack
 
@@ -105,11 +106,6 @@ def some_layers(generator: np.random.Generator) -> Bool[np.ndarray, "depth"]:
     chosen: np.ndarray = generator.random(DEPTH) < generator.choice([0.0, 0.4])
     chosen[generator.integers(DEPTH)] = True
     return chosen
-
-
-def _uniform(mask: Mask) -> Float64[np.ndarray, "n n"]:
-    """Equal attention over what the mask shows."""
-    return masked_softmax(mask.visible(N_POSITIONS), np.zeros((N_POSITIONS, N_POSITIONS)))
 
 
 def _monotonicity_numbers(layers: Sequence[Kernels]) -> dict[str, float]:
