@@ -29,17 +29,8 @@ ANSWERS = "answers"
 OWN_OPTIONS = {"cache", "reuse", "template_options"}
 """Options of a server that other flags set."""
 OF_A_RUN = (
-    *(
-        "template_options",
-        "thinking_tokens",
-        "answer_pattern",
-        "generate",
-        "score",
-        "lengths",
-        "sequential",
-        "max_cost",
-    ),
-    *("methods", "repeats", "require", "resume", "out", "json"),
+    *("template_options", "thinking_tokens", "answer_pattern", "generate", "score", "lengths", "sequential"),
+    *("max_cost", "methods", "repeats", "require", "resume", "out", "json"),
 )
 """Flags of a run, whoever answers."""
 
