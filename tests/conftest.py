@@ -52,7 +52,8 @@ def jaxtyped(function: Any = None, *, typechecker: Any = None, whole: Any = jaxt
     if function is None:
         return partial(jaxtyped, typechecker=typechecker)
     if isinstance(function, type):
-        if is_dataclass(function) and "__init__" in vars(function):
+        # `checks.checked` refuses wrong values itself, and makes paths of texts before the fields see them.
+        if is_dataclass(function) and "__init__" in vars(function) and not hasattr(function.__init__, "__wrapped__"):
             function.__init__ = jaxtyped(function.__init__, typechecker=typechecker)
         return function
     if is_defined_again(function):
