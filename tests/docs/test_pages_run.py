@@ -12,6 +12,7 @@ NOT_RUN = {
     "benchmarks/README.md": 11 * ["a benchmark"],
     "docs/mitigate.md": ["half an hour on two cores, and a server", "NAME, PROMPT and the recipe are the reader's"],
     "docs/export.md": ["reads what takes half an hour"],
+    "docs/place.md": ["reads evaluate's run"],
     "docs/measure.md": ["needs a model hub"],
     "docs/reproduce.md": ["takes an hour"],
     "docs/tutorials/served_fix.md": ["fits for ten minutes", "reads what fits for ten minutes", "needs a server"],
