@@ -32,6 +32,7 @@ from posbias.models.weights import network_sha256
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.report import conclude
+from posbias.runs.caveats import Caveat
 from posbias.runs.engines import Engine, Local
 from posbias.runs.parts import PartStore, below, fingerprint, finished_run
 from posbias.runs.records import Record, run_directory
@@ -85,7 +86,7 @@ TRAINED, INITIALISED = "trained", "initialised"
 
 def examine(
     name: str, work: UnitWork, *, model: Model, options: AuditOptions, store: PartStore
-) -> tuple[Subject, list[str], list[str]]:
+) -> tuple[Subject, list[str], list[Caveat]]:
     """One state of the model, not compared yet, with what was left out of it and caveats."""
     pieces = work.collected(name, engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]

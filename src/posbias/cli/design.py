@@ -93,7 +93,7 @@ def design(
             solution, measured = _of_model(target, free, model, search, measured_at=measured_at, count=count)
         record = design_record(solution, run.arguments, command=run.command, **measured)
         if model is None and "mixing" not in solution.over and not options.given(context, ["mixing"]):
-            record.scalars["caveats"] = [options.RESIDUAL_SAID]
+            record.scalars["caveats"] = [options.DEFAULT_MIXING]
         run.finish(record)
     if strict and not solution.met:
         left = ", ".join(f"{solution.distances[n][0]:.2g} at {n}" for n in solution.lengths)

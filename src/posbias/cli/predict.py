@@ -86,7 +86,7 @@ def _of_architecture(
             )
     if "--mixing" in options_given or "mixing" in ignored:
         return prediction
-    return replace(prediction, caveats=(options.RESIDUAL_SAID, *prediction.caveats))
+    return replace(prediction, caveats=(options.DEFAULT_MIXING, *prediction.caveats))
 
 
 @options.grouped

@@ -23,6 +23,7 @@ from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.rotary import AngleLengths, stretched_positions
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
 from posbias.prompts.templates import template_options_of
+from posbias.runs.caveats import Caveat, caveat_text
 
 CAUSAL_PROBE = 64
 """Positions on which it is tried whether a model looks ahead."""
@@ -150,7 +151,7 @@ class HuggingFaceModel(Model):
     def facts(self) -> Mapping[str, str]:
         """The rows of every model, with the differences between what runs and what the name promises."""
         caveats = self._caveats()
-        return {**super().facts(), **({"caveats": "\n".join(caveats)} if caveats else {})}
+        return {**super().facts(), **({"caveats": "\n".join(map(caveat_text, caveats))} if caveats else {})}
 
     @property
     def intervention(self) -> str | None:
@@ -186,13 +187,11 @@ class HuggingFaceModel(Model):
             )
         return self._outputs(embeddings, positions, cache=cache, padding=padding)
 
-    def _caveats(self) -> list[str]:
+    def _caveats(self) -> list[Caveat]:
         caveats = [] if self._family is None else list(self._family.caveats(self.config, self.dtype))
         if self._stretched_from is not None:
-            caveats.append(
-                f"the configuration names {self._stretched_from:,} positions; YaRN stretches them to "
-                f"{self.max_positions:,} (factor times original length), which are allowed"
-            )
+            stretched = {"named": self._stretched_from, "stretched": self.max_positions}
+            caveats.append({"caveat": "yarn_positions", **stretched})
         return caveats
 
     def _outputs(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posbias.errors import printable
+from posbias.runs.caveats import caveat_text
 from posbias.runs.records import Record
 from posbias.tasks.language.base import NOTICES
 
@@ -69,7 +70,8 @@ def caveats_of(record: Record) -> tuple[str, ...]:
     responder = record.resolved.get("responder") or {}
     model = record.resolved.get("model") or responder.get("model")
     of_model = model.get("caveats", ()) if isinstance(model, Mapping) else ()
-    return tuple(dict.fromkeys((*of_model, *record.scalars.get("caveats", ()), *_spelled_by_prompts(record))))
+    caveats = map(caveat_text, (*of_model, *record.scalars.get("caveats", ())))
+    return tuple(dict.fromkeys((*caveats, *_spelled_by_prompts(record))))
 
 
 def sample_notices(record: Record) -> list[str]:

@@ -18,6 +18,7 @@ from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.registry import Registry
+from posbias.runs.caveats import Caveat, caveat_text
 from posbias.runs.records import Record
 from posbias.runs.results import Answering
 from posbias.statistics import Interval
@@ -50,8 +51,8 @@ class Prediction(Answering):
     """Numbers beside the profile, by name, such as mean field's `largest_logit_variance`."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Arrays beside the profile, by slash-separated name."""
-    caveats: tuple[str, ...] = ()
-    """Bounds of the trust in this prediction, one sentence each."""
+    caveats: tuple[Caveat, ...] = ()
+    """Bounds of the trust in this prediction (`posbias.runs.caveats`)."""
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     """Descriptions of the `model` and the `prompts`, if there are any; `command`: the same call in Python."""
@@ -66,7 +67,7 @@ class Prediction(Answering):
         numbers = {
             name: str(value) if isinstance(value, Interval) else f"{value:.4g}" for name, value in self.numbers.items()
         }
-        caveats = {f"caveat {number}": caveat for number, caveat in enumerate(self.caveats, 1)}
+        caveats = {f"caveat {number}": caveat_text(caveat) for number, caveat in enumerate(self.caveats, 1)}
         title = f"{self.spelled or self.theory}, {self.n_positions} positions"
         return Shown(title, (self.profile.series(self.theory),), facts=numbers | caveats)
 
@@ -138,9 +139,9 @@ def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str
     by_name = dict(zip(names, predictions, strict=True))
     shares = {name: prediction.sink_share for name, prediction in by_name.items()}
     record = Record("predict", dict(arguments), resolved, scalars={"sink_share": shares})
-    caveats = list(dict.fromkeys(caveat for prediction in predictions for caveat in prediction.caveats))
+    caveats = {caveat_text(caveat): caveat for prediction in predictions for caveat in prediction.caveats}
     if caveats:
-        record.scalars["caveats"] = caveats
+        record.scalars["caveats"] = list(caveats.values())
     for name, prediction in by_name.items():
         record.arrays[f"theories/{name}/influence"] = prediction.profile.influence
     return record

@@ -21,6 +21,7 @@ from posbias.limits import CELLS, STEPS
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.registry import parse_literal_call
+from posbias.runs.caveats import Caveat
 from posbias.theory.base import THEORIES, Prediction, Theory
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.rollout import rollout_profile
@@ -199,27 +200,21 @@ class ContinuousLimit(ArchitectureTheory):
         return continuous_profile(n_positions, architecture.layer_mixing)
 
 
-def _of_constant_content(architecture: Architecture) -> tuple[str, ...]:
+def _of_constant_content(architecture: Architecture) -> tuple[Caveat, ...]:
     """The assumption behind a curve of a rotary encoding: rotation alone moves no attention."""
     encodings = {group.encoding for layer in architecture.head_groups for group in layer}
     return tuple(
-        f"RoPE only turns content, and a rollout has none: the curve of {rope} assumes queries and keys that "
-        f"{'point the same way' if rope.angle == 0 else f'are {rope.angle:g} radians apart'} in every pair of "
-        f"features, with logit {rope.logit:g} (rope(logit=..., angle=...)). Without content RoPE is the same as none; "
-        "a model's own content differs by head and token."
+        {"caveat": "rope_without_content", "encoding": str(rope), "angle": rope.angle, "logit": rope.logit}
         for rope in sorted(encodings, key=str)
         if isinstance(rope, Rope)
     )
 
 
-def _of_bare_decays(architecture: Architecture) -> tuple[str, ...]:
+def _of_bare_decays(architecture: Architecture) -> tuple[Caveat, ...]:
     """Parts that a rollout leaves out of linear layers."""
     if not any(isinstance(g.encoding, Recurrent) for layer in architecture.head_groups for g in layer):
         return ()
-    return (
-        "linear layers enter by their decays at bare gates: what a token writes, and the layer's own input beside its "
-        "state, are left out (power_rollout has them)",
-    )
+    return ({"caveat": "bare_decays"},)
 
 
 def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:

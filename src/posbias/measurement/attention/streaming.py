@@ -54,6 +54,7 @@ from posbias.models.hugging_face import HuggingFaceModel, watch_branches
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
+from posbias.runs.caveats import Caveat
 
 PER_LAYER = ("distance", "entropy", "violated", "gap")
 """Fields of `LayerStatistics` that hold one number of every layer, or one of each of its heads."""
@@ -240,13 +241,13 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
     )
 
 
-def _rows_of(layers: Sequence[AttentionLayer], model: HuggingFaceModel) -> tuple[str, ...]:
+def _rows_of(layers: Sequence[AttentionLayer], model: HuggingFaceModel) -> tuple[Caveat, ...]:
     """The layers that are counted, if some have no attention."""
     depth = model.family.depth(model.config)
     if len(layers) == depth:
         return ()
     counted = ", ".join(str(layer.index) for layer in layers)
-    return (f"of its {depth} layers {counted} have attention, counted here from 0; the others are linear layers",)
+    return ({"caveat": "linear_layers_not_counted", "depth": depth, "counted": counted},)
 
 
 def _similarity(sums: Accumulators, count: int) -> Similarity:

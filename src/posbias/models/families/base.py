@@ -30,6 +30,7 @@ from posbias.models.families.parts import (
 )
 from posbias.models.rotary import changing_kinds
 from posbias.registry import Registry
+from posbias.runs.caveats import Caveat
 
 FAMILIES: Registry["Family"] = Registry("model family")
 
@@ -306,8 +307,8 @@ class Family:
             return None
         return f"it runs the attention implementation {implementation!r}; known are {', '.join(KNOWN_ATTENTION)}"
 
-    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
-        """Differences between what runs and what the model's name promises, one sentence each."""
+    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[Caveat, ...]:
+        """Differences between what runs and what the model's name promises."""
         return ()
 
     def is_parallel(self, config: Any) -> bool:

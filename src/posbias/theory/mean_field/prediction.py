@@ -18,6 +18,7 @@ from posbias.models.networks import random_network
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
+from posbias.runs.caveats import Caveat
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.mean_field.bins import (
     EXACT_POSITIONS,
@@ -273,13 +274,10 @@ def distance(profiles: Profiles, reference: Float64[np.ndarray, "n_positions"]) 
     return np.asarray(gaps.sum(axis=1) / max(profiles.shape[1] - 1, 1))
 
 
-def scatter_caveat(profiles: Profiles, *, initialisations: int | None = None) -> str:
+def scatter_caveat(profiles: Profiles, *, initialisations: int | None = None) -> Caveat:
     """Warning for a comparison with measurements: the distance of networks, at least two, from the prediction."""
     single = scatter(profiles)
     flat = distance(profiles.mean(axis=0)[None], np.full(profiles.shape[1], 1 / profiles.shape[1]))[0]
     many = 100 if initialisations is None else initialisations
-    return (
-        f"mean field: attention logits are large at this initialisation, and a network has few heads: a single one "
-        f"lies at least W1 {single:.3f} from the mean of all, the mean of {many} about {single / np.sqrt(many):.3f}, a "
-        f"flat line {flat:.3f}; a distance no larger than that is chance"
-    )
+    distances = {"one": float(single), "mean": float(single / np.sqrt(many)), "flat": float(flat)}
+    return {"caveat": "large_logits", "count": many, **distances}
