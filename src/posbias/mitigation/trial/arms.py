@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from posbias.errors import UsageError
@@ -83,9 +84,9 @@ class Arm:
             return UNCHANGED
         return slug_of(self.name, f"{self.follows}{self.method if self.path else ''}")
 
-    @property
+    @cached_property
     def answering(self) -> Responder:
-        """The responder that answers in this arm."""
+        """The responder that answers in this arm, one for all that it is asked: caches and padding are tried once."""
         return self.plain if self.method is None else answering_under(self.method, self.plain)
 
     @property

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from posbias.evaluation.curve import Scores
-from posbias.evaluation.responders import LocalResponder, Request
+from posbias.evaluation.responders import Request
 from posbias.measurement.work import peak_tensor_bytes
 from posbias.mitigation.trial.arms import Arm
 from posbias.mitigation.trial.influence import measure_influence
@@ -67,15 +67,15 @@ def effort_of(record: Record, peak_bytes: int | None = None) -> Effort:
 
 def _peak_bytes(plan: TrialPlan, arm: Arm) -> int | None:
     """Most bytes that tensors beside the weights take at once; None on a server."""
-    plain = arm.plain
-    if not isinstance(plain, LocalResponder):
+    if arm.model is None:
         return None
     longest = replace(max(plan.test.requests, key=lambda request: len(request.text)), max_tokens=2)
-    fresh = replace(arm, plain=LocalResponder(plain.model, plain.options))  # no other prompt is in its cache
-    return int(plan.lasting.get(f"memory-{arm.slug}", partial(_measured_peak, fresh, longest))["bytes"][0])
+    return int(plan.lasting.get(f"memory-{arm.slug}", partial(_measured_peak, arm, longest))["bytes"][0])
 
 
 def _measured_peak(arm: Arm, longest: Request) -> dict[str, np.ndarray]:
     assert arm.model is not None
     respond = partial(arm.answering.respond, [longest], score=True)
+    if not arm.answering.counts()["tokens_processed"]:  # answered elsewhere: what is tried first does not count
+        respond()
     return {"bytes": np.array([peak_tensor_bytes(respond, arm.model.device)])}
