@@ -215,11 +215,16 @@ OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
         **{key: value for key, value in _ROUTED.items() if key != "first_k_dense_replace"},
     ),
     "phimoe": lambda: transformers.PhimoeConfig(
-        **_LLAMA, num_local_experts=4, num_experts_per_tok=2, attention_bias=True, sliding_window=5
+        **_LLAMA,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        attention_bias=True,
+        sliding_window=5,
+        router_jitter_noise=0.4,  # so that several experts nearly win a choice
     ),
     "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**_LLAMA, **_EXPERTS, shared_expert_intermediate_size=24),
 }
-"""Families with shared experts, logistic routers or factors; no theory reads the MLPs of phimoe."""
+"""Families with shared experts, other routers or factors."""
 
 HYBRIDS: dict[str, Callable[[], Any]] = {
     "bamba": lambda: transformers.BambaConfig(**_LLAMA, **_MAMBA2, attn_layer_indices=[1]),
@@ -231,6 +236,15 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         num_experts_per_tok=2,
         shared_intermediate_size=24,
         layers_block_type=_DELTA["layer_types"],
+    ),
+    "granitemoehybrid-dense": lambda: transformers.GraniteMoeHybridConfig(
+        **_LLAMA,
+        **_GRANITE,
+        **_MAMBA2,
+        num_local_experts=0,
+        shared_intermediate_size=24,
+        layers_block_type=_DELTA["layer_types"],
+        position_embedding_type="rope",
     ),
     "jamba": lambda: transformers.JambaConfig(
         **_LLAMA,

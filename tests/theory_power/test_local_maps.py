@@ -9,7 +9,6 @@ import torch
 from torch.autograd.functional import jacobian
 
 from posbias.models.attention import blocks_of, norm_forward, rotary_forward
-from posbias.models.families.base import FAMILIES
 from posbias.models.families.parts import Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.theory.power_rollout import local_maps
@@ -31,10 +30,6 @@ N_POSITIONS = 21
 VALUES_ONLY = Walk(key=False)
 
 
-def unread(name: str) -> bool:
-    return FAMILIES[name.partition("-")[0]].unread_mlp is not None
-
-
 def traced(model: HuggingFaceModel, ids: np.ndarray) -> PromptTrace:
     trace = trace_model(model, ids)
     assert isinstance(trace, PromptTrace)
@@ -52,7 +47,7 @@ def own_gradient(model: HuggingFaceModel, ids: np.ndarray, covector: torch.Tenso
     return gradient[0]
 
 
-@pytest.mark.parametrize("name", sorted(set(DESCRIBED) - {name for name in DESCRIBED if unread(name)}))
+@pytest.mark.parametrize("name", sorted(DESCRIBED))
 @pytest.mark.usefixtures("keep_double")
 def test_signed_pull_is_back_propagation(name: str, tiny_model: Build, random_ids: Draw) -> None:
     """Two covectors in one batch; logistic routers compute in float32 in any model."""

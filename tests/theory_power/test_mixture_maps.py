@@ -22,6 +22,8 @@ from tiny_families import MIXTURES
 
 Build = Callable[..., HuggingFaceModel]
 Draw = Callable[..., np.ndarray]
+RENORMALISED = ("gpt_oss", "mixtral", "mixtral-full", "qwen3_moe-normalised")
+NAMES = [*sorted(MIXTURES), "phimoe"]
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -33,10 +35,24 @@ def router_logits(mixture: MixtureParts, read: torch.Tensor) -> torch.Tensor:
     return mixture.router @ read + bias
 
 
-def weights_of(mixture: MixtureParts, chosen: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
-    """Written anew: softmax over all, or over the chosen."""
-    probability = router_logits(mixture, read).softmax(-1)[chosen]
-    return probability / probability.sum() if mixture.renormalised else probability
+def weights_of(name: str, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Written anew: softmax over all, over the chosen, or for each choice over those that nearly won it."""
+    if name == "phimoe":
+        first, second = chosen.tolist()
+        rest = [expert for expert in range(len(logits)) if expert != first]
+        of_all = nearly(logits, first, list(range(len(logits))))
+        return torch.stack([of_all[first], nearly(logits, second, rest)[second]])
+    share = logits.softmax(-1)[chosen]
+    return share / share.sum() if name in RENORMALISED else share
+
+
+def nearly(logits: torch.Tensor, best: int, candidates: list[int]) -> torch.Tensor:
+    """A softmax over the candidates within 0.8 of the best one's lead, by the larger of the two sizes."""
+    sizes = logits.abs().maximum(logits[best])
+    near = [one for one in candidates if logits[best] - logits[one] <= 0.8 * sizes[one]]
+    mask = torch.zeros_like(logits)
+    mask[near] = 1
+    return logits.exp() * mask / (logits.exp() * mask).sum()
 
 
 def expert_output(mixture: MixtureParts, expert: int, read: torch.Tensor) -> torch.Tensor:
@@ -56,7 +72,7 @@ def hidden_of(parts: MlpParts, read: torch.Tensor) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("name", sorted(MIXTURES))
+@pytest.mark.parametrize("name", NAMES)
 def test_energies_add_over_experts_and_the_router(name: str, tiny_model: Build) -> None:
     model = tiny_model(name)
     description = describe_model(model, n_positions=5)
@@ -67,25 +83,24 @@ def test_energies_add_over_experts_and_the_router(name: str, tiny_model: Build) 
     pulled = mixture_pull(mixture, read, chosen, energy, THEORY)
     for position in range(5):
         x, own = read[position], chosen[position]
-        weights = weights_of(mixture, own, x)
+        logits = router_logits(mixture, x)
+        weights = weights_of(name, logits, own)
         expected = torch.zeros(32, dtype=torch.float64)
         for weight, expert in zip(weights, own.tolist(), strict=True):
             parts = mixture.experts[expert]
             slopes = jacobian(partial(hidden_of, parts), x)
             expected += slopes.square().T @ (parts.down.square().T @ (weight**2 * energy[position]))
         results = torch.stack([expert_output(mixture, expert, x) for expert in own.tolist()])
-        logits = router_logits(mixture, x)
 
         def weighed(logits: torch.Tensor, own: torch.Tensor = own, results: torch.Tensor = results) -> torch.Tensor:
-            share = logits.softmax(-1)[own]
-            return (share / share.sum() if mixture.renormalised else share) @ results
+            return weights_of(name, logits, own) @ results
 
         moved = jacobian(weighed, logits)
         expected += mixture.router.square().T @ (moved.square().T @ energy[position])
         torch.testing.assert_close(pulled[position], expected)
 
 
-@pytest.mark.parametrize("name", sorted(MIXTURES))
+@pytest.mark.parametrize("name", NAMES)
 def test_signed_pull_is_the_mixtures_jacobian_for_the_choice_it_is_given(name: str, tiny_model: Build) -> None:
     """Any choice, not only the largest: it is the caller's, as the model made it."""
     mixture = describe_model(tiny_model(name), n_positions=5).layers[0].mlp
@@ -96,7 +111,7 @@ def test_signed_pull_is_the_mixtures_jacobian_for_the_choice_it_is_given(name: s
 
         def output(x: torch.Tensor) -> torch.Tensor:
             results = torch.stack([expert_output(mixture, expert, x) for expert in (0, 3)])
-            return weights_of(mixture, chosen[0], x) @ results
+            return weights_of(name, router_logits(mixture, x), chosen[0]) @ results
 
         exact = jacobian(output, read[position])
         torch.testing.assert_close(pulled[:, position], gradient[:, position] @ exact)

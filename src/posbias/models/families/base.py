@@ -147,10 +147,8 @@ class Family:
     gate_in_up: ClassVar[bool] = False
     """The first half of the up projection is the gate."""
     activation: ClassVar[str] = "act_fn"
-    unread_mlp: ClassVar[str | None] = None
-    """Why theories cannot read the MLPs, if they cannot; everything about attention is described all the same."""
     no_mean_field: ClassVar[str | None] = None
-    """Parts that mean field has no theory for, in every model of the family beyond linear layers and unread MLPs."""
+    """Parts that mean field has no theory for, in every model of the family."""
     attends: ClassVar[bool] = True
     """Some layer has attention."""
     replaceable: ClassVar[bool] = True
@@ -228,13 +226,17 @@ class Family:
 
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
         """The MLP's linear maps and activation; refused for a mixture of experts, which `mixture_parts` reads."""
-        if self.unread_mlp is not None:
-            raise UsageError(f"MLPs of {self.name} cannot be read: {self.unread_mlp}; theories of weights need them")
-        if hasattr(block.mlp, "experts"):
-            raise UsageError(
-                f"MLPs of {self.name} are mixtures of experts, which only the power rollout follows; one MLP is needed"
-            )
+        if self.is_mixture(block):
+            raise UsageError(f"MLPs of {self.name} are mixtures of experts; a single MLP is needed")
         return self.mlp_within(self.mlp_module(block))
+
+    def is_mixture(self, block: Block) -> bool:
+        """Tell whether a block has a mixture of experts for its MLP."""
+        return any(hasattr(module, "experts") for module in self.mlp_modules(block))
+
+    def mlp_modules(self, block: Block) -> tuple[nn.Module, ...]:
+        """The modules whose outputs, added up, are the MLP branch before any norm or factor; none without an MLP."""
+        return () if block.mlp is None else (block.mlp,)
 
     def mlp_module(self, block: Block) -> nn.Module:
         """The module in which the maps of the MLP lie."""

@@ -1,19 +1,15 @@
-"""The families whose MLPs are mixtures of experts.
-
-Where other routers stand, everything about attention is described, and `unread_mlp` says why theories of weights refuse
-the rest.
-"""
+"""The families whose MLPs are mixtures of experts: which experts, how the chosen are weighed, what stands beside."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.models.families.base import FAMILIES, Angles, Block
-from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
+from posbias.models.families.llama_like import LEARNED_SINKS, Q_AND_K, Granite, LlamaLike
 from posbias.models.families.parts import (
     AttentionParts,
     Latent,
@@ -24,14 +20,13 @@ from posbias.models.families.parts import (
     weight_of,
 )
 
-MIXTURES = "mixtures of experts"
-SHARED_EXPERT = "a shared expert stands beside the routed ones"
+Logits = Float[Tensor, "token expert"]
+Weights = Float[Tensor, "token top"]
 
 
 class GatedExperts(LlamaLike):
     """Blocks, all or some, with a router and gated `experts` held together as [expert, out, in]."""
 
-    no_mean_field: ClassVar[str | None] = MIXTURES
     router: ClassVar[str] = "gate"
     logistic_router: ClassVar[bool] = False
     shared_expert: ClassVar[str | None] = None
@@ -41,15 +36,24 @@ class GatedExperts(LlamaLike):
         """The weights of the chosen experts sum to 1 unless `norm_topk_prob` is there and says otherwise."""
         return bool(getattr(config, "norm_topk_prob", True))
 
+    def weights(self, logits: Logits, chosen: Int[Tensor, "token top"], config: Any) -> Weights:
+        """Weights of the chosen experts, from their probabilities: a softmax over all, or logistic functions."""
+        probability = logits.sigmoid() if self.logistic_router else logits.softmax(-1)
+        weights = probability.gather(1, chosen) * float(getattr(config, "routed_scaling_factor", None) or 1.0)
+        return weights / probability.gather(1, chosen).sum(-1, keepdim=True) if self.renormalised(config) else weights
+
+    def shared_module(self, block: Block) -> nn.Module | None:
+        """The expert for all tokens."""
+        return None if self.shared_expert is None else self.mlp_module(block).get_submodule(self.shared_expert)
+
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
         """Experts, router, and the shared expert if there is one; with the factor on branches."""
-        if not hasattr(block.mlp, "experts"):
+        if not self.is_mixture(block):
             return None
-        mlp = self.mlp_module(block)
+        mlp = next(module for module in self.mlp_modules(block) if hasattr(module, "experts"))
         experts, router = mlp.get_submodule("experts"), mlp.get_submodule(self.router)
         gates_and_ups, downs = readable(experts, "gate_up_proj"), readable(experts, "down_proj")
-        shared = None if self.shared_expert is None else self.mlp_within(mlp.get_submodule(self.shared_expert))
-        gate_of_shared = getattr(mlp, f"{self.shared_expert}_gate", None)
+        shared, gate_of_shared = self.shared_module(block), getattr(mlp, f"{self.shared_expert}_gate", None)
         return MixtureParts(
             experts=tuple(
                 MlpParts(up=up, down=down, gate=gate, activation=experts.act_fn)
@@ -57,10 +61,8 @@ class GatedExperts(LlamaLike):
             ),
             router=weight_of(router),
             router_module=router,
-            renormalised=self.renormalised(config),
-            logistic=self.logistic_router,
-            scale=block.branch_scale * float(getattr(config, "routed_scaling_factor", None) or 1.0),
-            shared=None if shared is None else block.mlp_added(shared),
+            weigh=lambda logits, chosen: block.branch_scale * self.weights(logits, chosen, config),
+            shared=None if shared is None else block.mlp_added(self.mlp_within(shared)),
             shared_gate=None if gate_of_shared is None else weight_of(gate_of_shared),
         )
 
@@ -92,7 +94,7 @@ class Qwen3Moe(GatedExperts):
 class GptOss(LlamaLike):
     """GPT-OSS: learned sinks in the softmax, mixtures of experts with clamped gates, windows in every other layer."""
 
-    no_mean_field = MIXTURES
+    no_mean_field = LEARNED_SINKS
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts:
         """Every block has experts, stored as [expert, in, out], gate and up in turn; weights of the chosen sum to 1."""
@@ -128,7 +130,7 @@ class GptOss(LlamaLike):
             ),
             router=weight_of(router),
             router_module=router,
-            renormalised=True,
+            weigh=lambda logits, chosen: logits.gather(1, chosen).softmax(-1),
             router_bias=bias_of(router),
         )
 
@@ -154,11 +156,21 @@ class GraniteMoe(GatedExperts, Granite):
 
 
 @FAMILIES.register("phimoe")
-class PhiMoe(LlamaLike):
+class PhiMoe(GatedExperts):
     """Phi 3.5 MoE: Llama with LayerNorms, one window, if any, for all layers, and mixtures of experts."""
 
     windows = "all layers"
-    unread_mlp = "the router masks its logits before every choice"
+    router = "router"
+
+    def weights(self, logits: Logits, chosen: Int[Tensor, "token top"], config: Any) -> Weights:
+        """Each by a softmax over the experts that nearly won its choice, without those of the choices before."""
+        left, weights = logits, []
+        for expert in chosen.T[..., None]:
+            best = left.gather(1, expert)
+            far = (best - logits) / logits.abs().maximum(best) > 2 * config.router_jitter_noise
+            weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(1, expert))
+            left = left.scatter(1, expert, -torch.inf)
+        return torch.cat(weights, 1)
 
 
 @FAMILIES.register("glm4_moe")
@@ -176,6 +188,7 @@ class MiMoV2Flash(GatedExperts):
     """MiMo V2 Flash: windowed layers with learned sinks and twice the key heads, values of a size of their own."""
 
     logistic_router = True
+    no_mean_field = LEARNED_SINKS
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Llama's, with the layer's own key heads, and its factor on values in their map."""
@@ -195,6 +208,7 @@ class DeepseekV3(GatedExperts):
 
     packs_projections = True
     logistic_router = True
+    no_mean_field = "queries, keys and values made of latents"
     shared_expert = "shared_experts"
 
     def key_heads(self, config: Any) -> int:

@@ -15,7 +15,7 @@ from torch import nn
 
 from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.models.families.base import FAMILIES, Angles, Block
-from posbias.models.families.experts import SHARED_EXPERT, GatedExperts
+from posbias.models.families.experts import GatedExperts
 from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
 from posbias.models.families.parts import AttentionParts, MlpParts, readable, weight_of
 
@@ -118,11 +118,23 @@ class Lfm2(Hybrid):
 
 
 @FAMILIES.register("granitemoehybrid")
-class GraniteHybrid(Granite, Hybrid):
+class GraniteHybrid(GatedExperts, Granite, Hybrid):
     """Granite 4: Granite's factors, Mamba 2 layers, mixtures of experts beside a shared MLP, rotary if configured."""
 
     mlp = "shared_mlp"
-    unread_mlp = SHARED_EXPERT
+    router = "router"
+    up_and_down = ("input_linear", "output_linear")
+    gate_in_up = True
+    activation = "activation"
+
+    def mlp_modules(self, block: Block) -> tuple[nn.Module, ...]:
+        """The shared MLP, and the mixture beside it if there is one."""
+        mixture: Any = block.module.block_sparse_moe
+        return (self.mlp_module(block), *([] if mixture is None else [mixture]))
+
+    def shared_module(self, block: Block) -> nn.Module:
+        """The MLP beside the mixture."""
+        return self.mlp_module(block)
 
     def rotates(self, attention: nn.Module, config: Any) -> bool:
         """Positions turn queries and keys if the configuration says so."""

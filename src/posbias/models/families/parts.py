@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
@@ -121,16 +121,12 @@ class MixtureParts:
 
     experts: tuple[MlpParts, ...]
     router: Float[Tensor, "expert width"]
-    """The logits are this times x, plus `router_bias`; their softmax over all experts are the probabilities, or, if the
-    router is `logistic`, their logistic functions stand for them."""
+    """The logits are this times x, plus `router_bias`."""
     router_module: nn.Module
     """The module that chooses; it returns a tuple whose last entry is the chosen experts [token, top]."""
-    renormalised: bool
-    """Set if the weights of the chosen experts are made to sum to 1; otherwise they are the probabilities."""
+    weigh: Callable[[Float[Tensor, "token expert"], Int[Tensor, "token top"]], Float[Tensor, "token top"]]
+    """Weights of the chosen experts from the logits and the choice, differentiable by the logits."""
     router_bias: Float[Tensor, "expert"] | None = None
-    logistic: bool = False
-    scale: float = 1.0
-    """Factor on the weights of the chosen experts."""
     shared: MlpParts | None = None
     """An expert that every token is given to, beside the chosen ones."""
     shared_gate: Float[Tensor, "1 width"] | None = None

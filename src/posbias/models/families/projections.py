@@ -52,7 +52,7 @@ def linear_projections(network: nn.Module, family: Family, config: Any) -> Itera
             if len(queries) > 1:
                 by_role = [(module, (role,)) for module, role in zip(queries, "qkv", strict=True)]
             by_role.append((block.attention_output, ("o",)))
-        if family.unread_mlp is None and block.mlp is not None and not hasattr(block.mlp, "experts"):
+        if block.mlp is not None and not family.is_mixture(block):
             within = family.mlp_module(block)
             up, down = (within.get_submodule(name) for name in family.up_and_down)
             gate = getattr(within, "gate_proj", None)

@@ -33,16 +33,14 @@ def support_of(name: str) -> dict[str, str]:
     whole = YES if family.attends else NO
     if linear:
         notes.append("linear layers" if family.attends else "linear layers alone")
-    if family.unread_mlp is not None and family.attends:
-        notes.append(f"MLPs: {family.unread_mlp}")
     if family.no_mean_field is not None:
         notes.append(f"mean field: {family.no_mean_field}")
     answers = {
         "measure": YES,
         "attention": IN_ATTENTION_LAYERS if linear and family.attends else whole,
         "rollout": YES,
-        "power_rollout": NO if family.unread_mlp is not None else YES,
-        "mean_field": NO if family.unread_mlp is not None or family.no_mean_field is not None else YES,
+        "power_rollout": YES,
+        "mean_field": YES if family.no_mean_field is None else NO,
         "mitigate": _mitigated(family),
         "evaluate": YES,
     }

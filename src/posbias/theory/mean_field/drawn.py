@@ -25,8 +25,8 @@ BATCH_NUMBERS = 2**17
 class Modules:
     """What a branch runs, and how it is called."""
 
-    alike: tuple[nn.Module, ...]
-    """The modules of all layers that are initialised alike."""
+    alike: tuple[tuple[nn.Module, ...], ...]
+    """Those of all layers that are initialised alike; what the modules of one layer return adds up."""
     width: int
     """Features that they read and return."""
     call: Callable[[int, torch.device], Mapping[str, Any]]
@@ -56,14 +56,18 @@ class Modules:
         return smooth(total / (draws * self.width))
 
     def _run(
-        self, module: nn.Module, read: Float64[np.ndarray, "batch p d"], back: Float64[np.ndarray, "batch p d"] | None
+        self,
+        modules: tuple[nn.Module, ...],
+        read: Float64[np.ndarray, "batch p d"],
+        back: Float64[np.ndarray, "batch p d"] | None,
     ) -> Float64[np.ndarray, "batch p d"]:
         """The output for some drawn vectors, or the gradient at them from one drawn at the output."""
-        like = next(module.parameters())
+        like = next(modules[0].parameters())
         entering = torch.from_numpy(read).to(like).requires_grad_(back is not None)
         with torch.set_grad_enabled(back is not None):
-            output = module(entering, **self.call(read.shape[1], like.device))
-            result: Tensor = output[0] if isinstance(output, tuple) else output
+            named = self.call(read.shape[1], like.device)
+            outputs = [module(entering, **named) for module in modules]
+            result: Tensor = sum(output[0] if isinstance(output, tuple) else output for output in outputs)
             if back is not None:
                 (result,) = torch.autograd.grad(result, entering, torch.from_numpy(back).to(result))
         return np.asarray(result.detach().double().cpu().numpy())

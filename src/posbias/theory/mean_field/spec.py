@@ -161,7 +161,7 @@ class MlpSpec:
 
 @dataclass(frozen=True, eq=False)
 class ModuleSpec:
-    """One branch that runs as it is: a linear layer."""
+    """One branch that runs as it is: a linear layer, or a mixture of experts."""
 
     modules: Modules
     pre_norm: NormSpec | None = None
@@ -177,7 +177,7 @@ class LayerSpec:
     """One block; any branch may be absent."""
 
     attention: AttentionSpec | None
-    mlp: MlpSpec | None
+    mlp: MlpSpec | ModuleSpec | None
     linear: ModuleSpec | None = None
     """A linear layer in attention's place."""
     parallel: bool = False
@@ -309,21 +309,25 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
 
 def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
     family, config = model.family, model.config
+    blocks = family.blocks(model.network)
 
-    def norms(branch: str) -> dict[str, Any]:
+    def norms(branch: str, *, factor: float = 1.0) -> dict[str, Any]:
         """The norms of one branch: before it, after it, and of the stream once it is added."""
         modules = {name: getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm", "stream_norm")}
         before, after, stream = (_norm(module and family.norm(module)) for module in modules.values())
-        return {"pre_norm": before, "post_norm": after, "residual": ResidualSpec(norm=stream)}
+        return {"pre_norm": before, "post_norm": after, "residual": ResidualSpec(1.0, factor, stream)}
 
-    mlp = None
-    if block.mlp is not None:
+    mlp: MlpSpec | ModuleSpec | None = None
+    if family.is_mixture(block):
+        mixtures = tuple(family.mlp_modules(other) for other in blocks if family.is_mixture(other))
+        modules = Modules(mixtures, model.width, lambda _n_positions, _device: {})
+        mlp = ModuleSpec(modules, **norms("mlp", factor=block.branch_scale))
+    elif block.mlp is not None:
         mlp = _mlp_spec(block.mlp_added(family.mlp_parts(block, config)), **norms("mlp"))
     if block.linear:
-        alike = tuple(other.attention for other in family.blocks(model.network) if other.linear)
-        beside = norms("attention")
-        beside["residual"] = replace(beside["residual"], branch_factor=block.branch_scale)
-        linear = ModuleSpec(Modules(alike, model.width, family.linear_call), **beside)
+        linear_layers = tuple((other.attention,) for other in blocks if other.linear)
+        modules = Modules(linear_layers, model.width, family.linear_call)
+        linear = ModuleSpec(modules, **norms("attention", factor=block.branch_scale))
         return LayerSpec(attention=None, mlp=mlp, linear=linear)
     parts = block.attention_added(family.attention_parts(block, config))
     if parts.clip is not None:

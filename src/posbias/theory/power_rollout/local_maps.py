@@ -164,42 +164,43 @@ def mixture_pull(
 ) -> Energy:
     """Pull through a mixture of experts, from its output to its input.
 
-    With y = sum_{e in S} w_e(x) E_e(x), S the chosen experts, J = sum_e w_e J_e + sum_f u_f (W_r)_f: the experts' own
-    maps and the router's path, which is to a mixture what the key path is to attention. If the weights of S are made
-    to sum to 1, u_f = w_f (E_f - y) for f in S; if they are a softmax over all experts,
-    u_f = p_f ([f in S] E_f - y) for all f. A logistic router has factors 1 - p_f, and without renormalisation no y; a
-    factor c on all weights makes y into y/c within u_f. A shared expert has the weight of its gate. The choice itself
-    is piecewise constant. Energies add between experts, and between them and the router. `read` is the mixture's
-    input, after the norm before it; `chosen` are the experts that the model gave each token to.
+    With y = sum_i w_i(x) E_i(x) over the chosen experts i, J = sum_i w_i J_i + sum_f u_f (W_r)_f: the experts' own maps
+    and the router's path, which is to a mixture what the key path is to attention, u_f = sum_i (dw_i/dl_f) E_i for the
+    logit l_f of each expert. A shared expert has the weight of its gate. The choice itself is piecewise constant.
+    Energies add between experts, and between them and the router; (J o J)' of the router's path is taken by products
+    of the chosen experts' outputs. `read` is the mixture's input, after the norm before it; `chosen` are the experts
+    that the model gave each token to.
     """
     power = walk.power
-    logits = affine(read, mixture.router, mixture.router_bias)
-    probability = logits.sigmoid() if mixture.logistic else logits.softmax(-1)
-    of_chosen = torch.zeros_like(probability).scatter(1, chosen, probability.gather(1, chosen))
-    weights = of_chosen / of_chosen.sum(-1, keepdim=True) if mixture.renormalised else of_chosen
-    slopes = (weights if mixture.renormalised else probability) * ((1 - probability) if mixture.logistic else 1)
-    runs, mean = [], torch.zeros_like(read)
+    weights, slopes = _weights_and_slopes(mixture, read, chosen)
+    results, total = read.new_zeros(*chosen.shape, read.shape[-1]), torch.zeros_like(energy)
     for expert, parts in enumerate(mixture.experts):
-        tokens = (chosen == expert).any(-1).nonzero()[:, 0]
+        tokens, choices = (chosen == expert).nonzero(as_tuple=True)
         run = _run_expert(parts, read[tokens])
-        mean[tokens] += weights[tokens, expert, None] * run.result
-        runs.append((tokens, run))
-    if mixture.logistic and not mixture.renormalised:
-        mean = torch.zeros_like(read)  # weights of experts do not depend on each other
-    total, reached = torch.zeros_like(energy), energy.new_zeros(*energy.shape[:-1], len(runs))
-    for expert, (parts, (tokens, run)) in enumerate(zip(mixture.experts, runs, strict=True)):
-        arriving = energy[..., tokens, :]
-        pulled = _expert_pull(parts, run, (mixture.scale * weights[tokens, expert, None]).pow(power) * arriving, power)
+        results[tokens, choices] = run.result
+        arriving = weights[tokens, choices, None].pow(power) * energy[..., tokens, :]
+        pulled = _expert_pull(parts, run, arriving, power)
         total[..., tokens, :] += pulled.sqrt() if walk.amplitudes else pulled
-        moved = mixture.scale * slopes[tokens, expert, None] * (run.result - mean[tokens])
-        reached[..., tokens, expert] = (arriving * moved.pow(power)).sum(-1)
-    if not mixture.renormalised:
-        unchosen = torch.where(of_chosen > 0, 0, mixture.scale * slopes).pow(power)
-        reached += unchosen * (energy * (-mean).pow(power)).sum(-1, keepdim=True)
+    received = energy[..., None, :] * results
+    if power == 1:
+        reached = (received.sum(-1, keepdim=True) * slopes).sum(-2)
+    else:  # a sum of squares, which may round below 0
+        reached = ((received @ results.mT) @ slopes * slopes).sum(-2).clamp_min(0)
     paths = [reached @ mixture.router.to(energy.dtype).pow(power), *_shared_paths(mixture, read, energy, power)]
     if walk.amplitudes:
         return (total + sum(path.sqrt() for path in paths)).square()
     return total + sum(paths)
+
+
+def _weights_and_slopes(
+    mixture: MixtureParts, read: Table, chosen: Int[Tensor, "position top"]
+) -> tuple[Float[Tensor, "position top"], Float[Tensor, "position top expert"]]:
+    """Weights of the chosen experts, and their derivatives by the logits of all."""
+    with torch.enable_grad():
+        logits = affine(read, mixture.router, mixture.router_bias).detach().requires_grad_(True)
+        weights = mixture.weigh(logits, chosen)
+        slopes = [torch.autograd.grad(one.sum(), logits, retain_graph=True)[0] for one in weights.unbind(-1)]
+    return weights.detach(), torch.stack(slopes, 1)
 
 
 class _Run(NamedTuple):
