@@ -392,8 +392,8 @@ def test_mean_field_has_every_dense_family_or_says_why_not(dense: HuggingFaceMod
     from posbias.theory.mean_field import spec_of
 
     parts = dense.family.attention_parts(dense.family.blocks(dense.network)[0], dense.config)
-    no_theory = dense.family.name in ("apertus", "granite_swa")  # a learned activation; learned sinks
-    if parts.clip is not None or parts.query.shape[1] != dense.width or no_theory:
+    learned_activation = dense.family.name == "apertus"
+    if parts.clip is not None or parts.query.shape[1] != dense.width or learned_activation:
         with pytest.raises(UsageError, match="mean field"):
             spec_of(dense)
         return

@@ -26,6 +26,7 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_g
 GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 SHARED = {**EXPERTS, "shared_expert_intermediate_size": 128}
 FAMILIES = {
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
@@ -39,15 +40,22 @@ FAMILIES = {
     "qwen2_moe": SHARED,
     "phimoe": {**LOCAL, "router_jitter_noise": 0.2},
     "granitemoe": {**LOCAL, **GRANITE},
-    "glm4_moe": {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 128,
-        "first_k_dense_replace": 1,
-        "head_dim": 32,
-        "use_qk_norm": True,
-    },
+    "glm4_moe": {**ROUTED, "first_k_dense_replace": 1, "head_dim": 32, "use_qk_norm": True},
     "granitemoehybrid": {**LOCAL, **GRANITE, **MAMBA, "shared_intermediate_size": 128, "layers_block_type": MIXED},
+    "gpt_oss": {
+        **LOCAL,
+        "head_dim": 32,
+        "sliding_window": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "mimo_v2_flash": {
+        **ROUTED,
+        "head_dim": 32,
+        "v_head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "attention_value_scale": 0.7,
+    },
     "qwen3_next": {  # twice as wide: at 128 features its scale is a fifth too small, at 512 no more
         **SHARED,
         **DELTA,

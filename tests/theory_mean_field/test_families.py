@@ -71,6 +71,25 @@ def test_parallel_residual_is_not_sequential(fresh, jacobians, profile_distance)
     assert wrong > max(WRONG, 3 * right)
 
 
+def test_learned_sinks_take_their_share(fresh, jacobians, profile_distance):
+    factors = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4}
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "layer_rope_theta": [1e4, 0.0] * 2}
+    settings = {**factors, **layers, "sliding_window": 8, "initializer_range": 0.06}
+    measured = jacobians(lambda seed: fresh("granite_swa", seed, **settings), 24, SEEDS)
+    spec = spec_of(fresh("granite_swa", **settings))
+
+    def bare(layer: LayerSpec) -> LayerSpec:
+        groups = tuple(replace(group, sinks=np.full_like(group.sinks, -np.inf)) for group in layer.attention.groups)
+        return replace(layer, attention=replace(layer.attention, groups=groups))
+
+    right, wrong = (
+        profile_distance(mean_field(chosen, 24, level=FEW).jacobian_norm, measured.norm)
+        for chosen in (spec, changed(spec, bare))
+    )
+    assert right < CLOSE
+    assert wrong > 2 * right
+
+
 def test_post_norms_need_their_epsilon(fresh, jacobians, profile_distance):
     measured = jacobians(lambda seed: fresh("olmo2", seed), N, SEEDS)
     spec = spec_of(fresh("olmo2"))

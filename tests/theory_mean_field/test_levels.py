@@ -17,13 +17,14 @@ N, WIDTH, HEAD_DIM = 7, 32, 16
 NORM = NormSpec(1e-6)
 
 
-def attention(logit_variance: float, *, encoding=None, mask=None, **extra) -> AttentionSpec:
+def attention(logit_variance: float, *, encoding=None, mask=None, sink=-np.inf, **extra) -> AttentionSpec:
     """Two heads whose logits have the given variance (for inputs of unit power, without norms)."""
-    none = np.full(2, -np.inf)
-    group = HeadGroup(mask or Causal(), encoding or NoEncoding(), np.arange(2), 2, content=np.zeros(2), sinks=none)
+    sinks = np.full(2, sink)
+    group = HeadGroup(mask or Causal(), encoding or NoEncoding(), np.arange(2), 2, content=np.zeros(2), sinks=sinks)
     return AttentionSpec(
         heads=2,
         head_dim=HEAD_DIM,
+        value_dim=HEAD_DIM,
         scale=np.sqrt(logit_variance / HEAD_DIM),
         query=LinearSpec(1 / WIDTH),
         key=LinearSpec(1 / WIDTH),
@@ -57,8 +58,9 @@ def setting(seed: int = 0) -> Setting:
         attention(0.1, encoding=Alibi()),
         attention(0.1, mask=SlidingWindow(width=3)),
         attention(0.1, query_norm=NORM, key_norm=NORM),
+        attention(0.1, sink=0.5),
     ],
-    ids=["plain", "alibi", "window", "normed"],
+    ids=["plain", "alibi", "window", "normed", "sunk"],
 )
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_first_order_removes_the_error_of_the_value_level(spec, direction):
@@ -86,7 +88,7 @@ def test_first_order_ignores_a_key_bias():
     np.testing.assert_allclose(shifted.block, plain.block, rtol=1e-9)
 
 
-@pytest.mark.parametrize("features", ["plain", "normed", "rotary", "capped"])
+@pytest.mark.parametrize("features", ["plain", "normed", "rotary", "capped", "sunk"])
 def test_sampled_heads_equal_real_attention(features):
     """E |d a / d x|^2 over weights, by autograd of an attention layer with all its parts, large logits."""
     norm = NormSpec(1e-6, per_head=True)
@@ -97,6 +99,8 @@ def test_sampled_heads_equal_real_attention(features):
         spec = replace(spec, rotation=np.tile(10.0 ** (-np.arange(4) / 4), (2, 1)))
     if features == "capped":
         spec = replace(spec, softcap=1.5)
+    if features == "sunk":
+        spec = replace(attention(1.0, sink=0.5), value_dim=2 * HEAD_DIM)
     inputs, arriving = input_gram(), gradient_gram()
     forward, backward = _real_attention(spec, inputs.block, arriving.block, draws=3000)
     expected = SampledHeads(80_000).forward(spec, inputs, setting()).block - spec.output.bias
@@ -119,8 +123,8 @@ def _real_attention(spec, gram, gradient_gram, *, draws):
 
     x = drawn(gram).requires_grad_(True)
     queries, keys, values = (
-        torch.einsum("bnd,bhde->bhne", x, normal(draws, 2, WIDTH, HEAD_DIM) * linear.variance**0.5)
-        for linear in (spec.query, spec.key, spec.value)
+        torch.einsum("bnd,bhde->bhne", x, normal(draws, 2, WIDTH, size) * linear.variance**0.5)
+        for linear, size in ((spec.query, HEAD_DIM), (spec.key, HEAD_DIM), (spec.value, spec.value_dim))
     )
     if spec.query_norm is not None:
         queries, keys = (part / part.square().mean(dim=-1, keepdim=True).sqrt() for part in (queries, keys))
@@ -130,8 +134,9 @@ def _real_attention(spec, gram, gradient_gram, *, draws):
     if spec.softcap is not None:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
     logits = logits.masked_fill(~torch.tril(torch.ones(N, N, dtype=torch.bool)), -torch.inf)
-    heads = torch.softmax(logits, dim=-1) @ values
-    output = torch.einsum("bhne,bhed->bnd", heads, normal(draws, 2, HEAD_DIM, WIDTH) * spec.output.variance**0.5)
+    sinks = torch.full((draws, 2, N, 1), spec.groups[0].sinks[0], dtype=torch.float64)
+    heads = torch.softmax(torch.cat([logits, sinks], -1), dim=-1)[..., :-1] @ values
+    output = torch.einsum("bhne,bhed->bnd", heads, normal(draws, 2, spec.value_dim, WIDTH) * spec.output.variance**0.5)
     (gradient,) = torch.autograd.grad((output * drawn(gradient_gram)).sum(), x)
     return tuple((part @ part.transpose(1, 2)).mean(dim=0).detach().numpy() / WIDTH for part in (output, gradient))
 

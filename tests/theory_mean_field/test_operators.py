@@ -1,10 +1,12 @@
 """Cumulative sums equal dense products; bins conserve probability and mass."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.architecture import Alibi, Causal, Full, GammaKey, HeadGroup, LogSpline, Prefix, SlidingWindow
+from posbias.architecture import Alibi, Causal, Full, GammaKey, HeadGroup, LogSpline, NoEncoding, Prefix, SlidingWindow
 from posbias.interventions.keys import added_to
 from posbias.theory.kernels import dense_heads
 from posbias.theory.mean_field.bins import (
@@ -13,6 +15,7 @@ from posbias.theory.mean_field.bins import (
     Kernel,
     biased_operators,
     growing_bins,
+    head_operators,
     uniform_operator,
     unit_bins,
 )
@@ -33,6 +36,23 @@ def test_uniform_operator_is_the_normalised_mask(mask):
     np.testing.assert_allclose(operator.pull(values), expected.T @ values, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(operator.average(symmetric), expected @ symmetric @ expected.T, rtol=1e-11, atol=1e-12)
     np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_sinks_take_their_share_of_every_row(mask):
+    """Of heads with two different sinks each pair has its operator; long contexts in bins, too."""
+    n = 17
+    heads = HeadGroup(
+        mask, NoEncoding(), np.arange(4), 4, content=np.zeros(4), sinks=np.array([0.5, -np.inf, 0.5, 2.0])
+    )
+    operators = head_operators((heads,), unit_bins(n))
+    assert [share for share, _ in operators] == [0.25, 0.5, 0.25]
+    mean = sum(share * operator.matrix() for share, operator in operators)
+    np.testing.assert_allclose(mean, dense_heads(heads, n).mean(axis=0), rtol=1e-12)
+    if mask == Causal():
+        ((_, operator),) = head_operators((replace(heads, sinks=np.full(4, 1.0)),), growing_bins(900))
+        expected = np.arange(1, 901) / (np.arange(1, 901) + np.e)
+        np.testing.assert_allclose(operator.matrix()[-1].sum(), expected[-1], rtol=1e-12)
 
 
 def test_plain_causal_attention_uses_cumulative_sums():

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.models.families.base import FAMILIES, Angles, Block
-from posbias.models.families.llama_like import LEARNED_SINKS, Q_AND_K, Granite, LlamaLike
+from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
 from posbias.models.families.parts import (
     AttentionParts,
     Latent,
@@ -93,8 +93,6 @@ class Qwen3Moe(GatedExperts):
 @FAMILIES.register("gpt_oss")
 class GptOss(LlamaLike):
     """GPT-OSS: learned sinks in the softmax, mixtures of experts with clamped gates, windows in every other layer."""
-
-    no_mean_field = LEARNED_SINKS
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts:
         """Every block has experts, stored as [expert, in, out], gate and up in turn; weights of the chosen sum to 1."""
@@ -188,7 +186,6 @@ class MiMoV2Flash(GatedExperts):
     """MiMo V2 Flash: windowed layers with learned sinks and twice the key heads, values of a size of their own."""
 
     logistic_router = True
-    no_mean_field = LEARNED_SINKS
 
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Llama's, with the layer's own key heads, and its factor on values in their map."""

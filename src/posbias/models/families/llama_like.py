@@ -16,7 +16,6 @@ from posbias.models.families.base import FAMILIES, Angles, Block, Family, Window
 from posbias.models.families.parts import AttentionParts
 
 Q_AND_K = ("q_norm", "k_norm")
-LEARNED_SINKS = "learned sinks"
 
 
 class LlamaLike(Family):
@@ -109,8 +108,6 @@ class Granite(LlamaLike):
 @FAMILIES.register("granite_swa")
 class GraniteSwa(Granite):
     """Granite with learned sinks, windows by `layer_types`, and a base of the rotary positions for every layer."""
-
-    no_mean_field = LEARNED_SINKS
 
     def rotates(self, attention: nn.Module, config: Any) -> bool:
         """Layers whose base is 0 do not turn."""

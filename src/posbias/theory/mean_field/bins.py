@@ -162,7 +162,7 @@ def from_mass(mass: Matrix, bins: Bins) -> Kernel:
 
 
 class Operator(ABC):
-    """A row-stochastic matrix C (query, key) between bins."""
+    """A matrix C (query, key) between bins whose rows sum to 1, or to what a learned sink leaves."""
 
     @abstractmethod
     def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
@@ -249,7 +249,8 @@ def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float,
     operators: list[tuple[float, Operator]] = []
     for group in groups:
         if not depends_on_position(group):
-            operators.append((len(group.heads) / group.n_heads, uniform_operator(group.mask, bins)))
+            for sink, count in zip(*np.unique(group.sinks, return_counts=True), strict=True):
+                operators.append((count / group.n_heads, uniform_operator(group.mask, bins, float(sink))))
         else:
             operators += biased_operators(group, bins)
     return operators
@@ -265,7 +266,8 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator
     n, share, mask = bins.n_positions, 1 / group.n_heads, group.mask
     parts = _bias_and_slopes(group, n)
     causal = mask.reach(n) == n and mask.mutual_prefix(n) < 2
-    if parts is None or np.any(group.content) or (not causal and np.any(parts[1])):
+    sunk = bool(np.any(group.sinks > -np.inf))
+    if parts is None or sunk or np.any(group.content) or (not causal and np.any(parts[1])):
         if not bins.exact:
             raise UsageError(
                 f"mean field with {group.encoding} takes at most {MOST_BINS} positions, got {bins.n_positions}"
@@ -332,16 +334,18 @@ def causal_operator(weights: Float64[np.ndarray, "n_positions"], slope: float, b
 
 
 @lru_cache(maxsize=4)
-def uniform_operator(mask: Mask, bins: Bins) -> Operator:
-    """Equal attention to every visible key."""
+def uniform_operator(mask: Mask, bins: Bins, sink: float = -np.inf) -> Operator:
+    """Equal attention to every visible key, beside a sink of this logit, which is no key."""
     n = bins.n_positions
-    if bins.exact and mask.reach(n) == n and mask.mutual_prefix(n) < 2:
+    if bins.exact and sink == -np.inf and mask.reach(n) == n and mask.mutual_prefix(n) < 2:
         return CausalMean(np.ones(n))
-    return mask_operator(mask, np.ones(n), bins)
+    return mask_operator(mask, np.ones(n), bins, sink=float(np.exp(sink)))
 
 
-def mask_operator(mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins: Bins) -> Operator:
-    """Attention to every visible key in proportion to its weight."""
+def mask_operator(
+    mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins: Bins, *, sink: float = 0.0
+) -> Operator:
+    """Attention to every visible key in proportion to its weight, beside a sink of the weight `sink`."""
     n = bins.n_positions
     reach, prefix = mask.reach(n), mask.mutual_prefix(n)
     query = np.arange(n)
@@ -355,5 +359,5 @@ def mask_operator(mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins:
         oldest, newest = first[inside, None], last[inside, None]
         low, high = np.maximum(oldest, bins.starts[None, :]), np.minimum(newest + 1, ends[None, :])
         visible = below[np.maximum(high, low)] - below[low]
-        rows[a] = (visible / (below[newest + 1] - below[oldest])).mean(axis=0)
+        rows[a] = (visible / (below[newest + 1] - below[oldest] + sink)).mean(axis=0)
     return DenseOperator(rows)

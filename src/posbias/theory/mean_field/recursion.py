@@ -185,10 +185,10 @@ class _Expansion(Level):
             else:
                 output = smooth(operator.average(grams.value.averaged(setting.bins)))
             outputs.append(output.scaled(share))
-        return attention.output.forward(attention.heads * attention.head_dim, _total(outputs))
+        return attention.output.forward(attention.heads * attention.value_dim, _total(outputs))
 
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
-        bins, features = setting.bins, attention.heads * attention.head_dim
+        bins, features = setting.bins, attention.heads * attention.value_dim
         arriving = gradient.scaled(attention.output.variance * setting.width * features)
         grams, paths = attention_grams(attention, setting.width, x), []
         for share, operator in head_operators(attention.groups, bins):

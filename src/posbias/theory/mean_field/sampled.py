@@ -58,7 +58,7 @@ class HeadSampler:
         total = np.zeros_like(x.block)
         for batch in self._batches(x):
             total += _outer(batch.attention @ value, batch.attention)
-        features = self.attention.heads * self.attention.head_dim
+        features = self.attention.heads * self.attention.value_dim
         factor = self.attention.output.variance * features / self.count
         return smooth(_symmetric(total)).scaled(factor, offset=self.attention.output.bias)
 
@@ -77,7 +77,7 @@ class HeadSampler:
             paths[1] += _outer(queries, queries)
             paths[2] += _outer(keys, keys)
         linears = (attention.value, attention.query, attention.key)
-        sizes = (attention.head_dim, 1, 1)  # the score paths carry their features explicitly
+        sizes = (attention.value_dim, 1, 1)  # the score paths carry their features explicitly
         total = sum(
             path * (linear.variance * size * attention.heads / self.count)
             for path, linear, size in zip(paths, linears, sizes, strict=True)
@@ -89,7 +89,7 @@ class HeadSampler:
     ) -> tuple[Heads, Heads]:
         """Gradients at the raw queries and keys of each head, for one drawn gradient and one drawn value each."""
         spec, turns = self.attention, batch.turns
-        shape = batch.query.shape
+        shape = (*batch.query.shape[:2], spec.value_dim)
         outgoing = np.matmul(half, self._normal(shape))
         values = np.matmul(value, self._normal(shape))
         pull = batch.attention * np.matmul(outgoing, values.transpose(0, 2, 1))
@@ -109,7 +109,7 @@ class HeadSampler:
         raw_query = spec.query.forward(self.width, x)
         raw_key = spec.key.forward(self.width, x)
         query_half, key_half = (symmetric_root(raw.block).astype(np.float32) for raw in (raw_query, raw_key))
-        bias, rotation = _head_logits(spec, n_positions), spec.rotation
+        bias, rotation, sinks = _head_logits(spec, n_positions), spec.rotation, _head_sinks(spec)
         alike = rotation is not None and bool(np.all(rotation == rotation[:1]))
         size = max(1, BATCH_NUMBERS // n_positions**2)
         for first in range(0, self.count, size):
@@ -126,7 +126,7 @@ class HeadSampler:
                 capped = np.tanh(logits / np.float32(spec.softcap))
                 logits, slope = capped * np.float32(spec.softcap), 1 - capped**2
             logits += bias[heads % len(bias)]
-            yield Batch(query, key, query_root, key_root, _softmax(logits), slope, turns)
+            yield Batch(query, key, query_root, key_root, _softmax(logits, sinks[heads % spec.heads]), slope, turns)
 
     def _normal(self, shape: tuple[int, ...]) -> Heads:
         return self.generator.standard_normal(shape, dtype=np.float32)
@@ -206,11 +206,20 @@ def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
     return ordered[:1] if np.all(ordered == ordered[:1]) else ordered
 
 
-def _softmax(logits: Weights) -> Weights:
-    """Row softmax in place."""
-    logits -= logits.max(axis=2, keepdims=True)
+def _head_sinks(attention: AttentionSpec) -> Float32[np.ndarray, "heads 1 1"]:
+    """Logits of the heads' sinks in order; -inf without one."""
+    sinks = np.empty((attention.heads, 1, 1), dtype=np.float32)
+    for group in attention.groups:
+        sinks[group.heads, 0, 0] = group.sinks
+    return sinks
+
+
+def _softmax(logits: Weights, sinks: Float32[np.ndarray, "head 1 1"]) -> Weights:
+    """Row softmax in place; a sink takes its share and is no column."""
+    top = np.maximum(logits.max(axis=2, keepdims=True), sinks)
+    logits -= top
     np.exp(logits, out=logits)
-    logits /= logits.sum(axis=2, keepdims=True)
+    logits /= logits.sum(axis=2, keepdims=True) + np.exp(sinks - top)
     return logits
 
 

@@ -100,6 +100,8 @@ class AttentionSpec:
 
     heads: int
     head_dim: int
+    """Features of a query or key."""
+    value_dim: int
     scale: float
     """Factor of q.k before the softmax."""
     query: LinearSpec
@@ -341,7 +343,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
         heads=np.arange(parts.heads),
         n_heads=parts.heads,
         content=np.zeros(parts.heads),
-        sinks=np.full(parts.heads, -np.inf),
+        sinks=np.full(parts.heads, -np.inf) if parts.sinks is None else parts.sinks.double().cpu().numpy(),
     )
     return LayerSpec(
         attention=_attention_spec(
@@ -360,6 +362,7 @@ def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
     return AttentionSpec(
         heads=parts.heads,
         head_dim=parts.head_dim,
+        value_dim=parts.value_dim,
         scale=parts.scale,
         query=_linear(parts.query, parts.query_bias),
         key=_linear(parts.key, parts.key_bias),
