@@ -118,7 +118,9 @@ def _check_family(model: HuggingFaceModel, blocks: list[Block]) -> None:
         "branches without a norm before them": any(
             block.attention_norm is None or block.mlp_norm is None for block in blocks
         ),
-        "scaled branches": any(block.branch_scale != 1 for block in blocks),
+        "scaled branches": any(
+            scale != 1 for block in blocks for scale in (block.mlp_scale, *(mixer.scale for mixer in block.mixers))
+        ),
         "no final norm": family.final_norm_module(model.network) is None,
     }
     for parts in (family.attention_parts(block, config) for block in blocks):

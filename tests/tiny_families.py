@@ -196,6 +196,15 @@ _LATENT = {
     "topk_group": 1,
 }
 
+_NEMOTRON_H = {
+    **_LLAMA,
+    "head_dim": 12,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "n_groups": 1,
+}
+
 OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
     "deepseek_v3": lambda: transformers.DeepseekV3Config(**_LATENT, q_lora_rank=12),
     "deepseek_v3-whole-queries": lambda: transformers.DeepseekV3Config(
@@ -204,6 +213,28 @@ OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
     "glm4_moe": lambda: transformers.Glm4MoeConfig(**_LLAMA, **_ROUTED, head_dim=16, use_qk_norm=True),
     "granitemoe": lambda: transformers.GraniteMoeConfig(
         **_LLAMA, **_GRANITE, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "llama4_text": lambda: transformers.Llama4TextConfig(
+        **_LLAMA,
+        head_dim=8,
+        intermediate_size_mlp=48,
+        num_local_experts=4,
+        attention_chunk_size=5,
+        no_rope_layers=[1, 0, 1],
+        moe_layers=[0, 2],
+        floor_scale=4,
+        attn_scale=0.5,
+    ),
+    "llama4_text-two-experts": lambda: transformers.Llama4TextConfig(
+        **_LLAMA,
+        head_dim=16,
+        intermediate_size_mlp=48,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        attention_chunk_size=5,
+        no_rope_layers=[1, 0, 1],
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
     ),
     "mimo_v2_flash": lambda: transformers.MiMoV2FlashConfig(
         **{**_LLAMA, "num_key_value_heads": 1},
@@ -228,6 +259,19 @@ OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
 
 HYBRIDS: dict[str, Callable[[], Any]] = {
     "bamba": lambda: transformers.BambaConfig(**_LLAMA, **_MAMBA2, attn_layer_indices=[1]),
+    "falcon_h1": lambda: transformers.FalconH1Config(
+        **_LLAMA,
+        **{**_MAMBA2, "mamba_d_head": 8},
+        mamba_d_ssm=32,
+        embedding_multiplier=3.0,
+        key_multiplier=0.6,
+        attention_out_multiplier=0.8,
+        ssm_in_multiplier=1.3,
+        ssm_out_multiplier=0.7,
+        ssm_multipliers=[0.9, 1.2, 0.8, 1.1, 0.7],
+        mlp_multipliers=[1.4, 0.6],
+        lm_head_multiplier=0.5,
+    ),
     "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
         **_LLAMA,
         **_GRANITE,
@@ -260,6 +304,18 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
     "lfm2": lambda: transformers.Lfm2Config(
         **_LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
     ),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **_NEMOTRON_H, layers_block_type=["linear_attention", "mlp", "full_attention"]
+    ),
+    "nemotron_h-experts": lambda: transformers.NemotronHConfig(
+        **_NEMOTRON_H,
+        layers_block_type=["linear_attention", "moe", "full_attention"],
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=40,
+        routed_scaling_factor=2.5,
+    ),
     "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**_LLAMA, **_DELTA),
     "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**_LLAMA, **_DELTA, head_dim=16),
     "qwen3_next": lambda: transformers.Qwen3NextConfig(
@@ -272,7 +328,8 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         block_types=["recurrent", "attention", "recurrent"],
     ),
 }
-"""Families with linear layers, and attention in the middle one of three."""
+"""Families with linear layers, and attention in the middle one of three, in the last (nemotron_h) or beside them in all
+(falcon_h1)."""
 
 WITHOUT_ATTENTION: dict[str, Callable[[], Any]] = {
     "mamba2": lambda: transformers.Mamba2Config(
@@ -325,7 +382,7 @@ def shaken_model(
         implementation: Attention implementation; by default what the library itself asks for.
         dtype: Of the weights.
     """
-    config = (DESCRIBED | READS_TOKENS | READS_EMBEDDINGS | LONGROPE)[name]()
+    config = (DESCRIBED | READS_TOKENS | LONGROPE)[name]()
     config._experts_implementation = "eager"  # the others have no float64
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -370,22 +427,6 @@ READS_TOKENS: dict[str, Callable[[], Any]] = {
     "gemma4_text": lambda: transformers.Gemma4TextConfig(**_PER_LAYER, global_head_dim=8),
 }
 """Families that are not described and read token ids in their layers, too."""
-
-READS_EMBEDDINGS: dict[str, Callable[[], Any]] = {
-    "falcon_h1": lambda: transformers.FalconH1Config(**_LLAMA, **{**_MAMBA2, "mamba_d_head": 8}, mamba_d_ssm=32),
-    "llama4_text": lambda: transformers.Llama4TextConfig(
-        **_LLAMA, head_dim=8, intermediate_size_mlp=48, num_local_experts=4, attention_chunk_size=5
-    ),
-    "nemotron_h": lambda: transformers.NemotronHConfig(
-        **_LLAMA,
-        layers_block_type=["linear_attention", "mlp", "full_attention"],
-        mamba_num_heads=4,
-        mamba_head_dim=16,
-        ssm_state_size=8,
-        n_groups=1,
-    ),
-}
-"""Families that are not described and read embeddings alone."""
 
 
 _SWITCHES = {

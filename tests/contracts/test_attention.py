@@ -50,7 +50,7 @@ def recomputed(model: HuggingFaceModel, token_ids: Tensor, *, block: int = 7) ->
         assert layer is layers[len(dense)]
         state = rotated(project_attention(layer.parts, given.read), given.cosine, given.sine)
         weights = given.read.new_full((layer.parts.heads, *2 * [token_ids.shape[1]]), torch.nan)
-        for part in query_blocks(layer.parts, state, reach=layer.reach, block=block):
+        for part in query_blocks(layer.parts, state, mask=layer.mask, block=block):
             weights[:, part.queries] = 0
             weights[:, part.queries, part.keys] = part.weights.flatten(0, 1)
         dense.append(weights)
@@ -83,13 +83,13 @@ def test_recomputed_attention_gives_the_branch_that_the_model_adds(name: str) ->
     def receive(layer, given) -> None:  # type: ignore[no-untyped-def]
         state = rotated(project_attention(layer.parts, given.read), given.cosine, given.sine)
         mixed = state.query.new_empty(*state.query.shape[:3], layer.parts.value_dim)
-        for part in query_blocks(layer.parts, state, reach=layer.reach, block=7):
+        for part in query_blocks(layer.parts, state, mask=layer.mask, block=7):
             mixed[:, :, part.queries] = part.weights @ state.value[:, None, part.keys]
         ours.append(state.branch(mixed))
 
     for _, block in model.family.attention_blocks(model.network):
         block.attention_output.register_forward_hook(
-            lambda _module, _inputs, output, scale=block.branch_scale: own.append(
+            lambda _module, _inputs, output, scale=block.softmax.scale: own.append(
                 scale * output.reshape(-1, output.shape[-1])
             )
         )

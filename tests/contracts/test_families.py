@@ -7,7 +7,7 @@ order, a scale, slope, window or norm read wrongly, it would not equal the modul
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +152,11 @@ def replay(model: HuggingFaceModel, block: Block, layer: int, seen: dict[str, An
     branch = attend(
         family.attention_parts(block, config), through(block.attention_norm, stream), logits, seen["rotary"]
     )
-    branch = block.branch_scale * through(block.attention_post_norm, branch)
+    branch = block.softmax.scale * through(block.attention_post_norm, branch)
     added = through(block.attention_stream_norm, stream + branch)
     mlp_input = stream if family.is_parallel(config) else added
     update = feed_forward(family.mlp_parts(block, config), through(block.mlp_norm, mlp_input))
-    return branch, through(block.mlp_stream_norm, added + block.branch_scale * through(block.mlp_post_norm, update))
+    return branch, through(block.mlp_stream_norm, added + block.mlp_scale * through(block.mlp_post_norm, update))
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,8 @@ def watch(model: HuggingFaceModel, token_ids: Tensor) -> Pass:
             seen[-1]["output"] = output[0] if isinstance(output, tuple) else output
 
         handles.append(block.module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(block.attention.register_forward_pre_hook(before_attention, with_kwargs=True))
+        if block.softmax is not None:
+            handles.append(block.attention.register_forward_pre_hook(before_attention, with_kwargs=True))
         handles.append(block.module.register_forward_hook(after))
     with torch.no_grad():
         last = model.last(model.embed(token_ids))
@@ -244,7 +245,7 @@ def test_the_branch_is_what_is_added_to_the_stream(dense: HuggingFaceModel, toke
 def test_rotary_frequencies_are_those_of_the_angles(model: HuggingFaceModel) -> None:
     family, config = model.family, model.config
     for layer, (block, seen) in enumerate(zip(family.blocks(model.network), watched_once(model).blocks, strict=True)):
-        if block.linear:
+        if block.softmax is None:
             continue
         frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
         assert (frequencies is None) == (seen["rotary"] is None)
@@ -267,6 +268,7 @@ def test_embed_then_last_is_the_plain_forward_which_sees_no_future(model: Huggin
     if getattr(model.config, "final_logit_softcapping", None) is None and model.model_type != "recurrent_gemma":
         scale = model.config.logit_scale if model.model_type in {"cohere", "cohere2"} else 1
         scale = 1 / model.config.logits_scaling if model.model_type.startswith("granite") else scale
+        scale = model.config.lm_head_multiplier if model.model_type == "falcon_h1" else scale
         torch.testing.assert_close((scale * head(ours.hidden)).to(ours.logits), ours.logits, rtol=1e-6, atol=1e-6)
     assert model.embed(token_ids).shape[-1] == model.width
 
@@ -279,7 +281,7 @@ def test_final_norm_is_what_the_unembedding_reads(model: HuggingFaceModel) -> No
         torch.testing.assert_close(hidden, watched_once(model).last.hidden, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*WINDOWED, "llama", "bloom", "mpt"])
+@pytest.mark.parametrize("name", [*WINDOWED, "llama", "bloom", "mpt", "llama4_text"])
 def test_one_layer_sees_exactly_its_mask(name: str, token_ids: Tensor) -> None:
     full = shaken_model(name)
     family = full.family
@@ -314,8 +316,8 @@ def test_only_the_embeddings_have_gradients_and_checkpointing_changes_none(
     assert torch.all(plain.norm(dim=-1)[:, -1] > 0)
     assert all(parameter.grad is None for parameter in model.network.parameters())
     runs: list[int] = []
-    block = model.family.blocks(model.network)[1]
-    handle = block.attention_output.register_forward_pre_hook(lambda _module, _inputs: runs.append(1))
+    mixer = next(block.mixers[0] for block in model.family.blocks(model.network) if block.mixers)
+    handle = mixer.output.register_forward_pre_hook(lambda _module, _inputs: runs.append(1))
     with checkpointed(model.network):
         recomputed = gradient()
     assert len(runs) == 2  # once forward, once more on the way back
@@ -333,7 +335,8 @@ def test_traits_build_an_architecture(model: HuggingFaceModel) -> None:
         zip(architecture.head_groups, model.family.blocks(model.network), strict=True)
     ):
         assert groups[0].mask == model.family.mask(model.config, layer)
-        assert isinstance(groups[0].encoding, Recurrent) == block.linear
+        assert isinstance(groups[0].encoding, Recurrent) == (block.linear is not None)
+        assert (groups[0].mask == SlidingWindow(width=1)) == (not block.mixers)
 
 
 def test_initialisation_is_reproducible_and_leaves_the_global_generator(model: HuggingFaceModel) -> None:
@@ -422,28 +425,34 @@ def test_prefixes_are_reused_only_where_they_are_right(dense: HuggingFaceModel) 
 
 @pytest.mark.parametrize("name", sorted(HYBRIDS))
 def test_linear_layers_are_branches_without_an_attention_matrix(name: str, token_ids: Tensor) -> None:
-    """A linear layer's share of the stream is what its module returns; it looks nowhere but back."""
+    """A linear layer's share of the stream is what its module returns, beside attention's; it looks but back."""
     model = made_once(name)
     blocks = model.family.blocks(model.network)
-    assert [block.linear for block in blocks] == [True, False, True]
-    returned: dict[int, Tensor] = {}
+    returned: dict[int, list[Tensor]] = {layer: [] for layer in range(len(blocks))}
+
+    def keep(layer: int, scale: float, _module: Any, _inputs: Any, output: Any) -> None:
+        returned[layer].append(scale * (output[0] if isinstance(output, tuple) else output))
+
     hooks = [
-        block.attention.register_forward_hook(
-            lambda _module, _inputs, output, layer=layer: returned.update({layer: output})
-        )
+        mixer.module.register_forward_hook(partial(keep, layer, mixer.scale))
         for layer, block in enumerate(blocks)
-        if block.linear
+        for mixer in block.mixers
+        if block.linear is not None
     ]
     norms = model.branch_norms(token_ids)
     for hook in hooks:
         hook.remove()
-    for layer, output in returned.items():
-        branch = output[0] if isinstance(output, tuple) else output
-        torch.testing.assert_close(norms.branch[layer], blocks[layer].branch_scale * branch.norm(dim=-1))
-        decays = model.family.decays(blocks[layer])
-        assert decays.ndim == 1
-        assert np.all(decays >= 0)
-    with pytest.raises(UsageError, match="layers 0, 2 are linear ones, which have no attention matrix"):
+    without = [layer for layer, block in enumerate(blocks) if block.softmax is None or block.linear is not None]
+    assert len(without) >= 2
+    for layer, block in enumerate(blocks):
+        if block.linear is not None:
+            torch.testing.assert_close(norms.branch[layer], torch.stack(returned[layer]).sum(0).norm(dim=-1))
+            decays = model.family.decays(block.linear.module)
+            assert decays.ndim == 1
+            assert np.all(decays >= 0)
+        assert bool((norms.branch[layer] > 0).all()) == bool(block.mixers)
+    listed = ", ".join(map(str, without))
+    with pytest.raises(UsageError, match=f"layers {listed} mix positions by linear layers, which have no attention"):
         describe_attention(model, n_positions=POSITIONS, of_all="a theory")
 
 

@@ -104,7 +104,8 @@ def test_prompts_of_mixed_lengths_are_answered_together_as_each_alone(name: str)
         model.compare_inputs()
     responder = LocalResponder(model)
     check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-4)
-    assert responder.together == "all lengths"
+    # Factors on queries count padding as positions (Llama 4).
+    assert responder.together == ("equal lengths" if name == "llama4_text" else "all lengths")
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, *WITHOUT_ATTENTION])

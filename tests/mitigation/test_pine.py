@@ -9,6 +9,7 @@ from transformers import StaticCache
 
 import posbias as pb
 from posbias import LocalResponder, UsageError, mitigated
+from posbias.architecture import Causal, SlidingWindow
 from posbias.evaluation.responders import Request
 from posbias.evaluation.responders.local import encode_requests
 from posbias.interventions.attention import AttentionCall
@@ -136,7 +137,8 @@ def test_attention_is_that_of_queries_and_keys_put_where_the_paper_puts_them(mon
         kernel=lambda *given: given,
         slots=n_tokens,
     )
-    documents = pine._Documents(windows_of(spans), strength, whole, reach)
+    mask = Causal() if reach is None else SlidingWindow(reach)
+    documents = pine._Documents(windows_of(spans), strength, whole, mask)
     output, weights = documents.attended(call, torch.tensor(key)[None])
     asked = {"strength": strength, "reach": reach or n_tokens}
     for head in range(4):

@@ -41,8 +41,8 @@ def random_ids() -> Callable[..., np.ndarray]:
 
 @pytest.fixture
 def keep_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms, softmaxes and GPT-J's attention compute in float32 inside transformers; here they stay in float64."""
-    to, single, softmax = torch.Tensor.to, torch.Tensor.float, torch.nn.functional.softmax
+    """Norms, softmaxes, routers and GPT-J's attention compute in float32 in transformers; here they stay in float64."""
+    to, single, softmax, of_type = torch.Tensor.to, torch.Tensor.float, torch.nn.functional.softmax, torch.Tensor.type
 
     def keep(tensor: torch.Tensor, *positional: Any, **named: Any) -> torch.Tensor:
         lowers = torch.float32 in positional or named.get("dtype") == torch.float32
@@ -51,7 +51,11 @@ def keep_double(monkeypatch: pytest.MonkeyPatch) -> None:
     def plain_softmax(values: torch.Tensor, dim: int, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
         return softmax(values, dim=dim, dtype=None if values.dtype == torch.float64 else dtype)
 
+    def typed(tensor: torch.Tensor, *wanted: Any) -> Any:
+        return tensor if wanted == (torch.float32,) and tensor.dtype == torch.float64 else of_type(tensor, *wanted)
+
     monkeypatch.setattr(torch.Tensor, "to", keep)
+    monkeypatch.setattr(torch.Tensor, "type", typed)
     monkeypatch.setattr(
         torch.Tensor, "float", lambda values: values if values.dtype == torch.float64 else single(values)
     )

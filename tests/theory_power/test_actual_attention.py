@@ -8,6 +8,7 @@ import torch
 
 from operations import Operations
 from posbias import RunError, UsageError
+from posbias.architecture import Causal
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models import attention
 from posbias.models.attention import AttentionInput, AttentionLayer
@@ -178,7 +179,7 @@ def test_all_rollouts_of_a_layer_take_few_launches_on_an_accelerator_and_read_no
         parts = AttentionParts(heads=heads, key_heads=heads, head_dim=width // heads, scale=0.25, **maps)
         inputs = AttentionInput(torch.randn(n_positions, width), None, None)
         norm = ScaledNorm(Norm("rms", torch.ones(width), None, 1e-6), torch.ones(n_positions))
-        traced = AttentionTraceLayer(AttentionLayer(0, torch.nn.Identity(), parts, None, None), inputs, norm, None)
+        traced = AttentionTraceLayer(AttentionLayer(0, torch.nn.Identity(), parts, Causal(), None), inputs, norm, None)
         row = torch.zeros(n_positions, dtype=torch.float64)
         with Operations() as operations:
             rows = pull_layer(traced, dict(ROLLOUTS), dict.fromkeys(ROLLOUTS, row), mixing=0.3)

@@ -39,7 +39,7 @@ def test_energies_through_a_linear_layer_are_those_of_its_squared_jacobian(name:
     read = kept.stream / kept.stream.norm(dim=-1, keepdim=True)
     leaf = read.clone().requires_grad_()
     with torch.enable_grad():
-        branch = run_layer(layer.block.attention, leaf, kept.call)
+        branch = run_layer(layer.block.linear.module, leaf, kept.call)
     energy, expected = torch.zeros_like(read), torch.zeros_like(read)
     for query, channel, size in [(2, 3, 0.5), (3, 3, 1.0), (4, 0, 0.2), (4, 7, 2.0)]:
         energy[query, channel] = size
@@ -106,7 +106,7 @@ def test_the_rollout_of_a_hybrid_model_has_its_own_decays() -> None:
     model = shaken_model("jamba", dtype=torch.float32)
     architecture = Architecture.from_model(model)
     slopes = [[group.linear_slopes() for group in groups] for groups in architecture.head_groups]
-    decays = model.family.decays(model.family.blocks(model.network)[0])
+    decays = model.family.decays(model.family.blocks(model.network)[0].linear.module)
     assert len(decays) == 64 * 8, "channels times states"
     assert np.all(slopes[1][0] == 0)
     np.testing.assert_allclose(slopes[0][0], np.quantile(decays, [0.125, 0.375, 0.625, 0.875]))

@@ -50,14 +50,13 @@ def own_gradient(model: HuggingFaceModel, ids: np.ndarray, covector: torch.Tenso
 @pytest.mark.parametrize("name", sorted(DESCRIBED))
 @pytest.mark.usefixtures("keep_double")
 def test_signed_pull_is_back_propagation(name: str, tiny_model: Build, random_ids: Draw) -> None:
-    """Two covectors in one batch; logistic routers compute in float32 in any model."""
+    """Two covectors in one batch."""
     model, ids = tiny_model(name), random_ids()
-    exact = 1e-6 if getattr(model.family, "logistic_router", False) else 1e-10
     trace = traced(model, ids)
     covectors = normal(2, len(trace.state))
     for covector, gradient in zip(covectors, trace.pull(covectors, BACK_PROPAGATION), strict=True):
         expected = own_gradient(model, ids, covector)
-        torch.testing.assert_close(gradient, expected, rtol=0, atol=exact * float(expected.abs().max()))
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "gptj", "bloom", "opt-350m", "mixtral"])

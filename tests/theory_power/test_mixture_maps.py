@@ -117,6 +117,28 @@ def test_signed_pull_is_the_mixtures_jacobian_for_the_choice_it_is_given(name: s
         torch.testing.assert_close(pulled[:, position], gradient[:, position] @ exact)
 
 
+def test_weights_on_what_experts_read_act_before_their_squares(tiny_model: Build) -> None:
+    """Llama 4: experts of what the router has scaled, and the router through what they read; the shared one beside."""
+    mixture = describe_model(tiny_model("llama4_text-two-experts"), n_positions=5).layers[0].mlp
+    assert isinstance(mixture, MixtureParts)
+    assert mixture.shared is not None
+    read, energy = normal(5, 32, seed=3), normal(5, 32, seed=4).square()
+    chosen = affine(read, mixture.router, None).topk(2).indices
+    pulled = mixture_pull(mixture, read, chosen, energy, THEORY)
+
+    def through(parts: MlpParts, x: torch.Tensor, arriving: torch.Tensor) -> torch.Tensor:
+        return jacobian(partial(hidden_of, parts), x).square().T @ (parts.down.square().T @ arriving)
+
+    for x, own, arriving, found in zip(read, chosen, energy, pulled, strict=True):
+        expected = through(mixture.shared, x, arriving)
+        for expert in own.tolist():
+            weight = (mixture.router[expert] @ x).sigmoid()
+            at_input = through(mixture.experts[expert], weight * x, arriving)
+            by_router = (at_input * (weight * (1 - weight) * x).square()).sum() * mixture.router[expert].square()
+            expected = expected + weight**2 * at_input + by_router
+        torch.testing.assert_close(found, expected)
+
+
 def test_the_choice_is_the_models_own(tiny_model: Build, random_ids: Draw) -> None:
     found = trace_model(tiny_model("qwen3_moe"), random_ids())
     assert [kept.chosen is None for kept in found.layers] == [False, True, False]

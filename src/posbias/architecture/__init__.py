@@ -15,7 +15,7 @@ from posbias.architecture.encodings import (
     published_alibi_slopes,
 )
 from posbias.architecture.keys import GammaKey, KeyBias, KeyEncoding, LogSpline
-from posbias.architecture.masks import MASKS, Causal, Full, Mask, Prefix, SlidingWindow
+from posbias.architecture.masks import MASKS, Causal, Chunks, Full, Mask, Prefix, SlidingWindow
 from posbias.architecture.mixing import SCHEDULES, Constant, Linear, PowerDecay, Schedule
 from posbias.architecture.spec import Architecture, HeadGroup
 
@@ -27,6 +27,7 @@ __all__ = [
     "Alibi",
     "Architecture",
     "Causal",
+    "Chunks",
     "Constant",
     "Decay",
     "Encoding",

@@ -353,7 +353,8 @@ def _attention(
 
 def has_sinks(model: HuggingFaceModel) -> bool:
     """Tell whether the softmax of a model's attention has a learned logit that belongs to no key."""
-    return any(getattr(block.attention, "sinks", None) is not None for block in model.family.blocks(model.network))
+    blocks = model.family.attention_blocks(model.network)
+    return any(getattr(block.attention, "sinks", None) is not None for _, block in blocks)
 
 
 def is_wired(model: HuggingFaceModel) -> bool:
@@ -453,7 +454,7 @@ def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | 
     """Radians per position of every layer's feature pairs, in float64; None for a layer that turns nothing."""
     family, network = model.family, model.network
     by_layer = [
-        None if block.linear else family.rotary_frequencies(network, block, config=model.config, layer=layer)
+        None if block.softmax is None else family.rotary_frequencies(network, block, config=model.config, layer=layer)
         for layer, block in enumerate(family.blocks(network))
     ]
     return [None if pairs is None else torch.as_tensor(pairs, device=model.device) for pairs in by_layer]

@@ -51,7 +51,8 @@ class AttentionScaled(Intervention):
         def scaled(_: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             return output * self.factor
 
-        with hooked(block.adds.register_forward_hook(scaled) for block in model.family.blocks(model.network)):
+        adding = [module for block in model.family.blocks(model.network) for module, _ in block.adds]
+        with hooked(module.register_forward_hook(scaled) for module in adding):
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
@@ -104,16 +105,17 @@ class NoResidual(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Let every branch return a - x / s, so that what is added up, s times that, leaves s a of x + s a."""
-        blocks = model.family.blocks(model.network)
-        if any(block.branch_scale == 0 for block in blocks):
+        blocks = [block for block in model.family.blocks(model.network) if block.mixers]
+        if any(scale == 0 for block in blocks for _, scale in block.adds):
             raise UsageError(f"{self}: this model's branches are scaled by 0 and the stream is all there is")
         with ExitStack() as hooks:
             for block in blocks:
-                keep, subtract = _subtract_stream(block.branch_scale)
+                adding, scale = block.adds[0]
+                keep, subtract = _subtract_stream(scale)
                 # Not the block itself: recomputing activations calls a block past its hooks.
-                reads = block.attention_norm or block.attention
+                reads = block.attention_norm or block.mixers[0].module
                 hooks.enter_context(reads.register_forward_pre_hook(keep, with_kwargs=True))
-                hooks.enter_context(block.adds.register_forward_hook(subtract))
+                hooks.enter_context(adding.register_forward_hook(subtract))
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:

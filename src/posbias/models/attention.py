@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from posbias.architecture import Mask
 from posbias.errors import UsageError
 from posbias.models.families.base import stream_read
 from posbias.models.families.parts import AttentionParts, Norm
@@ -95,8 +96,8 @@ class AttentionLayer:
     """The block's, counted from the input."""
     module: nn.Module
     parts: AttentionParts
-    reach: int | None
-    """Keys a query sees, its own included; None if it sees everything before it."""
+    mask: Mask
+    """Causal: no query looks ahead."""
     angles: Callable[[Mapping[str, Any]], tuple[Tensor, Tensor]] | None
     """Its rotary cosines and sines, from the named arguments of a call; None if nothing is rotated."""
 
@@ -125,26 +126,25 @@ def describe_attention(model: Model, *, n_positions: int, of_all: str = "") -> l
     reason = family.not_recomputable(config)
     if reason is not None:
         raise UsageError(f"attention of this {model.model_type} model cannot be recomputed: {reason}")
-    blocks, layers = family.attention_blocks(model.network), []
-    depth = family.depth(config)
-    if not blocks or (of_all and len(blocks) < depth):
-        linear = sorted(set(range(depth)) - {index for index, _ in blocks})
+    blocks, layers = family.blocks(model.network), []
+    attending = family.attention_blocks(model.network)
+    without = [index for index, block in enumerate(blocks) if block.softmax is None or block.linear is not None]
+    if not attending or (of_all and without):
         raise UsageError(
-            f"{of_all or 'attention'} of this {model.model_type} model: its layers {', '.join(map(str, linear))} are "
-            "linear ones, which have no attention matrix; allowed are models with attention in "
-            f"{'every layer' if blocks else 'some layer'}"
+            f"{of_all or 'attention'} of this {model.model_type} model: its layers {', '.join(map(str, without))} mix "
+            "positions by linear layers, which have no attention matrix, or not at all; allowed are models with "
+            f"{'attention alone in every layer' if attending else 'attention in some layer'}"
         )
-    for index, block in blocks:
+    for index, block in attending:
         mask = family.mask(config, index)
         if mask.mutual_prefix(n_positions) > 1:
             raise UsageError(f"recomputed attention needs causal layers, layer {index} has the mask {mask}")
-        reach = mask.reach(n_positions)
         layers.append(
             AttentionLayer(
                 index=index,
                 module=block.attention,
                 parts=block.attention_added(family.attention_parts(block, config)),
-                reach=None if reach >= n_positions else reach,
+                mask=mask,
                 angles=partial(family.angles, block.attention) if family.rotates(block.attention, config) else None,
             )
         )
@@ -190,6 +190,8 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
         return normed.reshape(len(raw), -1, parts.head_dim).transpose(0, 1)
 
     query = heads(raw_query, parts.query_norm)
+    if parts.query_factors is not None:
+        query = query * parts.query_factors(len(read)).to(query)[:, None]
     return AttentionState(
         query=query.reshape(parts.key_heads, -1, *query.shape[1:]),
         key=heads(raw_key, parts.key_norm),
@@ -213,21 +215,23 @@ def rotated(state: AttentionState, cosine: Turn, sine: Turn) -> AttentionState:
 
 
 def block_ranges(
-    heads: int, n_positions: int, *, reach: int | None, device: torch.device, block: int | None = None
+    heads: int, n_positions: int, *, mask: Mask, device: torch.device, block: int | None = None
 ) -> Iterator[tuple[slice, slice]]:
     """Blocks of queries, last queries first, each with the keys that any of them sees; every query comes once.
 
-    A query sees `reach` keys, its own included (None: all before it). Blocks have at most `block` queries, and as many
-    as the device's caches or memory are made for.
+    Blocks have at most `block` queries, and as many as the device's caches or memory are made for. None goes beyond a
+    chunk.
     """
-    most, keys = block or n_positions, n_positions
-    if reach is not None:
+    chunk, reach = mask.chunk(n_positions), mask.reach(n_positions)
+    most, keys = block or n_positions, chunk
+    if reach < chunk:
         most = min(most, max(reach, BLOCK_QUERIES))  # of longer blocks most keys are hidden
-        keys = min(n_positions, most + reach)
+        keys = min(chunk, most + reach)
     rows = max(1, block_elements(heads, keys, device=device, block=most) // (heads * keys))
-    for start in reversed(range(0, n_positions, rows)):
-        stop = min(start + rows, n_positions)
-        yield slice(start, stop), slice(0 if reach is None else max(0, start - reach + 1), stop)
+    for first in reversed(range(0, n_positions, chunk)):
+        end = min(first + chunk, n_positions)
+        for start in reversed(range(first, end, rows)):
+            yield slice(start, min(start + rows, end)), slice(max(first, start - reach + 1), min(start + rows, end))
 
 
 def block_elements(heads: int, keys: int, *, device: torch.device, block: int | None = None) -> int:
@@ -263,7 +267,7 @@ def blocks_of(elements: int | None) -> Iterator[None]:
 
 
 def query_blocks(
-    parts: AttentionParts, state: AttentionState, *, reach: int | None, block: int | None = None
+    parts: AttentionParts, state: AttentionState, *, mask: Mask, block: int | None = None
 ) -> Iterator[AttentionBlock]:
     """A layer's attention weights, a block of queries at a time, as `block_ranges` has them.
 
@@ -273,7 +277,7 @@ def query_blocks(
     added = None
     if parts.position_logits is not None:
         added = parts.position_logits(n_positions).to(state.key, non_blocking=True)
-    for queries, keys in block_ranges(parts.heads, n_positions, reach=reach, device=device, block=block):
+    for queries, keys in block_ranges(parts.heads, n_positions, mask=mask, device=device, block=block):
         logits = (state.query[:, :, queries] * parts.scale).flatten(1, 2) @ state.key[:, keys].transpose(1, 2)
         logits = logits.reshape(parts.key_heads, -1, queries.stop - queries.start, keys.stop - keys.start)
         if parts.softcap is not None:
@@ -284,7 +288,7 @@ def query_blocks(
             diagonal = added[:, queries.stop - 1 : queries.stop] if parts.sinks is None else added[:, queries]
             fall = added[:, None, keys] - diagonal[..., None]
             logits += fall.reshape(parts.key_heads, -1, *fall.shape[1:])
-        hide(logits, queries, keys, reach=reach, value=-torch.inf)
+        hide(logits, queries, keys, mask=mask, value=-torch.inf)
         if parts.sinks is None:
             yield AttentionBlock(queries, keys, logits.softmax(-1))
             continue
@@ -298,19 +302,21 @@ def hide(
     queries: slice,
     keys: slice,
     *,
-    reach: int | None,
+    mask: Mask,
     value: float,
     itself: bool = False,
 ) -> None:
     """Write `value` in place wherever a query does not see the key, or the key is the query `itself` if that is asked.
 
-    Only the keys from the first query on, and those that leave a window, are touched: all others are seen by all.
+    Queries and keys are of `block_ranges`. Only the keys from the first query on, and those that leave a window, are
+    touched: all others are seen by all.
     """
     rows, start = queries.stop - queries.start, queries.start - keys.start
     pairs = partial(torch.ones, dtype=torch.bool, device=values.device)
     values[..., start:].masked_fill_(pairs(rows, rows).triu(0 if itself else 1), value)
-    left = 0 if reach is None else queries.stop - reach - keys.start
-    if reach is not None and left > 0:
+    reach = mask.reach(queries.stop)
+    left = queries.stop - reach - keys.start
+    if left > 0:
         values[..., :left].masked_fill_(pairs(rows, left).tril(start - reach), value)
 
 

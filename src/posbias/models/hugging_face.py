@@ -160,9 +160,10 @@ class HuggingFaceModel(Model):
         return spelling
 
     def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:
-        """Token embeddings, with the scale some families apply inside the embedding layer (Gemma)."""
+        """Token embeddings, with the scale some families apply inside the embedding layer (Gemma), or to its output."""
         embeddings: Tensor = self.network.get_input_embeddings()(token_ids)  # type: ignore[operator]
-        return embeddings
+        scale = 1.0 if self._family is None else self._family.embedding_scale(self.config)
+        return embeddings if scale == 1 else embeddings * scale
 
     def outputs(
         self,
@@ -332,7 +333,9 @@ class BranchWatch:
     stream: list[Tensor] = field(default_factory=list)
     """|x| of every layer, [batch position]."""
     branch: list[Tensor] = field(default_factory=list)
-    """|a| of every layer, with a dimension of batch times positions if the family flattens them."""
+    """|a| of every layer, 0 without a mixer, with a dimension of batch times positions if the family flattens them."""
+    added: list[tuple[float, Tensor]] = field(default_factory=list)
+    """What was added to the stream in the block that runs, with its factors."""
 
     def norms(self) -> BranchNorms:
         """All layers of the forward pass that ran within the context."""
@@ -343,10 +346,16 @@ class BranchWatch:
     def before(self, _module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Hook on a block: keep the norm of its input."""
         self.stream.append(_length(stream_read(positional, named)))
+        self.branch.append(torch.zeros_like(self.stream[-1]))
+        self.added.clear()
 
     def after(self, scale: float, _module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-        """Hook on the module that returns the attention branch, which is scaled when it is added: keep its norm."""
-        self.branch.append(abs(scale) * _length(output[0] if isinstance(output, tuple) else output))
+        """Hook on a module that returns the attention branch, or a share of it, which is scaled when it is added."""
+        self.added.append((scale, (output[0] if isinstance(output, tuple) else output).detach()))
+        if len(self.added) == 1:
+            self.branch[-1] = abs(scale) * _length(self.added[0][1])
+        else:
+            self.branch[-1] = _length(torch.stack([factor * vectors for factor, vectors in self.added]).sum(0))
 
 
 def _length(vectors: Tensor) -> Tensor:
@@ -366,7 +375,8 @@ def watch_branches(blocks: Sequence[Block], *, once: nn.Module | None = None) ->
     with ExitStack() as hooks:
         for block in blocks:
             hooks.enter_context(block.module.register_forward_pre_hook(watch.before, with_kwargs=True))
-            hooks.enter_context(block.adds.register_forward_hook(partial(watch.after, block.branch_scale)))
+            for module, scale in block.adds:
+                hooks.enter_context(module.register_forward_hook(partial(watch.after, scale)))
         if once is not None:
             hooks.callback(once.register_forward_hook(lambda *_: hooks.close()).remove)
         yield watch

@@ -123,10 +123,9 @@ def _of_described(
     for index, traced in enumerate(layers):
         layer, inputs = traced.layer, traced.inputs
         state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
-        for block in query_blocks(layer.parts, state, reach=layer.reach):
+        for block in query_blocks(layer.parts, state, mask=layer.mask):
             kernels[index, block.queries, block.keys] = block.weights.double().mean((0, 1)).cpu().numpy()
-        mask = Causal() if layer.reach is None else SlidingWindow(layer.reach)
-        visible[index] = mask.visible(len(ids))
+        visible[index] = layer.mask.visible(len(ids))
     return kernels, mixing.numpy(), visible
 
 

@@ -183,7 +183,7 @@ def _parts(kernel: Kernel) -> tuple[IntervalKernel | KeyKernel, ...]:
     parts = kernel.parts if isinstance(kernel, SumKernel) else (kernel,)
     differentiable = tuple(part for part in parts if isinstance(part, IntervalKernel | KeyKernel))
     if len(differentiable) < len(parts):
-        raise UsageError("gradients need encodings by distance or by key (not sinusoidal or learned)")
+        raise UsageError("gradients need encodings by distance or by key (not sinusoidal or learned) and no chunks")
     return differentiable
 
 

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from posbias.architecture import Mask
 from posbias.measurement.attention.statistics import MeanSimilarity, PrefixMonotonicity
 from posbias.models.attention import (
     AttentionBlock,
@@ -161,9 +162,9 @@ def reduce_layer(
     the sink score, `block` the most queries at a time. Nothing is read back from an accelerator.
     """
     n_positions, device = state.key.shape[1], state.key.device
-    position = torch.arange(n_positions, dtype=torch.float64, device=device)
-    reach = n_positions if layer.reach is None else layer.reach
-    visible = (position + 1).clamp(max=reach)
+    position = torch.arange(n_positions, device=device)
+    before = layer.mask.keys_before(position, n_positions)
+    visible = before.double() + 1
     # The first query sees itself alone: its entropy is 0 of log 1 = 0 and it is left out.
     entropy_weights = torch.where(visible > 1, 1 / visible.log(), 0.0)
     distance = torch.zeros(state.query.shape[:2], dtype=torch.float64, device=device)
@@ -172,7 +173,7 @@ def reduce_layer(
     sink_mass = None if layer.parts.sinks is None else torch.zeros_like(distance)
     prefix = PrefixWatch(n_positions, device)
     row_error = torch.zeros((), dtype=torch.float64, device=device)
-    for part in query_blocks(layer.parts, state, reach=layer.reach, block=block):
+    for part in query_blocks(layer.parts, state, mask=layer.mask, block=block):
         weights, start, rows = part.weights, part.queries.start, part.queries.stop - part.queries.start
         # sum_j A_ij (i - j), with distances counted from the block's first query so that small ones stay precise.
         back = start - torch.arange(part.keys.start, part.keys.stop, dtype=weights.dtype, device=device)
@@ -194,7 +195,7 @@ def reduce_layer(
         if part.sink is not None:  # summed, not 1 less the sink: a small rest keeps its digits
             mass = mass * mean.double().sum(-1, keepdim=True)
         kernels.add(part, mass)
-    queries_of_key = (n_positions - position).clamp(max=reach)
+    queries_of_key = torch.searchsorted(position - before, position, right=True) - position
     violated, gap = prefix.result()
     return LayerStatistics(
         distance=(distance / n_positions).flatten(),
@@ -238,8 +239,7 @@ class LayerContent:
 class Pairs:
     """The pairs of a layer that count, and the most queries that are looked at together."""
 
-    reach: int | None
-    """Keys a query sees, its own included, >= 2; None: all before it."""
+    mask: Mask
     block: int | None
 
 
@@ -260,18 +260,18 @@ def reduce_content(
     key = torch.nn.functional.pad(key, (0, SHIFT_FEATURES), value=CELLS / 2 / SHIFT_FEATURES).transpose(1, 2)
     heads, n_positions = bound.numel(), state.key.shape[1]
     counts = torch.zeros(heads, HIDDEN + 1, dtype=torch.float64, device=bound.device)
-    ranges = block_ranges(heads, n_positions, reach=pairs.reach, device=bound.device, block=pairs.block)
+    ranges = block_ranges(heads, n_positions, mask=pairs.mask, device=bound.device, block=pairs.block)
     for queries, keys in ranges:
         shape = (heads, queries.stop - queries.start, keys.stop - keys.start)
         cells = (query[:, :, queries].flatten(1, 2) @ key[..., keys]).to(torch.int64).view(shape)
-        add_cells(counts, cells, queries, keys, reach=pairs.reach)
+        add_cells(counts, cells, queries, keys, mask=pairs.mask)
         if into is not None:
             logits = (state.query[:, :, queries] * scale).flatten(1, 2) @ state.key[:, keys].transpose(1, 2)
             into[:, queries, keys] += logits.view(shape).to(into)
     diagonal = (state.query.double() * state.key.double()[:, None]).sum(-1).flatten(0, 1) * scale
     return LayerContent(
         diagonal=diagonal,
-        off_diagonal=off_diagonal_mean(state, scale=scale, reach=pairs.reach),
+        off_diagonal=off_diagonal_mean(state, scale=scale, mask=pairs.mask),
         counts=in_cells(counts),
         bound=bound.double().flatten(),
     )
@@ -288,11 +288,11 @@ def reduce_mean_content(
     `diagonal` has the precise values at j = i.
     """
     heads, n_positions, device = len(mean), mean.shape[-1], mean.device
-    ranges = partial(block_ranges, heads, n_positions, reach=pairs.reach, device=device, block=pairs.block)
+    ranges = partial(block_ranges, heads, n_positions, mask=pairs.mask, device=device, block=pairs.block)
     bound, total = diagonal.abs().amax(1).to(mean), torch.zeros(heads, dtype=torch.float64, device=device)
     for queries, keys in ranges():
         logits = mean[:, queries, keys].clone()
-        hide(logits, queries, keys, reach=pairs.reach, value=0.0, itself=True)
+        hide(logits, queries, keys, mask=pairs.mask, value=0.0, itself=True)
         bound = torch.maximum(bound, logits.abs().amax((1, 2)))
         total += logits.sum((1, 2), dtype=torch.float64)
     bound = bound.clamp_min(SMALLEST_BOUND)
@@ -300,8 +300,8 @@ def reduce_mean_content(
     counts = torch.zeros(heads, HIDDEN + 1, dtype=torch.float64, device=device)
     for queries, keys in ranges():
         cells = (mean[:, queries, keys] * unit + CELLS / 2).clamp(0, CELLS).to(torch.int64)
-        add_cells(counts, cells, queries, keys, reach=pairs.reach)
-    return LayerContent(diagonal, total / _visible_pairs(n_positions, pairs.reach), in_cells(counts), bound.double())
+        add_cells(counts, cells, queries, keys, mask=pairs.mask)
+    return LayerContent(diagonal, total / _visible_pairs(n_positions, pairs.mask), in_cells(counts), bound.double())
 
 
 def add_cells(
@@ -310,10 +310,10 @@ def add_cells(
     queries: slice,
     keys: slice,
     *,
-    reach: int | None,
+    mask: Mask,
 ) -> None:
     """Count the visible entries j < i of every head by their cell; the slot HIDDEN takes the others."""
-    hide(cells, queries, keys, reach=reach, value=HIDDEN, itself=True)
+    hide(cells, queries, keys, mask=mask, value=HIDDEN, itself=True)
     one = torch.ones(1, 1, dtype=counts.dtype, device=counts.device)
     counts.scatter_add_(1, cells.flatten(1), one.expand(len(cells), cells[0].numel()))
 
@@ -324,24 +324,25 @@ def in_cells(counts: Float64[Tensor, "heads slots"]) -> Float64[Tensor, "heads c
     return counts[:, :CELLS]
 
 
-def off_diagonal_mean(state: AttentionState, *, scale: float, reach: int | None) -> Float64[Tensor, "heads"]:
-    """Mean of scale * q_i.k_j over visible j < i, from running sums of keys; `reach` >= 2 counts a query's own key.
+def off_diagonal_mean(state: AttentionState, *, scale: float, mask: Mask) -> Float64[Tensor, "heads"]:
+    """Mean of scale * q_i.k_j over visible j < i, from running sums of keys; some query sees a key before its own.
 
-    sum_{j < i} q_i.k_j = q_i . (K_{i-1} - K_{i-reach}), K the cumulative sum: order N d, no pair is formed.
+    sum_{j < i} q_i.k_j = q_i . (K_{i-1} - K_{f-1}), K the cumulative sum, f the first visible key: order N d, no pair
+    is formed.
     """
     n_positions = state.key.shape[1]
     before = torch.nn.functional.pad(state.key.double().cumsum(1), (0, 0, 1, 0))  # before[i] = k_0 + ... + k_(i-1)
-    earlier = before[:, :-1].clone()
-    if reach is not None:
-        earlier[:, reach - 1 :] -= before[:, : n_positions - reach + 1]
+    earlier = before[:, :-1]
+    if mask.reach(n_positions) < n_positions:
+        position = torch.arange(n_positions, device=before.device)
+        earlier = earlier - before[:, position - mask.keys_before(position, n_positions)]
     total = torch.einsum("kgic,kic->kg", state.query.double(), earlier)
-    return total.flatten() * (scale / _visible_pairs(n_positions, reach))
+    return total.flatten() * (scale / _visible_pairs(n_positions, mask))
 
 
-def _visible_pairs(n_positions: int, reach: int | None) -> int:
+def _visible_pairs(n_positions: int, mask: Mask) -> int:
     """Pairs j < i that are seen."""
-    most = n_positions - 1 if reach is None else min(reach, n_positions) - 1
-    return most * (most + 1) // 2 + (n_positions - 1 - most) * most
+    return int(mask.keys_before(np.arange(n_positions), n_positions).sum())
 
 
 def similarity_of(layers: Sequence[LayerContent]) -> tuple[dict[str, Float64[Tensor, "layers heads"]], Tensor]:

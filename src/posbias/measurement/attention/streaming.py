@@ -91,7 +91,7 @@ class Accumulators:
 
     def pairs(self, layer: AttentionLayer) -> Pairs:
         """The content logits of a layer that count."""
-        return Pairs(reach=layer.reach, block=self.options.block)
+        return Pairs(mask=layer.mask, block=self.options.block)
 
     def add(self, layers: Sequence[LayerStatistics], content: Sequence[LayerContent], mixing: Mixing) -> None:
         """Add a prompt's numbers, which are read from the device here, all at once."""
@@ -161,7 +161,7 @@ def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | Non
         )
     check_prompts(model, prompts)
     layers = describe_attention(model, n_positions=prompts.n_positions)
-    if any(layer.reach == 1 for layer in layers):
+    if any(layer.mask.reach(prompts.n_positions) == 1 for layer in layers):
         raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
     assert isinstance(model, HuggingFaceModel)  # or it would not have been described
     sums = Accumulators(model, layers, options, n_positions=prompts.n_positions)
@@ -217,10 +217,10 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
         left_out.append(f"monotonicity of the mean kernel: it needs kernel_cells={n_positions}")
     if sums.content_sum is None:
         left_out.append("similarity of the mean content logits: they are kept up to a size, or with mean_content=True")
-    visible = [np.minimum(np.arange(1, n_positions + 1), layer.reach or n_positions) for layer in sums.layers]
+    before = [layer.mask.keys_before(np.arange(n_positions), n_positions) for layer in sums.layers]
     return AttentionStatistics(
         distance=sums.by_heads("distance"),
-        even_distance=np.array([float((keys - 1).mean()) / 2 for keys in visible]),
+        even_distance=np.array([float(keys.mean()) / 2 for keys in before]),
         entropy=sums.by_heads("entropy"),
         learned_sink=sums.by_heads("learned_sink") if "learned_sink" in sums.rows else None,
         content=ContentLogits(

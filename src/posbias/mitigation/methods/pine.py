@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from posbias.architecture import Mask
 from posbias.errors import UsageError
 from posbias.interventions.attention import (
     PLAIN_KERNEL,
@@ -67,7 +68,7 @@ class Pine(Mitigation):
             raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
         windows = windows_of(passages)
         layers = [
-            _Documents(windows, self.strength, rates, getattr(model.family.mask(model.config, layer), "width", None))
+            _Documents(windows, self.strength, rates, model.family.mask(model.config, layer))
             for layer, rates in enumerate(turning(model, self))
         ]
         plain_keys = KeptKeys()
@@ -95,7 +96,7 @@ class _Documents:
     windows: Spans
     strength: float
     frequencies: Frequencies
-    reach: int | None
+    mask: Mask
 
     def attended(self, call: AttentionCall, plain: Float[Tensor, "batch key_head key feature"]) -> Attended:
         """Attention of prompts whose tokens stand in the same slots; `plain` are the keys without rotary positions."""
@@ -198,8 +199,7 @@ class _Documents:
         """The keys that some queries see, and those of them that stand behind these queries."""
         at, places = call.query_positions[0, rows, None], call.key_positions[0]
         later = (queries[:, None] >= 0) & (keys >= 0) & (keys != queries[:, None]) & (places > at)
-        if self.reach is not None:
-            later &= places - at < self.reach
+        later &= places - at <= self.mask.keys_before(places, call.slots)
         return shown_keys(call, rows) | later, later
 
     def _away(self, query: Tensor, away: Float[Tensor, "batch head query"]) -> Tensor:

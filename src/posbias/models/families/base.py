@@ -42,48 +42,86 @@ KNOWN_ATTENTION = ("eager", "flash_attention_2", "flash_attention_3", "flex_atte
 
 
 @dataclass(frozen=True)
-class Block:
-    """One decoder block by role; None for a part that the family does not have."""
+class Mixer:
+    """A layer that mixes positions, by the parts at its two ends."""
 
     module: nn.Module
-    attention: nn.Module
-    """The attention, or the layer that mixes positions in its place if the block is `linear`."""
-    attention_norm: nn.Module | None
+    output: nn.Module
+    """The output projection."""
+    scale: float = 1.0
+    """Factor on the layer's output when it is added to the stream (Granite, Falcon-H1)."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One decoder block by role; None for a part that it does not have.
+
+    What attention and linear layer add to the stream is one branch, the attention branch by name, whichever is there.
+    """
+
+    module: nn.Module
+    softmax: Mixer | None = None
+    """The attention."""
+    linear: Mixer | None = None
+    """A state-space, gated linear or convolutional layer, which has no attention matrix: in attention's place, or
+    beside it (Falcon-H1)."""
+    attention_norm: nn.Module | None = None
     """Norm of the attention branch's input (None: it reads the stream as it is, as in OLMo-2)."""
-    attention_output: nn.Module
-    """The output projection; what it returns is the attention branch, up to `attention_post_norm`."""
-    attention_post_norm: nn.Module | None
+    attention_post_norm: nn.Module | None = None
     """Norm applied to the branch before it is added to the stream (Gemma-3, OLMo-2)."""
-    mlp: nn.Module | None
-    mlp_norm: nn.Module | None
-    mlp_post_norm: nn.Module | None
+    mlp: nn.Module | None = None
+    mlp_norm: nn.Module | None = None
+    mlp_post_norm: nn.Module | None = None
     attention_stream_norm: nn.Module | None = None
     """Norm applied to the stream after the attention branch was added to it (OPT-350M only)."""
     mlp_stream_norm: nn.Module | None = None
     """Norm applied to the stream after the MLP branch was added to it (OPT-350M only)."""
-    branch_scale: float = 1.0
-    """Factor on both branches when they are added to the stream (Granite)."""
-    linear: bool = False
-    """Positions are mixed by a state-space, gated linear or convolutional layer, which has no attention matrix."""
+    mlp_scale: float = 1.0
+    """Factor on the MLP's output when it is added to the stream (Granite, Falcon-H1)."""
 
     @property
-    def adds(self) -> nn.Module:
-        """The module whose output is added to the stream: BLOOM's attention module would return residual + branch."""
-        return self.attention_post_norm or self.attention_output
+    def attention(self) -> nn.Module:
+        """The attention of a block that has it."""
+        assert self.softmax is not None, "blocks that have attention are those of `Family.attention_blocks`"
+        return self.softmax.module
+
+    @property
+    def attention_output(self) -> nn.Module:
+        """The output projection of the attention of a block that has it."""
+        assert self.softmax is not None, "blocks that have attention are those of `Family.attention_blocks`"
+        return self.softmax.output
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The layers that mix positions, which read the same; none if every position stays by itself."""
+        return [mixer for mixer in (self.softmax, self.linear) if mixer is not None]
+
+    @property
+    def adds(self) -> list[tuple[nn.Module, float]]:
+        """Modules whose outputs, times these factors, are the attention branch as it is added to the stream.
+
+        They are not the attention modules themselves: BLOOM's returns residual + branch.
+        """
+        if self.attention_post_norm is None:
+            return [(mixer.output, mixer.scale) for mixer in self.mixers]
+        (mixer,) = self.mixers
+        return [(self.attention_post_norm, mixer.scale)]
 
     def attention_added(self, parts: AttentionParts) -> AttentionParts:
-        """The attention's parts with `branch_scale` in the output map: the branch as it is added."""
-        if self.branch_scale == 1:
+        """The attention's parts with its factor in the output map: the branch as it is added."""
+        assert self.softmax is not None, "only attention has these parts"
+        scale = self.softmax.scale
+        if scale == 1:
             return parts
-        bias = None if parts.output_bias is None else parts.output_bias * self.branch_scale
-        return replace(parts, output=parts.output * self.branch_scale, output_bias=bias)
+        bias = None if parts.output_bias is None else parts.output_bias * scale
+        return replace(parts, output=parts.output * scale, output_bias=bias)
 
     def mlp_added(self, parts: MlpParts) -> MlpParts:
-        """The MLP's parts with `branch_scale` in the down map."""
-        if self.branch_scale == 1:
+        """The MLP's parts with `mlp_scale` in the down map."""
+        if self.mlp_scale == 1:
             return parts
-        bias = None if parts.down_bias is None else parts.down_bias * self.branch_scale
-        return replace(parts, down=parts.down * self.branch_scale, down_bias=bias)
+        bias = None if parts.down_bias is None else parts.down_bias * self.mlp_scale
+        return replace(parts, down=parts.down * self.mlp_scale, down_bias=bias)
 
 
 def stream_read(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Float[Tensor, "batch position feature"]:
@@ -128,7 +166,9 @@ class Family:
     mlp_post_norm: ClassVar[str | None] = None
 
     linear: ClassVar[str | None] = None
-    """The layer that mixes positions where a block has no attention; ask `is_linear`."""
+    """The layer that mixes positions where a block has no attention, or beside it; ask `is_linear`."""
+    side_by_side: ClassVar[bool] = False
+    """Blocks with a linear layer have attention, too."""
     linear_output: ClassVar[str] = "out_proj"
     """Its output projection, within it."""
 
@@ -191,11 +231,17 @@ class Family:
         return NoEncoding()
 
     def encodings(self, network: nn.Module, config: Any) -> list[Encoding]:
-        """The encoding of every layer; of a linear one its own decays, as many quantiles of them as there are heads."""
+        """The encoding of every layer; of a linear one its own decays, as many quantiles of them as there are heads.
+
+        Attention beside a linear layer counts as many decays of 0, which is what it is without content.
+        """
         heads, encodings = self.heads(config), list[Encoding]()
         for layer, block in enumerate(self.blocks(network)):
-            slopes = Recurrent(self.decays(block).tolist()).linear_slopes(heads) if block.linear else None
-            encodings.append(self.encoding(config, layer) if slopes is None else Recurrent(slopes.tolist()))
+            if block.linear is None:
+                encodings.append(self.encoding(config, layer))
+                continue
+            slopes = Recurrent(self.decays(block.linear.module).tolist()).linear_slopes(heads).tolist()
+            encodings.append(Recurrent(slopes if block.softmax is None else [0.0] * heads + slopes))
         return encodings
 
     def logit_scale(self, attention: nn.Module) -> float:
@@ -265,6 +311,10 @@ class Family:
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
         """The experts and the router, if the block has a mixture of experts for its MLP."""
         return None
+
+    def embedding_scale(self, config: Any) -> float:
+        """Factor that the network puts on token embeddings outside the embedding layer, and on no vectors given."""
+        return 1.0
 
     def input_scale(self, config: Any) -> float:
         """Factor that the network puts on the vectors that enter it, before the first block."""
@@ -341,18 +391,21 @@ class Family:
         def part(path: str | None) -> nn.Module | None:
             return None if path is None else module.get_submodule(path)
 
-        linear = self.linear is not None and self.is_linear(module)
-        mixer, output = (self.linear, f"{self.linear}.{self.linear_output}") if linear else ("", "")
+        def mixer(layer: str, output: str) -> Mixer:
+            return Mixer(module.get_submodule(layer), module.get_submodule(output))
+
+        linear = None
+        if self.linear is not None and self.is_linear(module):
+            linear = mixer(self.linear, f"{self.linear}.{self.linear_output}")
         return Block(
             module=module,
-            attention=module.get_submodule(mixer or self.attention),
+            softmax=mixer(self.attention, self.attention_output) if linear is None or self.side_by_side else None,
+            linear=linear,
             attention_norm=part(self.attention_norm),
-            attention_output=module.get_submodule(output or self.attention_output),
             attention_post_norm=part(self.attention_post_norm),
             mlp=part(self.mlp),
             mlp_norm=part(self.mlp_norm),
             mlp_post_norm=part(self.mlp_post_norm),
-            linear=linear,
         )
 
     def is_linear(self, module: nn.Module) -> bool:
@@ -361,9 +414,9 @@ class Family:
 
     def attention_blocks(self, network: nn.Module) -> list[tuple[int, Block]]:
         """The blocks that have attention, with their layers."""
-        return [(layer, block) for layer, block in enumerate(self.blocks(network)) if not block.linear]
+        return [(layer, block) for layer, block in enumerate(self.blocks(network)) if block.softmax is not None]
 
-    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+    def decays(self, layer: nn.Module) -> Float64[np.ndarray, "decays"]:
         """Nats that the states of a linear layer lose per position, one for each of its decays, at bare biases."""
         raise UsageError(f"{self.name} models have no linear layers")
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posbias.architecture import Causal, Chunks, Mask
 from posbias.models.families.base import FAMILIES, Angles, Block
 from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
 from posbias.models.families.parts import (
@@ -15,6 +16,7 @@ from posbias.models.families.parts import (
     Latent,
     MixtureParts,
     MlpParts,
+    Norm,
     bias_of,
     readable,
     weight_of,
@@ -24,8 +26,8 @@ Logits = Float[Tensor, "token expert"]
 Weights = Float[Tensor, "token top"]
 
 
-class GatedExperts(LlamaLike):
-    """Blocks, all or some, with a router and gated `experts` held together as [expert, out, in]."""
+class RoutedExperts(LlamaLike):
+    """Blocks, all or some, with a router and `experts` held together as [expert, out, in], gated or not."""
 
     router: ClassVar[str] = "gate"
     logistic_router: ClassVar[bool] = False
@@ -46,36 +48,44 @@ class GatedExperts(LlamaLike):
         """The expert for all tokens."""
         return None if self.shared_expert is None else self.mlp_module(block).get_submodule(self.shared_expert)
 
+    def expert_parts(self, experts: nn.Module) -> tuple[MlpParts, ...]:
+        """Maps of every expert, with a gate if the experts hold one."""
+        if hasattr(experts, "gate_up_proj"):
+            maps = [tuple(both.chunk(2)) for both in readable(experts, "gate_up_proj")]
+        else:
+            maps = [(None, up) for up in readable(experts, "up_proj")]
+        activation: Any = experts.act_fn
+        return tuple(
+            MlpParts(up=up, down=down, gate=gate, activation=activation)
+            for (gate, up), down in zip(maps, readable(experts, "down_proj"), strict=True)
+        )
+
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
         """Experts, router, and the shared expert if there is one; with the factor on branches."""
         if not self.is_mixture(block):
             return None
         mlp = next(module for module in self.mlp_modules(block) if hasattr(module, "experts"))
         experts, router = mlp.get_submodule("experts"), mlp.get_submodule(self.router)
-        gates_and_ups, downs = readable(experts, "gate_up_proj"), readable(experts, "down_proj")
         shared, gate_of_shared = self.shared_module(block), getattr(mlp, f"{self.shared_expert}_gate", None)
         return MixtureParts(
-            experts=tuple(
-                MlpParts(up=up, down=down, gate=gate, activation=experts.act_fn)
-                for (gate, up), down in zip((gate_and_up.chunk(2) for gate_and_up in gates_and_ups), downs, strict=True)
-            ),
+            experts=self.expert_parts(experts),
             router=weight_of(router),
             router_module=router,
-            weigh=lambda logits, chosen: block.branch_scale * self.weights(logits, chosen, config),
+            weigh=lambda logits, chosen: block.mlp_scale * self.weights(logits, chosen, config),
             shared=None if shared is None else block.mlp_added(self.mlp_within(shared)),
             shared_gate=None if gate_of_shared is None else weight_of(gate_of_shared),
         )
 
 
 @FAMILIES.register("mixtral")
-class Mixtral(GatedExperts):
+class Mixtral(RoutedExperts):
     """Mixtral: Mistral with a mixture of experts for each MLP."""
 
     windows = "all layers"
 
 
 @FAMILIES.register("olmoe")
-class Olmoe(GatedExperts):
+class Olmoe(RoutedExperts):
     """OLMoE: Llama with queries and keys normalised over all their features and mixtures of experts for MLPs."""
 
     query_key_norms = Q_AND_K
@@ -83,7 +93,7 @@ class Olmoe(GatedExperts):
 
 
 @FAMILIES.register("qwen3_moe")
-class Qwen3Moe(GatedExperts):
+class Qwen3Moe(RoutedExperts):
     """Qwen 3 MoE: Qwen 3 with mixtures of experts for MLPs and one window, if any, for all layers."""
 
     windows = "all layers"
@@ -138,15 +148,78 @@ class GptOss(LlamaLike):
         return torch.cat([cosine, cosine], -1), torch.cat([sine, sine], -1)
 
 
+@FAMILIES.register("llama4_text")
+class Llama4(RoutedExperts):
+    """Llama 4 (text): chunks in layers that turn and normalise queries and keys; elsewhere no positions, but factors on
+    queries; mixtures of experts that read what the router has scaled, and a shared one.
+
+    transformers turns queries and keys before it normalises each head by its root mean square, which is the same.
+    """
+
+    mlp = "feed_forward"
+    activation = "activation_fn"
+    turns_neighbours = True
+    no_mean_field = "factors on queries by position"
+    router = "router"
+    logistic_router = True
+    shared_expert = "shared_expert"
+
+    def mask(self, config: Any, layer: int) -> Mask:
+        """Chunks, if `layer_types` says so."""
+        return Chunks(config.attention_chunk_size) if config.layer_types[layer] == "chunked_attention" else Causal()
+
+    def rotates(self, attention: nn.Module, config: Any) -> bool:
+        """Layers whose `no_rope_layers` is 1 turn."""
+        return bool(attention.use_rope)
+
+    def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
+        """Real and imaginary parts, one for each pair of features."""
+        turns = arguments["position_embeddings"][0]
+        return torch.cat([turns.real] * 2, -1), torch.cat([turns.imag] * 2, -1)
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """Llama's, with norms without a gain in layers that turn, and the factors on queries in others."""
+        parts, attention = super().attention_parts(block, config), cast(Any, block.attention)
+        if hasattr(attention, "qk_norm"):
+            norm = Norm("rms", gain=torch.ones(parts.head_dim), bias=None, epsilon=float(attention.qk_norm.eps))
+            return replace(parts, query_norm=norm, key_norm=norm)
+        if attention.use_rope or not attention.attn_temperature_tuning:
+            return parts
+
+        def factors(n_positions: int) -> Float[Tensor, "n_positions"]:
+            steps = torch.arange(1.0, n_positions + 1.0).div(attention.floor_scale).floor()
+            return 1 + attention.attn_scale * steps.log1p()
+
+        return replace(parts, query_factors=factors)
+
+    def expert_parts(self, experts: nn.Module) -> tuple[MlpParts, ...]:
+        """Maps of every expert, stored as [expert, in, out]."""
+        both, downs = (readable(experts, name).transpose(1, 2) for name in ("gate_up_proj", "down_proj"))
+        activation: Any = experts.act_fn
+        return tuple(
+            MlpParts(up=up, down=down, gate=gate, activation=activation)
+            for (gate, up), down in zip((maps.chunk(2) for maps in both), downs, strict=True)
+        )
+
+    def renormalised(self, config: Any) -> bool:
+        """The factors are the logistic functions of the chosen experts' logits."""
+        return False
+
+    def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
+        """The parts of every mixture, with the factors on what the experts read."""
+        parts = super().mixture_parts(block, config)
+        return parts and replace(parts, scales_input=True, top=int(config.num_experts_per_tok))
+
+
 @FAMILIES.register("qwen2_moe")
-class Qwen2Moe(GatedExperts):
+class Qwen2Moe(RoutedExperts):
     """Qwen 2 MoE: Qwen 2 with mixtures of experts and a shared one."""
 
     shared_expert = "shared_expert"
 
 
 @FAMILIES.register("granitemoe")
-class GraniteMoe(GatedExperts, Granite):
+class GraniteMoe(RoutedExperts, Granite):
     """Granite MoE: Granite with mixtures of experts."""
 
     mlp = "block_sparse_moe"
@@ -154,7 +227,7 @@ class GraniteMoe(GatedExperts, Granite):
 
 
 @FAMILIES.register("phimoe")
-class PhiMoe(GatedExperts):
+class PhiMoe(RoutedExperts):
     """Phi 3.5 MoE: Llama with LayerNorms, one window, if any, for all layers, and mixtures of experts."""
 
     windows = "all layers"
@@ -172,7 +245,7 @@ class PhiMoe(GatedExperts):
 
 
 @FAMILIES.register("glm4_moe")
-class Glm4Moe(GatedExperts):
+class Glm4Moe(RoutedExperts):
     """GLM 4.5: Llama with norms on queries and keys if configured, partial rotation and mixtures of experts."""
 
     query_key_norms = Q_AND_K
@@ -182,7 +255,7 @@ class Glm4Moe(GatedExperts):
 
 
 @FAMILIES.register("mimo_v2_flash")
-class MiMoV2Flash(GatedExperts):
+class MiMoV2Flash(RoutedExperts):
     """MiMo V2 Flash: windowed layers with learned sinks and twice the key heads, values of a size of their own."""
 
     logistic_router = True
@@ -196,7 +269,7 @@ class MiMoV2Flash(GatedExperts):
 
 
 @FAMILIES.register("deepseek_v3")
-class DeepseekV3(GatedExperts):
+class DeepseekV3(RoutedExperts):
     """DeepSeek V3 and R1, Kimi K2, Moonlight: queries, keys and values made of latents, mixtures of experts.
 
     A head's key is its own share of the latent, not turned, and a turned share that all heads have in common. Turned

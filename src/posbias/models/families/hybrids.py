@@ -6,7 +6,7 @@ Such a layer has no attention matrix: it is a branch like attention, and its ker
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from jaxtyping import Float64
 from torch import nn
 
 from posbias.architecture import Causal, Mask, SlidingWindow
-from posbias.models.families.base import FAMILIES, Angles, Block
-from posbias.models.families.experts import GatedExperts
+from posbias.models.families.base import FAMILIES, Angles, Block, Mixer
+from posbias.models.families.experts import RoutedExperts
 from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
 from posbias.models.families.parts import AttentionParts, MlpParts, readable, weight_of
 
@@ -34,9 +34,9 @@ class Hybrid(LlamaLike):
 
     linear = "mamba"
 
-    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+    def decays(self, layer: nn.Module) -> Float64[np.ndarray, "decays"]:
         """A rate per head times its step (Mamba 2, gated DeltaNet)."""
-        return softplus_decays(readable(block.attention, "A_log"), readable(block.attention, "dt_bias"))
+        return softplus_decays(readable(layer, "A_log"), readable(layer, "dt_bias"))
 
 
 @FAMILIES.register("qwen3_5_text")
@@ -64,7 +64,7 @@ class Qwen35(Hybrid):
 
 
 @FAMILIES.register("qwen3_next")
-class Qwen3Next(GatedExperts, Qwen35):
+class Qwen3Next(RoutedExperts, Qwen35):
     """Qwen 3 Next: Qwen 3.5 with mixtures of experts and a shared one for MLPs."""
 
     shared_expert = "shared_expert"
@@ -82,7 +82,7 @@ class OlmoHybrid(Hybrid):
     def block(self, module: nn.Module) -> Block:
         """Attention and its MLP have norms behind them, linear layers and theirs before them."""
         block = super().block(module)
-        if block.linear:
+        if block.linear is not None:
             return replace(block, attention_norm=module.get_submodule("input_layernorm"))
         after, last = (module.get_submodule(f"post_{branch}_layernorm") for branch in ("attention", "feedforward"))
         return replace(block, attention_post_norm=after, mlp_norm=None, mlp_post_norm=last)
@@ -112,13 +112,13 @@ class Lfm2(Hybrid):
         gate, up, down = (weight_of(module.get_submodule(name)) for name in ("w1", "w3", "w2"))
         return MlpParts(up=up, down=down, gate=gate, activation=nn.functional.silu)
 
-    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+    def decays(self, layer: nn.Module) -> Float64[np.ndarray, "decays"]:
         """A convolution weighs the positions of its window evenly until its weights are known."""
         return np.zeros(1)
 
 
 @FAMILIES.register("granitemoehybrid")
-class GraniteHybrid(GatedExperts, Granite, Hybrid):
+class GraniteHybrid(RoutedExperts, Granite, Hybrid):
     """Granite 4: Granite's factors, Mamba 2 layers, mixtures of experts beside a shared MLP, rotary if configured."""
 
     mlp = "shared_mlp"
@@ -151,7 +151,7 @@ class Bamba(Hybrid):
 
 
 @FAMILIES.register("jamba")
-class Jamba(GatedExperts, Bamba):
+class Jamba(RoutedExperts, Bamba):
     """Jamba: Mamba layers, attention without any positions, mixtures of experts in some blocks."""
 
     rotary = False
@@ -161,10 +161,84 @@ class Jamba(GatedExperts, Bamba):
         """The weights of the chosen experts are their probabilities."""
         return False
 
-    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+    def decays(self, layer: nn.Module) -> Float64[np.ndarray, "decays"]:
         """A rate per channel and state times the channel's step."""
-        step = readable(block.attention.get_submodule("dt_proj"), "bias")
-        return softplus_decays(readable(block.attention, "A_log"), step)
+        return softplus_decays(readable(layer, "A_log"), readable(layer.get_submodule("dt_proj"), "bias"))
+
+
+@FAMILIES.register("falcon_h1")
+class FalconH1(Bamba):
+    """Falcon-H1: attention and a Mamba 2 layer side by side in every block, factors on nearly every map.
+
+    Those of the Mamba 2 layer's own maps are within it.
+    """
+
+    side_by_side = True
+
+    def block(self, module: nn.Module) -> Block:
+        """Bamba's, with the factors on what is added."""
+        block, factors = super().block(module), cast(Any, module)
+        assert block.softmax is not None
+        assert block.linear is not None
+        return replace(
+            block,
+            softmax=replace(block.softmax, scale=float(factors.attn_out_multiplier)),
+            linear=replace(block.linear, scale=float(factors.ssm_out_multiplier)),
+            mlp_scale=float(factors.feed_forward.down_multiplier),
+        )
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """Llama's, with the factor on keys in their map."""
+        parts, factor = super().attention_parts(block, config), float(config.key_multiplier)
+        bias = None if parts.key_bias is None else parts.key_bias * factor
+        return replace(parts, key=parts.key * factor, key_bias=bias)
+
+    def mlp_within(self, module: nn.Module) -> MlpParts:
+        """Gated, with the factor on the gate in its map."""
+        parts, factor = super().mlp_within(module), float(cast(Any, module).gate_multiplier)
+        assert parts.gate is not None
+        bias = None if parts.gate_bias is None else parts.gate_bias * factor
+        return replace(parts, gate=parts.gate * factor, gate_bias=bias)
+
+    def embedding_scale(self, config: Any) -> float:
+        """The factor on embeddings."""
+        return float(config.embedding_multiplier)
+
+    def unsupported(self, config: Any) -> str | None:
+        """A factor on what attention reads, beside the norm that the Mamba 2 layer reads through, has no place here."""
+        if config.attention_in_multiplier != 1:
+            return f"attention_in_multiplier is {config.attention_in_multiplier}, only 1 is described"
+        return super().unsupported(config)
+
+
+@FAMILIES.register("nemotron_h")
+class NemotronH(RoutedExperts, Hybrid):
+    """Nemotron-H, Nemotron Nano 2 and Nemotron 3: blocks of one branch, which is attention without any positions, a
+    Mamba 2 layer, an MLP without a gate or a mixture of such MLPs."""
+
+    final_norm = "model.norm_f"
+    rotary = False
+    logistic_router = True
+    shared_expert = "shared_experts"
+
+    def block(self, module: nn.Module) -> Block:
+        """Its norm and its `mixer`, which need not mix positions."""
+        sort, layer, norm = (getattr(module, name) for name in ("block_type", "mixer", "norm"))
+        if sort == "full_attention":
+            return Block(module, softmax=Mixer(layer, layer.o_proj), attention_norm=norm)
+        if sort == "linear_attention":
+            return Block(module, linear=Mixer(layer, layer.out_proj), attention_norm=norm)
+        return Block(module, mlp=layer, mlp_norm=norm)
+
+    def unsupported(self, config: Any) -> str | None:
+        """Experts that read a latent in place of the stream."""
+        latent = config.moe_latent_size is not None and "moe" in config.layer_types
+        return "moe_latent_size is set" if latent else super().unsupported(config)
+
+    def mask(self, config: Any, layer: int) -> Mask:
+        """In a block that mixes no positions every one sees itself alone."""
+        mixes = config.layer_types[layer] in ("full_attention", "linear_attention")
+        return Causal() if mixes else SlidingWindow(width=1)
 
 
 @FAMILIES.register("recurrent_gemma")
@@ -202,9 +276,9 @@ class RecurrentGemma(Hybrid):
             "use_cache": False,
         }
 
-    def decays(self, block: Block) -> Float64[np.ndarray, "decays"]:
+    def decays(self, layer: nn.Module) -> Float64[np.ndarray, "decays"]:
         """By channel, with its gate as its bias leaves it."""
-        unit: Any = block.attention.get_submodule("rg_lru")
+        unit: Any = layer.get_submodule("rg_lru")
         gate = readable(unit, "recurrent_gate_bias").detach().double().sigmoid().flatten()
         fall = nn.functional.softplus(readable(unit, "recurrent_param").detach().double())
         return np.asarray((RG_LRU_POWER * gate * fall).cpu().numpy())

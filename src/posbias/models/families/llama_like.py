@@ -98,7 +98,9 @@ class Granite(LlamaLike):
 
     def block(self, module: nn.Module) -> Block:
         """Llama's, with the factor on its branches."""
-        return replace(super().block(module), branch_scale=float(module.residual_multiplier))  # type: ignore[arg-type]
+        block, scale = super().block(module), float(module.residual_multiplier)  # type: ignore[arg-type]
+        softmax, linear = (mixer and replace(mixer, scale=scale) for mixer in (block.softmax, block.linear))
+        return replace(block, softmax=softmax, linear=linear, mlp_scale=scale)
 
     def input_scale(self, config: Any) -> float:
         """The factor on the embeddings, which the network applies to whatever enters it."""

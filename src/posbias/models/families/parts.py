@@ -88,6 +88,8 @@ class AttentionParts:
     """Map from what the attention reads to gates, one for each feature of the heads' outputs, which are multiplied by
     the gate's logistic function before the output map (Qwen 3 Next)."""
     gate_bias: Float[Tensor, "value_features"] | None = None
+    query_factors: Callable[[int], Float[Tensor, "n_positions"]] | None = None
+    """Factors on the queries of every position of a prompt of so many (Llama 4)."""
     latents: tuple[Latent, ...] = ()
     """What the query, key and value maps read, one after the other, in place of the stream (DeepSeek); empty: the
     stream itself. The gate, if there is one, reads the stream."""
@@ -123,10 +125,15 @@ class MixtureParts:
     router: Float[Tensor, "expert width"]
     """The logits are this times x, plus `router_bias`."""
     router_module: nn.Module
-    """The module that chooses; it returns a tuple whose last entry is the chosen experts [token, top]."""
+    """The module that chooses; it returns a tuple whose last entry is the chosen experts [token, top], or the logits if
+    `top` is given."""
     weigh: Callable[[Float[Tensor, "token expert"], Int[Tensor, "token top"]], Float[Tensor, "token top"]]
     """Weights of the chosen experts from the logits and the choice, differentiable by the logits."""
     router_bias: Float[Tensor, "expert"] | None = None
+    scales_input: bool = False
+    """The weights are factors on what the experts read, not on what they return (Llama 4)."""
+    top: int | None = None
+    """Number of experts with the largest logits that are chosen; None if the router says which."""
     shared: MlpParts | None = None
     """An expert that every token is given to, beside the chosen ones."""
     shared_gate: Float[Tensor, "1 width"] | None = None

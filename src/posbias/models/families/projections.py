@@ -46,7 +46,7 @@ def linear_projections(network: nn.Module, family: Family, config: Any) -> Itera
     paths = {id(module): path for path, module in network.named_modules()}
     for layer, block in enumerate(family.blocks(network)):
         by_role: list[tuple[nn.Module, tuple[str, ...]]] = []
-        if not block.linear:
+        if block.softmax is not None:
             queries = [block.attention.get_submodule(name) for name in family.query_key_value]
             by_role = [(queries[0], ("q", "k", "v"))]
             if len(queries) > 1:

@@ -13,11 +13,8 @@ IN_ATTENTION_LAYERS = "attention layers"
 REQUESTS = "requests"
 """Methods that change requests alone."""
 UNDESCRIBED: Mapping[str, str] = {
-    "falcon_h1": "attention and a state-space layer add to one branch, side by side",
     "gemma3n_text": "layers read tokens beside the stream and share keys",
     "gemma4_text": "layers read tokens beside the stream, share keys and values, and scale the stream",
-    "llama4_text": "masks are chunks, and queries and keys are normalised after they turn",
-    "nemotron_h": "a block has a single branch, and some mix no positions",
 }
 """Families of transformers that people run and that have no description, and why."""
 
@@ -56,10 +53,11 @@ def exceptions() -> list[tuple[str, str, str]]:
     """Every answer other than yes: what runs, the answer, and the described families it holds for."""
     table = {name: support_of(name) for name in sorted(FAMILIES)}
     answers = dict.fromkeys((column, row[column]) for column in COLUMNS for row in table.values() if row[column] != YES)
-    return [
-        (column, answer, ", ".join(name for name, row in table.items() if row[column] == answer))
-        for column, answer in answers
-    ]
+    columns: dict[tuple[str, str], list[str]] = {}
+    for column, answer in answers:
+        names = ", ".join(name for name, row in table.items() if row[column] == answer)
+        columns.setdefault((answer, names), []).append(column)
+    return [(", ".join(alike), answer, names) for (answer, names), alike in columns.items()]
 
 
 def _mitigated(family: type[Family]) -> str:

@@ -347,9 +347,8 @@ def mask_operator(
 ) -> Operator:
     """Attention to every visible key in proportion to its weight, beside a sink of the weight `sink`."""
     n = bins.n_positions
-    reach, prefix = mask.reach(n), mask.mutual_prefix(n)
-    query = np.arange(n)
-    first = np.maximum(0, query - reach + 1)
+    query, prefix = np.arange(n), mask.mutual_prefix(n)
+    first = query - mask.keys_before(query, n)
     last = np.maximum(query, np.where(query < prefix, prefix - 1, 0))
     rows = np.empty((bins.count, bins.count))
     ends = bins.starts + bins.sizes

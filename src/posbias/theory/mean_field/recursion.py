@@ -321,14 +321,14 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
     """Push the input kernel through all blocks."""
     stream, steps = _normed(spec.embedding_norm, entry), []
     for layer in spec.layers:
-        for members in [layer.branches] if layer.parallel else [[part] for part in layer.branches]:
+        for members in layer.steps:
             residual, branches = members[0].residual, []
             joined = stream.scaled(residual.stream_factor**2)
             for part in members:
                 x = _normed(part.pre_norm, stream)
                 output = level.branch_forward(part, x, setting)
                 branches.append(Branch(part, stream, x, output))
-                joined = joined + _normed(part.post_norm, output).scaled(residual.branch_factor**2)
+                joined = joined + _normed(part.post_norm, output).scaled(part.residual.branch_factor**2)
             steps.append(Step(tuple(branches), residual, joined))
             stream = _normed(residual.norm, joined)
     return Forward(entry, tuple(steps), stream)
@@ -342,10 +342,10 @@ def run_backward(spec: MeanFieldSpec, forward: Forward, level: Level, setting: S
     gradient = _pulled(spec.final_norm, Kernel(start, np.diagonal(start).copy()), forward.final)
     for step in reversed(forward.steps):
         gradient = _pulled(step.residual.norm, gradient, step.joined)
-        arriving = gradient.scaled(step.residual.branch_factor**2)
-        gradient = gradient.scaled(step.residual.stream_factor**2)
+        above, gradient = gradient, gradient.scaled(step.residual.stream_factor**2)
         for branch in step.branches:
-            part, pulled = branch.spec, _pulled(branch.spec.post_norm, arriving, branch.output)
+            part, arriving = branch.spec, above.scaled(branch.spec.residual.branch_factor**2)
+            pulled = _pulled(part.post_norm, arriving, branch.output)
             pulled = level.branch_backward(branch, pulled, setting)
             gradient = gradient + _pulled(part.pre_norm, pulled, branch.stream)
     return _pulled(spec.embedding_norm, gradient, forward.entry).scaled(spec.input_scale**2)

@@ -181,14 +181,16 @@ class LayerSpec:
     attention: AttentionSpec | None
     mlp: MlpSpec | ModuleSpec | None
     linear: ModuleSpec | None = None
-    """A linear layer in attention's place."""
+    """A linear layer in attention's place, or beside it."""
     parallel: bool = False
-    """Both branches read the block's input; their residuals are then plain."""
+    """All branches read the block's input; their residuals are then plain."""
 
     @property
-    def branches(self) -> list[BranchSpec]:
-        """The branches that are there, in order."""
-        return [part for part in (self.attention, self.linear, self.mlp) if part is not None]
+    def steps(self) -> list[list[BranchSpec]]:
+        """The branches that are there, in order, those together that read the same stream."""
+        mixing = [part for part in (self.attention, self.linear) if part is not None]
+        mlp = [] if self.mlp is None else [self.mlp]
+        return [step for step in ([[*mixing, *mlp]] if self.parallel else [mixing, mlp]) if step]
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +214,7 @@ class MeanFieldSpec:
     @property
     def branches(self) -> list[BranchSpec]:
         """The branches of all layers, from the input up."""
-        return [part for layer in self.layers for part in layer.branches]
+        return [part for layer in self.layers for step in layer.steps for part in step]
 
     @property
     def draws(self) -> bool:
@@ -323,13 +325,15 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
     if family.is_mixture(block):
         mixtures = tuple(family.mlp_modules(other) for other in blocks if family.is_mixture(other))
         modules = Modules(mixtures, model.width, lambda _n_positions, _device: {})
-        mlp = ModuleSpec(modules, **norms("mlp", factor=block.branch_scale))
+        mlp = ModuleSpec(modules, **norms("mlp", factor=block.mlp_scale))
     elif block.mlp is not None:
         mlp = _mlp_spec(block.mlp_added(family.mlp_parts(block, config)), **norms("mlp"))
-    if block.linear:
-        linear_layers = tuple((other.attention,) for other in blocks if other.linear)
+    linear = None
+    if block.linear is not None:
+        linear_layers = tuple((other.linear.module,) for other in blocks if other.linear is not None)
         modules = Modules(linear_layers, model.width, family.linear_call)
-        linear = ModuleSpec(modules, **norms("attention", factor=block.branch_scale))
+        linear = ModuleSpec(modules, **norms("attention", factor=block.linear.scale))
+    if block.softmax is None:
         return LayerSpec(attention=None, mlp=mlp, linear=linear)
     parts = block.attention_added(family.attention_parts(block, config))
     if parts.clip is not None:
@@ -353,6 +357,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
             **norms("attention"),
         ),
         mlp=mlp,
+        linear=linear,
         parallel=family.is_parallel(config),
     )
 

@@ -321,7 +321,7 @@ def pull_layer(
     state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
     transitions = {rule.prepare: rule.prepare(traced, state) for rule in rules.values()}
     reached = {name: torch.zeros_like(row) for name, row in rows.items()}
-    for block in query_blocks(layer.parts, state, reach=layer.reach):
+    for block in query_blocks(layer.parts, state, mask=layer.mask):
         matrices = {prepare: transition(block).double() for prepare, transition in transitions.items()}
         for name, rule in rules.items():
             reached[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]

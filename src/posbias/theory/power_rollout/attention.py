@@ -43,7 +43,7 @@ def attention_blocks(layer: LayerDescription, state: AttentionState) -> Iterator
     """The layer's attention weights, a block of queries at a time, last queries first; with a bias all at once."""
     parts = layer.attention.parts
     if layer.bias is None:
-        yield from query_blocks(parts, state, reach=layer.attention.reach)
+        yield from query_blocks(parts, state, mask=layer.attention.mask)
         return
     logits = (state.query * parts.scale).flatten(-3, -2) @ state.key.transpose(1, 2)
     everything = slice(0, state.key.shape[1])
@@ -80,6 +80,8 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
         raw = unprepare(keys, state.raw_key, parts.key_norm, trace, power)
         paths.append(_project(_unclamped(raw, state.raw_key, parts), parts.key, walk))
     if walk.query and parts.scale != 0:
+        if parts.query_factors is not None:
+            queries = queries * parts.query_factors(len(state.read)).to(queries)[:, None].pow(power)
         raw = unprepare(queries.flatten(-4, -3), state.raw_query, parts.query_norm, trace, power)
         paths.append(_project(_unclamped(raw, state.raw_query, parts), parts.query, walk))
     if parts.latents:

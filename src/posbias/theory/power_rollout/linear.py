@@ -30,13 +30,14 @@ def linear_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, walk
     """
     if not walk.key or walk.even_heads or walk.amplitudes or walk.signs is not None:
         raise UsageError("a linear layer cannot be walked without keys, with even heads, or by amplitudes or signs")
-    power, scale = walk.power, layer.block.branch_scale
+    assert layer.block.linear is not None, "the caller asks"
+    power, module, scale = walk.power, layer.block.linear.module, layer.block.linear.scale
     energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, power, even=walk.even_norms)
     read = norm_forward(layer.attention_norm, trace.stream)
     rows = (energy * scale**power).reshape(-1, *energy.shape[-2:])
     with torch.enable_grad():
-        entering = read.detach().to(next(layer.block.attention.parameters()).dtype).requires_grad_()
-        branch = run_layer(layer.block.attention, entering, trace.call)
+        entering = read.detach().to(next(module.parameters()).dtype).requires_grad_()
+        branch = run_layer(module, entering, trace.call)
 
         def back(row: Tensor) -> Tensor:
             (gradient,) = torch.autograd.grad(branch, entering, row.to(branch), retain_graph=True)

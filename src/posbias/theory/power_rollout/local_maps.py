@@ -166,26 +166,31 @@ def mixture_pull(
 
     With y = sum_i w_i(x) E_i(x) over the chosen experts i, J = sum_i w_i J_i + sum_f u_f (W_r)_f: the experts' own maps
     and the router's path, which is to a mixture what the key path is to attention, u_f = sum_i (dw_i/dl_f) E_i for the
-    logit l_f of each expert. A shared expert has the weight of its gate. The choice itself is piecewise constant.
-    Energies add between experts, and between them and the router; (J o J)' of the router's path is taken by products
-    of the chosen experts' outputs. `read` is the mixture's input, after the norm before it; `chosen` are the experts
-    that the model gave each token to.
+    logit l_f of each expert. If experts read w_i x, E_i stands for J_i x. A shared expert has the weight of its gate.
+    The choice itself is piecewise constant. Energies add between experts, and between them and the router; (J o J)' of
+    the router's path is taken by products of the chosen experts' outputs. `read` is the mixture's input, after the norm
+    before it; `chosen` are the experts that the model gave each token to.
     """
     power = walk.power
     weights, slopes = _weights_and_slopes(mixture, read, chosen)
     results, total = read.new_zeros(*chosen.shape, read.shape[-1]), torch.zeros_like(energy)
+    moving = energy.new_zeros(*energy.shape[:-1], chosen.shape[-1])
     for expert, parts in enumerate(mixture.experts):
         tokens, choices = (chosen == expert).nonzero(as_tuple=True)
-        run = _run_expert(parts, read[tokens])
-        results[tokens, choices] = run.result
-        arriving = weights[tokens, choices, None].pow(power) * energy[..., tokens, :]
-        pulled = _expert_pull(parts, run, arriving, power)
+        share, arriving = weights[tokens, choices, None], energy[..., tokens, :]
+        if mixture.scales_input:
+            run = _run_expert(parts, share * read[tokens])
+            arriving = _expert_pull(parts, run, arriving, power)
+            moving[..., tokens, choices] = (arriving * read[tokens].pow(power)).sum(-1)
+            pulled = share.pow(power) * arriving
+        else:
+            run = _run_expert(parts, read[tokens])
+            results[tokens, choices], moving[..., tokens, choices] = run.result, (arriving * run.result).sum(-1)
+            pulled = _expert_pull(parts, run, share.pow(power) * arriving, power)
         total[..., tokens, :] += pulled.sqrt() if walk.amplitudes else pulled
-    received = energy[..., None, :] * results
-    if power == 1:
-        reached = (received.sum(-1, keepdim=True) * slopes).sum(-2)
-    else:  # a sum of squares, which may round below 0
-        reached = ((received @ results.mT) @ slopes * slopes).sum(-2).clamp_min(0)
+    reached = (moving[..., None] * slopes.pow(power)).sum(-2)
+    if power == 2 and not mixture.scales_input:  # a sum of squares, which may round below 0
+        reached = ((energy[..., None, :] * results @ results.mT) @ slopes * slopes).sum(-2).clamp_min(0)
     paths = [reached @ mixture.router.to(energy.dtype).pow(power), *_shared_paths(mixture, read, energy, power)]
     if walk.amplitudes:
         return (total + sum(path.sqrt() for path in paths)).square()

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posbias.architecture import Causal
 from posbias.errors import RunError
 from posbias.models.attention import AttentionLayer
-from posbias.models.families.base import Block
+from posbias.models.families.base import Block, Mixer
 from posbias.models.reference.attention import Weights, logit_bias
 from posbias.models.reference.config import ReferenceShape, shape_of
 from posbias.models.reference.forward import entrance, normalise, of_constants, of_layer, read_out, split, with_mlp
@@ -49,20 +50,19 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
     layers = []
     for index, block in enumerate(network.blocks):
         assert isinstance(block, ReferenceBlock)
-        mixer, bias = None, None
-        mixes: nn.Module = block
+        mixer, bias, linear = None, None, None
         if block.linear:
-            mixes = LinearLayer(block, shape, of_constants(stacked([constants]), index))
+            linear = Mixer(LinearLayer(block, shape, of_constants(stacked([constants]), index)), block)
         else:
             parts = attention_parts(block)
             weights = {name: value.detach()[None] for name, value in block.named_parameters(recurse=False)}
             bias = logit_bias(shape, weights, constants["bias"][index][None])
             bias = bias[0].reshape(parts.key_heads, -1, n_positions, n_positions)
-            mixer = AttentionLayer(index, block, parts, reach=None, angles=None)
+            mixer = AttentionLayer(index, block, parts, mask=Causal(), angles=None)
         layers.append(
             LayerDescription(
                 index=index,
-                block=Block(block, mixes, None, block, None, block, None, None, linear=block.linear),
+                block=Block(block, softmax=None if linear else Mixer(block, block), linear=linear, mlp=block),
                 mixer=mixer,
                 mlp=mlp_parts(block),
                 attention_norm=norm_of(block, "attention", where="pre"),

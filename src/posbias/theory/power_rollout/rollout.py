@@ -110,13 +110,14 @@ class PromptTrace(Trace):
             energy = energy @ layer.rotation.T.pow(power)
         energy = norm_pull(layer.mlp_stream_norm, trace.mlp_sum, energy, power, even=even)
         mlp = [mlp_pull(layer, trace, energy, walk)] if walk.mlp and layer.mlp is not None else []
-        mixed = attention_pull if layer.mixer is not None else linear_pull
+        mixed = [attention_pull] if layer.mixer is not None else []
+        mixed += [linear_pull] if layer.block.linear is not None else []
         if layer.parallel:
-            return walk.meet(energy, *mlp, mixed(layer, trace, energy, walk))
+            return walk.meet(energy, *mlp, *(pull(layer, trace, energy, walk) for pull in mixed))
         energy = walk.meet(_times(layer.mlp_stream_factor, energy, power), *mlp) if mlp else energy
         energy = norm_pull(layer.attention_stream_norm, trace.attention_sum, energy, power, even=even)
-        added = _times(layer.branch_factor, mixed(layer, trace, energy, walk), power)
-        return walk.meet(_times(layer.stream_factor, energy, power), added)
+        added = [_times(layer.branch_factor, pull(layer, trace, energy, walk), power) for pull in mixed]
+        return walk.meet(_times(layer.stream_factor, energy, power), *added)
 
     def pull_end(self, energy: Energy, walk: Walk) -> Float[Tensor, "*batch position width"]:
         """The last step of `pull`: through the embedding norm, the input projection (no family has both), the scale."""
@@ -136,7 +137,7 @@ class PromptTrace(Trace):
     @torch.no_grad()
     def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
         """Roots of the energies of the isotropic form; not normalised; refused for linear layers."""
-        if any(layer.mixer is None for layer in self.description.layers):
+        if any(layer.block.linear is not None for layer in self.description.layers):
             raise UsageError("the isotropic power rollout has no linear layers; form='diagonal' is allowed")
         generator = torch.Generator().manual_seed(PROBE_SEED)
         energy = torch.zeros_like(self.layers[0].stream[:, 0])
@@ -150,8 +151,9 @@ class PromptTrace(Trace):
                 energy = inner + attention_energy(layer, trace, energy, walk)
             else:
                 inner = inner * even_gain(layer.attention_stream_norm, trace.attention_sum)
-                branch = layer.branch_factor**2 * attention_energy(layer, trace, inner, walk)
-                energy = layer.stream_factor**2 * inner + branch
+                energy = layer.stream_factor**2 * inner
+                if layer.mixer is not None:
+                    energy = energy + layer.branch_factor**2 * attention_energy(layer, trace, inner, walk)
             energy = energy / energy.sum()
         return (energy * even_gain(self.description.embedding_norm, self.embeddings)).double().sqrt()
 

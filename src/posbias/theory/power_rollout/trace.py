@@ -61,7 +61,7 @@ class LayerDescription:
     index: int
     block: Block
     mixer: AttentionLayer | None
-    """The block's attention; None if it has a linear layer in its place."""
+    """The block's attention; None if it has none."""
     mlp: MlpParts | MixtureParts | None
     """The block's MLP; None if it has attention alone."""
     attention_norm: Norm | None
@@ -83,7 +83,7 @@ class LayerDescription:
     rotation: Float[Tensor, "feature feature"] | None = None
     """An orthogonal matrix that the block's output is multiplied by."""
     bias: Float[Tensor, "key_head group query key"] | None = None
-    """Logits by position with the mask as -inf, in place of `attention.reach`."""
+    """Logits by position with the mask as -inf, in place of `attention.mask`."""
     heads_agree: bool = False
     """Heads carry the same vectors, so that contributions along values add over heads before they are squared."""
 
@@ -150,9 +150,9 @@ class LayerTrace:
     """The block's input."""
     middle: Float[Tensor, "position feature"]
     """Input of the MLP branch: the stream after the attention branch was added, or `stream` in parallel blocks."""
-    cosine: Float[Tensor, "*heads position rotary"] | None
+    cosine: Float[Tensor, "*heads position rotary"] | None = None
     """RoPE cosines of this layer, or of each of its heads; None without RoPE."""
-    sine: Float[Tensor, "*heads position rotary"] | None
+    sine: Float[Tensor, "*heads position rotary"] | None = None
     attention_branch: Float[Tensor, "position feature"] | None = None
     mlp_branch: Float[Tensor, "position feature"] | None = None
     """The branches before their post-norms; None if the family has none."""
@@ -230,8 +230,8 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
         )
 
     blocks = family.blocks(network)
-    attending = [] if all(block.linear for block in blocks) else describe_attention(model, n_positions=n_positions)
-    attention = {layer.index: layer for layer in attending}
+    some = any(block.softmax is not None for block in blocks)
+    attention = {layer.index: layer for layer in describe_attention(model, n_positions=n_positions)} if some else {}
     return Description(
         layers=[describe(index, block) for index, block in enumerate(blocks)],
         final_norm=None if final is None else family.norm(final),
@@ -344,12 +344,12 @@ def _hooks(
     def keep_output(index: int, name: str, _module: nn.Module, _args: object, output: Tensor) -> None:
         keep(index, name, output)
 
-    def keep_chosen(index: int, _module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
-        caught.layers[index]["chosen"] = output[-1]
+    def keep_chosen(index: int, top: int | None, _module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
+        caught.layers[index]["chosen"] = output[-1] if top is None else output[-1].topk(top).indices
 
     def keep_call(index: int, _module: nn.Module, _args: object, named: dict[str, Any]) -> None:
         rest = {name: value for name, value in named.items() if name != "hidden_states"}
-        caught.layers[index] |= {"call": rest, "cosine": None, "sine": None}
+        caught.layers[index]["call"] = rest
 
     def keep_attention(layer: AttentionLayer, read: AttentionInput) -> None:
         caught.layers[layer.index] |= {"cosine": read.cosine, "sine": read.sine}
@@ -367,11 +367,11 @@ def _hooks(
                 hook = partial(keep_input, layer.index, name)
                 hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
             if isinstance(layer.mlp, MixtureParts):
-                hook = partial(keep_chosen, layer.index)
+                hook = partial(keep_chosen, layer.index, layer.mlp.top)
                 hooks.callback(layer.mlp.router_module.register_forward_hook(hook).remove)
-            if layer.block.linear:
+            if layer.block.linear is not None:
                 hook = partial(keep_call, layer.index)
-                hooks.callback(layer.block.attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                hooks.callback(layer.block.linear.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         for layer in description.layers[: _layers_kept(description, n_positions)]:
             for name, module in layer.hidden_maps().items():
                 hook = partial(keep_output, layer.index, name)
