@@ -194,10 +194,8 @@ def dense_attention_pull(layer: LayerDescription, trace: LayerTrace, energy: tor
     logits = (parts.scale * query @ key.transpose(1, 2)).requires_grad_(True)
     capped = logits if parts.softcap is None else parts.softcap * torch.tanh(logits / parts.softcap)
     (slope,) = torch.autograd.grad(capped.sum(), logits)
-    place = torch.arange(N_POSITIONS)
-    behind = place[:, None] - place[None, :]
     added = 0 if parts.position_logits is None else parts.position_logits(N_POSITIONS).double()[:, None]
-    outside = (behind < 0) | (behind >= (layer.attention.reach or N_POSITIONS))
+    outside = ~torch.as_tensor(layer.attention.mask.visible(N_POSITIONS))
     weights = (capped.detach() + added).masked_fill(outside, -torch.inf).softmax(-1)
     reached = torch.einsum("hij,hic->hjc", weights.square(), received)
     bound = parts.clip or torch.inf
