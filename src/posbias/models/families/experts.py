@@ -187,8 +187,8 @@ class Llama4(RoutedExperts):
             return parts
 
         def factors(n_positions: int) -> Float[Tensor, "n_positions"]:
-            steps = torch.arange(1.0, n_positions + 1.0).div(attention.floor_scale).floor()
-            return 1 + attention.attn_scale * steps.log1p()
+            steps = torch.arange(1.0, n_positions + 1.0).div(float(attention.floor_scale)).floor()
+            return 1 + float(attention.attn_scale) * steps.log1p()
 
         return replace(parts, query_factors=factors)
 

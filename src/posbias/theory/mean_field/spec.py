@@ -188,9 +188,9 @@ class LayerSpec:
     @property
     def steps(self) -> list[list[BranchSpec]]:
         """The branches that are there, in order, those together that read the same stream."""
-        mixing = [part for part in (self.attention, self.linear) if part is not None]
-        mlp = [] if self.mlp is None else [self.mlp]
-        return [step for step in ([[*mixing, *mlp]] if self.parallel else [mixing, mlp]) if step]
+        mixing: list[BranchSpec] = [part for part in (self.attention, self.linear) if part is not None]
+        mlp: list[BranchSpec] = [] if self.mlp is None else [self.mlp]
+        return [step for step in ([mixing + mlp] if self.parallel else [mixing, mlp]) if step]
 
 
 @dataclass(frozen=True, eq=False)
