@@ -316,6 +316,17 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         moe_shared_expert_intermediate_size=40,
         routed_scaling_factor=2.5,
     ),
+    "nemotron_h-latents": lambda: transformers.NemotronHConfig(
+        **_NEMOTRON_H,
+        layers_block_type=["linear_attention", "moe", "full_attention"],
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=40,
+        moe_latent_size=12,
+        mlp_bias=True,
+        norm_topk_prob=False,
+    ),
     "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**_LLAMA, **_DELTA),
     "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**_LLAMA, **_DELTA, head_dim=16),
     "qwen3_next": lambda: transformers.Qwen3NextConfig(

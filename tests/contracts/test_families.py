@@ -425,7 +425,7 @@ def test_prefixes_are_reused_only_where_they_are_right(dense: HuggingFaceModel) 
 
 @pytest.mark.parametrize("name", sorted(HYBRIDS))
 def test_linear_layers_are_branches_without_an_attention_matrix(name: str, token_ids: Tensor) -> None:
-    """A linear layer's share of the stream is what its module returns, beside attention's; it looks but back."""
+    """A linear layer adds what its module returns, beside attention or in its place; it looks nowhere but back."""
     model = made_once(name)
     blocks = model.family.blocks(model.network)
     returned: dict[int, list[Tensor]] = {layer: [] for layer in range(len(blocks))}

@@ -26,7 +26,8 @@ from posbias.measurement.influence import (
 )
 from posbias.measurement.kinds import Jacobian, Kind, Pullback
 from posbias.measurement.outputs import ALL_LAYERS, Influence, Key, PassOptions, Question, TokenIds
-from posbias.models.hugging_face import HuggingFaceModel, watch_branches
+from posbias.models.branches import watch_branches
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
 from posbias.prompts.prompts import Prompts

@@ -50,7 +50,8 @@ from posbias.models.attention import (
     rotated,
     watch_attention,
 )
-from posbias.models.hugging_face import HuggingFaceModel, watch_branches
+from posbias.models.branches import watch_branches
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts

@@ -17,7 +17,7 @@ from posbias.architecture import Causal, Mask, SlidingWindow
 from posbias.models.families.base import FAMILIES, Angles, Block, Mixer
 from posbias.models.families.experts import RoutedExperts
 from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
-from posbias.models.families.parts import AttentionParts, MlpParts, readable, weight_of
+from posbias.models.families.parts import AttentionParts, Latent, MixtureParts, MlpParts, bias_of, readable, weight_of
 
 RG_LRU_POWER = 8.0
 """A literal of Griffin: log decay = -8 * gate * softplus(parameter)."""
@@ -230,10 +230,13 @@ class NemotronH(RoutedExperts, Hybrid):
             return Block(module, linear=Mixer(layer, layer.out_proj), attention_norm=norm)
         return Block(module, mlp=layer, mlp_norm=norm)
 
-    def unsupported(self, config: Any) -> str | None:
-        """Experts that read a latent in place of the stream."""
-        latent = config.moe_latent_size is not None and "moe" in config.layer_types
-        return "moe_latent_size is set" if latent else super().unsupported(config)
+    def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
+        """The parts of every mixture, with the maps to a latent that its experts read, and back, if configured."""
+        parts = super().mixture_parts(block, config)
+        if parts is None or config.moe_latent_size is None:
+            return parts
+        down, up = (self.mlp_module(block).get_submodule(f"fc{place}_latent_proj") for place in (1, 2))
+        return replace(parts, latent=Latent(weight_of(down), bias_of(down), None), from_latent=weight_of(up))
 
     def mask(self, config: Any, layer: int) -> Mask:
         """In a block that mixes no positions every one sees itself alone."""

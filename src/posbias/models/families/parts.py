@@ -134,6 +134,9 @@ class MixtureParts:
     """The weights are factors on what the experts read, not on what they return (Llama 4)."""
     top: int | None = None
     """Number of experts with the largest logits that are chosen; None if the router says which."""
+    latent: Latent | None = None
+    """What the experts read in place of the stream (Nemotron 3 Super), and return; `from_latent` takes it back."""
+    from_latent: Float[Tensor, "width latent"] | None = None
     shared: MlpParts | None = None
     """An expert that every token is given to, beside the chosen ones."""
     shared_gate: Float[Tensor, "1 width"] | None = None

@@ -33,8 +33,9 @@ from posbias.models.attention import (
     rotated,
     watch_attention,
 )
+from posbias.models.branches import watch_branches
 from posbias.models.families.parts import Norm
-from posbias.models.hugging_face import HuggingFaceModel, watch_branches
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track

@@ -166,13 +166,18 @@ def mixture_pull(
 
     With y = sum_i w_i(x) E_i(x) over the chosen experts i, J = sum_i w_i J_i + sum_f u_f (W_r)_f: the experts' own maps
     and the router's path, which is to a mixture what the key path is to attention, u_f = sum_i (dw_i/dl_f) E_i for the
-    logit l_f of each expert. If experts read w_i x, E_i stands for J_i x. A shared expert has the weight of its gate.
-    The choice itself is piecewise constant. Energies add between experts, and between them and the router; (J o J)' of
-    the router's path is taken by products of the chosen experts' outputs. `read` is the mixture's input, after the norm
-    before it; `chosen` are the experts that the model gave each token to.
+    logit l_f of each expert. If experts read w_i x, J_i x stands in place of E_i. Maps to a latent that experts read,
+    and back, are squared one by one. A shared expert has the weight of its gate. The choice itself is piecewise
+    constant. Energies add between experts, and between them and the router; (J o J)' of the router's path is taken by
+    products of the chosen experts' outputs. `read` is the mixture's input, after the norm before it; `chosen` are the
+    experts that the model gave each token to.
     """
     power = walk.power
     weights, slopes = _weights_and_slopes(mixture, read, chosen)
+    stream_read, stream_energy = read, energy
+    if mixture.latent is not None and mixture.from_latent is not None:
+        read = affine(read, mixture.latent.down, mixture.latent.bias)
+        energy = energy @ mixture.from_latent.to(energy.dtype).pow(power)
     results, total = read.new_zeros(*chosen.shape, read.shape[-1]), torch.zeros_like(energy)
     moving = energy.new_zeros(*energy.shape[:-1], chosen.shape[-1])
     for expert, parts in enumerate(mixture.experts):
@@ -191,10 +196,11 @@ def mixture_pull(
     reached = (moving[..., None] * slopes.pow(power)).sum(-2)
     if power == 2 and not mixture.scales_input:  # a sum of squares, which may round below 0
         reached = ((energy[..., None, :] * results @ results.mT) @ slopes * slopes).sum(-2).clamp_min(0)
-    paths = [reached @ mixture.router.to(energy.dtype).pow(power), *_shared_paths(mixture, read, energy, power)]
-    if walk.amplitudes:
-        return (total + sum(path.sqrt() for path in paths)).square()
-    return total + sum(paths)
+    through_experts = total.square() if walk.amplitudes else total
+    if mixture.latent is not None:
+        through_experts = through_experts @ mixture.latent.down.to(energy.dtype).pow(power)
+    through_router = reached @ mixture.router.to(energy.dtype).pow(power)
+    return walk.add(through_experts, through_router, *_shared_paths(mixture, stream_read, stream_energy, power))
 
 
 def _weights_and_slopes(
