@@ -1,0 +1,293 @@
+"""Sinks of trained attention with a softmax, a relu and softpick (arXiv 2603.11487 and 2504.20966), on one task.
+
+Task and layer are those of the code of arXiv 2603.11487: position 0 is a marker, one later token is the trigger, and one
+head without residual connection is to give the mean of the tokens from position 1 to the trigger there, and 0 elsewhere.
+Initial weights, steps and their number are ours, so that layers train in seconds.
+
+Expected, written before the runs that count (a pilot on another draw chose the number of steps): (1) with a softmax the
+queries that are to give 0 have over .9 of their attention on position 0, with relu and softpick under .1; (2) if all
+queries are to give a mean, a softmax has under .3 there; (3) if all are to give the first token, softpick has a sink;
+(4) what a softmax leaves outside position 0 keeps to the bound that follows from its error.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from posbias.papers.claims import Claim, curves
+from posbias.registry import Registry
+from posbias.report.verify import CLAIMS, Finding
+from posbias.statistics import mean_of
+
+NORMALISATIONS: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("normalisation")
+"""From logits and the keys that are hidden to weights, 0 for those."""
+SINK, NONE = 0.9, 0.1
+"""Mean attention on position 0 above which there is a sink, and below which there is none."""
+SINK_RATE = 0.3
+"""Mean attention of a head on position 0 from which arXiv 2504.20966 counts a sink."""
+SOLVED = 0.1
+"""Root mean square error over that of the targets below which a layer does its task."""
+CONTENT_VARIANCE = 1 / 3
+"""Of a feature that is uniform in -1 ... 1."""
+
+Tokens = Float[Tensor, "seed batch position feature"]
+Logits = Float[Tensor, "seed batch query key"]
+Hidden = Bool[Tensor, "query key"]
+Demand = Callable[[Tokens, Bool[Tensor, "seed batch position"]], Tokens]
+"""Targets from the tokens and where the trigger stands."""
+
+
+@NORMALISATIONS.register("softmax")
+def softmax(logits: Logits, hidden: Hidden) -> Logits:
+    """Exponentials over their sum."""
+    return logits.masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+@NORMALISATIONS.register("relu")
+def relu(logits: Logits, hidden: Hidden) -> Logits:
+    """Positive logits over the number of earlier keys, as in the code of arXiv 2603.11487: rows have any sum."""
+    earlier = (~hidden).sum(-1, keepdim=True).sub(1).clamp(min=1)
+    return logits.masked_fill(hidden, 0.0).relu() / earlier
+
+
+@NORMALISATIONS.register("softpick")
+def softpick(logits: Logits, hidden: Hidden) -> Logits:
+    """relu(e^x - 1) over the sum of |e^x - 1|, arXiv 2504.20966: rows sum to 1 at most."""
+    raised = torch.expm1(logits.clamp(max=30.0)).masked_fill(hidden, 0.0)
+    return raised.relu() / (raised.abs().sum(-1, keepdim=True) + 1e-8)
+
+
+def running_mean(tokens: Tokens, trigger: Bool[Tensor, "seed batch position"]) -> Tokens:
+    """The mean of all tokens after the marker, at every position."""
+    count = torch.arange(tokens.shape[2]).clamp(min=1)[:, None]
+    means: Tokens = (tokens.cumsum(2) - tokens[:, :, :1]) / count
+    return means
+
+
+def mean_at_trigger(tokens: Tokens, trigger: Bool[Tensor, "seed batch position"]) -> Tokens:
+    """That mean at the trigger, 0 elsewhere."""
+    return running_mean(tokens, trigger) * trigger[..., None]
+
+
+def first_token(tokens: Tokens, trigger: Bool[Tensor, "seed batch position"]) -> Tokens:
+    """The token of position 0, everywhere."""
+    return tokens[:, :, :1].expand_as(tokens)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Sizes and steps of the layers of one normalisation, a layer for each seed."""
+
+    seeds: int = 6
+    length: int = 16
+    width: int = 16
+    batch: int = 32
+    steps: int = 500
+    learning_rate: float = 1e-2
+
+    def sequences(self, size: int, generator: torch.Generator, *, marked: bool) -> tuple[Tokens, Tensor]:
+        """Tokens of marker, trigger, content and constant features, and where the trigger stands.
+
+        Args:
+            size: Sequences for each seed.
+            generator: Source of contents and triggers.
+            marked: The first token is the marker alone, without content.
+        """
+        shape = (self.seeds, size, self.length)
+        tokens = 2 * torch.rand((*shape, self.width), generator=generator) - 1
+        trigger = torch.arange(self.length) == torch.randint(2, self.length, (*shape[:2], 1), generator=generator)
+        tokens[..., 0] = torch.arange(self.length) == 0
+        tokens[..., 1] = trigger
+        tokens[..., -1] = ~trigger
+        tokens[:, :, 0, -1] = 0
+        if marked:
+            tokens[:, :, 0, 1:] = 0
+        return tokens, trigger
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """Trained layers of one normalisation."""
+
+    first: Float64[np.ndarray, "seeds queries"]
+    """Mean weight on position 0 of the queries after it, the trigger's own left out."""
+    total: Float64[np.ndarray, "seeds queries"]
+    """Mean sum of those queries' weights."""
+    error: Float64[np.ndarray, "seeds"]
+    """Root mean square error over that of the targets."""
+    content_error: Float64[np.ndarray, "seeds queries"]
+    """Mean square error of those queries' content features."""
+    head: Float64[np.ndarray, "seeds"]
+    """Mean weight on position 0 of all queries."""
+
+
+def trained_layers(
+    generator: np.random.Generator, normalisation: str, training: Training, demand: Demand = mean_at_trigger
+) -> Layers:
+    """Train a layer for each seed on mean squares, and look at its attention on new sequences."""
+    draw = torch.Generator().manual_seed(int(generator.integers(2**62)))
+    weights_of = NORMALISATIONS[normalisation]
+    hidden = torch.ones(training.length, training.length, dtype=torch.bool).triu(1)
+    shape = (4, training.seeds, training.width, training.width)
+    maps = (torch.randn(shape, generator=draw) / training.width**0.5).requires_grad_()
+    marked = demand is not first_token
+
+    def outputs(tokens: Tokens) -> tuple[Logits, Tokens]:
+        query, key, value = ((tokens.flatten(1, 2) @ each).view_as(tokens) for each in maps[:3])
+        attention = weights_of(query @ key.transpose(-1, -2), hidden)
+        return attention, ((attention @ value).flatten(1, 2) @ maps[3]).view_as(tokens)
+
+    optimiser = torch.optim.Adam([maps], lr=training.learning_rate, betas=(0.9, 0.95))
+    for _ in range(training.steps):
+        tokens, trigger = training.sequences(training.batch, draw, marked=marked)
+        loss = (outputs(tokens)[1] - demand(tokens, trigger)).square().mean((1, 2, 3)).sum()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    with torch.no_grad():
+        tokens, trigger = training.sequences(500, draw, marked=marked)
+        attention, output = outputs(tokens)
+        target = demand(tokens, trigger)
+        wrong = (output - target).double().square()
+        others = (~trigger[:, :, 1:]).double()
+        first = attention[..., 0].double()
+
+        def mean(values: Tensor) -> np.ndarray:
+            return np.asarray(((values * others).sum(1) / others.sum(1)).numpy())
+
+        return Layers(
+            first=mean(first[:, :, 1:]),
+            total=mean(attention[:, :, 1:].double().sum(-1)),
+            error=(wrong.mean((1, 2, 3)) / target.double().square().mean((1, 2, 3))).sqrt().numpy(),
+            content_error=mean(wrong[:, :, 1:, 2:-1].mean(-1)),
+            head=first.mean((1, 2)).numpy(),
+        )
+
+
+class TriggerClaim(Claim):
+    """Base of claims on layers that were trained on this task."""
+
+    trains = True
+
+    def __init__(self, training: Training | None = None) -> None:
+        self.training = Training() if training is None else training
+
+
+@CLAIMS.register("sinks-2603.11487/trigger")
+class SoftmaxSinks(TriggerClaim):
+    """A default of 0 needs a sink under a softmax, and none under relu."""
+
+    paper = (
+        "Attention Sinks Are Provably Necessary in Softmax Transformers: Evidence from Trigger-Conditional Tasks, arXiv "
+        "2603.11487v1"
+    )
+    source = "abstract, theorems by summaries, and the published code (one layer, one head; deeper ones are not tested)"
+    statement = (
+        "Trained to give a mean at a trigger and 0 elsewhere, softmax attention has a sink, relu attention none."
+    )
+    assumptions = (
+        "queries without the trigger are to give 0",
+        "one layer, one head, no residual connection",
+        "trained",
+    )
+    broken_by = "every query is to give the mean, so that there is nothing to ignore"
+    computed = (
+        "mean attention on position 0 of queries that are to give 0, softmax (95 % {low:.4f} to {high:.4f}); relu "
+        "{relu:.4f} (at most {relu_high:.4f}); relative errors {error:.3f} and {relu_error:.3f}"
+    )
+    sharper = (
+        "the error bounds what goes elsewhere: 1 - s <= (i e^2 / v)^1/2 for a query with i other keys, mean square error "
+        "e^2 and content of variance v, if attention does not hang on content: at most {outside:.4f} goes elsewhere, "
+        "{share:.2f} of the bound"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Attention of layers of both kinds, six seeds each."""
+        demand = running_mean if broken else mean_at_trigger
+        layers, others = (trained_layers(generator, name, self.training, demand) for name in ("softmax", "relu"))
+        sink, none = (mean_of(trained.first.mean(1)).interval(least=0.0) for trained in (layers, others))
+        queries = np.arange(1, self.training.length)
+        bound = np.sqrt(queries * layers.content_error / CONTENT_VARIANCE)
+        return Finding(
+            value=sink.value,
+            as_stated=sink.low > SINK and none.high < NONE and max(layers.error.max(), others.error.max()) < SOLVED,
+            figure=curves(
+                "query",
+                "mean attention on position 0",
+                queries,
+                {
+                    "softmax": layers.first.mean(0),
+                    "relu": others.first.mean(0),
+                    "least that the softmax's error allows": (1 - bound).mean(0),
+                },
+            ),
+            numbers={
+                "low": sink.low,
+                "high": sink.high,
+                "relu": none.value,
+                "relu_high": none.high,
+                "error": float(layers.error.max()),
+                "relu_error": float(others.error.max()),
+                "outside": float((1 - layers.first).max()),
+                "share": float(((1 - layers.first) / bound).max()),
+            },
+            instances=2 * self.training.seeds,
+        )
+
+
+@CLAIMS.register("sinks-2504.20966/softpick")
+class SoftpickSinks(TriggerClaim):
+    """Softpick needs no sink."""
+
+    paper = "Softpick: No Attention Sink, No Massive Activations with Rectified Softmax, arXiv 2504.20966v4"
+    source = "abstract and published code (its language models and massive activations are not tested: one small task)"
+    statement = "With softpick in place of the softmax no head has an attention sink: the sink rate is 0."
+    assumptions = ("nothing asks for the first token: the task of 2603.11487", "one layer, one head", "trained")
+    broken_by = "every query is to give the first token"
+    computed = (
+        f"share of softpick heads with over {SINK_RATE} of their attention on the first token (mean {{head:.3f}}, 95 % "
+        "{low:.3f} to {high:.3f}); of softmax heads {softmax:.2f} (mean {softmax_head:.3f}); relative errors {error:.3f} "
+        "and {softmax_error:.3f}"
+    )
+    sharper = (
+        "queries that are to give 0 have weights that sum to {total:.4f}, at the first token {first:.4f}: the default is "
+        "no attention. Softpick needs no sink, but where the first token is asked for it has one"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Sink rates of layers of both kinds, six seeds each."""
+        demand = first_token if broken else mean_at_trigger
+        picked, others = (trained_layers(generator, name, self.training, demand) for name in ("softpick", "softmax"))
+        head = mean_of(picked.head).interval(least=0.0)
+        rate, softmax_rate = (float((trained.head > SINK_RATE).mean()) for trained in (picked, others))
+        solved = max(picked.error.max(), others.error.max()) < SOLVED
+        return Finding(
+            value=rate,
+            as_stated=rate == 0 and head.high < SINK_RATE < others.head.min() and solved,
+            figure=curves(
+                "query",
+                "mean weight",
+                np.arange(1, self.training.length),
+                {
+                    "softpick, on position 0": picked.first.mean(0),
+                    "softpick, all keys": picked.total.mean(0),
+                    "softmax, on position 0": others.first.mean(0),
+                },
+            ),
+            numbers={
+                "head": head.value,
+                "low": head.low,
+                "high": head.high,
+                "softmax": softmax_rate,
+                "softmax_head": float(others.head.mean()),
+                "error": float(picked.error.max()),
+                "softmax_error": float(others.error.max()),
+                "total": float(picked.total.mean()),
+                "first": float(picked.first.mean()),
+            },
+            instances=2 * self.training.seeds,
+        )
