@@ -1,7 +1,7 @@
 """Sinks of trained attention with a softmax, a relu and softpick (arXiv 2603.11487 and 2504.20966), on one task.
 
-Task and layer are those of the code of arXiv 2603.11487: position 0 is a marker, one later token is the trigger, and one
-head without residual connection is to give the mean of the tokens from position 1 to the trigger there, and 0 elsewhere.
+Task and layer are those of the code of arXiv 2603.11487: position 0 is a marker, a later token is the trigger, and one
+head without residual connection is to give there the mean of the tokens from position 1 to the trigger, elsewhere 0.
 Initial weights, steps and their number are ours, so that layers train in seconds.
 
 Expected, written before the runs that count (a pilot on another draw chose the number of steps): (1) with a softmax the
@@ -182,8 +182,8 @@ class SoftmaxSinks(TriggerClaim):
     """A default of 0 needs a sink under a softmax, and none under relu."""
 
     paper = (
-        "Attention Sinks Are Provably Necessary in Softmax Transformers: Evidence from Trigger-Conditional Tasks, arXiv "
-        "2603.11487v1"
+        "Attention Sinks Are Provably Necessary in Softmax Transformers: Evidence from Trigger-Conditional Tasks, "
+        "arXiv 2603.11487v1"
     )
     source = "abstract, theorems by summaries, and the published code (one layer, one head; deeper ones are not tested)"
     statement = (
@@ -200,9 +200,9 @@ class SoftmaxSinks(TriggerClaim):
         "{relu:.4f} (at most {relu_high:.4f}); relative errors {error:.3f} and {relu_error:.3f}"
     )
     sharper = (
-        "the error bounds what goes elsewhere: 1 - s <= (i e^2 / v)^1/2 for a query with i other keys, mean square error "
-        "e^2 and content of variance v, if attention does not hang on content: at most {outside:.4f} goes elsewhere, "
-        "{share:.2f} of the bound"
+        "the error bounds what goes elsewhere: 1 - s <= (i e^2 / v)^1/2 for a query with i other keys, mean square "
+        "error e^2 and content of variance v, if attention does not hang on content: at most {outside:.4f} goes "
+        "elsewhere, {share:.2f} of the bound"
     )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
@@ -249,13 +249,13 @@ class SoftpickSinks(TriggerClaim):
     assumptions = ("nothing asks for the first token: the task of 2603.11487", "one layer, one head", "trained")
     broken_by = "every query is to give the first token"
     computed = (
-        f"share of softpick heads with over {SINK_RATE} of their attention on the first token (mean {{head:.3f}}, 95 % "
-        "{low:.3f} to {high:.3f}); of softmax heads {softmax:.2f} (mean {softmax_head:.3f}); relative errors {error:.3f} "
-        "and {softmax_error:.3f}"
+        f"share of softpick heads with over {SINK_RATE} of their attention on the first token (mean {{head:.3f}}, "
+        "95 % {low:.3f} to {high:.3f}); of softmax heads {softmax:.2f} (mean {softmax_head:.3f}); relative errors "
+        "{error:.3f} and {softmax_error:.3f}"
     )
     sharper = (
-        "queries that are to give 0 have weights that sum to {total:.4f}, at the first token {first:.4f}: the default is "
-        "no attention. Softpick needs no sink, but where the first token is asked for it has one"
+        "queries that are to give 0 have weights that sum to {total:.4f}, at the first token {first:.4f}: the default "
+        "is no attention. Softpick needs no sink, but where the first token is asked for it has one"
     )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
