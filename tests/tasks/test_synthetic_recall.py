@@ -55,6 +55,18 @@ def test_free_recall_asks_for_every_item_once_in_any_order() -> None:
     assert ((first - 1200).abs() < 5 * 1200**0.5).all()
 
 
+def test_an_order_of_recall_changes_targets_and_what_stands_before_them_alone() -> None:
+    tasks = [FreeRecall(ITEMS, VOCABULARY, order) for order in ("listed", "reversed", "random")]
+    batch = stack_tasks(tasks, [4, 4, 4]).batch(0, 50)
+    studied = batch.inputs[:, :, :ITEMS]
+    assert (studied == studied[:1]).all()
+    assert torch.equal(batch.targets[0], studied[0])
+    assert torch.equal(batch.targets[1], studied[1].flip(-1))
+    alone = stack_tasks([FreeRecall(ITEMS, VOCABULARY)], [4]).batch(0, 50)
+    assert torch.equal(batch.targets[2], alone.targets[0])
+    assert torch.equal(batch.inputs[:, :, ITEMS + 1 :], batch.targets[:, :, :-1])
+
+
 def test_running_span_asks_for_the_last_items_in_order() -> None:
     batch = stack_tasks([RunningSpan(ITEMS, VOCABULARY, SPAN)], [0]).batch(0, 50)
     studied, targets = batch.inputs[0, :, :ITEMS], batch.targets[0]

@@ -5,15 +5,16 @@ encodings, whether a position can be named at all is a matter of mask and depth.
 7", 2026 (V = 10, C = 10, one model per k).
 
 In the recall tasks a list of different items is shown, then a cue. After the cue of free recall all items are to be
-named, in any order, each once: the order to learn is drawn uniformly, so every item is asked for equally (a long-term
-demand). After the cue of running span the last `span` items are to be named in the order shown (a short-term demand).
+named, each once (a long-term demand): the order to learn is drawn uniformly, so that every item is asked for equally at
+every step, or it is that of the list, forwards or backwards. After the cue of running span the last `span` items are to
+be named in the order shown (a short-term demand).
 Positions: list 0 ... n - 1, cue n, then the items recalled so far (teacher forcing in training); rows n ... 2n - 1 are
 scored, a row past the span is ignored. The next item can be read off later inputs, so the mask must be causal from the
 cue on. Source: the behavioural account of arXiv 2510.10276 (recall of everything gives primacy, of the last items
 recency, both a U), known to us by its abstract: lengths, vocabulary, order and scoring are our definitions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from posbias.checks import check_size, check_whole, checked
+from posbias.checks import check_choice, check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import ITEMS
 from posbias.tasks.synthetic.base import (
@@ -40,6 +41,13 @@ from posbias.tasks.synthetic.base import (
 
 CUES = 3
 """Tokens beside the items: cue of free recall, cue of running span, filler after a finished span."""
+
+ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "random": lambda drawn: drawn,
+    "listed": lambda drawn: drawn.sort(-1).values,
+    "reversed": lambda drawn: drawn.sort(-1, descending=True).values,
+}
+"""By the name of an order of recall, the places in that order from places in a drawn one."""
 
 Tokens = Int64[Tensor, "member batch position"]
 Places = Int64[Tensor, "member batch row"]
@@ -104,9 +112,11 @@ class RecallTask(SyntheticTask):
     """Length of the list (>= 2)."""
     vocabulary: int = 32
     """Different items there are (>= items)."""
+    order = "random"
 
     def __post_init__(self) -> None:
         check_size(f"{self.name}: items", self.items, ITEMS, least=2)
+        check_choice(f"{self.name}: order", self.order, tuple(ORDERS))
         check_size(f"{self.name}: vocabulary", self.vocabulary, ITEMS, least=2)
         if self.vocabulary < self.items:
             raise UsageError(
@@ -127,9 +137,10 @@ class RecallTask(SyntheticTask):
         return 1, 1.0
 
     def stack(self, tasks: Sequence["RecallTask"], seeds: Sequence[int], device: torch.device) -> TaskStack:
-        """Members may differ in the task, the span and the share of free recall."""
+        """Members may differ in the task, the span, the share of free recall and its order."""
         spans, free_shares = zip(*(task.cues for task in tasks), strict=True)
-        return RecallStack(self.items, self.vocabulary, spans, free_shares, Draws.of("recall", seeds, device))
+        orders = tuple(task.order for task in tasks)
+        return RecallStack(self.items, self.vocabulary, spans, free_shares, orders, Draws.of("recall", seeds, device))
 
 
 @checked
@@ -137,6 +148,9 @@ class RecallTask(SyntheticTask):
 @dataclass(frozen=True)
 class FreeRecall(RecallTask):
     """Name every item of the list, in any order."""
+
+    order: str = "random"
+    """Order of recall to learn: `random`, drawn for each list, `listed` or `reversed`."""
 
 
 @checked
@@ -168,6 +182,8 @@ class RecallAndSpan(RunningSpan):
 
     free_share: float = 0.5
     """Share of the lists with free recall (strictly between 0 and 1)."""
+    order: str = "random"
+    """Order of free recall to learn: `random`, drawn for each list, `listed` or `reversed`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,6 +222,7 @@ class RecallStack(TaskStack):
     vocabulary: int
     spans: tuple[int, ...]
     free_shares: tuple[float, ...]
+    orders: tuple[str, ...]
     draws: Draws
 
     def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
@@ -280,7 +297,8 @@ class RecallStack(TaskStack):
         free = coin < torch.tensor(free_shares, dtype=torch.float64, device=device)[:, None]
         spans = torch.tensor(self.spans, device=device)[:, None, None]
         rows = torch.arange(items, device=device)
-        order = ranks(raw[..., self.vocabulary : self.vocabulary + items])
+        drawn = ranks(raw[..., self.vocabulary : self.vocabulary + items])
+        order = torch.stack([ORDERS[name](places) for name, places in zip(self.orders, drawn, strict=True)])
         places = torch.where(free[..., None], order, (items - spans + rows) % items)
         return Lists(studied, free, places, free[..., None] | (rows < spans)), raw[..., -1 - items : -1]
 
