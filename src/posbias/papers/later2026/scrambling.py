@@ -4,9 +4,9 @@ The conductance of position p after block l is the score's change along a path, 
 F the log-probability of the prompt's most likely next token, the path from the mean embedding at every position to the
 prompt. Its sum over positions is F's whole change, at every layer; after the last block position N - 1 has all of it.
 
-Expected, written before any run, of small networks trained on characters: (1) the profile of conductance, natural and
-scrambled, is the same within W1 .05; (2) by the probability's gradient the last eighth loses more than .05 of its share,
-as the demo model's last tenth does; (3) in retrieval, where what is asked for moves, the profile moves with it.
+Expected, written before any run, of small networks trained on characters: (1) the profile of conductance is the same
+natural and scrambled, within W1 .05; (2) by the probability's gradient the last eighth loses more than .05, as the demo
+model's last tenth does; (3) in retrieval, where what is asked for moves, the profile moves with it.
 """
 
 from collections.abc import Sequence
@@ -107,8 +107,9 @@ class Sizes:
     width: int = 32
 
 
-def trained(task: SyntheticTask, sizes: Sizes) -> list[ReferenceTransformer]:
+def trained(generator: np.random.Generator, task: SyntheticTask, sizes: Sizes) -> list[ReferenceTransformer]:
     """Networks of all seeds after training."""
+    first = int(generator.integers(2**31))
     config = ReferenceConfig(
         Architecture(sizes.depth, heads=2, encoding="rope"),
         width=sizes.width,
@@ -122,7 +123,7 @@ def trained(task: SyntheticTask, sizes: Sizes) -> list[ReferenceTransformer]:
         mlp_width=2 * sizes.width,
         dtype="float32",
     )
-    members = [Member(f"seed {seed}", config, task, seed, AdamW(3e-3)) for seed in range(sizes.seeds)]
+    members = [Member(f"{seed}", config, task, seed, AdamW(3e-3)) for seed in range(first, first + sizes.seeds)]
     schedule = TrainingSchedule(steps=sizes.steps, batch=32, window=50, examples=0)
     ended = train_members(members, schedule, options=TrainOptions(device="cpu"))
     return [ReferenceTransformer(config, member.parameters) for member in ended.members if member.parameters]
@@ -182,7 +183,7 @@ class ScramblingInvariance(Claim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Profiles of trained networks on natural and scrambled prompts."""
         count, pairs = self.sizes.prompts, []
-        for model in trained(RETRIEVAL if broken else TEXT, self.sizes):
+        for model in trained(generator, RETRIEVAL if broken else TEXT, self.sizes):
             natural = first_asked(generator, count) if broken else texts(generator, count)
             mixed = scrambled(generator, natural, fixed=int(broken))
             pairs.append((mean_influence(model, natural), mean_influence(model, mixed)))

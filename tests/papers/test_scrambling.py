@@ -1,0 +1,49 @@
+"""Layer conductance: complete at every layer, at the top all of the last position, zero for what nothing reads."""
+
+import numpy as np
+import pytest
+
+from posbias import Architecture
+from posbias.models.reference.config import ReferenceConfig
+from posbias.models.reference.network import ReferenceTransformer
+from posbias.papers.later2026.scrambling import conductance, first_asked, last_share, scrambled
+
+IDS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+
+
+def network(mask: str = "causal") -> ReferenceTransformer:
+    config = ReferenceConfig(
+        Architecture(3, mask=mask),
+        width=8,
+        vocabulary_size=12,
+        attention="content",
+        values="gaussian",
+        residual="added",
+    )
+    return ReferenceTransformer(config)
+
+
+def test_every_layer_has_the_whole_change_of_the_score_and_the_last_position_all_of_the_top() -> None:
+    found = conductance(network(), IDS, steps=200)
+    assert found.missed < 1e-3
+    np.testing.assert_allclose(found.conductance.sum(1), found.conductance.sum(1)[0], rtol=1e-3)
+    np.testing.assert_array_equal(found.conductance[-1, :-1], 0)
+    assert (found.conductance[0, :-1] != 0).all()
+
+
+def test_positions_that_the_last_one_cannot_reach_have_none() -> None:
+    """Under a window of 2, two layers above a block reach two positions back."""
+    found = conductance(network("sliding_window(width=2)"), IDS)
+    reached = np.abs(found.conductance) > 0
+    np.testing.assert_array_equal(reached.sum(1), [3, 2, 1])
+    assert (found.gradient > 0).sum() == 4
+
+
+def test_scrambling_keeps_tokens_and_what_asks() -> None:
+    generator = np.random.default_rng(0)
+    natural = first_asked(generator, 5)
+    mixed = scrambled(generator, natural, fixed=1)
+    np.testing.assert_array_equal(np.sort(mixed), np.sort(natural))
+    np.testing.assert_array_equal(mixed[:, -1], natural[:, -1])
+    assert (mixed[:, :-1] != natural[:, :-1]).any()
+    assert last_share(np.full((2, 16), 1 / 16)) == pytest.approx(1 / 8)
