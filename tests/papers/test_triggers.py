@@ -20,10 +20,10 @@ HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
 
 
 def test_weights_are_those_of_the_papers() -> None:
-    logits = torch.randn(1, 2, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = {name: NORMALISATIONS[name](logits, HIDDEN)[0] for name in NORMALISATIONS}
+    logits = torch.randn(1, 1, 2, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = {name: NORMALISATIONS[name](logits, HIDDEN)[0, 0] for name in NORMALISATIONS}
     for sample, query in np.ndindex(2, 6):
-        row = logits[0, sample, query, : query + 1].numpy()
+        row = logits[0, 0, sample, query, : query + 1].numpy()
         raised = np.exp(row) - 1
         expected = {
             "softmax": np.exp(row) / np.exp(row).sum(),
@@ -40,7 +40,7 @@ def test_without_a_sum_of_one_a_layer_by_hand_does_the_task_and_has_no_sink(name
     """Its logit is 1 from the trigger to every token after the marker, 0 elsewhere; values pass through."""
     tokens, trigger = SMALL.sequences(4, torch.Generator().manual_seed(0), marked=True)
     logits = trigger[..., None].float() * (tokens[..., 1] + tokens[..., -1])[:, :, None]
-    weights = NORMALISATIONS[name](logits, HIDDEN)
+    weights = NORMALISATIONS[name](logits[:, None], HIDDEN)[:, 0]
     torch.testing.assert_close(weights @ tokens, mean_at_trigger(tokens, trigger))
     assert not weights[..., 0].any()
 

@@ -7,11 +7,13 @@ Initial weights, steps and their number are ours, so that layers train in second
 Expected, written before the runs that count (a pilot on another draw chose the number of steps): (1) with a softmax the
 queries that are to give 0 have over .9 of their attention on position 0, with relu and softpick under .1; (2) if all
 queries are to give a mean, a softmax has under .3 there; (3) if all are to give the first token, softpick has a sink;
-(4) what a softmax leaves outside position 0 keeps to the bound that follows from its error.
+(4) what a softmax leaves outside position 0 keeps to the bound that follows from its error; (5) of two layers of two
+heads some head of every softmax network does as in (1), not all heads, and of no relu network.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,27 +37,27 @@ CONTENT_VARIANCE = 1 / 3
 """Of a feature that is uniform in -1 ... 1."""
 
 Tokens = Float[Tensor, "seed batch position feature"]
-Logits = Float[Tensor, "seed batch query key"]
+Maps = Float[Tensor, "seed head batch query key"]
 Hidden = Bool[Tensor, "query key"]
 Demand = Callable[[Tokens, Bool[Tensor, "seed batch position"]], Tokens]
 """Targets from the tokens and where the trigger stands."""
 
 
 @NORMALISATIONS.register("softmax")
-def softmax(logits: Logits, hidden: Hidden) -> Logits:
+def softmax(logits: Maps, hidden: Hidden) -> Maps:
     """Exponentials over their sum."""
     return logits.masked_fill(hidden, -torch.inf).softmax(-1)
 
 
 @NORMALISATIONS.register("relu")
-def relu(logits: Logits, hidden: Hidden) -> Logits:
+def relu(logits: Maps, hidden: Hidden) -> Maps:
     """Positive logits over the number of earlier keys, as in the code of arXiv 2603.11487: rows have any sum."""
     earlier = (~hidden).sum(-1, keepdim=True).sub(1).clamp(min=1)
     return logits.masked_fill(hidden, 0.0).relu() / earlier
 
 
 @NORMALISATIONS.register("softpick")
-def softpick(logits: Logits, hidden: Hidden) -> Logits:
+def softpick(logits: Maps, hidden: Hidden) -> Maps:
     """relu(e^x - 1) over the sum of |e^x - 1|, arXiv 2504.20966: rows sum to 1 at most."""
     raised = torch.expm1(logits.clamp(max=30.0)).masked_fill(hidden, 0.0)
     return raised.relu() / (raised.abs().sum(-1, keepdim=True) + 1e-8)
@@ -80,7 +82,7 @@ def first_token(tokens: Tokens, trigger: Bool[Tensor, "seed batch position"]) ->
 
 @dataclass(frozen=True)
 class Training:
-    """Sizes and steps of the layers of one normalisation, a layer for each seed."""
+    """Sizes and steps of the networks of one normalisation, one for each seed."""
 
     seeds: int = 6
     length: int = 16
@@ -88,6 +90,9 @@ class Training:
     batch: int = 32
     steps: int = 500
     learning_rate: float = 1e-2
+    depth: int = 1
+    heads: int = 1
+    """Of every layer, each as wide as the stream."""
 
     def sequences(self, size: int, generator: torch.Generator, *, marked: bool) -> tuple[Tokens, Tensor]:
         """Tokens of marker, trigger, content and constant features, and where the trigger stands.
@@ -110,36 +115,43 @@ class Training:
 
 
 @dataclass(frozen=True, eq=False)
-class Layers:
-    """Trained layers of one normalisation."""
+class Networks:
+    """Trained networks of one normalisation; the heads of all layers one after another."""
 
-    first: Float64[np.ndarray, "seeds queries"]
+    first: Float64[np.ndarray, "seeds heads queries"]
     """Mean weight on position 0 of the queries after it, the trigger's own left out."""
-    total: Float64[np.ndarray, "seeds queries"]
+    total: Float64[np.ndarray, "seeds heads queries"]
     """Mean sum of those queries' weights."""
     error: Float64[np.ndarray, "seeds"]
     """Root mean square error over that of the targets."""
     content_error: Float64[np.ndarray, "seeds queries"]
     """Mean square error of those queries' content features."""
-    head: Float64[np.ndarray, "seeds"]
+    head: Float64[np.ndarray, "seeds heads"]
     """Mean weight on position 0 of all queries."""
 
 
-def trained_layers(
+def trained_networks(
     generator: np.random.Generator, normalisation: str, training: Training, demand: Demand = mean_at_trigger
-) -> Layers:
-    """Train a layer for each seed on mean squares, and look at its attention on new sequences."""
+) -> Networks:
+    """Train a network for each seed on mean squares, and look at its attention on new sequences.
+
+    Layers of several have residual connections; what all of them add is to be the target.
+    """
     draw = torch.Generator().manual_seed(int(generator.integers(2**62)))
     weights_of = NORMALISATIONS[normalisation]
     hidden = torch.ones(training.length, training.length, dtype=torch.bool).triu(1)
-    shape = (4, training.seeds, training.width, training.width)
+    shape = (training.depth, 4, training.seeds, training.heads, training.width, training.width)
     maps = (torch.randn(shape, generator=draw) / training.width**0.5).requires_grad_()
     marked = demand is not first_token
 
-    def outputs(tokens: Tokens) -> tuple[Logits, Tokens]:
-        query, key, value = ((tokens.flatten(1, 2) @ each).view_as(tokens) for each in maps[:3])
-        attention = weights_of(query @ key.transpose(-1, -2), hidden)
-        return attention, ((attention @ value).flatten(1, 2) @ maps[3]).view_as(tokens)
+    def outputs(tokens: Tokens) -> tuple[Maps, Tokens]:
+        added, attention = torch.zeros_like(tokens), []
+        for layer in maps:
+            stream = (tokens + added).flatten(1, 2)[:, None]
+            query, key, value = ((stream @ each).unflatten(2, tokens.shape[1:3]) for each in layer[:3])
+            attention.append(weights_of(query @ key.transpose(-1, -2), hidden))
+            added = added + ((attention[-1] @ value).flatten(2, 3) @ layer[3]).sum(1).view_as(tokens)
+        return torch.cat(attention, dim=1), added
 
     optimiser = torch.optim.Adam([maps], lr=training.learning_rate, betas=(0.9, 0.95))
     for _ in range(training.steps):
@@ -154,17 +166,16 @@ def trained_layers(
         target = demand(tokens, trigger)
         wrong = (output - target).double().square()
         others = (~trigger[:, :, 1:]).double()
-        first = attention[..., 0].double()
 
         def mean(values: Tensor) -> np.ndarray:
-            return np.asarray(((values * others).sum(1) / others.sum(1)).numpy())
+            return np.asarray(((values * others[:, None]).sum(2) / others.sum(1)[:, None]).numpy())
 
-        return Layers(
-            first=mean(first[:, :, 1:]),
-            total=mean(attention[:, :, 1:].double().sum(-1)),
+        return Networks(
+            first=mean(attention[..., 1:, 0].double()),
+            total=mean(attention[..., 1:, :].double().sum(-1)),
             error=(wrong.mean((1, 2, 3)) / target.double().square().mean((1, 2, 3))).sqrt().numpy(),
-            content_error=mean(wrong[:, :, 1:, 2:-1].mean(-1)),
-            head=first.mean((1, 2)).numpy(),
+            content_error=mean(wrong[:, None, :, 1:, 2:-1].mean(-1))[:, 0],
+            head=attention[..., 0].double().mean((2, 3)).numpy(),
         )
 
 
@@ -172,9 +183,10 @@ class TriggerClaim(Claim):
     """Base of claims on layers that were trained on this task."""
 
     trains = True
+    sizes: ClassVar[Training] = Training()
 
     def __init__(self, training: Training | None = None) -> None:
-        self.training = Training() if training is None else training
+        self.training = self.sizes if training is None else training
 
 
 @CLAIMS.register("sinks-2603.11487/trigger")
@@ -185,7 +197,7 @@ class SoftmaxSinks(TriggerClaim):
         "Attention Sinks Are Provably Necessary in Softmax Transformers: Evidence from Trigger-Conditional Tasks, "
         "arXiv 2603.11487v1"
     )
-    source = "abstract, theorems by summaries, and the published code (one layer, one head; deeper ones are not tested)"
+    source = "abstract, theorem 1 by a summary, published code"
     statement = (
         "Trained to give a mean at a trigger and 0 elsewhere, softmax attention has a sink, relu attention none."
     )
@@ -206,14 +218,14 @@ class SoftmaxSinks(TriggerClaim):
     )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Attention of layers of both kinds, six seeds each."""
+        """Attention of networks of both kinds, six seeds each."""
         demand = running_mean if broken else mean_at_trigger
-        layers, others = (trained_layers(generator, name, self.training, demand) for name in ("softmax", "relu"))
-        sink = mean_of(layers.first.mean(1)).interval(least=0.0)
-        without = float(others.first.mean(1).max())
-        solved = bool(max(layers.error.max(), others.error.max()) < SOLVED)
+        networks, others = (trained_networks(generator, name, self.training, demand) for name in ("softmax", "relu"))
+        sink = mean_of(networks.first[:, 0].mean(1)).interval(least=0.0)
+        without = float(others.first.mean(2).max())
+        solved = bool(max(networks.error.max(), others.error.max()) < SOLVED)
         queries = np.arange(1, self.training.length)
-        bound = np.sqrt(queries * layers.content_error / CONTENT_VARIANCE)
+        bound = np.sqrt(queries * networks.content_error / CONTENT_VARIANCE)
         return Finding(
             value=sink.value,
             as_stated=sink.low > SINK and without < NONE and solved,
@@ -222,8 +234,8 @@ class SoftmaxSinks(TriggerClaim):
                 "mean attention on position 0",
                 queries,
                 {
-                    "softmax": layers.first.mean(0),
-                    "relu": others.first.mean(0),
+                    "softmax": networks.first[:, 0].mean(0),
+                    "relu": others.first[:, 0].mean(0),
                     "least that the softmax's error allows": (1 - bound).mean(0),
                 },
             ),
@@ -231,10 +243,59 @@ class SoftmaxSinks(TriggerClaim):
                 "low": sink.low,
                 "high": sink.high,
                 "relu": without,
-                "error": float(layers.error.max()),
+                "error": float(networks.error.max()),
                 "relu_error": float(others.error.max()),
-                "outside": float((1 - layers.first).max()),
-                "share": float(((1 - layers.first) / bound).max()),
+                "outside": float((1 - networks.first).max()),
+                "share": float(((1 - networks.first[:, 0]) / bound).max()),
+            },
+            instances=2 * self.training.seeds,
+        )
+
+
+@CLAIMS.register("sinks-2603.11487/layers")
+class SomeHeadSinks(TriggerClaim):
+    """With several layers and heads some head has the sink."""
+
+    paper = SoftmaxSinks.paper
+    source = "abstract, theorem 2 by a summary (some layer and position), published code"
+    statement = "With layers, heads and residual connections some softmax head has a sink on that task, no relu head."
+    assumptions = ("queries without the trigger are to give 0", "two layers of two heads, no MLPs", "trained")
+    broken_by = SoftmaxSinks.broken_by
+    sizes = Training(length=8, width=8, steps=1000, learning_rate=5e-3, depth=2, heads=2)
+    computed = (
+        "mean attention on position 0 of queries that are to give 0, of each softmax network's head with the most (95 % "
+        "{low:.3f} to {high:.3f}); of relu heads at most {relu:.4f}; relative errors at most {error:.3f} and "
+        "{relu_error:.3f}"
+    )
+    sharper = "of all softmax heads {share:.2f} have over {sink:.1f} there, others do without"
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Attention of every head of networks of both kinds, six seeds each."""
+        demand = running_mean if broken else mean_at_trigger
+        networks, others = (trained_networks(generator, name, self.training, demand) for name in ("softmax", "relu"))
+        heads, without = networks.first.mean(2), float(others.first.mean(2).max())
+        most = mean_of(heads.max(1)).interval(least=0.0)
+        solved = bool(max(networks.error.max(), others.error.max()) < SOLVED)
+        return Finding(
+            value=most.value,
+            as_stated=most.low > SINK and without < NONE and solved,
+            figure=curves(
+                "head, those with the most attention there first",
+                "mean attention on position 0",
+                np.arange(heads.shape[1]),
+                {
+                    "softmax": np.sort(heads)[:, ::-1].mean(0),
+                    "relu": np.sort(others.first.mean(2))[:, ::-1].mean(0),
+                },
+            ),
+            numbers={
+                "low": most.low,
+                "high": most.high,
+                "relu": without,
+                "error": float(networks.error.max()),
+                "relu_error": float(others.error.max()),
+                "share": float((heads > SINK).mean()),
+                "sink": SINK,
             },
             instances=2 * self.training.seeds,
         )
@@ -260,10 +321,10 @@ class SoftpickSinks(TriggerClaim):
     )
 
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Sink rates of layers of both kinds, six seeds each."""
+        """Sink rates of networks of both kinds, six seeds each."""
         demand = first_token if broken else mean_at_trigger
-        picked, others = (trained_layers(generator, name, self.training, demand) for name in ("softpick", "softmax"))
-        head = mean_of(picked.head).interval(least=0.0)
+        picked, others = (trained_networks(generator, name, self.training, demand) for name in ("softpick", "softmax"))
+        head = mean_of(picked.head[:, 0]).interval(least=0.0)
         rate, softmax_rate = (float((trained.head > SINK_RATE).mean()) for trained in (picked, others))
         solved = bool(max(picked.error.max(), others.error.max()) < SOLVED)
         apart = head.high < SINK_RATE < float(others.head.min())
@@ -275,9 +336,9 @@ class SoftpickSinks(TriggerClaim):
                 "mean weight",
                 np.arange(1, self.training.length),
                 {
-                    "softpick, on position 0": picked.first.mean(0),
-                    "softpick, all keys": picked.total.mean(0),
-                    "softmax, on position 0": others.first.mean(0),
+                    "softpick, on position 0": picked.first[:, 0].mean(0),
+                    "softpick, all keys": picked.total[:, 0].mean(0),
+                    "softmax, on position 0": others.first[:, 0].mean(0),
                 },
             ),
             numbers={
