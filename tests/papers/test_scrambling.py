@@ -24,19 +24,19 @@ def network(mask: str = "causal") -> ReferenceTransformer:
 
 
 def test_every_layer_has_the_whole_change_of_the_score_and_the_last_position_all_of_the_top() -> None:
-    found = conductance(network(), IDS, steps=200)
-    assert found.missed < 1e-3
-    np.testing.assert_allclose(found.conductance.sum(1), found.conductance.sum(1)[0], rtol=1e-3)
-    np.testing.assert_array_equal(found.conductance[-1, :-1], 0)
-    assert (found.conductance[0, :-1] != 0).all()
+    influence = conductance(network(), IDS, steps=200)
+    assert influence.missed < 1e-3
+    np.testing.assert_allclose(influence.conductance.sum(1), influence.conductance.sum(1)[0], rtol=1e-3)
+    np.testing.assert_array_equal(influence.conductance[-1, :-1], 0)
+    assert (influence.conductance[0, :-1] != 0).all()
 
 
 def test_positions_that_the_last_one_cannot_reach_have_none() -> None:
     """Under a window of 2, two layers above a block reach two positions back."""
-    found = conductance(network("sliding_window(width=2)"), IDS)
-    reached = np.abs(found.conductance) > 0
+    influence = conductance(network("sliding_window(width=2)"), IDS)
+    reached = np.abs(influence.conductance) > 0
     np.testing.assert_array_equal(reached.sum(1), [3, 2, 1])
-    assert (found.gradient > 0).sum() == 4
+    assert (influence.gradient > 0).sum() == 4
 
 
 def test_scrambling_keeps_tokens_and_what_asks() -> None:

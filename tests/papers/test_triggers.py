@@ -21,7 +21,7 @@ HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
 
 def test_weights_are_those_of_the_papers() -> None:
     logits = torch.randn(1, 1, 2, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = {name: NORMALISATIONS[name](logits, HIDDEN)[0, 0] for name in NORMALISATIONS}
+    weights_by_name = {name: NORMALISATIONS[name](logits, HIDDEN)[0, 0] for name in NORMALISATIONS}
     for sample, query in np.ndindex(2, 6):
         row = logits[0, 0, sample, query, : query + 1].numpy()
         raised = np.exp(row) - 1
@@ -30,7 +30,7 @@ def test_weights_are_those_of_the_papers() -> None:
             "relu": np.maximum(row, 0) / max(query, 1),
             "softpick": np.maximum(raised, 0) / np.abs(raised).sum(),
         }
-        for name, weights in found.items():
+        for name, weights in weights_by_name.items():
             np.testing.assert_allclose(weights[sample, query, : query + 1], expected[name], rtol=1e-6)
             assert not weights[sample, query, query + 1 :].any()
 

@@ -107,15 +107,17 @@ class MixedDemands(Claim):
         """Primacy and recency of networks trained on both demands, for two orders of recall."""
         order = "reversed" if broken else "listed"
         rows = recalled(generator, (order, "random"), self.sizes)
-        named = dict(
-            zip(
-                ("", "recency_", "random_", "random_recency_"), [*ends(rows[order]), *ends(rows["random"])], strict=True
-            )
-        )
-        primacy, recency, random, random_recency = named.values()
+        primacy, recency = ends(rows[order])
+        random_primacy, random_recency = ends(rows["random"])
+        intervals = {
+            "": primacy,
+            "recency_": recency,
+            "random_": random_primacy,
+            "random_recency_": random_recency,
+        }
         return Finding(
             value=primacy.value,
-            as_stated=min(each.low for each in named.values()) > 0,
+            as_stated=min(interval.low for interval in intervals.values()) > 0,
             corrected=primacy.low > 0 and recency.low > 0,
             figure=curves(
                 "place in the list",
@@ -124,9 +126,13 @@ class MixedDemands(Claim):
                 {name: row.mean(0) for name, row in rows.items()},
             ),
             numbers={
-                **{f"{name}{end}": getattr(each, end) for name, each in named.items() for end in ("low", "high")},
+                **{
+                    f"{name}{end}": getattr(interval, end)
+                    for name, interval in intervals.items()
+                    for end in ("low", "high")
+                },
                 "recency": recency.value,
-                "random": random.value,
+                "random": random_primacy.value,
                 "random_recency": random_recency.value,
             },
             instances=2 * self.sizes.seeds,

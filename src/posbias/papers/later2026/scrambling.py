@@ -76,19 +76,22 @@ def conductance(model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, st
     for stream, gradient in zip(streams, at_streams, strict=True):
         between = (gradient[1:] + gradient[:-1]).double() / 2
         shares.append((between * stream.detach().double().diff(dim=0)).sum((0, 2)))
-    found = torch.stack(shares)
+    layers = torch.stack(shares)
     change = (scores[-1] - scores[0]).detach()
-    missed = float((found.sum(1) - change).abs().max() / change.abs())
-    return Influence(found.cpu().numpy(), at_input[-1].double().norm(dim=-1).cpu().numpy(), missed)
+    missed = float((layers.sum(1) - change).abs().max() / change.abs())
+    return Influence(layers.cpu().numpy(), at_input[-1].double().norm(dim=-1).cpu().numpy(), missed)
 
 
 def mean_influence(model: Model, prompts: Prompts) -> Influence:
     """Sizes of conductances and gradients, each prompt's with sum 1, averaged over prompts; `missed` is the median."""
-    found = [conductance(model, prompt) for prompt in prompts]
-    shares = [np.abs(each.conductance) / np.abs(each.conductance).sum(1, keepdims=True) for each in found]
-    gradients = [each.gradient / each.gradient.sum() for each in found]
-    missed = float(np.median([each.missed for each in found]))
-    return Influence(np.mean(shares, axis=0), np.mean(gradients, axis=0), missed)
+    influences = [conductance(model, prompt) for prompt in prompts]
+    sizes = np.stack([np.abs(influence.conductance) for influence in influences])
+    gradients = np.stack([influence.gradient for influence in influences])
+    return Influence(
+        (sizes / sizes.sum(-1, keepdims=True)).mean(0),
+        (gradients / gradients.sum(-1, keepdims=True)).mean(0),
+        float(np.median([influence.missed for influence in influences])),
+    )
 
 
 def last_share(profiles: Float64[np.ndarray, "*layers n_positions"]) -> float:

@@ -263,8 +263,8 @@ class SomeHeadSinks(TriggerClaim):
     broken_by = SoftmaxSinks.broken_by
     sizes = Training(length=8, width=8, steps=1000, learning_rate=5e-3, depth=2, heads=2)
     computed = (
-        "mean attention on position 0 of queries that are to give 0, of each softmax network's head with the most (95 % "
-        "{low:.3f} to {high:.3f}); of relu heads at most {relu:.4f}; relative errors at most {error:.3f} and "
+        "mean attention on position 0 of queries that are to give 0, of the head with the most in a softmax network "
+        "(95 % {low:.3f} to {high:.3f}); of relu heads at most {relu:.4f}; relative errors at most {error:.3f} and "
         "{relu_error:.3f}"
     )
     sharper = "of all softmax heads {share:.2f} have over {sink:.1f} there, others do without"
