@@ -17,6 +17,7 @@ WRONG_IN_PART = {
     "birth-2603.10123/claim-4-u-shape",
     "birth-2603.10123/claim-5-gradient",
     "birth-2603.10123/claim-6-linear-addition",
+    "mamba-2506.15156/distractors",
     "wu2025/lemma-4.4",
     "wu2025/lemma-4.6",
     "wu2025/lemma-I.1",

@@ -5,6 +5,7 @@ import pytest
 
 from posbias.architecture import Rope
 from posbias.papers.later2026.birth import relu_cosine
+from posbias.papers.later2026.distractors import ITEMS, accuracy
 from posbias.papers.later2026.rope_length import PAIRS, draw_contents, frequencies, normal_failure
 from posbias.papers.later2026.sinks import planted
 
@@ -66,3 +67,11 @@ def test_sinks_have_the_energies_of_their_sums(verdicts):
     numbers = verdicts["sinks-2603.17771/gradients"].finding.numbers
     assert numbers["formula"] == pytest.approx(np.square(planted(1024, 0.9)[:, 0]).sum())
     assert numbers["short"] > 0.99 > 0.3 > numbers["none"]
+
+
+def test_distractors_move_a_list_down_one_curve(verdicts):
+    numbers = verdicts["mamba-2506.15156/distractors"].finding.numbers
+    assert numbers["formula_error"] < 0.04
+    assert numbers["none_high"] < numbers["largest_low"]
+    np.testing.assert_array_less(accuracy(4, 0.1)[:-1], accuracy(4, 0.1)[1:])
+    np.testing.assert_allclose(accuracy(0, 0.0), np.full(ITEMS, accuracy(0, 0.0)[0]), rtol=1e-12)

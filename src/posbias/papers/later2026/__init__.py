@@ -3,7 +3,15 @@
 A verdict is on our reading. RoPE in long contexts (arXiv 2605.15514); value aggregation at initialisation (arXiv
 2605.06611); contraction of untrained networks (arXiv 2602.05927); absolute position in RoPE attention (arXiv
 2606.06160); what sinks do to perturbations (arXiv 2504.02732) and to gradients (arXiv 2603.17771); sinks of trained
-layers (arXiv 2603.11487 and 2504.20966).
+networks (arXiv 2603.11487 and 2504.20966); distractors (arXiv 2506.15156).
 """
 
-from posbias.papers.later2026 import absolute, aggregation, birth, rope_length, sinks, triggers  # noqa: F401 (claims)
+from posbias.papers.later2026 import (  # noqa: F401 (claims)
+    absolute,
+    aggregation,
+    birth,
+    distractors,
+    rope_length,
+    sinks,
+    triggers,
+)
