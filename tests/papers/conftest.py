@@ -1,12 +1,12 @@
-"""Claims that train nothing take seconds: once for all tests. Those that train wait until a test asks for one."""
+"""Verdicts on claims, each computed once, when the first test asks for it."""
 
 import pytest
 
-from posbias.papers import CLAIMS, Verdict, verify
+from posbias.papers import Verdict, verify
 
 
 class Verdicts(dict[str, Verdict]):
-    """Verdicts by claim, of trained networks as they are asked for."""
+    """Verdicts by claim."""
 
     def __missing__(self, name: str) -> Verdict:
         (self[name],) = verify(name)
@@ -14,5 +14,5 @@ class Verdicts(dict[str, Verdict]):
 
 
 @pytest.fixture(scope="session")
-def verdicts() -> dict[str, Verdict]:
-    return Verdicts({name: verify(name)[0] for name in CLAIMS if not CLAIMS[name].trains})
+def verdicts() -> Verdicts:
+    return Verdicts()

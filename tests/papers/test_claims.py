@@ -76,7 +76,7 @@ def test_each_verdict_is_complete_plain_and_can_be_drawn(verdicts, name):
 
 
 def test_the_verdict_follows_from_the_comparisons(verdicts):
-    figure = next(iter(verdicts.values())).finding.figure
+    figure = verdicts["wu2025/theorem-4.5"].finding.figure
     outcomes = [
         Finding(0.0, as_stated, figure, corrected=corrected).outcome
         for as_stated, corrected in ((True, False), (True, True), (False, True), (False, False))
