@@ -10,12 +10,13 @@ from posbias.papers.later2026.triggers import (
     SoftmaxSinks,
     SoftpickSinks,
     Training,
+    cancelling_heads,
     first_token,
     mean_at_trigger,
     running_mean,
 )
 
-SMALL = Training(seeds=3, length=6, width=6, batch=32, steps=200)
+SMALL = Training(seeds=3, length=6, width=8, steps=300, learning_rate=2e-2)
 HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
 
 
@@ -45,9 +46,18 @@ def test_without_a_sum_of_one_a_layer_by_hand_does_the_task_and_has_no_sink(name
     assert not weights[..., 0].any()
 
 
+def test_two_softmax_heads_by_hand_do_it_too_since_they_cancel() -> None:
+    tokens, trigger = SMALL.sequences(4, torch.Generator().manual_seed(0), marked=True)
+    weights, output = cancelling_heads(tokens, trigger, HIDDEN)
+    torch.testing.assert_close(output, mean_at_trigger(tokens, trigger))
+    even = (1 / torch.arange(1, 7)).expand_as(trigger)
+    for head in (0, 1):
+        torch.testing.assert_close(weights[:, head, :, :, 0][~trigger], even[~trigger])
+
+
 def test_tasks() -> None:
     tokens, trigger = SMALL.sequences(50, torch.Generator().manual_seed(0), marked=True)
-    marker = torch.tensor([1.0, 0, 0, 0, 0, 0])
+    marker = torch.eye(8)[0]
     assert (tokens[:, :, 0] == marker).all()
     assert (trigger.sum(-1) == 1).all()
     assert not trigger[..., :2].any()
