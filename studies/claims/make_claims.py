@@ -1,4 +1,4 @@
-"""Writes README.md and claims.csv from a run of every claim: `python studies/claims/make_claims.py` (about 10 s)."""
+"""Writes README.md and claims.csv from a run of every claim: `python studies/claims/make_claims.py` (minutes)."""
 
 import csv
 import re
@@ -12,7 +12,8 @@ HEADER = """# Study: claims, put to the test
 
 **Question:** which statements on position bias, published and our own, hold in a numerical experiment?
 **Answer:** {tally}. Below are those that do not hold as printed. [`claims.csv`](claims.csv)
-has all, with what was computed, assumed and violated ([verify](../../docs/verify.md) says what that means).
+has all, with what was computed, assumed and violated, and all that holds instead ([verify](../../docs/verify.md) says
+what that means).
 
 One claim: `posbias verify wu2025/theorem-4.5`; all: `posbias verify`; this page and the file: `python
 studies/claims/make_claims.py` (seed 0). Positions count from 0, t from 0 (t + 1 layers);
@@ -27,7 +28,7 @@ FOOTER = """
 - *Theorem 5.5.* Checked up to finite depth. Under harmonic mixing collapse is slow.
 - *Rates.* A product of lower-triangular kernels decays at position j at the rate of its slowest diagonal among the
   positions j ... i.
-- *2504.02732, 2602.05927, 2603.17771, 2605.06611, 2605.15514, 2606.06160.* Only abstracts at hand; networks are ours.
+- *Papers of 2025 and 2026 beside 2602.16837 and 2603.10123.* Abstracts and some code at hand; networks are ours.
 """
 
 
@@ -51,7 +52,7 @@ def tally(verdicts: list[Verdict]) -> str:
 
 
 def corrected(verdicts: list[Verdict]) -> str:
-    """A row per claim that does not hold as printed: what is stated, and what holds instead."""
+    """A row per claim that does not hold as printed: what is stated, and the first that holds instead."""
     rows = ["| claim | statement | value | what holds instead |", "|---|---|---|---|"]
     first: dict[str, str] = {}
     for verdict in verdicts:
@@ -59,7 +60,7 @@ def corrected(verdicts: list[Verdict]) -> str:
         if str(verdict.verdict) != HOLDS:
             name = f"**{claim.name}**, fails" if str(verdict.verdict) == "fails as stated" else claim.name
             like = first.setdefault(re.sub(r"[\d.e+]+", "", verdict.sharper), claim.name)
-            sharper = cell(verdict.sharper) if like == claim.name else f"as {like}, with other numbers"
+            sharper = cell(verdict.sharper.split("; ")[0]) if like == claim.name else f"as {like}, with other numbers"
             rows.append(f"| {name} | {cell(claim.statement)} | {number(finding.value)} | {sharper} |")
     return "\n".join(rows) + "\n"
 

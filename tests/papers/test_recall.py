@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from posbias.papers.later2026.recall import Sizes, ends, recalled
+from posbias.tasks.synthetic import RecallAndSpan
 
 
 def test_primacy_and_recency_are_first_and_last_places_less_the_middle() -> None:
@@ -15,7 +16,8 @@ def test_primacy_and_recency_are_first_and_last_places_less_the_middle() -> None
 
 def test_networks_of_each_order_are_trained_and_scored_by_place() -> None:
     sizes = Sizes(seeds=2, steps=10, items=7, vocabulary=8, width=8, examples=20)
-    rows = recalled(np.random.default_rng(0), ("listed", "random"), sizes)
+    tasks = {order: RecallAndSpan(7, 8, 3, order=order) for order in ("listed", "random")}
+    rows = recalled(np.random.default_rng(0), tasks, sizes)
     assert {name: row.shape for name, row in rows.items()} == {"listed": (2, 7), "random": (2, 7)}
     assert all(((row > 0) & (row < 1)).all() for row in rows.values())
     assert (rows["listed"] != rows["random"]).any()

