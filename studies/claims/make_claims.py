@@ -21,6 +21,13 @@ d is the distance query - key, eps the smallest admissible attention weight.
 """
 
 FOOTER = """
+## Holds, with a limit
+
+- *2603.11487.* Trained softmax networks have the sink, but with two heads it is not necessary: a layer written by hand
+  does the task without (`sinks-2603.11487/heads`).
+- *2504.20966.* Softpick needs no sink, and is not kept from one: asked for the first token, it attends to it.
+- *2510.10276.* Recency follows from the demand. Primacy showed in no order of recall: not decided.
+
 ## Where the papers are read differently from their letter
 
 - *RoPE, theorems 4.7 and I.2.* For a fixed N any positive function is Theta of any other. The test asks whether one
