@@ -163,8 +163,7 @@ def trained_networks(
     for _ in range(training.steps):
         tokens, trigger = training.sequences(training.batch, draw, marked=marked)
         loss = (outputs(tokens)[1] - demand(tokens, trigger)).square().mean((1, 2, 3)).sum()
-        optimiser.zero_grad()
-        loss.backward()
+        (maps.grad,) = torch.autograd.grad(loss, [maps])
         optimiser.step()
     with torch.no_grad():
         tokens, trigger = training.sequences(500, draw, marked=marked)
