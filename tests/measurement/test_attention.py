@@ -401,6 +401,19 @@ def test_monotone_kernels_have_no_violation_and_one_swapped_row_shows() -> None:
     assert found.gap[0] == pytest.approx((0.2 + 0.4 + 0.6) / 3)
 
 
+@pytest.mark.parametrize(("kind", "counted"), [("falcon_h1", "0, 1, 2"), ("nemotron_h", "2"), ("jamba", "1")])
+def test_what_mixes_positions_beside_attention_or_in_its_place_is_named_and_counts_in_the_mixing(
+    kind: str, counted: str
+) -> None:
+    model, prompts = _model(kind), _prompts()
+    found = attention(model, prompts)
+    (caveat,) = found.caveats
+    assert caveat == {"caveat": "linear_layers_not_counted", "depth": DEPTH, "counted": counted}
+    whole = [mixing_of_layers(model, ids, prompt=index).tokens for index, ids in enumerate(prompts.token_ids)]
+    attending = [int(layer) for layer in counted.split(", ")]
+    np.testing.assert_allclose(found.mixing.tokens.per_prompt, np.array(whole)[:, attending])
+
+
 def test_equal_keys_attend_evenly() -> None:
     """With the query projection zero, attention is uniform: everything has a closed form."""
     model = _own_model("smollm3")

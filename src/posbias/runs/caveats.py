@@ -25,7 +25,8 @@ SENTENCES = {
         "length), which are allowed"
     ),
     "linear_layers_not_counted": (
-        "of its {depth} layers {counted} have attention, counted here from 0; the others are linear layers"
+        "of its {depth} layers (from 0) the attention of {counted} is counted here; linear layers, beside it or in its "
+        "place, and layers that mix no positions are not"
     ),
     "default_mixing": (
         "Mixing {mixing:g} in every layer is the default (--mixing): attention carries a tenth of each layer's update "
