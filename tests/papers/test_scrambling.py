@@ -6,7 +6,7 @@ import pytest
 from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.papers.later2026.scrambling import conductance, first_asked, last_share, scrambled
+from posbias.papers.later2026.scrambling import asking, conductance, last_share, scrambled
 
 IDS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 
@@ -32,16 +32,16 @@ def test_every_layer_has_the_whole_change_of_the_score_and_the_last_position_all
 
 
 def test_positions_that_the_last_one_cannot_reach_have_none() -> None:
-    """Under a window of 2, two layers above a block reach two positions back."""
+    """Under a window of 2, each layer above reaches one position further back."""
     influence = conductance(network("sliding_window(width=2)"), IDS)
     reached = np.abs(influence.conductance) > 0
-    np.testing.assert_array_equal(reached.sum(1), [3, 2, 1])
+    np.testing.assert_array_equal(reached.sum(1), [4, 3, 2, 1])
     assert (influence.gradient > 0).sum() == 4
 
 
 def test_scrambling_keeps_tokens_and_what_asks() -> None:
     generator = np.random.default_rng(0)
-    natural = first_asked(generator, 5)
+    natural = asking(generator, 5)
     mixed = scrambled(generator, natural, fixed=1)
     np.testing.assert_array_equal(np.sort(mixed), np.sort(natural))
     np.testing.assert_array_equal(mixed[:, -1], natural[:, -1])

@@ -16,7 +16,7 @@ from posbias.papers.later2026.triggers import (
     running_mean,
 )
 
-SMALL = Training(seeds=3, length=6, width=8, steps=300, learning_rate=2e-2)
+SMALL = Training(seeds=3, length=6, width=8, batch=24, steps=180, learning_rate=3e-2)
 HIDDEN = torch.ones(6, 6, dtype=torch.bool).triu(1)
 
 

@@ -299,7 +299,7 @@ class SomeHeadSinks(TriggerClaim):
         demand = running_mean if broken else mean_at_trigger
         networks, others = (trained_networks(generator, name, self.training, demand) for name in ("softmax", "relu"))
         heads, without = np.sort(networks.first.mean(2))[:, ::-1], np.sort(others.first.mean(2))[:, ::-1]
-        sinking = wilson(heads[:, 0] > SINK)
+        sinking = wilson((heads[:, 0] > SINK).astype(np.float64))
         solved = bool(max(networks.error.max(), others.error.max()) < SOLVED) and bool(without.max() < NONE)
         tokens, trigger = self.training.sequences(100, torch.Generator().manual_seed(0), marked=True)
         by_hand, output = cancelling_heads(tokens, trigger, self.training.hidden)
@@ -353,7 +353,9 @@ class SoftpickSinks(TriggerClaim):
         """Sink rates of networks of both kinds, six seeds each."""
         demand = first_token if broken else mean_at_trigger
         picked, others = (trained_networks(generator, name, self.training, demand) for name in ("softpick", "softmax"))
-        rate, softmax_rate = (wilson((trained.head > SINK_RATE).ravel()) for trained in (picked, others))
+        rate, softmax_rate = (
+            wilson((trained.head > SINK_RATE).astype(np.float64)[:, 0]) for trained in (picked, others)
+        )
         solved = bool(max(picked.error.max(), others.error.max()) < SOLVED)
         return Finding(
             value=rate.value,
