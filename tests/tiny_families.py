@@ -77,6 +77,17 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma3_text": lambda: transformers.Gemma3TextConfig(
         **_LLAMA, head_dim=16, query_pre_attn_scalar=7, sliding_window=5, layer_types=_ALTERNATING
     ),
+    "gemma4_text": lambda: transformers.Gemma4TextConfig(
+        **_LLAMA,
+        head_dim=8,
+        global_head_dim=16,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        sliding_window=5,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        use_bidirectional_attention="vision",
+    ),
     "glm": lambda: transformers.GlmConfig(**_LLAMA, head_dim=16, attention_bias=True),
     "glm4": lambda: transformers.Glm4Config(**_LLAMA, head_dim=16, attention_bias=True),
     "gpt2": lambda: transformers.GPT2Config(**_GPT2),
@@ -404,6 +415,9 @@ def shaken_model(
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.25 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        for path, buffer in network.named_buffers():
+            if path.endswith("layer_scalar"):
+                buffer.mul_(0.7)
     return HuggingFaceModel(network)
 
 
@@ -435,9 +449,9 @@ READS_TOKENS: dict[str, Callable[[], Any]] = {
     "gemma3n_text": lambda: transformers.Gemma3nTextConfig(
         **_PER_LAYER, altup_num_inputs=2, laurel_rank=4, activation_sparsity_pattern=[0.0] * 2
     ),
-    "gemma4_text": lambda: transformers.Gemma4TextConfig(**_PER_LAYER, global_head_dim=8),
+    "gemma4_text-tokens": lambda: transformers.Gemma4TextConfig(**_PER_LAYER, global_head_dim=8),
 }
-"""Families that are not described and read token ids in their layers, too."""
+"""Models that are not described and read token ids in their layers, too."""
 
 
 _SWITCHES = {

@@ -1,7 +1,7 @@
 """Theories beside measured Jacobians on born models with linear layers, and the pattern of layers that is flattest.
 
 `python studies/linear_layers/run.py` prints both tables of the study; half an hour on one core, less with fewer seeds:
-`--seeds 2` for the first table, `--pattern-seeds 2` for the second.
+`--seeds 2` for the first table, `--pattern-seeds 2` for the second, `--families lfm2` for rows of the first.
 """
 
 import argparse
@@ -38,6 +38,8 @@ DELTA = {
     "layer_types": THIRD,
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4}
 FAMILIES = {
     "mamba2": lambda: transformers.Mamba2Config(
         **SPECIAL, hidden_size=WIDTH, num_hidden_layers=DEPTH, num_heads=8, head_dim=32, state_size=16, n_groups=1
@@ -49,6 +51,26 @@ FAMILIES = {
     ),
     "lfm2": lambda: transformers.Lfm2Config(
         **BASE, layer_types=["conv", "conv", "full_attention"] * 2, block_auto_adjust_ff_dim=False
+    ),
+    "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**BASE, **DELTA),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **BASE, **DELTA, **EXPERTS, head_dim=32, moe_intermediate_size=128, shared_expert_intermediate_size=128
+    ),
+    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **{**BASE, **MAMBA, **GRANITE, "intermediate_size": 128},
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=128,
+        layers_block_type=THIRD,
+    ),
+    "jamba": lambda: transformers.JambaConfig(
+        **{**BASE, **EXPERTS, "intermediate_size": 128},
+        attn_layer_period=3,
+        attn_layer_offset=2,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=8,
     ),
 }
 THEORIES = ("power_rollout", "mean_field", "rollout")
@@ -78,9 +100,10 @@ def distance(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.abs(np.cumsum(first - second)).sum() / (N - 1))
 
 
-def theories(seeds: Iterable[int]) -> None:
+def theories(names: Iterable[str], seeds: Iterable[int]) -> None:
     """W1 of every theory and of the flat line to the mean of measured profiles, beside that of their halves."""
-    for name, config in FAMILIES.items():
+    for name in names:
+        config = FAMILIES[name]
         for larger in (1.0, 4.0):
             rows = []
             for seed in seeds:
@@ -117,7 +140,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--pattern-seeds", type=int, default=6)
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message="mean field")
-    theories(range(arguments.seeds))
-    patterns(range(arguments.pattern_seeds))
+    theories(arguments.families, range(arguments.seeds))
+    if arguments.pattern_seeds:
+        patterns(range(arguments.pattern_seeds))

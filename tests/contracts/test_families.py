@@ -107,7 +107,7 @@ def attend(
     key = turn(split(key, parts.key_heads, parts.key_norm), rotary)
     shared = parts.heads // parts.key_heads
     key = key.repeat_interleave(shared, dim=1)
-    value = split(value, parts.key_heads, None).repeat_interleave(shared, dim=1)
+    value = split(value, parts.key_heads, parts.value_norm).repeat_interleave(shared, dim=1)
     logits = parts.scale * query @ key.transpose(-1, -2)
     if parts.softcap is not None:
         logits = parts.softcap * torch.tanh(logits / parts.softcap)
@@ -156,7 +156,8 @@ def replay(model: HuggingFaceModel, block: Block, layer: int, seen: dict[str, An
     added = through(block.attention_stream_norm, stream + branch)
     mlp_input = stream if family.is_parallel(config) else added
     update = feed_forward(family.mlp_parts(block, config), through(block.mlp_norm, mlp_input))
-    return branch, through(block.mlp_stream_norm, added + block.mlp_scale * through(block.mlp_post_norm, update))
+    output = through(block.mlp_stream_norm, added + block.mlp_scale * through(block.mlp_post_norm, update))
+    return branch, block.output_scale * output
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,8 @@ def test_the_branch_is_what_is_added_to_the_stream(dense: HuggingFaceModel, toke
     norms = model.branch_norms(token_ids)
     for layer, seen in enumerate(watch(model, token_ids).blocks):
         torch.testing.assert_close(norms.stream[layer], seen["input"].norm(dim=-1))
-        torch.testing.assert_close(norms.branch[layer], (seen["output"] - seen["input"]).norm(dim=-1))
+        output = seen["output"] / blocks[layer].output_scale
+        torch.testing.assert_close(norms.branch[layer], (output - seen["input"]).norm(dim=-1))
     assert bool((norms.branch > 0).all())
 
 

@@ -21,7 +21,8 @@ from posbias.tasks.language import KeyValue
 from tiny_families import CONFIGS, VOCABULARY, random_adapter, shaken_model
 
 TOKENS = torch.arange(3, 15)[None] % VOCABULARY
-FAMILIES = [name for name in CONFIGS if "-" not in name or name in ("falcon-new", "falcon-alibi", "opt-350m")]
+VARIANTS = ("falcon-new", "falcon-alibi", "opt-350m")
+FAMILIES = [name for name in CONFIGS if name in VARIANTS or ("-" not in name and name != "gemma4_text")]
 
 
 def logits(network):

@@ -15,6 +15,15 @@ CLOSE = 0.02
 """Distance allowed at 12 seeds of width 128; halves of the seeds differ by about 0.01."""
 WRONG = 0.05
 """A wrong turn is at least this far off."""
+GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 FEW = "sampled(heads=400)"
 """Heads enough for distances to two digits; `auto` draws 2000 at this length."""
 
@@ -47,6 +56,7 @@ def without_epsilon(layer: LayerSpec) -> LayerSpec:
         ("gpt2", "first", {"n_embd": 128, "n_head": 4, "n_layer": 4}),
         ("mistral", "first", {"sliding_window": 24}),
         ("gemma3_text", "sampled", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 32}),
+        pytest.param("gemma4_text", "sampled", GEMMA4, marks=pytest.mark.slow),
     ],
 )
 def test_theory_meets_measurement(model_type, level, settings, fresh, jacobians, profile_distance):

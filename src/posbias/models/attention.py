@@ -52,13 +52,18 @@ class AttentionState:
     """Input of the attention module."""
 
     @cached_property
-    def value(self) -> Float[Tensor, "key_head position value_dim"]:
-        """Values, projected when they are first asked for."""
+    def raw_value(self) -> Float[Tensor, "key_head position value_dim"]:
+        """Values as projected and clamped, before their norm."""
         parts = self.parts
         value = affine(projected_from(parts, self.read), parts.value, parts.value_bias)
         if parts.clip is not None:
             value = value.clamp(-parts.clip, parts.clip)
         return value.reshape(len(value), parts.key_heads, parts.value_dim).transpose(0, 1)
+
+    @cached_property
+    def value(self) -> Float[Tensor, "key_head position value_dim"]:
+        """Values, projected when they are first asked for."""
+        return norm_forward(self.parts.value_norm, self.raw_value)
 
     def branch(
         self, mixed: Float[Tensor, "key_head group position value_dim"]

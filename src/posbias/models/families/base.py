@@ -78,6 +78,8 @@ class Block:
     """Norm applied to the stream after the MLP branch was added to it (OPT-350M only)."""
     mlp_scale: float = 1.0
     """Factor on the MLP's output when it is added to the stream (Granite, Falcon-H1)."""
+    output_scale: float | Float[Tensor, "1"] = 1.0
+    """Factor on the stream that the block returns (Gemma 4)."""
 
     @property
     def attention(self) -> nn.Module:
@@ -189,6 +191,8 @@ class Family:
     activation: ClassVar[str] = "act_fn"
     no_mean_field: ClassVar[str | None] = None
     """Parts that mean field has no theory for, in every model of the family."""
+    some_models: ClassVar[str | None] = None
+    """What does not run on some models of the family."""
     attends: ClassVar[bool] = True
     """Some layer has attention."""
     replaceable: ClassVar[bool] = True
@@ -370,7 +374,7 @@ class Family:
     def unsupported(self, config: Any) -> str | None:
         """Why this configuration does not fit the description of its family; None if it does."""
         values = ((name, getattr(config, name, None)) for name in self.refused)
-        return next((f"{name} is set" for name, value in values if value is not None and value is not False), None)
+        return next((f"{name} is set" for name, value in values if value), None)
 
     def final_norm_module(self, network: nn.Module) -> nn.Module | None:
         """The norm between the last block and the unembedding; None if there is none."""

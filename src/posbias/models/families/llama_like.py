@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float64
 from torch import nn
 
+from posbias.errors import UsageError
 from posbias.models.families.base import FAMILIES, Angles, Block, Family, Windows
-from posbias.models.families.parts import AttentionParts
+from posbias.models.families.parts import AttentionParts, MlpParts, Norm, read_attention
 
 Q_AND_K = ("q_norm", "k_norm")
 
@@ -244,6 +245,56 @@ class Gemma2(Gemma3):
     def attention_parts(self, block: Block, config: Any) -> AttentionParts:
         """Llama's, and the cap on the logits."""
         return replace(super().attention_parts(block, config), softcap=config.attn_logit_softcapping)
+
+
+@FAMILIES.register("gemma4_text")
+class Gemma4(Gemma3):
+    """Gemma 4 (text): Gemma 3 with a norm on values, heads of two sizes, and a factor on every block's output.
+
+    Global layers may have one map for keys and values. Small models (E2B, E4B) are not described: their layers look up
+    each token in a table of their own, a second way in beside the stream that embeddings say nothing of, and read keys
+    and values of other layers.
+    """
+
+    refused = ("hidden_size_per_layer_input", "num_kv_shared_layers")
+    packs_projections = True
+    some_models = "with experts: no power_rollout, no mean_field; E2B and E4B: not described"
+
+    def unsupported(self, config: Any) -> str | None:
+        """Text looks back alone unless the configuration says "all"; "vision" speaks of images."""
+        looks_ahead = config.use_bidirectional_attention == "all"
+        return "use_bidirectional_attention is set" if looks_ahead else super().unsupported(config)
+
+    def block(self, module: nn.Module) -> Block:
+        """Gemma 3's, with the factor on its output."""
+        return replace(super().block(module), output_scale=module.get_buffer("layer_scalar"))
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """Heads are of the layer's own number and size; without a value map the key map makes values, too."""
+        attention: Any = block.attention
+        parts = read_attention(
+            [attention.q_proj, attention.k_proj, attention.v_proj or attention.k_proj],
+            block.attention_output,
+            heads=(self.heads(config), self.heads(config) // attention.num_key_value_groups),
+            fusion=self.fusion,
+            scale=self.logit_scale(attention),
+        )
+        gain = torch.ones(parts.value_dim, device=parts.value.device)
+        return replace(
+            parts,
+            query_norm=self.norm(attention.q_norm),
+            key_norm=self.norm(attention.k_norm),
+            value_norm=Norm("rms", gain, None, float(attention.v_norm.eps)),
+        )
+
+    def mlp_parts(self, block: Block, config: Any) -> MlpParts:
+        """Gemma 3's, if no mixture of experts stands beside it."""
+        if hasattr(block.module, "experts"):
+            raise UsageError(
+                f"MLPs of this {self.name} model stand beside mixtures of experts with norms of their own; theories of "
+                "weights need a single MLP"
+            )
+        return super().mlp_parts(block, config)
 
 
 # With neighbouring features turned instead of halves.

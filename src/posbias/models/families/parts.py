@@ -19,7 +19,7 @@ OLMO_EPSILON = 1e-5
 """A literal of transformers' `OlmoLayerNorm`."""
 COHERE_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm")
 """LayerNorms without a bias, written out."""
-LESS_ONE = ("Gemma", "RecurrentGemma", "Qwen3Next", "Qwen3_5")
+LESS_ONE = ("GemmaRMS", "Gemma2", "Gemma3RMS", "RecurrentGemma", "Qwen3Next", "Qwen3_5")
 """RMS norms that multiply by 1 + weight, so that a weight of zero is the identity, by the beginnings of their names."""
 
 Fusion = Literal["stacked", "interleaved", "by device"]
@@ -71,6 +71,8 @@ class AttentionParts:
     query_norm: Norm | None = None
     """Norm on queries: per head if its gain ends in head_dim features, over all features otherwise."""
     key_norm: Norm | None = None
+    value_norm: Norm | None = None
+    """Norm on the values of each head (Gemma 4)."""
     softcap: float | None = None
     query_bias: Float[Tensor, "query_features"] | None = None
     key_bias: Float[Tensor, "key_features"] | None = None

@@ -14,7 +14,6 @@ REQUESTS = "requests"
 """Methods that change requests alone."""
 UNDESCRIBED: Mapping[str, str] = {
     "gemma3n_text": "layers read tokens beside the stream and share keys",
-    "gemma4_text": "layers read tokens beside the stream, share keys and values, and scale the stream",
 }
 """Families of transformers that people run and that have no description, and why."""
 
@@ -32,6 +31,8 @@ def support_of(name: str) -> dict[str, str]:
         notes.append("linear layers" if family.attends else "linear layers alone")
     if family.no_mean_field is not None:
         notes.append(f"mean field: {family.no_mean_field}")
+    if family.some_models is not None:
+        notes.append(family.some_models)
     answers = {
         "measure": YES,
         "attention": IN_ATTENTION_LAYERS if linear and family.attends else whole,

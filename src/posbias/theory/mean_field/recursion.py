@@ -167,7 +167,7 @@ def attention_grams(attention: AttentionSpec, width: int, x: Kernel) -> Grams:
     return Grams(
         query=query.scaled(attention.scale**2 * attention.head_dim),
         key=key if attention.key_norm is None else attention.key_norm.forward(key),
-        value=attention.value.forward(width, x),
+        value=attention.values(width, x),
     )
 
 
@@ -196,7 +196,7 @@ class _Expansion(Level):
                 path = _paths(attention, x, arriving, Heads.of(operator, grams, bins), setting.width)
             else:
                 gathered = from_mass(operator.gather(arriving.mass(bins)), bins)
-                path = gathered.scaled(attention.value.variance)
+                path = attention.through_values(setting.width, x, gathered)
             paths.append(path.scaled(share))
         return _total(paths)
 
@@ -214,7 +214,7 @@ def _paths(attention: AttentionSpec, x: Kernel, arriving: Kernel, heads: Heads, 
     if attention.query_norm is not None:
         query_path = attention.query_norm.backward(query_path, attention.query.forward(width, x))
     return (
-        value_path.scaled(attention.value.variance)
+        attention.through_values(width, x, value_path)
         + key_path.scaled(attention.key.variance)
         + query_path.scaled(attention.query.variance * attention.scale**2 * attention.head_dim)
     )

@@ -54,7 +54,7 @@ class HeadSampler:
 
     def forward(self, x: Kernel) -> Kernel:
         """Kernel of the branch's output from the kernel of its normalised input."""
-        value = self.attention.value.forward(self.width, x).block.astype(np.float32)
+        value = self.attention.values(self.width, x).block.astype(np.float32)
         total = np.zeros_like(x.block)
         for batch in self._batches(x):
             total += _outer(batch.attention @ value, batch.attention)
@@ -67,7 +67,7 @@ class HeadSampler:
         attention = self.attention
         arriving = gradient.block * (attention.output.variance * self.width)
         half = symmetric_root(arriving).astype(np.float32)
-        value = symmetric_root(attention.value.forward(self.width, x).block).astype(np.float32)
+        value = symmetric_root(attention.values(self.width, x).block).astype(np.float32)
         single = arriving.astype(np.float32)
         paths = [np.zeros_like(x.block) for _ in range(3)]
         for batch in self._batches(x):
@@ -76,13 +76,10 @@ class HeadSampler:
             queries, keys = self._score_gradients(batch, half, value)
             paths[1] += _outer(queries, queries)
             paths[2] += _outer(keys, keys)
-        linears = (attention.value, attention.query, attention.key)
-        sizes = (attention.value_dim, 1, 1)  # the score paths carry their features explicitly
-        total = sum(
-            path * (linear.variance * size * attention.heads / self.count)
-            for path, linear, size in zip(paths, linears, sizes, strict=True)
-        )
-        return smooth(_symmetric(np.asarray(total)))
+        # The score paths carry their features explicitly.
+        by_value, by_query, by_key = (smooth(_symmetric(path * (attention.heads / self.count))) for path in paths)
+        total = attention.through_values(self.width, x, by_value.scaled(attention.value_dim))
+        return total + by_query.scaled(attention.query.variance) + by_key.scaled(attention.key.variance)
 
     def _score_gradients(
         self, batch: Batch, half: Float32[np.ndarray, "p p"], value: Float32[np.ndarray, "p p"]

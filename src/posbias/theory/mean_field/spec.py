@@ -114,6 +114,7 @@ class AttentionSpec:
     """Rotary frequencies of each head's feature pairs, radians per position; they act on sampled heads only."""
     query_norm: NormSpec | None = None
     key_norm: NormSpec | None = None
+    value_norm: NormSpec | None = None
     softcap: float | None = None
     gate: LinearSpec | None = None
     """Map to the gates of the heads' outputs, which are multiplied by their logistic function (Qwen 3 Next)."""
@@ -121,6 +122,17 @@ class AttentionSpec:
     post_norm: NormSpec | None = None
     """Norm of the branch before it is added."""
     residual: ResidualSpec = PLAIN_RESIDUAL
+
+    def values(self, width: int, x: Kernel) -> Kernel:
+        """Kernel of the values from that of the branch's normalised input; keys' maps are others, or many features."""
+        raw = self.value.forward(width, x)
+        return raw if self.value_norm is None else self.value_norm.forward(raw)
+
+    def through_values(self, width: int, x: Kernel, gradient: Kernel) -> Kernel:
+        """Gradient kernel at that input from that at the values."""
+        if self.value_norm is not None:
+            gradient = self.value_norm.backward(gradient, self.value.forward(width, x))
+        return gradient.scaled(self.value.variance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,10 +328,11 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
     blocks = family.blocks(model.network)
 
     def norms(branch: str, *, factor: float = 1.0) -> dict[str, Any]:
-        """The norms of one branch: before it, after it, and of the stream once it is added."""
+        """The norms of one branch: before it, after it, and of the stream once it is added; its factor."""
         modules = {name: getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm", "stream_norm")}
         before, after, stream = (_norm(module and family.norm(module)) for module in modules.values())
-        return {"pre_norm": before, "post_norm": after, "residual": ResidualSpec(1.0, factor, stream)}
+        both = float(block.output_scale) if branch == "mlp" else 1.0
+        return {"pre_norm": before, "post_norm": after, "residual": ResidualSpec(both, both * factor, stream)}
 
     mlp: MlpSpec | ModuleSpec | None = None
     if family.is_mixture(block):
@@ -375,6 +388,7 @@ def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
         output=_linear(parts.output, parts.output_bias),
         query_norm=_norm(parts.query_norm, parts.head_dim),
         key_norm=_norm(parts.key_norm, parts.head_dim),
+        value_norm=_norm(parts.value_norm, parts.value_dim),
         softcap=parts.softcap,
         gate=None if parts.gate is None else _linear(parts.gate, parts.gate_bias),
         **beside,

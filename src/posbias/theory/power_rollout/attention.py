@@ -73,8 +73,9 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
         by_head = by_head * _evening(layer, by_head.dtype)
     values, keys, queries = _pull_blocks(layer, state, by_head, walk)
 
+    values = norm_pull(parts.value_norm, state.raw_value, values, power)
     if parts.clip is not None:
-        values = values * (state.value.abs() < parts.clip)
+        values = values * (state.raw_value.abs() < parts.clip)
     paths = [_project(values, parts.value, walk)]
     if walk.key and parts.scale != 0:
         raw = unprepare(keys, state.raw_key, parts.key_norm, trace, power)
@@ -202,9 +203,11 @@ def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_
 
 
 def _values_of_stream(parts: AttentionParts) -> Tensor:
-    """The value map, where a head has one gain; refused if it reads latents."""
-    if parts.latents:
-        raise UsageError("heads whose values are made of latents have no one gain; allowed: form='diagonal', own heads")
+    """The value map, where a head has one gain; refused if it reads latents, or a norm follows."""
+    if parts.latents or parts.value_norm is not None:
+        raise UsageError(
+            "heads whose values are normalised or made of latents have no one gain; allowed: form='diagonal', own heads"
+        )
     return parts.value
 
 

@@ -106,6 +106,7 @@ class PromptTrace(Trace):
         """One step of `pull`: through one block, whose index counts from the input; energies are not scaled."""
         layer, trace = self.description.layers[block], self.layers[block]
         power, even = walk.power, walk.even_norms
+        energy = _times(layer.output_factor, energy, power)
         if layer.rotation is not None:
             energy = energy @ layer.rotation.T.pow(power)
         energy = norm_pull(layer.mlp_stream_norm, trace.mlp_sum, energy, power, even=even)
@@ -164,7 +165,7 @@ class PromptTrace(Trace):
         return draw_signs((count, len(self.state)), self.state, generator)
 
 
-def _times(factor: Factor, energy: Energy, power: Power) -> Energy:
+def _times(factor: Factor | Float[Tensor, "1"], energy: Energy, power: Power) -> Energy:
     return energy if isinstance(factor, float) and factor == 1 else energy * factor**power
 
 

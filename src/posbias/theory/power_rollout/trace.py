@@ -80,6 +80,8 @@ class LayerDescription:
     """Factor of the attention branch before it is added."""
     mlp_stream_factor: Factor = 1.0
     """Factor of the stream beside the MLP branch."""
+    output_factor: Factor | Float[Tensor, "1"] = 1.0
+    """Factor of the stream that the block returns."""
     rotation: Float[Tensor, "feature feature"] | None = None
     """An orthogonal matrix that the block's output is multiplied by."""
     bias: Float[Tensor, "key_head group query key"] | None = None
@@ -226,6 +228,7 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
             if block.mlp is None
             else family.mixture_parts(block, model.config) or block.mlp_added(family.mlp_parts(block, model.config)),
             parallel=family.is_parallel(model.config),
+            output_factor=block.output_scale,
             **norms,
         )
 
