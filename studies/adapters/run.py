@@ -8,7 +8,7 @@ it:
 - `draws`: even draws against draws by loss, one number of rows against several, judged at 1, 2 and 4 times the rows
 - `forms`: where the adapter sits, with controls, and the loss of unseen prompts at every position as it is fitted;
   `influence`: of the row that is asked for, before a fit
-- `samples`: adapters and biases fitted to 5, 20, 80 and 160 samples
+- `samples`: adapters and biases fitted to 5 up to 160 samples
 `... run DIRECTORY QUESTION...` answers some of the questions, `... table DIRECTORY` prints the
 tables and draws `curves.png`.
 """
@@ -54,7 +54,8 @@ FAMILIES = {
 NUMBERS, MULTIPLES, SEEDS = (2, 12, 4, 8), (1, 2, 4), (0, 1, 2)
 ROWS, MORE_ROWS, FEWEST = 8, 16, 3
 SAMPLES, JUDGED, WINDOW, WINDOWS = 48, 6, 48, 8
-SIZES = (5, 20, 80, 160)
+SIZES = {"adapter": (5, 20, 80, 160), "context_bias": (5, 20, 80), "key_bias": (20,)}
+"""Samples of a fit; a bias takes minutes per hundred, most of them to choose its strength."""
 LOGPROB = resolve_kinds(["logprob"])
 OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0, together=2)
 FAMILIES_STEPS = 96
@@ -282,8 +283,8 @@ def samples(study: Study, seed: int) -> None:
         fitted = study.fit(method, calibration, seed, **({} if method == "adapter" else BIAS_FIT)).method
         return {"text": study.text(fitted), "scores": study.beside(fitted, task, seed, ROWS)}
 
-    for size in SIZES:
-        for method in ("adapter", "context_bias", "key_bias"):
+    for method, sizes in SIZES.items():
+        for size in sizes:
             name = f"{method}, {size} samples, seed {seed}"
             study.cell("samples", name, lambda method=method, size=size: made(method, size))
 
