@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 import posbias as pb
+from conftest import save_byte_tokenizer
 from posbias import AttentionOptions
 from posbias.measurement.attention.record import MAP_CELLS, AttentionRun
+from posbias.models.networks import random_network
 from posbias.runs.records import read_record
 from posbias.theory.power_rollout import attention_rollouts
+from tiny_families import DESCRIBED
 
 ROLLOUTS = {"rollout", "attention_only", "norm_weighted", "power"}
 
@@ -76,6 +79,23 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     again = posbias("report", run)
     assert again.returncode == 0, again.stderr
     assert (run / "report.html").read_text() == page
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "nemotron_h"])
+def test_attention_of_a_hybrid_is_measured_without_its_rollouts(posbias, tmp_path, name):
+    model, run = tmp_path / "hybrid", tmp_path / "run"
+    config = DESCRIBED[name]()
+    config.vocab_size = 300
+    random_network(config, seed=0).save_pretrained(model)
+    save_byte_tokenizer(model)
+    result = posbias("attention", model, "--length", 24, "--count", 2, "--out", run)
+    assert result.returncode == 0, result.stderr
+    record = read_record(run)
+    assert record.scalars["rollouts"] == {}
+    assert any(
+        reason.startswith("rollouts of attention: in some layers linear") for reason in record.scalars["left_out"]
+    )
+    assert record.arrays["distance/per_prompt"].shape == (2, {"falcon_h1": 3, "nemotron_h": 1}[name], 4)
 
 
 def test_the_summary_of_a_rollout_is_that_of_its_profile(posbias, tiny_llama, library):

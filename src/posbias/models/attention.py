@@ -131,9 +131,8 @@ def describe_attention(model: Model, *, n_positions: int, of_all: str = "") -> l
     reason = family.not_recomputable(config)
     if reason is not None:
         raise UsageError(f"attention of this {model.model_type} model cannot be recomputed: {reason}")
-    blocks, layers = family.blocks(model.network), []
-    attending = family.attention_blocks(model.network)
-    without = [index for index, block in enumerate(blocks) if block.softmax is None or block.linear is not None]
+    attending, layers = family.attention_blocks(model.network), []
+    without = family.beyond_attention(model.network)
     if not attending or (of_all and without):
         raise UsageError(
             f"{of_all or 'attention'} of this {model.model_type} model: its layers {', '.join(map(str, without))} mix "

@@ -199,7 +199,7 @@ def attention_figures(run: AttentionRun) -> list[Figure | HeatMap]:
         ),
         _mixing_map(run),
         _monotonicity_figure(run),
-        _rollout_figure(run),
+        *([_rollout_figure(run)] if run.rollouts else []),
     ]
 
 

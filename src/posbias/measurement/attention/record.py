@@ -37,6 +37,7 @@ from posbias.measurement.attention.streaming import attention, working_precision
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.work import Work, calibrate, short_lengths
 from posbias.models.attention import block_elements, blocks_of, describe_attention
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
@@ -309,7 +310,9 @@ def estimate_attention(model: Model, n_positions: int, *, options: AttentionOpti
     longest = short_lengths(n_positions)[-1]
     with blocks_of(heads * longest**2 // SHORT_BLOCKS):
         statistics = calibrate(model, n_positions, measured, usual=both, squares=forward)
-        rollouts = calibrate(model, n_positions, rolled_out, usual=lambda _: None, squares=forward)
+        rollouts = statistics
+        if isinstance(model, HuggingFaceModel) and not model.family.beyond_attention(model.network):
+            rollouts = calibrate(model, n_positions, rolled_out, usual=lambda _: None, squares=forward)
     if statistics is None or rollouts is None:
         return None
     # One after the other: short prompts take most for the one's histograms, long ones for what the other keeps.

@@ -244,11 +244,11 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
 
 def _rows_of(layers: Sequence[AttentionLayer], model: HuggingFaceModel) -> tuple[Caveat, ...]:
     """The layers that are counted, if some have no attention, or something beside it."""
-    blocks = model.family.blocks(model.network)
-    if all(block.softmax is not None and block.linear is None for block in blocks):
+    if not model.family.beyond_attention(model.network):
         return ()
     counted = ", ".join(str(layer.index) for layer in layers)
-    return ({"caveat": "linear_layers_not_counted", "depth": len(blocks), "counted": counted},)
+    depth = model.family.depth(model.config)
+    return ({"caveat": "linear_layers_not_counted", "depth": depth, "counted": counted},)
 
 
 def _similarity(sums: Accumulators, count: int) -> Similarity:

@@ -420,6 +420,11 @@ class Family:
         """The blocks that have attention, with their layers."""
         return [(layer, block) for layer, block in enumerate(self.blocks(network)) if block.softmax is not None]
 
+    def beyond_attention(self, network: nn.Module) -> list[int]:
+        """The layers in which attention is not all that mixes positions: it has a linear layer beside it, or is not."""
+        blocks = enumerate(self.blocks(network))
+        return [layer for layer, block in blocks if block.softmax is None or block.linear is not None]
+
     def decays(self, layer: nn.Module) -> Float64[np.ndarray, "decays"]:
         """Nats that the states of a linear layer lose per position, one for each of its decays, at bare biases."""
         raise UsageError(f"{self.name} models have no linear layers")

@@ -150,10 +150,11 @@ class GptOss(LlamaLike):
 
 @FAMILIES.register("llama4_text")
 class Llama4(RoutedExperts):
-    """Llama 4 (text): chunks in layers that turn and normalise queries and keys; elsewhere no positions, but factors on
-    queries; mixtures of experts that read what the router has scaled, and a shared one.
+    """Llama 4 (text): causal chunks, no positions in some layers, experts that read what the router has scaled.
 
-    transformers turns queries and keys before it normalises each head by its root mean square, which is the same.
+    Layers in chunks turn and normalise queries and keys. transformers turns them before it normalises each head by its
+    root mean square, which is the same. Queries of the other layers have factors. A shared expert stands beside the
+    routed ones.
     """
 
     mlp = "feed_forward"

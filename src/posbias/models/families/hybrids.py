@@ -213,8 +213,10 @@ class FalconH1(Bamba):
 
 @FAMILIES.register("nemotron_h")
 class NemotronH(RoutedExperts, Hybrid):
-    """Nemotron-H, Nemotron Nano 2 and Nemotron 3: blocks of one branch, which is attention without any positions, a
-    Mamba 2 layer, an MLP without a gate or a mixture of such MLPs."""
+    """Nemotron-H, Nemotron Nano 2, Nemotron 3: attention, a Mamba 2 layer, an MLP or a mixture alone in each block.
+
+    Attention has no positions; MLPs, experts among them, have no gate.
+    """
 
     final_norm = "model.norm_f"
     rotary = False

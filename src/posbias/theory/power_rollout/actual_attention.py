@@ -45,6 +45,7 @@ from posbias.theory.power_rollout.attention import value_gains
 from posbias.theory.power_rollout.local_maps import gain_and_power
 from posbias.theory.power_rollout.rollout import PromptTrace
 
+NOT_ALL_ATTENTION = "rollouts of attention: in some layers linear layers mix positions too, or nothing does"
 Row = Float64[np.ndarray, "n_positions"]
 Shares = Float[Tensor, "query key"]
 
@@ -241,8 +242,9 @@ class AttentionRollouts:
 def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
     """Every rollout of a model's own attention, from one forward pass and one recomputation per prompt and layer.
 
-    A prompt takes layers x N x d numbers, the inputs of the attention modules. With the norms of stream and branch
-    measured on the same pass, every prompt has its own mixing.
+    There are none if something else mixes positions in some layer, or nothing does. A prompt takes layers x N x d
+    numbers, the inputs of the attention modules. With the norms of stream and branch measured on the same pass, every
+    prompt has its own mixing.
 
     Raises:
         UsageError: another family, or one whose attention cannot be recomputed.
@@ -252,6 +254,8 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
         (arXiv 2005.00928) without their fixed residual half; `norm_weighted`: Kobayashi et al. (arXiv 2004.10102);
         their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing; `power`: ours.
     """
+    if isinstance(model, HuggingFaceModel) and model.family.beyond_attention(model.network):
+        return AttentionRollouts({}, np.empty((prompts.count, 0)), (NOT_ALL_ATTENTION,))
     rows: dict[str, list[Row]] = {}
     mixing: list[list[float]] = []
     left_out: tuple[str, ...] = ()
