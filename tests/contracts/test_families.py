@@ -385,6 +385,21 @@ def test_configurations_outside_their_family_are_refused(token_ids: Tensor) -> N
     clamped.clip_qkv = 0.5
     with pytest.raises(UsageError, match="clip_qkv is set"):
         HuggingFaceModel(random_network(clamped, seed=0)).branch_norms(token_ids)
+    with pytest.raises(UsageError, match="hidden_size_per_layer_input is set"):
+        shaken_model("gemma4_text-tokens").branch_norms(token_ids)
+
+
+def test_gemma_4_with_experts_has_everything_of_attention_and_no_theory_of_weights(token_ids: Tensor) -> None:
+    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
+    config = transformers.Gemma4TextConfig(**{**CONFIGS["gemma4_text"]().to_dict(), **experts})
+    model = HuggingFaceModel(random_network(config, seed=0), origin=Origin("tiny", init_seed=0))
+    prompts = Prompts(token_ids.numpy())
+    assert model.branch_norms(token_ids).branch.shape[0] == 3
+    pb.attention(model, prompts)
+    pb.predict(model, theory="rollout", prompts=prompts)
+    for theory in ("power_rollout", "mean_field"):
+        with pytest.raises(UsageError, match="stand beside mixtures of experts with norms of their own"):
+            pb.predict(model, theory=theory, prompts=prompts)
 
 
 def test_a_mixture_of_experts_is_no_single_mlp() -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.theory.mean_field import mean_field, spec_of
-from posbias.theory.mean_field.prediction import resolve_level
+from posbias.theory.mean_field import mean_field, network_profiles, spec_of
+from posbias.theory.mean_field.prediction import resolve_level, scatter
 from posbias.theory.mean_field.spec import LayerSpec, MeanFieldSpec
 
 N = 64
@@ -15,15 +15,6 @@ CLOSE = 0.02
 """Distance allowed at 12 seeds of width 128; halves of the seeds differ by about 0.01."""
 WRONG = 0.05
 """A wrong turn is at least this far off."""
-GEMMA4 = {
-    "head_dim": 32,
-    "global_head_dim": 64,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "sliding_window": 24,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
 FEW = "sampled(heads=400)"
 """Heads enough for distances to two digits; `auto` draws 2000 at this length."""
 
@@ -56,7 +47,6 @@ def without_epsilon(layer: LayerSpec) -> LayerSpec:
         ("gpt2", "first", {"n_embd": 128, "n_head": 4, "n_layer": 4}),
         ("mistral", "first", {"sliding_window": 24}),
         ("gemma3_text", "sampled", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 32}),
-        pytest.param("gemma4_text", "sampled", GEMMA4, marks=pytest.mark.slow),
     ],
 )
 def test_theory_meets_measurement(model_type, level, settings, fresh, jacobians, profile_distance):
@@ -66,6 +56,30 @@ def test_theory_meets_measurement(model_type, level, settings, fresh, jacobians,
     theory = mean_field(spec, N, level=FEW if level == "sampled" else level)
     assert profile_distance(theory.jacobian_norm, measured.norm) < CLOSE
     assert theory.jacobian_norm.sum() == pytest.approx(measured.norm.sum(), rel=0.15)
+
+
+@pytest.mark.slow
+def test_logits_as_large_as_heads_are_met_within_the_scatter_of_networks(fresh, jacobians, profile_distance):
+    """Gemma 4 normalises queries and keys and does not scale them down; one map makes keys and values."""
+    settings = {
+        "num_hidden_layers": 3,
+        "initializer_range": 0.06,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    }
+    seeds = 48
+    measured = jacobians(lambda seed: fresh("gemma4_text", seed, **settings), 24, seeds)
+    spec = spec_of(fresh("gemma4_text", **settings))
+    theory = mean_field(spec, 24)
+    assert 32 - 1 < theory.logit_variance.max() < 64 + 1
+    of_one = scatter(network_profiles(spec, 24))
+    assert profile_distance(theory.jacobian_norm, measured.norm) < 2 * of_one / seeds**0.5
+    assert profile_distance(np.ones(24), measured.norm) > 4 * of_one / seeds**0.5
 
 
 def test_parallel_residual_is_not_sequential(fresh, jacobians, profile_distance):
