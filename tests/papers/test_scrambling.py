@@ -6,7 +6,14 @@ import pytest
 from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.papers.later2026.scrambling import asking, conductance, last_share, scrambled
+from posbias.papers.later2026.scrambling import (
+    MARK,
+    ScramblingInvariance,
+    Sizes,
+    conductance,
+    last_share,
+    marked_network,
+)
 
 IDS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 
@@ -39,11 +46,13 @@ def test_positions_that_the_last_one_cannot_reach_have_none() -> None:
     assert (influence.gradient > 0).sum() == 4
 
 
-def test_scrambling_keeps_tokens_and_what_asks() -> None:
+def test_a_profile_follows_the_token_that_decides() -> None:
+    """The break in small: a network by hand has all conductance of the input, and hardly less gradient, at its mark."""
+    verdict = ScramblingInvariance(Sizes(seeds=3, prompts=4)).check(np.random.default_rng(0), broken=True)
+    assert verdict.verdict == "fails as stated"
     generator = np.random.default_rng(0)
-    natural = asking(generator, 5)
-    mixed = scrambled(generator, natural, fixed=1)
-    np.testing.assert_array_equal(np.sort(mixed), np.sort(natural))
-    np.testing.assert_array_equal(mixed[:, -1], natural[:, -1])
-    assert (mixed[:, :-1] != natural[:, :-1]).any()
+    ids = np.array([3, 1, MARK, 1, 5, 9])
+    influence = conductance(marked_network(generator), ids)
+    shares = np.abs(influence.conductance[0]) / np.abs(influence.conductance[0]).sum()
+    assert shares[2] > 0.5
     assert last_share(np.full((2, 16), 1 / 16)) == pytest.approx(1 / 8)
