@@ -1,7 +1,8 @@
 """Writes scrambling.csv: influence on the demo model, natural and scrambled: `python studies/claims/scrambling.py`.
 
-Default prompts and the same tokens in random order: layer conductance and the gradient of the most likely next token's
-log-probability, as the claim of arXiv 2601.04098 computes them; intervals over prompts (a minute).
+Default prompts and the same tokens in random order, by the gradient of the most likely next token's log-probability;
+intervals over prompts (half a minute). Not by layer conductance: on the straight path from the mean embedding, where 16
+steps do for small networks, its sum misses the score's change on this model by more with 24 steps than with 8.
 """
 
 import csv
@@ -17,45 +18,36 @@ from posbias.prompts.prompts import PromptSource
 from posbias.statistics import mean_of
 
 HERE = Path(__file__).parent
-N_POSITIONS, COUNT, STEPS = 48, 8, 8
+N_POSITIONS, COUNT = 48, 8
 
-Shares = Float64[np.ndarray, "prompts layers n_positions"]
+Shares = Float64[np.ndarray, "prompts n_positions"]
 
 
 def main() -> None:
     """Measure every prompt as it is and scrambled, and write the table beside this file."""
     model = load_model("demo", dtype="float32")
-    rows: list[dict[str, Shares]] = []
+    shares: list[Shares] = []
     for shuffle in (False, True):
-        prompts = load_prompts(PromptSource("default", shuffle=shuffle), model, n_positions=N_POSITIONS, count=COUNT)
-        influences = [conductance(model, ids, steps=STEPS) for ids in prompts.token_ids]
-        print("missed", max(influence.missed for influence in influences))
-        sizes = {
-            "conductance": np.stack([np.abs(influence.conductance) for influence in influences]),
-            "gradient": np.stack([influence.gradient[None] for influence in influences]),
-        }
-        rows.append({name: size / size.sum(-1, keepdims=True) for name, size in sizes.items()})
+        source = PromptSource("default", shuffle=shuffle)
+        prompts = load_prompts(source, model, n_positions=N_POSITIONS, count=COUNT)
+        norms = np.stack([conductance(model, ids, steps=1).gradient for ids in prompts.token_ids])
+        shares.append(norms / norms.sum(1, keepdims=True))
     with (HERE / "scrambling.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["influence", "quantity", "value", "low", "high"])
-        for name, natural in rows[0].items():
-            for quantity, units in quantities(natural, rows[1][name]).items():
-                writer.writerow([name, quantity, *(f"{end:.3f}" for end in vars(mean_of(units).interval()).values())])
+        writer.writerow(["quantity", "value", "low", "high"])
+        for quantity, units in quantities(*shares).items():
+            writer.writerow([quantity, *(f"{end:.3f}" for end in vars(mean_of(units).interval()).values())])
 
 
 def quantities(natural: Shares, scrambled: Shares) -> dict[str, Float64[np.ndarray, "prompts"]]:
-    """Numbers of every prompt, means over layers unless one is named."""
-    last = slice(N_POSITIONS - N_POSITIONS // LAST, None)
-    before, after = natural[..., last].sum(-1), scrambled[..., last].sum(-1)
+    """Numbers of every prompt."""
+    before, after = (shares[:, -(N_POSITIONS // LAST) :].sum(1) for shares in (natural, scrambled))
     return {
-        "last eighth, natural": before.mean(1),
-        "last eighth, scrambled": after.mean(1),
-        "last eighth, change": (after - before).mean(1),
-        "last eighth, natural, input": before[:, 0],
-        "last eighth, change, input": (after - before)[:, 0],
-        "last eighth, natural, middle block": before[:, before.shape[1] // 2],
-        "W1, natural to scrambled": wasserstein(natural, scrambled).mean(1),
-        "W1, natural to flat": wasserstein(natural, np.full_like(natural, 1 / N_POSITIONS)).mean(1),
+        "last eighth, natural": before,
+        "last eighth, scrambled": after,
+        "last eighth, change": after - before,
+        "W1, natural to scrambled": wasserstein(natural, scrambled),
+        "W1, natural to flat": wasserstein(natural, np.full_like(natural, 1 / N_POSITIONS)),
     }
 
 
