@@ -66,7 +66,7 @@ def attention_report(run: AttentionRun) -> Report:
         picture=figures[:1],
         summary=[_whole_table(run)],
         figures=figures[1:],
-        tables=[_layer_table(run), _rollout_table(run)],
+        tables=[_layer_table(run), *([_rollout_table(run)] if run.rollouts else [])],
         left_out=run.left_out,
         caveats=caveats_of(run.record),
         record=run.record,

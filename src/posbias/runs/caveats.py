@@ -25,8 +25,8 @@ SENTENCES = {
         "length), which are allowed"
     ),
     "linear_layers_not_counted": (
-        "of its {depth} layers (from 0) the attention of {counted} is counted here; linear layers, beside it or in its "
-        "place, and layers that mix no positions are not"
+        "layers stand here for those with attention, in order: {counted} (from 0) of {depth}; linear layers, beside "
+        "attention or in its place, and layers that mix no positions are not counted"
     ),
     "default_mixing": (
         "Mixing {mixing:g} in every layer is the default (--mixing): attention carries a tenth of each layer's update "
