@@ -114,6 +114,16 @@ def test_bad_cotangents_are_refused(cotangent: np.ndarray) -> None:
         profile_gradient(Architecture(depth=1), cotangent)
 
 
+def test_chunks_have_no_gradients_unless_one_holds_everything() -> None:
+    with pytest.raises(UsageError, match="and no chunks"):
+        profile_gradient(Architecture(depth=1, mask="chunks(width=4)"), np.ones(9))
+    whole, causal = (
+        profile_gradient(Architecture(depth=2, mask=mask, encoding="alibi"), np.arange(9.0)).slopes
+        for mask in ("chunks(width=9)", "causal")
+    )
+    np.testing.assert_array_equal(whole, causal)
+
+
 @pytest.mark.parametrize("mask", ["causal", "sliding_window(width=6)", "prefix(length=11)"])
 def test_key_biases_and_sinks_equal_central_differences(mask: str) -> None:
     generator = np.random.default_rng(1)

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.architecture import Alibi, Causal, Full, GammaKey, HeadGroup, LogSpline, NoEncoding, Prefix, SlidingWindow
+from posbias.architecture import (
+    Alibi,
+    Causal,
+    Chunks,
+    Full,
+    GammaKey,
+    HeadGroup,
+    LogSpline,
+    NoEncoding,
+    Prefix,
+    SlidingWindow,
+)
 from posbias.interventions.keys import added_to
 from posbias.theory.kernels import dense_heads
 from posbias.theory.mean_field.bins import (
@@ -20,7 +31,7 @@ from posbias.theory.mean_field.bins import (
     unit_bins,
 )
 
-MASKS = [Causal(), SlidingWindow(width=5), Prefix(length=4), Full()]
+MASKS = [Causal(), SlidingWindow(width=5), Chunks(width=5), Prefix(length=4), Full()]
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
