@@ -385,6 +385,13 @@ def test_configurations_outside_their_family_are_refused(token_ids: Tensor) -> N
     clamped.clip_qkv = 0.5
     with pytest.raises(UsageError, match="clip_qkv is set"):
         HuggingFaceModel(random_network(clamped, seed=0)).branch_norms(token_ids)
+    scaled = HYBRIDS["falcon_h1"]()
+    scaled.attention_in_multiplier = 0.5
+    model = HuggingFaceModel(random_network(scaled, seed=0))
+    with pytest.raises(UsageError, match=r"attention_in_multiplier is 0\.5, only 1 is described"):
+        model.branch_norms(token_ids)
+    model.compare_inputs()
+    assert model.reads_tokens is None, "embeddings are scaled all the same"
     with pytest.raises(UsageError, match="hidden_size_per_layer_input is set"):
         shaken_model("gemma4_text-tokens").branch_norms(token_ids)
 
