@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from evaluation.replies import generated, scored
 from evaluation.serving import Reply, chat, stand_in
 from posbias import RunError, ServerResponder, UsageError
 from posbias.evaluation.responders import AnswerScore, Request, ServerOptions
+from posbias.evaluation.responders.client import Pace
+from posbias.evaluation.responders.server_answers import LateError
 
 FAST = ServerOptions(retries=3, first_delay=0.01, timeout=5.0)
 KEY = "sk-very-secret-key-1234567890"
@@ -132,6 +135,26 @@ def test_a_server_that_stalls_is_given_up() -> None:
         responder = ServerResponder(server.address, "m", replace(FAST, retries=0, timeout=0.1))
         with pytest.raises(RunError, match=r"no answer within 0\.1 s"):
             generated(responder, requests(1))
+
+
+def late(pace: Pace, *, beside: Callable[[], None] = lambda: None) -> None:
+    with contextlib.suppress(LateError), pace.place():
+        beside()
+        raise LateError("no answer")
+
+
+def test_after_an_answer_that_comes_too_late_fewer_are_asked_for_at_once() -> None:
+    """`transformers serve` goes on with requests that nobody waits for, which makes all others later."""
+    pace = Pace(9)
+    late(pace, beside=lambda: late(pace))  # of the same pace, which is halved once
+    assert pace.allowed == 4
+    for _ in range(40):
+        with pace.place():
+            pass
+    assert pace.allowed == 5
+    for _ in range(4):
+        late(pace)
+    assert pace.allowed == 1
 
 
 def test_an_answer_that_trickles_in_is_given_up() -> None:

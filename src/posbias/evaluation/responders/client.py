@@ -29,7 +29,7 @@ from posbias.checks import check_choice, check_size, check_whole
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.masking import SECRET, Mask
 from posbias.evaluation.responders.refusals import RefusedError, SaidError, meaning_of, words_of
-from posbias.evaluation.responders.server_answers import FailedError, Kind, MalformedError, read_answer
+from posbias.evaluation.responders.server_answers import FailedError, Kind, LateError, MalformedError, read_answer
 from posbias.limits import AT_ONCE, REPEATS
 from posbias.progress import announce, report
 from posbias.prompts.templates import check_template_options
@@ -47,6 +47,8 @@ SLOWEST = 0.1
 """Requests per minute at least: whoever waits longer for each waits for a slip of the keyboard."""
 LONGEST = 86_400
 """Largest allowed time (seconds)."""
+IN_TIME = 10
+"""Answers in time, for each request that may be under way, before one more may be."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class ServerOptions:
     kind: str = "chat"
     """"chat" (a text becomes a user's message) or "text" (the prompt is continued as it is)."""
     concurrency: int = 4
-    """Requests under way at once (>= 1)."""
+    """Requests under way at once (>= 1); fewer for a while after one that came too late."""
     retries: int = 6
     """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer."""
     first_delay: float = 1.0
@@ -186,6 +188,48 @@ _GZIP = 31
 """What zlib calls the gzip format with its largest window."""
 
 
+class Pace:
+    """How many requests may be under way at once: half as many after one that came too late, slowly more again.
+
+    A server without a queue of its own goes on with what nobody waits for any longer, so that asking it again at the
+    same pace would make every answer later still.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = self.allowed = most
+        self._under_way = self._in_time = 0
+        self._halved = 0.0
+        """When: requests begun before say nothing of the pace that holds since."""
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the places, as soon as there is one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._under_way < self.allowed)
+            self._under_way += 1
+        begun, late = time.monotonic(), False
+        try:
+            yield
+        except LateError:
+            late = True
+            raise
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._count(late=late, begun=begun)
+                self._changed.notify_all()
+
+    def _count(self, *, late: bool, begun: float) -> None:
+        if not late:
+            self._in_time += 1
+            if self._in_time >= IN_TIME * self.allowed:
+                self.allowed, self._in_time = min(self._most, self.allowed + 1), 0
+        elif begun >= self._halved and self.allowed > 1:
+            self.allowed, self._in_time, self._halved = self.allowed // 2, 0, time.monotonic()
+            report(f"no answer in time: at most {self.allowed} request{'s' * (self.allowed > 1)} at once for a while")
+
+
 class StoppedError(Exception):
     """Another request has failed for good, so this one is not tried further."""
 
@@ -214,6 +258,7 @@ class Client:
         """When the next attempt may begin: evenly spaced, and not before a wait that the server has asked for."""
         self._jitter = random.Random(options.jitter_seed)
         self._lock = threading.Lock()
+        self._pace = Pace(options.concurrency)
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -261,7 +306,9 @@ class Client:
             self._wait(self._turn())
             begin = begin or time.monotonic()
             try:
-                return self._attempt(path, body, kind)
+                with self._pace.place():
+                    self._wait(0)
+                    return self._attempt(path, body, kind)
             except FailedError as error:
                 reason, retry_after = self.mask.line(str(error)), error.retry_after
             if retry_after is not None and retry_after > self._options.longest_retry_after:
@@ -305,7 +352,7 @@ class Client:
             raise self._missed(f"no connection within {self._connecting:g} s" if late else str(error)) from None
         except (TimeoutError, httpx2.TimeoutException):
             self._reached = True
-            raise FailedError(f"no answer within {self._options.timeout:g} s") from None
+            raise LateError(f"no answer within {self._options.timeout:g} s (timeout=... allows more)") from None
         except Exception as error:  # whatever the client's parsers make of hostile headers and cookies
             self._reached = True
             raise FailedError(f"no whole answer arrived ({str(error) or type(error).__name__})") from None

@@ -60,6 +60,10 @@ class FailedError(Exception):
         """Seconds that the server asks to wait."""
 
 
+class LateError(FailedError):
+    """No answer in time."""
+
+
 class MalformedError(FailedError):
     """An answer that is not what the interface promises."""
 
