@@ -29,6 +29,8 @@ FOOTER = """
 - *2601.04098.* Small networks keep their profile of conductance. On the demo model ([`scrambling.csv`](scrambling.csv),
   8 prompts) the last eighth has 0.295 of the gradient, and scrambling changes that by -0.102 [-0.167, -0.020].
 - *2510.10276.* Recency follows from the demand. Primacy showed in no order of recall: not decided.
+- *2508.07479 (lengths beside the context window), primacy in 2506.15156.* Not decided: they need trained models of
+  several windows, and of Mamba's size.
 
 ## Where the papers are read differently from their letter
 
