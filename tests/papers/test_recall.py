@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posbias.papers.later2026.recall import Sizes, ends, recalled
+from posbias.papers.later2026.recall import MixedDemands, Sizes, ends, recalled
 from posbias.tasks.synthetic import RecallAndSpan
 
 
@@ -21,3 +21,9 @@ def test_networks_of_each_order_are_trained_and_scored_by_place() -> None:
     assert {name: row.shape for name, row in rows.items()} == {"listed": (2, 7), "random": (2, 7)}
     assert all(((row > 0) & (row < 1)).all() for row in rows.values())
     assert (rows["listed"] != rows["random"]).any()
+
+
+def test_before_training_nothing_is_recalled_better_than_the_rest() -> None:
+    verdict = MixedDemands(Sizes(seeds=3, steps=1, items=7, vocabulary=8, examples=50)).check(np.random.default_rng(0))
+    assert verdict.verdict == "fails as stated"
+    assert verdict.sharper

@@ -56,3 +56,9 @@ def test_a_profile_follows_the_token_that_decides() -> None:
     shares = np.abs(influence.conductance[0]) / np.abs(influence.conductance[0]).sum()
     assert shares[2] > 0.5
     assert last_share(np.full((2, 16), 1 / 16)) == pytest.approx(1 / 8)
+
+
+def test_networks_are_trained_on_characters_and_read_texts_of_their_own() -> None:
+    verdict = ScramblingInvariance(Sizes(seeds=2, steps=1, prompts=2)).check(np.random.default_rng(0))
+    assert verdict.finding.numbers["top"] == pytest.approx(1)
+    assert verdict.finding.instances == 2

@@ -1,5 +1,7 @@
 """Sinks of trained attention: weights by their formulas, a layer written by hand, and both claims in small."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from posbias.papers.later2026.triggers import (
     NORMALISATIONS,
     SoftmaxSinks,
     SoftpickSinks,
+    SomeHeadSinks,
     Training,
     cancelling_heads,
     first_token,
@@ -77,3 +80,11 @@ def test_trained_in_small_each_holds_and_breaks(claim: type[SoftmaxSinks | Softp
     assert verdict.verdict == "holds"
     assert verdict.finding.numbers.get("share", 1) <= 1
     assert claim(SMALL).check(claim_generator(claim.name, 0), broken=True).verdict == "fails as stated"
+
+
+def test_before_training_no_claim_on_sinks_holds() -> None:
+    small = replace(SMALL, steps=1, depth=2, heads=2)
+    for claim in (SoftmaxSinks, SomeHeadSinks, SoftpickSinks):
+        verdict = claim(small).check(claim_generator(claim.name, 0))
+        assert verdict.verdict == "fails as stated"
+        assert verdict.computed
