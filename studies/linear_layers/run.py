@@ -38,7 +38,6 @@ DELTA = {
     "layer_types": THIRD,
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4}
 FAMILIES = {
     "mamba2": lambda: transformers.Mamba2Config(
@@ -53,24 +52,12 @@ FAMILIES = {
         **BASE, layer_types=["conv", "conv", "full_attention"] * 2, block_auto_adjust_ff_dim=False
     ),
     "olmo_hybrid": lambda: transformers.OlmoHybridConfig(**BASE, **DELTA),
-    "qwen3_next": lambda: transformers.Qwen3NextConfig(
-        **BASE, **DELTA, **EXPERTS, head_dim=32, moe_intermediate_size=128, shared_expert_intermediate_size=128
-    ),
     "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
         **{**BASE, **MAMBA, **GRANITE, "intermediate_size": 128},
         num_local_experts=4,
         num_experts_per_tok=2,
         shared_intermediate_size=128,
         layers_block_type=THIRD,
-    ),
-    "jamba": lambda: transformers.JambaConfig(
-        **{**BASE, **EXPERTS, "intermediate_size": 128},
-        attn_layer_period=3,
-        attn_layer_offset=2,
-        expert_layer_period=2,
-        expert_layer_offset=1,
-        mamba_d_state=8,
-        mamba_dt_rank=8,
     ),
 }
 THEORIES = ("power_rollout", "mean_field", "rollout")
