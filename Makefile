@@ -7,7 +7,7 @@ SITE := $(VENV)/.docs
 PEERS := $(VENV)/peers
 HALF = $$($(PYTHON) -c 'import os; print(max(1, os.cpu_count() // 2))')
 
-.PHONY: help venv audit test test-slow test-peers lint types docs clean
+.PHONY: help venv audit test tests test-slow test-peers lint types docs clean
 
 help:
 	@echo "make audit      report the position bias of the demo model (installs first; downloads 98 MB once; 3.5 processor minutes)"
@@ -31,9 +31,13 @@ $(STAMP): pyproject.toml constraints.txt
 audit: venv
 	$(BIN)/posbias audit demo --length 256 --count 16 --workers 2 --threads $(HALF) --out runs/demo --resume
 
+# Types take a minute of one core where nothing is known of them yet: they are checked beside the tests.
+test: venv lint
+	@$(MAKE) --no-print-directory --jobs 2 types tests
+
 # One worker per core, one thread each: twice as fast as one worker with two threads.
 # Compiled files are kept whatever the environment says: otherwise each of many processes compiles everything anew.
-test: venv lint types
+tests: venv
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 lint: venv

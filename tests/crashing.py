@@ -15,10 +15,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,7 @@ def _import_all() -> None:
     import pkgutil
 
     import torch
+    import typer
 
     import posbias
 
@@ -149,7 +152,11 @@ def _import_all() -> None:
         for module in pkgutil.walk_packages([str(Path(posbias.__file__).parent / package)], f"posbias.{package}."):
             importlib.import_module(module.name)
     importlib.import_module("posbias.mitigation.trial.run")
-    importlib.import_module("transformers.models.llama.modeling_llama")
+    for module in ("llama.modeling_llama", "auto.tokenization_auto"):
+        importlib.import_module(f"transformers.models.{module}")
+    importlib.import_module("transformers.convert_slow_tokenizer")
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
+    typer.main.get_command = cache(typer.main.get_command)  # the parser is the same for every child
     torch.set_num_threads(1)
     training: Any = inspect.unwrap(importlib.import_module("posbias.training").TrainOptions.__init__)
     minute = 60.0  # between checkpoints; here there is one after every window
@@ -158,8 +165,8 @@ def _import_all() -> None:
         if name.startswith("posbias.report"):
             for drawing in set(STAND_INS) & set(vars(module)):
                 setattr(module, drawing, lambda *_, drawing=drawing, **__: STAND_INS[drawing])
-    with contextlib.redirect_stdout(io.StringIO()):  # templates, tokenizers and kernels are found ready by every child
-        _ended(["predict", "--depth", "2", "--length", "16"])
+    with tempfile.TemporaryDirectory() as run:  # the template of pages and kernels are found ready by every child
+        _ended(["predict", "--depth", "2", "--length", "16", "--out", f"{run}/run"])
 
 
 def _child(job: dict[str, Any], writer: int) -> None:

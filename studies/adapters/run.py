@@ -26,7 +26,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from scipy.stats import rankdata
+from scipy.stats import rankdata, zscore
 
 import posbias as pb
 from posbias.evaluation.spans import encoded_prompt
@@ -60,6 +60,8 @@ LOGPROB = resolve_kinds(["logprob"])
 OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0, together=2)
 FAMILIES_STEPS = 96
 PERMUTATIONS = 2000
+ROUNDING = 1e-12
+"""Of a correlation: permutations that give the same one count."""
 BIAS_FIT = {"steps": 75, "rate": 0.05}
 """Steps of four prompts: as many prompts as in 300 steps of one, the default of a bias."""
 STEPS_BETWEEN_LOOKS = 4
@@ -437,13 +439,10 @@ def picture(directory: Path) -> None:
 def _predicted(losses: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> str:
     """Mean rank correlation of the negative losses with the values, and how often permuted positions reach it."""
     generator = np.random.default_rng(0)
-    ranks = [(rankdata(-loss), rankdata(value)) for loss, value in zip(losses, values, strict=True)]
-    told = np.mean([np.corrcoef(pair)[0, 1] for pair in ranks])
-    permuted = [
-        np.mean([np.corrcoef(generator.permutation(left), right)[0, 1] for left, right in ranks])
-        for _ in range(PERMUTATIONS)
-    ]
-    return f"{told:+.2f} (p {(1 + np.sum(permuted >= told)) / (1 + PERMUTATIONS):.3f})"
+    left, right = (zscore([rankdata(entry) for entry in side], axis=1) for side in ([-loss for loss in losses], values))
+    told = np.mean(left * right)
+    permuted = [np.mean([generator.permutation(row) for row in left] * right) for _ in range(PERMUTATIONS)]
+    return f"{told:+.2f} (p {(1 + np.sum(permuted >= told - ROUNDING)) / (1 + PERMUTATIONS):.3f})"
 
 
 def _judged(cells: list[dict[str, Any]]) -> dict[str, list[np.ndarray]]:

@@ -178,7 +178,7 @@ def test_without_an_estimate_it_is_said(deep_model, monkeypatch):
     monkeypatch.setattr("posbias.measurement.work.announce", said.append)
     prompts = Prompts(np.arange(64).reshape(2, 32))
     assert preflight(deep_model, prompts, kinds=KINDS, options=pb.MeasureOptions()) == {}
-    assert said == ["no estimate of the cost: a run on 16 positions or fewer fails: no"]
+    assert said == ["no estimate of the cost: a run on 32 positions or fewer fails: no"]
     weights = weights_in_place(deep_model)
     settings = {"kinds": KINDS, "options": pb.MeasureOptions()}
     assert preflight(deep_model, prompts, **settings, max_memory=weights) == {}
@@ -358,7 +358,7 @@ def test_few_covectors_take_the_bytes_of_all(deep_model, kinds, few):
 
 def test_preflight_refuses_before_any_work_and_tells_the_record(posbias_settings, tiny_llama):
     model = pb.load_model(tiny_llama)
-    prompts = Prompts(np.arange(64).reshape(2, 32))
+    prompts = Prompts(np.arange(96).reshape(2, 48))
     cost = preflight(model, prompts, kinds=KINDS, options=posbias_settings)
     assert cost["peak_bytes"] > cost["weights_bytes"] == weights_in_place(model)
     assert cost["seconds"] == 2 * cost["seconds_per_prompt"]

@@ -16,7 +16,7 @@ from posbias.models import placement
 from posbias.models.devices import Accelerator, check_device, first_with_room, training_device
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_model
-from posbias.models.networks import network_size, random_network
+from posbias.models.networks import network_size, outline_of, random_network
 from posbias.models.placement import LoadingMemory, LoadingPlan, passes_per_position, weight_shares
 from posbias.models.sources import Source
 from posbias.prompts.prompts import Prompts
@@ -54,7 +54,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 def placed(shape: dict[str, Any], *, stored: bool = True, device: str = "auto", **plan: Any) -> str:
     """Where a checkpoint in bfloat16 of this shape (or random weights) goes, and in what precision."""
     config = transformers.LlamaConfig(**shape, dtype="bfloat16")
-    size = network_size(config)
+    size = network_size(outline_of(config))
     tensors = {"all": ("BF16", [size.numbers])} if stored else None
     memory = LoadingMemory(size, Source("large", ".", local=True), tensors, packed=False)
     place = memory.place(LoadingPlan(memory.source, device=device, **plan), config)
@@ -148,7 +148,7 @@ def test_shares_leave_room_for_passes(machine: Any) -> None:
 def test_gguf_files_have_the_precision_of_their_numbers(tmp_path: Path) -> None:
     path = save_gguf(tmp_path / "tiny.gguf", random_network(CONFIGS["llama"](), seed=0))
     source = Source("tiny", str(tmp_path), local=True, gguf=path.name)
-    memory = LoadingMemory(network_size(CONFIGS["llama"]()), source, None, packed=False)
+    memory = LoadingMemory(network_size(outline_of(CONFIGS["llama"]())), source, None, packed=False)
     assert memory.own_dtype(None) == torch.float32
     assert load_model(path).precision == "float32 on cpu"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gguf_inputs import save_gguf
 from posbias import RunError, UsageError, load_model
 from posbias.models import networks, placement
-from posbias.models.networks import network_size, random_network
+from posbias.models.networks import network_size, outline_of, random_network
 from posbias.models.sources import Source
 from posbias.models.weight_files import loaded_files, stored_tensors, weight_bytes
 from tiny_families import CONFIGS
@@ -71,7 +71,7 @@ def test_random_weights_and_those_of_gguf_files_are_refused_before_they_are_made
 ) -> None:
     monkeypatch.setattr(placement, "beside_weights", lambda: 0)
     config = transformers.AutoConfig.from_pretrained(llama)
-    size = network_size(config)
+    size = network_size(outline_of(config))
     assert size.numbers == sum(weight.numel() for weight in load_model(llama).network.parameters())
     # All weights, and the largest once more while it is drawn or expanded; a GGUF file as well.
     needed = 4 * (size.numbers + size.largest)

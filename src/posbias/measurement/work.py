@@ -1,7 +1,8 @@
 """`Work`: what work on prompts of a model takes, from short runs of it; announced, and refused if it cannot fit.
 
 Bytes that tensors hold are a polynomial of the length (activations linear, attention matrices quadratic), so those of
-three short prompts give those of a long one; they are counted operation by operation, and are the same on every run.
+three short prompts give those of a long one, and a short one is run itself; they are counted operation by operation,
+and are the same on every run.
 Sliding windows that the long prompt exceeds are made narrow meanwhile, so that the short ones have the mask of all
 pairs too. Time grows with the passes' flops, 2 P N + 4 L d N^2 each for P weights outside the embedding table, and is
 scaled from the longest of the short runs.
@@ -79,8 +80,8 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 SHORT_LENGTHS = (64, 96, 128)
 """Tokens of the calibration runs; below these, what does not grow with the length hides what does."""
-SHORTEST = 3
-"""Fewest tokens of a calibration run: attention statistics take no fewer."""
+SHORTEST = 32
+"""Tokens of a prompt that is itself as short as calibration runs are, and is the only one."""
 HALVED = 0.75
 """Largest share of their float32 memory that passes take in bfloat16: norms and losses stay in float32."""
 
@@ -196,13 +197,13 @@ def calibrate(
         return sizes, times
 
     try:
-        with _narrow_windows(model, n_positions, width=max(SHORTEST - 1, lengths[0] // 2)):
+        with _narrow_windows(model, n_positions, width=lengths[0] // 2 if len(lengths) > 1 else n_positions):
             # The first run sets up what is set up once, which belongs to no count.
             (usual or run)(tokens[: min(FEWEST, lengths[0])])
             sizes, times = counted(run)
             squared = None if squares is None else counted(squares)[0]
             if usual is not None:
-                times = [_seconds(usual, tokens[:length]) for length in (lengths[0], lengths[-1])]
+                times = [_seconds(usual, tokens[:length]) for length in dict.fromkeys((lengths[0], lengths[-1]))]
     except (RunError, UsageError) as error:  # an output may lie beyond the short runs
         if say_why:
             announce(f"no estimate of the cost: a run on {lengths[-1]} positions or fewer fails: {error}")
@@ -231,13 +232,10 @@ def _line_and_square(lengths: Sequence[int], sizes: Sequence[int], squared: Sequ
 
 
 def short_lengths(n_positions: int) -> list[int]:
-    """Up to three ascending lengths of short runs.
-
-    They end at a quarter of the length asked for, at a half if that is very short, or at itself if it is about FEWEST.
-    """
-    if n_positions < 2 * FEWEST:
-        shares = (n_positions // 4, n_positions // 2, n_positions)
-        return sorted({min(n_positions, max(SHORTEST, length)) for length in shares})
+    """Three ascending lengths of short runs, which end at a quarter of the length asked for, at a half if that is
+    short; of a short length only itself."""
+    if n_positions <= SHORTEST:
+        return [n_positions]
     longest = min(SHORT_LENGTHS[-1], max(n_positions // 4, min(n_positions // 2, SHORT_LENGTHS[0])))
     return [length * longest // SHORT_LENGTHS[-1] for length in SHORT_LENGTHS]
 

@@ -68,9 +68,8 @@ def pretrained_network(config: Any, plan: LoadingPlan) -> nn.Module:
         raise RunError(f"model {source.name!r}: the hub did not provide its weights: {one_line(error)}") from None
     files = [] if source.gguf is not None else loaded_files(local)
     tensors = None if source.gguf is not None else stored_tensors(files, source.name)
-    size = _checked_size(config, source, tensors, packed=packed)
+    outline, size = _checked_outline(config, source, tensors, packed=packed)
     device, dtype = LoadingMemory(size, source, tensors, packed).place(plan, config)
-    outline: Any = _outline(config)
     if tensors is not None:
         check_once(tensors, outline.base_model_prefix, source.name)
         check_types(tensors, outline.state_dict(), packed=packed, name=source.name)
@@ -117,7 +116,7 @@ def _check_method(quantization: Any, name: str) -> None:
 def drawn_network(config: Any, plan: LoadingPlan, seed: int) -> nn.Module:
     """The network with random weights; refused if it does not fit or cannot be built."""
     source = plan.source
-    size = _checked_size(config, source, None, packed=False)
+    _, size = _checked_outline(config, source, None, packed=False)
     device, dtype = LoadingMemory(size, source, None, packed=False).place(plan, config)
     with refused_configuration(source.name):
         return cast_weights(random_network(config, seed=seed), dtype).to(device)
@@ -137,16 +136,15 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
         return _unquantised_network(config)
 
 
-def network_size(config: Any) -> NetworkSize:
-    """The size of a network of this configuration; none of it is allocated."""
-    network = _outline(config)
+def network_size(network: nn.Module) -> NetworkSize:
+    """The size of a network, which may be one without numbers."""
     tables = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
     counts = [parameter.numel() for parameter in network.parameters()]
     return NetworkSize(sum(counts), max(counts, default=0), tables)
 
 
-def _outline(config: Any) -> nn.Module:
-    """The network without its numbers, which takes no memory."""
+def outline_of(config: Any) -> nn.Module:
+    """A network of the configuration without its numbers, which takes no memory."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return _unquantised_network(config)
 
@@ -196,10 +194,12 @@ def refused_configuration(name: str) -> Iterator[None]:
         ) from None
 
 
-def _checked_size(config: Any, source: Source, tensors: Tensors | None, *, packed: bool) -> NetworkSize:
-    """The size of what the configuration describes, held against its files and the memory before it is allocated."""
+def _checked_outline(config: Any, source: Source, tensors: Tensors | None, *, packed: bool) -> tuple[Any, NetworkSize]:
+    """The outline of the network that a configuration describes, and its size, held against its files and the memory
+    before anything is allocated."""
     with refused_configuration(source.name):
-        size = network_size(config)
+        outline = outline_of(config)
+        size = network_size(outline)
     if tensors is not None and not packed:
         stored = weight_bytes(tensors, torch.int8)
         if size.numbers > max(BEYOND_FILES * stored, stored + BEYOND_ALWAYS):
@@ -213,7 +213,7 @@ def _checked_size(config: Any, source: Source, tensors: Tensors | None, *, packe
             f"model {source.name!r}: its configuration describes tables of {show_bytes(size.tables)} beside its "
             f"weights; {show_bytes(free)} are free"
         )
-    return size
+    return outline, size
 
 
 def _loaded(

@@ -127,14 +127,14 @@ def agreements(loops: Sequence[Loop]) -> list[Agreement]:
 
 def unit_measures(predicted: Rows, outcome: Rows) -> Float64[np.ndarray, "n_seeds 3"]:
     """Per seed: Spearman over places, slope on log influence, share of variance explained; NaN without order."""
-    measures = np.full((len(predicted), 3), np.nan)
+    measures, correlations = np.full((len(predicted), 3), np.nan), spearman(predicted, outcome)
     for seed, (influence, learnt) in enumerate(zip(predicted, outcome, strict=True)):
         logs = np.log(np.maximum(influence, FLOOR))
         if np.ptp(logs) > CONSTANT and np.ptp(learnt) > CONSTANT:
             centred, lifted = logs - logs.mean(), learnt - learnt.mean()
             slope = centred @ lifted / (centred @ centred)
             explained = slope**2 * (centred @ centred) / (lifted @ lifted)
-            measures[seed] = (float(spearman(influence, learnt)), slope, explained)
+            measures[seed] = (correlations[seed], slope, explained)
     return measures
 
 

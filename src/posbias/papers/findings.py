@@ -15,7 +15,7 @@ hold together for the statement (Bonferroni). What is left when those of the who
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -162,9 +162,14 @@ class Outcomes:
 
     members: Sequence[Outcome]
 
+    @cached_property
+    def finished(self) -> list[Outcome]:
+        """The members that ended well."""
+        return [member for member in self.members if member.finished]
+
     def seeds(self, **factors: Any) -> list[int]:
         """Seeds of the finished members with these factors, in order."""
-        return sorted({member.seed for member in self.members if member.finished and member.has(factors)})
+        return sorted({member.seed for member in self.finished if member.has(factors)})
 
     def values(self, name: str, factors: Mapping[str, Any], seeds: Sequence[int]) -> Float64[np.ndarray, "n_seeds ..."]:
         """One array of the member with these factors and each seed, stacked.
@@ -172,7 +177,7 @@ class Outcomes:
         Raises:
             RunError: no such finished member, or several.
         """
-        having = [member for member in self.members if member.finished and member.has(factors)]
+        having = [member for member in self.finished if member.has(factors)]
         rows = []
         for seed in seeds:
             matching = [member for member in having if member.seed == seed and name in member.arrays]
@@ -193,7 +198,7 @@ class Outcomes:
 
     def known(self, name: str, factors: Mapping[str, Any]) -> bool:
         """True if all finished members with these factors have that array."""
-        return all(name in member.arrays for member in self.members if member.finished and member.has(factors))
+        return all(name in member.arrays for member in self.finished if member.has(factors))
 
     def facts(self) -> dict[str, Any]:
         """For a record: how many members there are, and those that did not finish."""
