@@ -121,7 +121,7 @@ DEFINED = threading.local()
 """`targets`: the functions that checkers are called for in this thread, the innermost last."""
 RUNNING = [""]
 """The test that runs."""
-CHECKED_CALLS = 5
+CHECKED_CALLS = 10
 """Of each function in each test."""
 
 

@@ -17,7 +17,6 @@ from tiny_families import CONFIGS, VOCABULARY, born_model
 N, PROMPTS = 12, 4
 REFUSED = {
     "apertus": "no theory for a learned activation",
-    "granite_swa": "no theory for learned sinks",
     "mpt-clip": "clamped to 0.5",
     "olmo-clip": "clamped to 0.4",
     "opt-350m": "embeddings as wide as the blocks",
