@@ -193,6 +193,13 @@ class TriggerClaim(Claim):
     def __init__(self, training: Training | None = None) -> None:
         self.training = self.sizes if training is None else training
 
+    def trained_pair(
+        self, generator: np.random.Generator, normalisations: tuple[str, str], demand: Demand
+    ) -> tuple[Networks, Networks, bool]:
+        """Networks of two normalisations, and whether all of them do their task."""
+        first, second = (trained_networks(generator, name, self.training, demand) for name in normalisations)
+        return first, second, bool(max(first.error.max(), second.error.max()) < SOLVED)
+
 
 @CLAIMS.register("sinks-2603.11487/trigger")
 class SoftmaxSinks(TriggerClaim):
@@ -225,10 +232,9 @@ class SoftmaxSinks(TriggerClaim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Attention of networks of both kinds, six seeds each."""
         demand = running_mean if broken else mean_at_trigger
-        networks, others = (trained_networks(generator, name, self.training, demand) for name in ("softmax", "relu"))
+        networks, others, solved = self.trained_pair(generator, ("softmax", "relu"), demand)
         sink = mean_of(networks.first[:, 0].mean(1)).interval(least=0.0)
         without = float(others.first.mean(2).max())
-        solved = bool(max(networks.error.max(), others.error.max()) < SOLVED)
         queries = np.arange(1, self.training.length)
         bound = np.sqrt(queries * networks.content_error / CONTENT_VARIANCE)
         return Finding(
@@ -297,10 +303,10 @@ class SomeHeadSinks(TriggerClaim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Attention of every head of networks of both kinds, six seeds each, and of the layer by hand."""
         demand = running_mean if broken else mean_at_trigger
-        networks, others = (trained_networks(generator, name, self.training, demand) for name in ("softmax", "relu"))
+        networks, others, both_solved = self.trained_pair(generator, ("softmax", "relu"), demand)
         heads, without = np.sort(networks.first.mean(2))[:, ::-1], np.sort(others.first.mean(2))[:, ::-1]
         sinking = wilson((heads[:, 0] > SINK).astype(np.float64))
-        solved = bool(max(networks.error.max(), others.error.max()) < SOLVED) and bool(without.max() < NONE)
+        solved = both_solved and bool(without.max() < NONE)
         tokens, trigger = self.training.sequences(100, torch.Generator().manual_seed(0), marked=True)
         by_hand, output = cancelling_heads(tokens, trigger, self.training.hidden)
         target = demand(tokens, trigger)
@@ -352,11 +358,10 @@ class SoftpickSinks(TriggerClaim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Sink rates of networks of both kinds, six seeds each."""
         demand = first_token if broken else mean_at_trigger
-        picked, others = (trained_networks(generator, name, self.training, demand) for name in ("softpick", "softmax"))
+        picked, others, solved = self.trained_pair(generator, ("softpick", "softmax"), demand)
         rate, softmax_rate = (
             wilson((trained.head > SINK_RATE).astype(np.float64)[:, 0]) for trained in (picked, others)
         )
-        solved = bool(max(picked.error.max(), others.error.max()) < SOLVED)
         return Finding(
             value=rate.value,
             as_stated=rate.value == 0 and softmax_rate.value == 1 and solved,
