@@ -215,6 +215,14 @@ _NEMOTRON_H = {
     "ssm_state_size": 8,
     "n_groups": 1,
 }
+_NEMOTRON_H_EXPERTS = {
+    **_NEMOTRON_H,
+    "layers_block_type": ["linear_attention", "moe", "full_attention"],
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+}
 
 OTHER_MIXTURES: dict[str, Callable[[], Any]] = {
     "deepseek_v3": lambda: transformers.DeepseekV3Config(**_LATENT, q_lora_rank=12),
@@ -319,21 +327,11 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         **_NEMOTRON_H, layers_block_type=["linear_attention", "mlp", "full_attention"]
     ),
     "nemotron_h-experts": lambda: transformers.NemotronHConfig(
-        **_NEMOTRON_H,
-        layers_block_type=["linear_attention", "moe", "full_attention"],
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=24,
-        moe_shared_expert_intermediate_size=40,
+        **_NEMOTRON_H_EXPERTS,
         routed_scaling_factor=2.5,
     ),
     "nemotron_h-latents": lambda: transformers.NemotronHConfig(
-        **_NEMOTRON_H,
-        layers_block_type=["linear_attention", "moe", "full_attention"],
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=24,
-        moe_shared_expert_intermediate_size=40,
+        **_NEMOTRON_H_EXPERTS,
         moe_latent_size=12,
         mlp_bias=True,
         norm_topk_prob=False,

@@ -27,12 +27,14 @@ Weights = Float[Tensor, "token top"]
 
 
 class RoutedExperts(LlamaLike):
-    """Blocks, all or some, with a router and `experts` held together as [expert, out, in], gated or not."""
+    """Blocks, all or some, with a router and `experts` held together, gated or not."""
 
     router: ClassVar[str] = "gate"
     logistic_router: ClassVar[bool] = False
     shared_expert: ClassVar[str | None] = None
     """An expert for all tokens, in the mixture, with a gate of its own if there is one called like it."""
+    inputs_first: ClassVar[bool] = False
+    """Maps of experts are stored as [expert, in, out]; otherwise as [expert, out, in]."""
 
     def renormalised(self, config: Any) -> bool:
         """The weights of the chosen experts sum to 1 unless `norm_topk_prob` is there and says otherwise."""
@@ -41,8 +43,9 @@ class RoutedExperts(LlamaLike):
     def weights(self, logits: Logits, chosen: Int[Tensor, "token top"], config: Any) -> Weights:
         """Weights of the chosen experts, from their probabilities: a softmax over all, or logistic functions."""
         probability = logits.sigmoid() if self.logistic_router else logits.softmax(-1)
-        weights = probability.gather(1, chosen) * float(getattr(config, "routed_scaling_factor", None) or 1.0)
-        return weights / probability.gather(1, chosen).sum(-1, keepdim=True) if self.renormalised(config) else weights
+        of_chosen = probability.gather(1, chosen)
+        weights = of_chosen * float(getattr(config, "routed_scaling_factor", None) or 1.0)
+        return weights / of_chosen.sum(-1, keepdim=True) if self.renormalised(config) else weights
 
     def shared_module(self, block: Block) -> nn.Module | None:
         """The expert for all tokens."""
@@ -50,14 +53,18 @@ class RoutedExperts(LlamaLike):
 
     def expert_parts(self, experts: nn.Module) -> tuple[MlpParts, ...]:
         """Maps of every expert, with a gate if the experts hold one."""
+
+        def stored(name: str) -> Tensor:
+            return readable(experts, name).mT if self.inputs_first else readable(experts, name)
+
         if hasattr(experts, "gate_up_proj"):
-            maps = [tuple(both.chunk(2)) for both in readable(experts, "gate_up_proj")]
+            maps = [tuple(both.chunk(2)) for both in stored("gate_up_proj")]
         else:
-            maps = [(None, up) for up in readable(experts, "up_proj")]
+            maps = [(None, up) for up in stored("up_proj")]
         activation: Any = experts.act_fn
         return tuple(
             MlpParts(up=up, down=down, gate=gate, activation=activation)
-            for (gate, up), down in zip(maps, readable(experts, "down_proj"), strict=True)
+            for (gate, up), down in zip(maps, stored("down_proj"), strict=True)
         )
 
     def mixture_parts(self, block: Block, config: Any) -> MixtureParts | None:
@@ -162,6 +169,7 @@ class Llama4(RoutedExperts):
     turns_neighbours = True
     no_mean_field = "factors on queries by position"
     router = "router"
+    inputs_first = True
     logistic_router = True
     shared_expert = "shared_expert"
 
@@ -192,15 +200,6 @@ class Llama4(RoutedExperts):
             return 1 + float(attention.attn_scale) * steps.log1p()
 
         return replace(parts, query_factors=factors)
-
-    def expert_parts(self, experts: nn.Module) -> tuple[MlpParts, ...]:
-        """Maps of every expert, stored as [expert, in, out]."""
-        both, downs = (readable(experts, name).transpose(1, 2) for name in ("gate_up_proj", "down_proj"))
-        activation: Any = experts.act_fn
-        return tuple(
-            MlpParts(up=up, down=down, gate=gate, activation=activation)
-            for (gate, up), down in zip((maps.chunk(2) for maps in both), downs, strict=True)
-        )
 
     def renormalised(self, config: Any) -> bool:
         """The factors are the logistic functions of the chosen experts' logits."""
