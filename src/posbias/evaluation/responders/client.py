@@ -208,26 +208,31 @@ class Pace:
         with self._changed:
             self._changed.wait_for(lambda: self._under_way < self.allowed)
             self._under_way += 1
-        begun, late = time.monotonic(), False
+        begun = time.monotonic()
         try:
             yield
         except LateError:
-            late = True
+            self._allow_fewer(begun)
             raise
+        else:
+            self._allow_more()
         finally:
             with self._changed:
                 self._under_way -= 1
-                self._count(late=late, begun=begun)
                 self._changed.notify_all()
 
-    def _count(self, *, late: bool, begun: float) -> None:
-        if not late:
+    def _allow_fewer(self, begun: float) -> None:
+        with self._changed:
+            if begun >= self._halved and self.allowed > 1:
+                self.allowed, self._in_time, self._halved = self.allowed // 2, 0, time.monotonic()
+                plural = "s" if self.allowed > 1 else ""
+                report(f"no answer in time: at most {self.allowed} request{plural} at once for a while")
+
+    def _allow_more(self) -> None:
+        with self._changed:
             self._in_time += 1
             if self._in_time >= IN_TIME * self.allowed:
                 self.allowed, self._in_time = min(self._most, self.allowed + 1), 0
-        elif begun >= self._halved and self.allowed > 1:
-            self.allowed, self._in_time, self._halved = self.allowed // 2, 0, time.monotonic()
-            report(f"no answer in time: at most {self.allowed} request{'s' * (self.allowed > 1)} at once for a while")
 
 
 class StoppedError(Exception):
