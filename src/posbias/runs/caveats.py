@@ -1,6 +1,6 @@
 """Bounds of the trust in a result: records keep names and numbers, and sentences are made when they are shown."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 SENTENCES = {
@@ -60,3 +60,8 @@ def caveat_text(caveat: Caveat) -> str:
         return SENTENCES[caveat["caveat"]].format(**caveat)
     except (KeyError, TypeError, ValueError):
         return str(caveat)
+
+
+def caveat_facts(caveats: Iterable[Caveat]) -> dict[str, str]:
+    """Sentences of caveats by the names they have in a notebook, such as "caveat 1"."""
+    return {f"caveat {number}": caveat_text(caveat) for number, caveat in enumerate(caveats, 1)}

@@ -18,7 +18,7 @@ from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.registry import Registry
-from posbias.runs.caveats import Caveat, caveat_text
+from posbias.runs.caveats import Caveat, caveat_facts, caveat_text
 from posbias.runs.records import Record
 from posbias.runs.results import Answering
 from posbias.statistics import Interval
@@ -67,9 +67,8 @@ class Prediction(Answering):
         numbers = {
             name: str(value) if isinstance(value, Interval) else f"{value:.4g}" for name, value in self.numbers.items()
         }
-        caveats = {f"caveat {number}": caveat_text(caveat) for number, caveat in enumerate(self.caveats, 1)}
         title = f"{self.spelled or self.theory}, {self.n_positions} positions"
-        return Shown(title, (self.profile.series(self.theory),), facts=numbers | caveats)
+        return Shown(title, (self.profile.series(self.theory),), facts=numbers | caveat_facts(self.caveats))
 
     def as_run(self) -> Record:
         """The record of a prediction made from Python, which has no arguments of the shell."""

@@ -16,7 +16,7 @@ from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, CELLS
 from posbias.memory import show_bytes
-from posbias.runs.caveats import Caveat, caveat_text
+from posbias.runs.caveats import Caveat, caveat_facts
 from posbias.statistics import Interval, mean_ends, mean_of
 
 
@@ -284,11 +284,7 @@ class AttentionStatistics(Showing):
             facts[f"queries that give position 0 more than {threshold:g}"] = share
         facts["attention's share of a layer's output (mixing)"] = _overall(self.mixing.tokens.per_prompt).text()
         left_out = {"left out": "; ".join(self.left_out)} if self.left_out else {}
-        return (
-            facts
-            | left_out
-            | {f"caveat {number}": caveat_text(caveat) for number, caveat in enumerate(self.caveats, 1)}
-        )
+        return facts | left_out | caveat_facts(self.caveats)
 
 
 def _overall(per_prompt: Float64[np.ndarray, "count ..."], *, most: float = 1.0) -> Interval:
