@@ -127,8 +127,7 @@ class Window(Visibility):
             raise UsageError(f"{self}: the mask {variant} looks forwards; a window needs causal layers")
         if isinstance(variant, Chunks) and variant.width > self.width:
             raise UsageError(f"{self}: no mask has windows within {variant}; allowed are windows of at least a chunk")
-        narrow = variant.reach(self.width) < self.width or isinstance(variant, Chunks)
-        return variant if narrow else SlidingWindow(width=self.width)
+        return variant if variant.reach(self.width + 1) <= self.width else SlidingWindow(width=self.width)
 
 
 @INTERVENTIONS.register("sink_masked")
