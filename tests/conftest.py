@@ -5,129 +5,27 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import types
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
-from functools import cache, partial, wraps
-from inspect import iscoroutinefunction
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
-import jaxtyping
 import pytest
 import typer
-from beartype import BeartypeConf, beartype
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
-# Before the hook: typer hands its commands contexts of a class that only it knows, which the checker would refuse.
-import posbias as posbias_package
+import shape_checks  # before anything of posbias
 from posbias.cli import main
-
-# Whole numbers are welcome where floats are asked for (PEP 484's numeric tower), as they are without the checker.
-check = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeError))
-typecheck = types.ModuleType("posbias_typecheck")
-typecheck.check = check  # type: ignore[attr-defined]
-sys.modules[typecheck.__name__] = typecheck
-
-
-def names_arrays(annotation: object) -> bool:
-    """Whether a type is one of jaxtyping's, or contains one."""
-    if isinstance(annotation, list | tuple):
-        return any(map(names_arrays, annotation))
-    is_array = isinstance(annotation, type) and issubclass(annotation, jaxtyping.AbstractArray)
-    return is_array or names_arrays(get_args(annotation))
-
-
-def jaxtyped(function: Any = None, *, typechecker: Any = None, whole: Any = jaxtyping.jaxtyped) -> Any:
-    """jaxtyping's decorator, on the first calls in each test, where arrays are named; elsewhere beartype alone.
-
-    Binding shapes costs more than most functions do: in loops it was a third of the suite's time.
-    """
-    if function is None:
-        return partial(jaxtyped, typechecker=typechecker)
-    if isinstance(function, type):
-        # `checks.checked` refuses wrong values itself, and makes paths of texts before the fields see them.
-        if is_dataclass(function) and "__init__" in vars(function) and not hasattr(function.__init__, "__wrapped__"):
-            function.__init__ = jaxtyped(function.__init__, typechecker=typechecker)
-        return function
-    if is_defined_again(function):
-        return checked_where_defined_again(function, partial(whole, typechecker=typechecker))
-    try:
-        arrays = names_arrays(list(get_type_hints(function).values()))
-    except NameError:  # a class that does not exist yet
-        arrays = True
-    return first_calls(function, whole(function, typechecker=typechecker)) if arrays else typechecker(function)
-
-
-def is_defined_again(function: Any) -> bool:
-    """Whether it stands in another function, with the same signature every time.
-
-    Wrappers have the signature of what they wrap, and dataclasses of the same fields differ in the types of them.
-    """
-    if iscoroutinefunction(function) or hasattr(function, "__wrapped__") or not hasattr(function, "__code__"):
-        return False
-    return "<locals>" in function.__qualname__ and function.__code__.co_filename != "<string>"
-
-
-def first_calls(function: Any, checked: Any) -> Any:
-    """The function, checked on its first calls in each test."""
-    calls, test = 0, ""
-
-    @wraps(function)
-    def first_calls_checked(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls, test
-        if test is not RUNNING[0]:
-            calls, test = 0, RUNNING[0]
-        calls += 1
-        return (checked if calls <= CHECKED_CALLS else function)(*args, **kwargs)
-
-    return first_calls_checked
-
-
-def checked_where_defined_again(function: Any, check: Any) -> Any:
-    """A function defined inside another, checked by the one checker that was made for its first definition.
-
-    Making a checker takes a millisecond: at each definition it was half the time of the kernels' tests.
-    """
-    code = function.__code__
-    if code not in CHECKERS:
-
-        @wraps(function)
-        def latest(*args: Any, **kwargs: Any) -> Any:
-            return DEFINED.targets[-1](*args, **kwargs)
-
-        CHECKERS[code] = check(latest)
-
-    def with_the_checker(*args: Any, **kwargs: Any) -> Any:
-        targets = DEFINED.__dict__.setdefault("targets", [])
-        targets.append(function)
-        try:
-            return CHECKERS[code](*args, **kwargs)
-        finally:
-            targets.pop()
-
-    return first_calls(function, with_the_checker)
-
-
-CHECKERS: dict[types.CodeType, Any] = {}
-"""Of functions defined inside others."""
-DEFINED = threading.local()
-"""`targets`: the functions that checkers are called for in this thread, the innermost last."""
-RUNNING = [""]
-"""The test that runs."""
-CHECKED_CALLS = 10
-"""Of each function in each test."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Calls are counted anew."""
-    RUNNING[0] = item.nodeid
+    shape_checks.RUNNING[0] = item.nodeid
 
 
 # Modules and tests stay to the end: looking through their 650,000 objects for garbage was 4 % of the suite's time.
@@ -139,9 +37,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
 
-
-jaxtyping.jaxtyped = jaxtyped
-install_import_hook("posbias", "posbias_typecheck.check")
 
 # The parser of the command line takes 13 milliseconds to make, and is the same for each of thousands of commands.
 typer.main.get_command = cache(typer.main.get_command)
@@ -245,7 +140,7 @@ def record_schema() -> Any:
     """What `record.json` promises."""
     import jsonschema
 
-    schema = json.loads((Path(posbias_package.__file__).with_name("record.schema.json")).read_text())
+    schema = json.loads(files("posbias").joinpath("record.schema.json").read_text())
     return jsonschema.Draft202012Validator(schema)
 
 

@@ -1,4 +1,4 @@
-"""The checks of shapes that run in every test (`conftest.py`): functions inside functions have one checker for all."""
+"""Checks of shapes: functions inside functions have one checker for all (`shape_checks.py`)."""
 
 import sys
 from collections.abc import Callable
