@@ -16,7 +16,7 @@ from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.fitting import descent as fitting
 from posbias.mitigation.fitting.base import Checkpoint, fit_of
-from posbias.mitigation.fitting.calibration import contents, thinned, with_passages
+from posbias.mitigation.fitting.calibration import contents, everyday_conversations, thinned, with_passages
 from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
 from posbias.runs.parts import PartStore
 from posbias.tasks.language import LANGUAGE_TASKS, Documents, KeyValue, locate
@@ -278,6 +278,21 @@ def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
         np.mean(fit("key_bias", model, calibration, text=text, options=one).how["text_loss"][-6:]) for one in options
     )
     assert tight < loose / 10
+
+
+def test_fits_to_conversations_read_others_than_those_that_judge(long_llama):
+    model = pb.load_model(str(long_llama))
+    model.tokenizer.chat_template = "{% for message in messages %}<u>{{ message['content'] }}{% endfor %}<a>"
+    for chat, n_conversations in ((False, 0), (True, 20)):
+        examples = list(KeyValue(pairs=2, chat=chat).examples(model.tokenizer, count=4, seed=5))
+        fitted = fit("key_bias", model, examples, options=FitOptions(steps=1, knots=(0, 1, 150)))
+        assert fitted.how["conversations"] == n_conversations
+    read, judging = (
+        {model.tokenizer.decode(request.prompt) for request in everyday_conversations(model, judged=judged)}
+        for judged in (False, True)
+    )
+    assert len(read) == len(judging) == 20
+    assert not read & judging
 
 
 def test_what_stands_before_the_question_is_run_once_and_nothing_else_changes(model, calibration, text, monkeypatch):

@@ -75,7 +75,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         basis=f"{n_samples} samples that no fit used",
         caveats=[
             *caveats_of(record),
-            *warnings(trial.choice, trial.arms),
+            *warnings(trial.choice, trial.arms, record.resolved["tolerance"]),
             *([FORM] if judgement.measure == "logprob" else []),
         ],
         summary=[_verdict_table(trial)],
@@ -173,19 +173,29 @@ def _verdict_table(trial: MitigationTrial) -> Table:
         "worst position, change",
         "best minus worst, change",
         "ordinary text",
+        *(["everyday conversations"] if _any_conversations(trial) else []),
         "seconds per request",
     ]
     # Levels of the unchanged model, on the samples of the first method that has enough.
     before = next((verdict.before for verdict in judgement.verdicts if verdict.before is not None), None)
     levels = [MISSING] * 3 if before is None else [str(before.mean), str(before.worst), str(before.spread)]
-    rows = [[trial.model, "unchanged", MISSING, *levels, MISSING, _seconds(trial, 0)]]
+    blanks = [MISSING] * (1 + _any_conversations(trial))
+    rows = [[trial.model, "unchanged", MISSING, *levels, *blanks, _seconds(trial, 0)]]
     for number, verdict in enumerate(judgement.verdicts, start=1):
         changes = [_changed(verdict.changes.get(name)) for name in (MEAN, WORST, SPREAD)]
         effect, reason = verdict.effects.get(ORDINARY_TEXT), trial.arms[number].text_reason
         why = TEXT_REASONS.get(reason, reason) or MISSING
         text = why if effect is None else change_text(effect.value, "+", least=4, unit=" nats")
-        rows.append([trial.model, verdict.name, words(verdict), *changes, text, _seconds(trial, number)])
+        texts = [text]
+        if _any_conversations(trial):
+            diverging = trial.arms[number].conversations
+            texts.append(MISSING if diverging is None else diverging.text(".3f", unit=" nats"))
+        rows.append([trial.model, verdict.name, words(verdict), *changes, *texts, _seconds(trial, number)])
     return Table(f"{trial.task}: what each method does", header, rows)
+
+
+def _any_conversations(trial: MitigationTrial) -> bool:
+    return any(arm.conversations is not None for arm in trial.arms)
 
 
 def _changed(change: Change | None) -> str:

@@ -37,7 +37,7 @@ EVEN, BY_LOSS = "even", "loss"
 DRAWS = (EVEN, BY_LOSS)
 """How prompts are drawn: all equally often, or those of a position in proportion to its present loss."""
 
-Windows = Sequence[Int64[np.ndarray, "token"]]
+Windows = Sequence[Int64[np.ndarray, "_"]]
 
 FITS: Registry["Fit"] = Registry("fit")
 """The fits that are no search over a grid, by the name of their method."""
@@ -68,7 +68,8 @@ class FitOptions:
     """Drop distractors from prompts at random, keeping at least this many passages, >= 1, so that lengths vary; None:
     keep all."""
     penalty: float = 1.0
-    """Weight of the divergence on ordinary text, >= 0; unused if the bias acts from the question on."""
+    """Weight of the divergence on ordinary text, and on everyday conversations if the task has such prompts, >= 0;
+    unused if the bias acts from the question on."""
     knots: Sequence[int] = (0, 1, 8, 64, 512)
     """Keys at which biases are fitted (0 at the last one), interpolated by splines; unused for a context bias."""
     shared: str = "none"
@@ -123,6 +124,8 @@ class Calibration:
     examples: Sequence[Example]
     text: Windows = ()
     """Windows of ordinary text in token ids."""
+    conversations: Windows = ()
+    """Everyday conversations in token ids, which a penalty keeps as they were, too; empty if the prompts are texts."""
     curve: Callable[[], MeasuredUse] | None = None
     """Measures the unchanged model's curve on the calibration samples; None: outside a trial."""
 

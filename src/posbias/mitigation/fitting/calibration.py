@@ -1,8 +1,11 @@
 """Calibration samples and text: their contents, the probability of answers, the candidate that suits them."""
 
 import hashlib
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from jaxtyping import Int64
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
+from posbias.evaluation.responders.local import EncodedRequest, encode_requests
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import Mitigation
 from posbias.models.hugging_face import HuggingFaceModel
@@ -48,6 +52,23 @@ def text_beside(judging: str, model: HuggingFaceModel, *, length: int, seed: int
         raise UsageError(f"--text {judging}: fits need files of the default corpus that are not judged; name fewer")
     prompts = load_prompts(f"{DEFAULT}#{','.join(read)}", model=model, n_positions=length, seed=seed, count=FIT_WINDOWS)
     return list(prompts.token_ids)
+
+
+def conversations_beside(model: HuggingFaceModel, examples: Sequence[Example]) -> list[Int64[np.ndarray, "_"]]:
+    """Everyday conversations for fits, if the examples are conversations; none of them judges."""
+    if all(isinstance(example.prompt, str) for example in examples):
+        return []
+    return [np.concatenate([request.prompt, request.answer]) for request in everyday_conversations(model, judged=False)]
+
+
+def everyday_conversations(model: HuggingFaceModel, *, judged: bool) -> list[EncodedRequest]:
+    """A request and its reply each, in tokens, if they fit into the context: those that judge, or those for fits."""
+    file = resources.files("posbias.prompts") / "corpus" / "conversations.jsonl"
+    exchanges = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][int(judged) :: 2]
+    requests = [Request(prompt=messages[:-1], answer=messages[-1]["content"]) for messages in exchanges]
+    encoded = encode_requests(model.tokenizer, requests)
+    most = model.max_positions or math.inf
+    return [request for request in encoded if len(request.prompt) + len(request.answer) <= most]
 
 
 def with_passages(example: Example, passages: Sequence[int]) -> Example:

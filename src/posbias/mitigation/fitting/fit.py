@@ -23,7 +23,14 @@ from posbias.mitigation.fitting.base import (
     Windows,
     fit_of,
 )
-from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, best_of, contents, text_beside
+from posbias.mitigation.fitting.calibration import (
+    DEFAULT,
+    JUDGED_FILES,
+    best_of,
+    contents,
+    conversations_beside,
+    text_beside,
+)
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.prompt_changes import Ordered
 from posbias.mitigation.methods.recipe import samples_of_recipe
@@ -52,7 +59,7 @@ def fit(
         model: What `load_model` returns.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, for fits that read some; None: windows of the default corpus, from
-            files on which `mitigate` does not judge.
+            files on which `mitigate` does not judge, and everyday conversations if the examples are conversations.
         options: Settings of a fit by gradient; for all others, the strengths to choose from.
         checkpoint: Place where a fit by gradient saves its progress, and resumes.
 
@@ -64,10 +71,13 @@ def fit(
         names = [name for name in MITIGATIONS if (candidate := fit_of(name)) is not None and candidate.needs_model]
         raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(names)}")
     loaded, options = check_model(model), options or FitOptions()
+    conversations: Windows = ()
     if text is None and how.reads_text(options):
         length = min(WINDOW, loaded.max_positions or WINDOW)
         text = text_beside(f"{DEFAULT}#{JUDGED_FILES}", loaded, length=length, seed=options.seed)
-    return run_fit(how, Calibration(loaded, calibration, text or ()), options=options, checkpoint=checkpoint)
+        conversations = conversations_beside(loaded, calibration)
+    material = Calibration(loaded, calibration, text or (), conversations)
+    return run_fit(how, material, options=options, checkpoint=checkpoint)
 
 
 def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None = None) -> Fitted:

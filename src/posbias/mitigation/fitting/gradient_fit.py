@@ -96,7 +96,8 @@ class GradientFit(Fit):
             RunError: the loss is not a finite number.
         """
         options = self.settled(options)
-        model, text, counts = calibration.network, calibration.text, calibration.count()
+        model, counts = calibration.network, calibration.count()
+        text = [*calibration.text, *calibration.conversations]
         if options.penalty > 0 and not len(text):
             raise UsageError("fit: windows of ordinary text are needed if the penalty is above 0")
         examples, held_out = _prompts(calibration.examples, options)
@@ -112,6 +113,7 @@ class GradientFit(Fit):
             **asdict(options),
             "numbers": values.free.numel(),
             **counts,
+            "conversations": len(calibration.conversations),
             "prompt_tokens": [min(lengths), max(lengths)],
             "answer_loss": np.round(descent.losses[:, 0], 6).tolist(),
             "text_loss": np.round(descent.losses[:, 1], 6).tolist(),

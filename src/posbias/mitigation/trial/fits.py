@@ -9,6 +9,7 @@ from posbias.errors import UsageError
 from posbias.evaluation import MeasuredUse, evaluate_responder, measured_use
 from posbias.evaluation.samples import as_bytes, read_json
 from posbias.mitigation.fitting.base import Calibration, Checkpoint
+from posbias.mitigation.fitting.calibration import conversations_beside
 from posbias.mitigation.fitting.fit import run_fit
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.trial.arms import METHOD, Arm, LeftOut
@@ -23,7 +24,9 @@ TENSORS = "tensors/"
 def fit_arms(plan: TrialPlan) -> TrialPlan:
     """The plan with every method fitted, in an order of its own if it follows a curve; unfinished fits go on."""
     curve = partial(_measured_curve, plan)
-    calibration = Calibration(plan.model, plan.calibration.examples, windows_of_fits(plan), curve)
+    examples, text = plan.calibration.examples, windows_of_fits(plan)
+    conversations = conversations_beside(plan.model, examples) if text and plan.model is not None else ()
+    calibration = Calibration(plan.model, examples, text, conversations, curve)
     arms: list[Arm] = []
     left_out: list[LeftOut] = []
     for arm in plan.arms:

@@ -1,18 +1,23 @@
-"""Ordinary text under every method: nats per token of the same windows, or why a method leaves them as they are.
+"""Ordinary text and conversations under every method, or why a method leaves them as they are.
+
+Text is judged by nats per token of the same windows. Everyday conversations, which are measured if the task's prompts
+are conversations, are reported as the divergence of the next token from the unchanged model's, over given replies: a
+reply may change its style at no loss, which the likelihood of anybody else's words does not show.
 
 Text has no passages and no question. What acts from the question on, what moves or reads passages, and what changes
 requests cannot change it, and is not judged by it (`Method.text_reason`). `ms_poe` knows the passages only to rank
 heads at their end; it is given a whole window as one, as its paper ranks at the end of a prompt.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.evaluation.responders.local import score_answer
-from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, text_beside
+from posbias.evaluation.responders.local import EncodedRequest, score_answer
+from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, everyday_conversations, text_beside
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.trial.arms import Arm
@@ -26,6 +31,7 @@ SERVER, UNASKED = "server", "not asked"
 """Reasons why text is put to no arm: the model is behind a server; no windows were asked for."""
 
 Nats = Float64[np.ndarray, "documents"]
+Divergences = Float64[np.ndarray, "conversations"]
 
 
 def window_length(model: Model, plan: TrialPlan) -> int:
@@ -90,6 +96,44 @@ def _measured(arm: Arm, windows: Int64[np.ndarray, "documents token"]) -> dict[s
     whole = [(0, windows.shape[1])] if arm.method.needs_passages else []
     with mitigated(arm.model, arm.method, passages=whole) as changed:
         return {"nats": _likelihood(changed, windows)}
+
+
+def measure_conversations(plan: TrialPlan) -> dict[str, Divergences]:
+    """Divergence on everyday conversations, nats per token of their replies, by the name of each arm that has any."""
+    if plan.model is None or not plan.options.documents or isinstance(plan.test.examples[0].prompt, str):
+        return {}
+    conversations = everyday_conversations(plan.model, judged=True)
+    if not conversations:
+        return {}
+    return {
+        arm.name: plan.lasting.get(f"conversations-{arm.slug}", partial(_divergence, arm, conversations))["nats"]
+        for arm in track(plan.arms, "everyday conversations")
+        if isinstance(arm.method, Mitigation) and not text_reason(plan, arm)
+    }
+
+
+def _divergence(arm: Arm, conversations: Sequence[EncodedRequest]) -> dict[str, np.ndarray]:
+    """KL(unchanged || changed) of the next token, mean over the reply of each conversation, as a piece to keep."""
+    assert arm.method is not None
+    nats = []
+    for request in conversations:
+        tokens = np.concatenate([request.prompt, request.answer])
+        whole = [(0, len(tokens))] if arm.method.needs_passages else []
+        unchanged = _of_reply(arm.model, tokens, len(request.answer))
+        with mitigated(arm.model, arm.method, passages=whole) as changed:
+            difference = unchanged - _of_reply(changed, tokens, len(request.answer))
+        nats.append(float((unchanged.exp() * difference).sum(-1).mean()))
+    return {"nats": np.array(nats)}
+
+
+def _of_reply(model: Any, tokens: Int64[np.ndarray, "token"], n_reply: int) -> Any:
+    """Log-probabilities of every next token of a reply, which ends the tokens, in float64."""
+    import torch
+
+    rows = list(range(len(tokens) - n_reply - 1, len(tokens) - 1))
+    with torch.no_grad():
+        logits = model.outputs(model.embed(model.token_tensor([tokens.tolist()])), rows).logits[0]
+    return logits.double().log_softmax(-1)
 
 
 def _likelihood(model: Any, windows: Int64[np.ndarray, "documents token"]) -> Nats:

@@ -21,6 +21,7 @@ from posbias.mitigation.trial.result import Reading
 from posbias.mitigation.trial.side_effects import SideEffects, effort_of
 from posbias.runs.parts import below, fingerprint
 from posbias.runs.records import Record, plain
+from posbias.statistics import mean_of
 
 CUT_MATTERS = ("accuracy", "values_found")
 """Measures of answers that may be right anywhere, so that one that was cut off might have become right."""
@@ -153,6 +154,9 @@ def record_trial(plan: TrialPlan, answers: Answers, effects: SideEffects, outcom
         "fits": {arm.name: arm.fitted for arm in arms if arm.fitted is not None},
         "cost": dict(plan.cost),
         "text_not_judged": dict(effects.text_reasons),
+        "conversations": {
+            name: mean_of(nats).interval(least=0.0).as_record() for name, nats in effects.conversations.items()
+        },
     }
     record.arrays = {
         "positions": np.array(positions),

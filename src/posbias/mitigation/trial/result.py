@@ -67,6 +67,8 @@ class ArmResult:
     reading: Reading
     text_reason: str
     """A code for why ordinary text was not judged; empty if it was, or if the record does not say."""
+    conversations: StoredInterval | None
+    """Divergence from the unchanged model on everyday conversations, in nats per token; None if it was not measured."""
     fitted: Mapping[str, Any] | None
     """How the method was fitted; None if it was not."""
     recipe: Text
@@ -186,6 +188,7 @@ def _arm_of(record: Record, number: int, name: str) -> dict[str, Any]:
         "endings": endings[number] if endings else None,
         "reading": readings[number] if readings else {},
         "text_reason": scalars.get("text_not_judged", {}).get(name, ""),
+        "conversations": scalars.get("conversations", {}).get(name),
         "fitted": scalars.get("fits", {}).get(name),
         "recipe": resolved.get("recipes", {}).get(name, ""),
         "directory": resolved.get("directories", {}).get(name, ""),

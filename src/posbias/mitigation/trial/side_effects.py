@@ -18,7 +18,7 @@ from posbias.evaluation.responders import Request
 from posbias.measurement.work import peak_tensor_bytes
 from posbias.mitigation.trial.arms import Arm
 from posbias.mitigation.trial.influence import measure_influence
-from posbias.mitigation.trial.ordinary_text import Nats, measure_text
+from posbias.mitigation.trial.ordinary_text import Divergences, Nats, measure_conversations, measure_text
 from posbias.mitigation.trial.plan import TrialPlan
 from posbias.runs.records import Record
 
@@ -43,6 +43,8 @@ class SideEffects:
     """Nats per token of every window, by arm; None if text is not judged."""
     text_reasons: Mapping[str, str]
     """A code for why not, by the arm's name."""
+    conversations: Mapping[str, Divergences]
+    """Divergence on everyday conversations, by the name of each arm in which it was measured."""
     peaks: list[int | None]
     influence: Mapping[str, Scores]
     """Share of the item that holds the answer, by arm; empty if it was not measured."""
@@ -51,9 +53,10 @@ class SideEffects:
 def measure_side_effects(plan: TrialPlan) -> tuple[TrialPlan, SideEffects]:
     """The plan with what could not be measured, and what was."""
     texts, reasons = measure_text(plan)
+    conversations = measure_conversations(plan)
     peaks = [_peak_bytes(plan, arm) for arm in plan.arms]
     influence, left_out = measure_influence(plan) if plan.options.influence else ({}, [])
-    return plan.with_arms(plan.arms, left_out), SideEffects(texts, reasons, peaks, influence)
+    return plan.with_arms(plan.arms, left_out), SideEffects(texts, reasons, conversations, peaks, influence)
 
 
 def effort_of(record: Record, peak_bytes: int | None = None) -> Effort:
