@@ -96,7 +96,7 @@ class Bidirectional(Visibility):
 @INTERVENTIONS.register("window")
 @dataclass(frozen=True)
 class Window(Visibility):
-    """No query looks back further than a window, in any layer; layers with a shorter window keep theirs."""
+    """No query looks back further than a window, in any attention layer; those with a shorter window keep theirs."""
 
     width: int
     """Visible keys, the query's own position included (positions, >= 1)."""
