@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import posbias as pb
 from conftest import check_record
 from posbias.runs.records import portable, read_record
 
@@ -18,5 +19,7 @@ def test_every_record_can_be_read_and_names_no_machine(run):
     record = read_record(run)
     assert record.status == "done"
     check_record(run / "record.json")
+    if record.verb != "study":  # which a script made of several commands' results
+        assert pb.load_record(run).verdict
     assert record.arguments == portable(record.arguments)
     assert not MACHINE_PATH.search((run / "record.json").read_text())

@@ -75,7 +75,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         basis=f"{n_samples} samples that no fit used",
         caveats=[
             *caveats_of(record),
-            *warnings(trial.choice, trial.arms, record.resolved["tolerance"]),
+            *warnings(trial.choice, trial.arms, trial.tolerance),
             *([FORM] if judgement.measure == "logprob" else []),
         ],
         summary=[_verdict_table(trial)],

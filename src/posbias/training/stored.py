@@ -60,7 +60,7 @@ class StoredStudyRun(Result):
             "record": record,
             "name": resolved["title"],
             "axes": resolved["axes"],
-            "trained": Trained(members, schedule, stacks, resumed=stacks, device=str(resolved["device"])),
+            "trained": Trained(members, schedule, stacks, resumed=stacks, device=str(resolved.get("device", "cpu"))),
             "models": [entry["model"] for entry in record.scalars["members"]],
         }
         return from_stored(cls, read)

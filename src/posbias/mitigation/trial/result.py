@@ -125,6 +125,8 @@ class MitigationTrial(Result):
     left_out: tuple[LeftOut, ...]
     requirement: RequirementCheck | None = None
     influence: InfluenceOutcome | None = None
+    tolerance: float = 0.02
+    """Acceptable increase of the loss on ordinary text (nats per token)."""
     question: Text | None = None
     """Text with which questions begin, for methods that act from the question on; None if there is none."""
     notices: Mapping[str, Any] = field(default_factory=dict)
@@ -152,6 +154,7 @@ class MitigationTrial(Result):
             "left_out": scalars["left_out"],
             "requirement": scalars["requirement"],
             "influence": _influence_of(scalars.get("influence")),
+            "tolerance": resolved.get("tolerance", cls.tolerance),
             "question": resolved.get("question"),
             "notices": scalars.get("notices", {}),
         }
