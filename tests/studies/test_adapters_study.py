@@ -16,6 +16,23 @@ def study():
     return module
 
 
+def test_the_table_of_results_says_what_the_answers_say(study, capsys):
+    study.table(STUDY)
+    printed = capsys.readouterr().out
+    results = (STUDY.parent / "README.md").read_text().splitlines()
+    first = next(index for index, line in enumerate(results) if "(adapters/README.md)" in line)
+    for row, seeds, told in (
+        ("| 12 families |", ".39 (.83 .28 .06)", "exact answers .00 to .83, the others .28 and .06"),
+        ("| 12 families |", ".26 (.50 .11 .17)", "at four times the entries .50, .11, .17"),
+        ("| unchanged |", ".23 (.33 .27 .08)", "Twenty samples mend their own task (.23 to .98)"),
+        ("| adapter, 20 samples |", ".98 (.98 .98 .98)", "Twenty samples mend their own task (.23 to .98)"),
+        ("| adapter, 5 samples |", ".72 (.98 .60 .58)", "five for one seed of three"),
+        ("| q, k, gold always first |", "1.00 .00 .00 .00", "with the gold row always first only that row is found"),
+    ):
+        assert any(line.startswith(row) and seeds in line for line in printed.splitlines()), seeds
+        assert told in " ".join(results[first : first + 2])
+
+
 def test_the_tables_shown_are_those_of_the_answers(study, capsys):
     study.table(STUDY)
     study.order_of_learning(STUDY)

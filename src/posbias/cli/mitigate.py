@@ -47,7 +47,7 @@ class MethodFlags:
             show_default="accuracy, unless it is near 0 or 1",
         ),
     ] = None
-    documents: Annotated[int, typer.Option(help="Windows of ordinary text on which perplexity is compared.", min=0)] = (
+    documents: Annotated[int, typer.Option(help="Windows of ordinary text on which the loss (nats per token) is compared.", min=0)] = (
         16
     )
     text: Annotated[

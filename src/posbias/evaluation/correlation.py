@@ -75,7 +75,7 @@ class Pair:
             )
         if np.isinf(self.first).any() or np.isinf(self.second).any():
             raise UsageError(
-                "a correlation needs finite values, or NaN where nothing was measured; got an infinite one"
+                "a correlation needs finite values, or NaN if nothing was measured; got an infinite one"
             )
 
     @property

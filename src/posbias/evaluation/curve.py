@@ -108,7 +108,7 @@ def complete_samples(
     if scores.shape[1] < 1:
         raise UsageError("scores need at least 1 position, got none")
     if np.isinf(scores).any():
-        raise UsageError("scores must be finite numbers, or NaN where an example was skipped; got an infinite one")
+        raise UsageError("scores must be finite numbers, or NaN for a skipped example; got an infinite one")
     complete: np.ndarray = scores[~np.isnan(scores).any(axis=1)]
     if purpose and (complete.shape[1] < n_positions or len(complete) < SAMPLES_FOR_CLAIM):
         raise UsageError(

@@ -126,7 +126,7 @@ class AnswerScore:
     logprobs: tuple[float, ...]
     """Natural log-probability of each answer token, <= 0."""
     ranks: tuple[int | None, ...]
-    """1 + how many tokens are more probable, per answer token; None where a server lists too few of them."""
+    """1 + how many tokens are more probable, per answer token; None if a server lists too few of them."""
 
     @property
     def logprob(self) -> float:
@@ -165,17 +165,17 @@ class Responder(ABC):
     """A model that answers requests. The order of what comes back is that of the requests."""
 
     tokenizer: Any = None
-    """The model's own, or None where it is on a server."""
+    """The model's own, or None if it is on a server."""
     max_positions: int | None = None
-    """Longest context in tokens, the answer included; None where unknown or unbounded."""
+    """Longest context in tokens, the answer included; None if unknown or unbounded."""
 
     @abstractmethod
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
-        """Generated texts, scores of the answers (where requests have one), or both, with as little work as both need.
+        """Generated texts, scores of the answers (if requests have one), or both, with as little work as both need.
 
         Raises:
             UsageError: a request that this responder cannot put to its model.
-            RunError: the model fails or cannot be reached; what was finished before is kept where it can be.
+            RunError: the model fails or cannot be reached; what was finished before is kept if it can be.
         """
 
     @abstractmethod

@@ -94,7 +94,7 @@ class EncodedRequest:
     prompt: TokenIds
     """The prompt with the special tokens that the tokenizer (text) or the chat template (messages) puts into it."""
     answer: TokenIds
-    """Tokens to score; empty where the request has no answer."""
+    """Tokens to score; empty if the request has no answer."""
     thinks: bool = False
     """True if the prompt ends within thoughts, so that what follows it is no answer."""
     apart: bool = False
@@ -106,7 +106,7 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
 
     Texts are read as they are, conversations as the model's chat template renders them; what either spells of control
     tokens is ordinary text, unless the request says otherwise. Prompt and answer are tokenised
-    as one text where that leaves the prompt's tokens as they are, and the answer on its own otherwise (its first
+    as one text if that leaves the prompt's tokens as they are, and the answer on its own otherwise (its first
     characters would have merged into the prompt's last token).
     """
     if tokenizer is None:

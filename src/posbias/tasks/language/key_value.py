@@ -56,7 +56,7 @@ class KeyValue(LanguageTask):
 
     @property
     def short_forms(self) -> tuple[LanguageTask, ...]:
-        """Two pairs, where they are generated."""
+        """Two pairs, if they are generated."""
         return (replace(self, pairs=2),) if self.file is None and self.pairs > 2 else ()
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[tuple[Pair, list[Pair]]]:

@@ -222,7 +222,7 @@ def of_near_values(source: random.Random, needle: Fact, others: Sequence[Fact]) 
 
 
 MOST_ALIKE = {"name": len(QUALIFIERS), "fact": len(FACTS)}
-"""Most distractors of a sort, where words for them are few."""
+"""Most distractors of a sort, for which words are few."""
 
 
 def _prompt(text: str, question: str) -> str:
@@ -240,7 +240,7 @@ def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source:
     text = text[begin.end() if begin else 0 :][:characters]
     offsets = tokenised(text, tokenizer, spelled_in(text, tokenizer), offsets=True).offsets
     if len(offsets) < tokens:
-        raise UsageError(f"{group.name} has too little text: {len(offsets)} tokens where {tokens} are asked")
+        raise UsageError(f"{group.name} has too little text: {len(offsets)} tokens, needs {tokens}")
     ends = np.array([end for _, end in offsets])
     text = text[: ends[tokens - 1]].rsplit(" ", 1)[0]
     cuts = [match.start() for match in CLAUSE_END.finditer(text)]
