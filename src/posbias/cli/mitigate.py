@@ -47,9 +47,9 @@ class MethodFlags:
             show_default="accuracy, unless it is near 0 or 1",
         ),
     ] = None
-    documents: Annotated[int, typer.Option(help="Windows of ordinary text on which the loss (nats per token) is compared.", min=0)] = (
-        16
-    )
+    documents: Annotated[
+        int, typer.Option(help="Windows of ordinary text on which loss (nats per token) is compared.", min=0)
+    ] = 16
     text: Annotated[
         str, typer.Option(help="Ordinary text: a file or data set, as for `measure --prompts`; fits never read it.")
     ] = "default"

@@ -74,9 +74,7 @@ class Pair:
                 f"{self.first.shape} and {self.second.shape}"
             )
         if np.isinf(self.first).any() or np.isinf(self.second).any():
-            raise UsageError(
-                "a correlation needs finite values, or NaN if nothing was measured; got an infinite one"
-            )
+            raise UsageError("a correlation needs finite values, or NaN if nothing was measured; got an infinite one")
 
     @property
     def complete(self) -> "Pair":

@@ -37,7 +37,7 @@ class MitigateOptions:
     """Measure that decides: `accuracy` (the task's rule, such as that the right answer occurs), `starts` (that answers
     begin with it) or `logprob`; None: accuracy, unless it is near its floor or ceiling, or answers were cut off."""
     documents: int = 16
-    """Windows of ordinary text on which the loss (nats per token) is compared (local models), >= 0; 0: none."""
+    """Windows of ordinary text on which loss (nats per token) is compared (local models), >= 0; 0: none."""
     text: str = "default"
     """Source of that text, as for `load_prompts`; of the default corpus, two files judge and fits read the others."""
     length: int = 256
