@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import posbias as pb
 
@@ -59,9 +60,37 @@ def test_measuring_token_ids_says_what_makes_prompts_of_them(model):
     assert pb.measure(model, made, kinds="probability").profiles["probability"].n_positions == 3
 
 
-def test_a_name_where_a_loaded_model_is_wanted_is_refused(prompts):
-    with pytest.raises(pb.UsageError, match=r"^measure: model must be Model \(see posbias.load_model\), got 'demo'$"):
-        pb.measure("demo", prompts)
+def test_a_model_may_be_a_path_or_a_network_wherever_it_is_the_subject(tiny_llama, model, prompts):
+    network = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    replaced = pb.DecomposeOptions(kinds=("probability",), interventions="no_rope")
+    audited = pb.AuditOptions(kinds=("probability",), initialisations=0)
+    measured = [pb.measure(of, prompts, kinds="probability") for of in (model, tiny_llama, str(tiny_llama), network)]
+    assert len({found.profiles["probability"].influence.tobytes() for found in measured}) == 1
+    for verb, subject in {
+        lambda of: pb.attention(of, prompts): tiny_llama,
+        lambda of: pb.decompose(of, prompts, options=replaced): tiny_llama,
+        lambda of: pb.load_prompts(prompts, of, n_positions=12, count=2): network,
+        lambda of: pb.audit(of, prompts=prompts, options=audited): network,
+    }.items():
+        verb(subject)
+        with pytest.raises(pb.UsageError, match=r"^\w+: (model|source) must be .* or a model of transformers, got 7"):
+            verb(7)
+    assert pb.predict(tiny_llama, prompts=prompts).about["model"]["source"] == "tiny-llama"
+    with pytest.raises(pb.UsageError, match=r"^theory rollout needs an Architecture or a model \(one of "):
+        pb.predict(7, 12)
+
+
+@pytest.mark.parametrize("source", ["default", "synthetic"])
+def test_prompts_for_a_model_that_is_named_are_those_of_the_loaded_one(tiny_llama, model, source):
+    named, loaded = (pb.load_prompts(source, subject, n_positions=12, count=2) for subject in (tiny_llama, model))
+    assert np.array_equal(named.token_ids, loaded.token_ids)
+
+
+def test_a_network_without_its_tokenizer_is_told_where_to_bring_it(tiny_llama):
+    network = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    for reads in (lambda: pb.evaluate(network, "key_value"), lambda: pb.LocalResponder(network)):
+        with pytest.raises(pb.UsageError, match=r"give posbias.load_model\(network, tokenizer\)"):
+            reads()
 
 
 def test_arguments_of_wrong_classes_are_refused_in_one_line_and_numpys_integers_are_taken(tiny_llama, tmp_path):

@@ -38,8 +38,11 @@ OF_PACKAGES = {
 NOT_CALLED = {"__version__", "architecture", "Record", "RunError", "UsageError"}
 """One module, errors, and what no user makes."""
 NAMED = (str, Path, Model)
+TAKES_MODELS = dict.fromkeys(("attention", "decompose", "measure", "predict"), NAMED)
 RIGHT = {
-    "audit": (str, Model),
+    "audit": NAMED,
+    **TAKES_MODELS,
+    "LocalResponder": (str, Path),
     "evaluate": (str, Path, Model),
     "load_model": str,
     "measure_models": list,
@@ -47,7 +50,7 @@ RIGHT = {
     "compare": (*NAMED, pb.Profile, pb.Record),
 }
 """Right first arguments, which are not tried: what they are right for would go on for long."""
-ALONE = RIGHT.keys() - {"evaluate"}
+ALONE = RIGHT.keys() - {"evaluate", "LocalResponder", *TAKES_MODELS}
 """Functions of which no other argument is tried: `attempts` knows a right first one for them."""
 
 

@@ -25,11 +25,10 @@ SEE = {
     "HuggingFaceModel": "load_model",
     "TokenModel": "load_model",
     "Prompts": "load_prompts, which takes token ids too",
-    "Record": "read_record",
+    "Record": "load_record",
     "Profile": "Profile.normalised",
     "Responder": "LocalResponder, posbias.ServerResponder",
-    "MeasuredUse": "measured_use",
-    "Study": "training.load_study",
+    "Evaluation": "evaluate",
 }
 """The function of posbias that makes an object, by class, for objects that no user makes by calling their class."""
 PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
@@ -175,6 +174,8 @@ def _described(hint: Any) -> str:
     if origin in (Mapping, dict):
         return "a mapping"
     name = getattr(origin or hint, "__name__", str(hint))
+    if name == "Module":
+        return "a model of transformers"
     return f"{name} (see posbias.{SEE[name]})" if name in SEE else name
 
 

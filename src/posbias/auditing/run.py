@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from posbias.checks import check_size, check_whole, checked
 from posbias.comparison import Subject, TheoryProfile, compare_subject, contrast_subjects
@@ -116,7 +117,7 @@ class Audit(AuditRun):
 
 @checked
 def audit(
-    model: str | Path | Model,
+    model: Model | str | Path | nn.Module,
     *,
     n_positions: int = 512,
     prompts: int | Prompts = 16,
@@ -126,7 +127,8 @@ def audit(
     """Examine one model: influence as trained and at initialisation, theories beside a flat line, and a verdict.
 
     Args:
-        model: What `load_model` takes, or a loaded model. A `"config:..."` source has no trained state.
+        model: A loaded model, or what `load_model` takes: a hub id, a path, "demo", a model of transformers, or
+            "config:...", which has no trained state.
         n_positions: Length of the prompts in tokens, >= 2 and within the model's positions.
         prompts: Number to draw from `options.source`, or `Prompts`, whose length then counts.
         out: Directory for record and report; with it an interrupted audit can be resumed.
@@ -138,6 +140,8 @@ def audit(
     """
     options = options or AuditOptions()
     resolve_kinds(list(options.kinds))
+    if isinstance(model, nn.Module):
+        model = replace(options, max_memory=None).load(model)  # its weights are in place
     named = model.identity["source"] if isinstance(model, Model) else model
     arguments = {
         "model": str(named),

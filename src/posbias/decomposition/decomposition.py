@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
+from torch import nn
 
 from posbias.checks import check_seed, checked
 from posbias.comparison import STATISTICS, decided
@@ -34,6 +35,7 @@ from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts
 from posbias.measurement.work import Work, calibrate
+from posbias.models.loading import as_model
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
@@ -333,7 +335,9 @@ def settings_of(model: Any, prompts: Prompts, options: DecomposeOptions, *, piec
 
 
 @checked
-def decompose(model: Any, prompts: Prompts, *, options: DecomposeOptions | None = None) -> Decomposition:
+def decompose(
+    model: Model | str | Path | nn.Module, prompts: Prompts, *, options: DecomposeOptions | None = None
+) -> Decomposition:
     """Replace one ingredient at a time, in the model and in the theories, and keep every prompt's profile.
 
     Per prompt and intervention: one measurement (a forward pass and as many backward passes as the kinds have
@@ -341,7 +345,7 @@ def decompose(model: Any, prompts: Prompts, *, options: DecomposeOptions | None 
     of a measurement, plus, if masks change, one N x N mask for each sort of layer.
 
     Args:
-        model: What `load_model` returns: a Hugging Face model of a described family.
+        model: A model of a described family, loaded; or a hub id, a path, "demo" or a model of transformers.
         prompts: Equally long prompts of at least 3 positions; with fewer than 2 intervals are infinite.
         options: Interventions, kinds, seed, and where an interrupted run continues.
 
@@ -355,7 +359,7 @@ def decompose(model: Any, prompts: Prompts, *, options: DecomposeOptions | None 
     options = options or DecomposeOptions()
     interventions, kinds = resolve_interventions(options.interventions), resolve_kinds(options.kinds)
     check_seed(options.seed)
-    subject = check_model(model)
+    subject = check_model(as_model(model))
     check_prompts(subject, prompts)
     if prompts.n_positions < 3:
         raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")

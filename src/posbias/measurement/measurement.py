@@ -6,10 +6,12 @@ norms and normalises once (arXiv 2602.16837's code), so that prompts with large 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
+from torch import nn
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
@@ -21,6 +23,7 @@ from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts
 from posbias.measurement.tokens import TokenMap, token_texts
 from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
+from posbias.models.loading import as_model
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.profiles import Profile
@@ -216,7 +219,7 @@ class Measurement(Answering):
 
 @checked
 def measure(
-    model: Model,
+    model: Model | str | Path | nn.Module,
     prompts: Prompts,
     *,
     kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS,
@@ -231,7 +234,7 @@ def measure(
     accelerator those of as many short prompts as fill it); nothing of size N x vocabulary is formed.
 
     Args:
-        model: What `posbias.load_model` returns.
+        model: A loaded model, or what `load_model` takes: a hub id, a path, "demo" or a model of transformers.
         prompts: Equally long prompts, at least 1.
         kinds: Kinds of influence, objects or literals such as `"jacobian(probes=8)"`, each at most once.
         seed: Seed of the random probes, >= 0.
@@ -246,6 +249,7 @@ def measure(
     """
     resolved, options = resolve_kinds(kinds), options or MeasureOptions()
     check_seed(seed)
+    model = as_model(model)
     check_prompts(model, prompts)
     for kind in resolved:
         kind.check_output(options.read_output)

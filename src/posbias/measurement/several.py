@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.measurement.cost import preflight
@@ -50,7 +52,7 @@ class Loading:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat template that renders conversations."""
 
-    def load(self, source: str | Path) -> HuggingFaceModel | ReferenceTransformer:
+    def load(self, source: str | Path | nn.Module) -> HuggingFaceModel | ReferenceTransformer:
         """Load the model of a source, and tell who watches in what precision it runs where."""
         model = load_model(
             source,

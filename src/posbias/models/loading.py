@@ -22,7 +22,13 @@ from posbias.models.demo import fetch_demo
 from posbias.models.devices import AUTO, CPU, SPREAD, check_device
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model, ModelRequest
-from posbias.models.networks import drawn_network, pretrained_network, read_tokenizer, refused_configuration
+from posbias.models.networks import (
+    drawn_network,
+    outline_of,
+    pretrained_network,
+    read_tokenizer,
+    refused_configuration,
+)
 from posbias.models.placement import LoadingPlan
 from posbias.models.reference.network import ReferenceTransformer, is_reference, load_reference
 from posbias.models.sources import (
@@ -35,6 +41,7 @@ from posbias.models.sources import (
     resolve_source,
 )
 from posbias.models.weights import first_not_finite, network_sha256, quantised
+from posbias.prompts.prompts import NAMED_MODELS, TokenModel
 from posbias.prompts.templates import with_template_options
 
 CACHED_MODEL = "models--"
@@ -149,6 +156,32 @@ def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
     return model
 
 
+def as_model(subject: Any, *, max_memory: int | None = None) -> Model:
+    """The model that a function is asked about: a loaded one as it is, anything else as `load_model` loads it."""
+    return subject if isinstance(subject, Model) else load_model(subject, max_memory=max_memory)
+
+
+def as_token_model(subject: Any, *, weights: bool) -> TokenModel:
+    """A subject as far as prompts need a model; of one that is only named, weights are read if `weights` asks for them.
+
+    Raises:
+        UsageError: as `load_model`.
+    """
+    if weights or not isinstance(subject, str | Path):
+        return as_model(subject)
+    if (trained_here := _trained_here(ModelRequest(str(subject)))) is not None:
+        return trained_here
+    source = _resolved(subject)
+    with quiet(source.local), refused_configuration(source.name):
+        tokenizer, unread = read_tokenizer(source)
+        model = HuggingFaceModel(outline_of(read_config(source)), tokenizer, origin=Origin(source.name))
+    model.no_tokenizer = unread or model.no_tokenizer
+    return model
+
+
+NAMED_MODELS.append(as_token_model)
+
+
 def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     """A network that transformers loaded, as a model: it is frozen and evaluates from now on.
 
@@ -173,7 +206,9 @@ def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:
     if tokenizer is not None and not callable(tokenizer):
         raise UsageError(f"tokenizer must be one of transformers, got {tokenizer!r:.80}")
     with refused_configuration(name):
-        return HuggingFaceModel(network, tokenizer, origin=Origin(name))
+        model = HuggingFaceModel(network, tokenizer, origin=Origin(name))
+    model.no_tokenizer = "a network brings no tokenizer (give posbias.load_model(network, tokenizer))"
+    return model
 
 
 def _within(network: Any) -> tuple[Any, list[str]]:

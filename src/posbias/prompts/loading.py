@@ -23,6 +23,7 @@ from posbias.prompts.chat import CHAT_SCHEME, chat_file_prompts
 from posbias.prompts.control_tokens import control_pattern
 from posbias.prompts.datasets_hub import SCHEME, dataset_group, parse_dataset
 from posbias.prompts.prompts import (
+    NAMED_MODELS,
     Prompts,
     PromptSource,
     TokenModel,
@@ -48,7 +49,7 @@ OPEN_SEGMENTS = 32
 
 
 @checked
-def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
+def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed: int = 0) -> Prompts:
     """Load equally long prompts for a model.
 
     From text, prompts are random windows inside documents: distinct even if case and white space are ignored,
@@ -65,7 +66,8 @@ def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int
             token ids of shape [at least count, n_positions]; or `Prompts`. Of the last two the first `count` are taken.
             Any of these inside a `PromptSource`, for document starts or shuffled tokens. "chat:FILE.jsonl": the first
             `count` distinct conversations of that length.
-        model: Gives `tokenizer`, `vocabulary_size` and `max_positions`.
+        model: A loaded model, a hub id, a path, "demo" or a model of transformers; it gives `tokenizer`,
+            `vocabulary_size` and `max_positions`. Of one that is named, weights are read for "synthetic" alone.
         n_positions: Tokens in each prompt, 2 ... model.max_positions.
         count: How many prompts, >= 1.
         seed: Chooses the windows, >= 0.
@@ -76,8 +78,10 @@ def load_prompts(source: Any, model: TokenModel, *, n_positions: int, count: int
     Raises:
         UsageError: an argument out of range, a source that cannot be read or is too short, token ids the model lacks.
     """
-    check_request(model, n_positions=n_positions, count=count, seed=seed)
     request = source if isinstance(source, PromptSource) else PromptSource(source)
+    if not isinstance(model, TokenModel):
+        model = NAMED_MODELS[0](model, weights=isinstance(request.source, str) and request.source == "synthetic")
+    check_request(model, n_positions=n_positions, count=count, seed=seed)
     prompts = _unshuffled(request, model, n_positions=n_positions, count=count, seed=seed)
     return with_first_words(shuffled(prompts, seed) if request.shuffle else prompts, model.tokenizer)
 

@@ -185,7 +185,10 @@ class ModelTheory(Theory):
         from posbias.models.model import Model
 
         if not isinstance(subject, Model):
-            raise UsageError(f"theory {self.name} needs a model (from load_model), got {type(subject).__name__}")
+            raise UsageError(
+                f"theory {self.name} needs a model (one of load_model or transformers, a hub id or a path), "
+                f"got {type(subject).__name__}"
+            )
         if prompts is None:
             raise UsageError(f"theory {self.name} reads activations: give prompts=load_prompts(...)")
         if prompts.n_positions != n_positions:

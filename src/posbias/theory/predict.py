@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,9 +65,9 @@ def predict(
     """Predict the profile of an architecture or a model by a theory.
 
     Args:
-        subject: An `Architecture`, or a model that `load_model` returned; theories of models need the latter. The other
-            theories read a model's architecture from its configuration, and measure its mixing on the prompts unless a
-            reference model fixes it.
+        subject: An `Architecture`; or a model, loaded or as `load_model` takes it: a hub id, a path, "demo" or a model
+            of transformers. Theories of models need one. The other theories read a model's architecture from its
+            configuration, and measure its mixing on the prompts unless a reference model fixes it.
         n_positions: Context length N in positions, >= 1; None: the length of the prompts.
         theory: A name in `THEORIES`: `rollout` (mixing), `rollout_content` (mixing and content), `attention_only`
             (neither), `continuous` and `closed_form` (uniform causal attention only), and theories of models with
@@ -87,6 +88,12 @@ def predict(
     chosen = theory if isinstance(theory, Theory) else parse_theory(theory)[1]
     check_whole("n_positions", n_positions, least=1, numpy=True)
     check_seed(seed)
+    if not isinstance(subject, Architecture):
+        from torch import nn
+
+        from posbias.models.loading import as_model
+
+        subject = as_model(subject) if isinstance(subject, str | Path | nn.Module) else subject
     prediction = chosen.predict(subject, int(n_positions), prompts, seed=seed)
     of_model = hasattr(subject, "architecture_traits")
     theory_name = prediction.spelled or prediction.theory
@@ -255,7 +262,8 @@ def _architecture(subject: Any, theory: str, prompts: Any) -> Architecture:
         return subject
     if not hasattr(subject, "architecture_traits"):
         raise UsageError(
-            f"theory {theory} needs an Architecture or a model (from load_model), got {type(subject).__name__}"
+            f"theory {theory} needs an Architecture or a model (one of load_model or transformers, a hub id or a "
+            f"path), got {type(subject).__name__}"
         )
     content: Any = 0.0
     if theory == "rollout_content":

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbias.checks import check_size, check_whole, checked
 from posbias.errors import RunError, UsageError
@@ -40,7 +41,7 @@ from posbias.evaluation.responders.pass_plan import (
 from posbias.evaluation.responders.thoughts import opens_thoughts
 from posbias.limits import AT_ONCE
 from posbias.models.devices import free_bytes
-from posbias.models.loading import load_model
+from posbias.models.loading import as_model
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.control_tokens import spelled_in
@@ -145,7 +146,8 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
 class LocalResponder(Responder):
     """A loaded model with a tokenizer, and with a chat template if requests are conversations."""
 
-    def __init__(self, model: Model, options: LocalOptions | None = None) -> None:
+    def __init__(self, model: Model | str | Path | nn.Module, options: LocalOptions | None = None) -> None:
+        model = as_model(model)
         if model.tokenizer is None:
             raise UsageError(f"{model.no_tokenizer}, {CANNOT_READ}")
         self.model = model
@@ -364,7 +366,7 @@ def as_responder(subject: Any, *, max_memory: int | None = None) -> Responder:
     """
     if isinstance(subject, Responder):
         return subject
-    return LocalResponder(subject if isinstance(subject, Model) else load_model(subject, max_memory=max_memory))
+    return LocalResponder(as_model(subject, max_memory=max_memory))
 
 
 def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.ndarray, "token"]) -> AnswerScore:

@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
@@ -52,6 +53,7 @@ from posbias.models.attention import (
 )
 from posbias.models.branches import watch_branches
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import as_model
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
@@ -135,7 +137,9 @@ def working_precision(model: Model) -> torch.dtype:
 
 
 @checked
-def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | None = None) -> AttentionStatistics:
+def attention(
+    model: Model | str | Path | nn.Module, prompts: Prompts, *, options: AttentionOptions | None = None
+) -> AttentionStatistics:
     """Measure a model's attention: distance, entropy, sinks, content logits, similarity, monotonicity, kernels, mixing.
 
     Attention is recomputed in float32 (float64 for float64 models) from the inputs of each attention module, whatever
@@ -147,7 +151,7 @@ def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | Non
     kept matrices, which `options.memory_limit` bounds.
 
     Args:
-        model: A model of a described family (`posbias.models.families`).
+        model: A model of a described family, loaded; or a hub id, a path, "demo" or a model of transformers.
         prompts: Equally long prompts of at least 3 tokens.
         options: Settings, among them what is kept.
 
@@ -160,6 +164,7 @@ def attention(model: Model, prompts: Prompts, *, options: AttentionOptions | Non
         raise UsageError(
             f"attention statistics need prompts of at least {FEWEST_POSITIONS} positions, got {prompts.n_positions}"
         )
+    model = as_model(model)
     check_prompts(model, prompts)
     layers = describe_attention(model, n_positions=prompts.n_positions)
     if any(layer.mask.reach(prompts.n_positions) == 1 for layer in layers):

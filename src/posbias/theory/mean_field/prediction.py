@@ -12,7 +12,6 @@ from jaxtyping import Float64
 
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.models.networks import random_network
 from posbias.models.reference.network import ReferenceTransformer
@@ -72,18 +71,16 @@ class MeanFieldTheory(ModelTheory):
     def predict(self, subject: Any, n_positions: int, prompts: Any = None, *, seed: int = 0) -> Prediction:
         """The root mean square over initialisations; if heads are drawn, also the distance of a single one from it.
 
-        The subject may also be a Hugging Face configuration or "config:...", for which weights are drawn.
+        The subject may also be a Hugging Face configuration, for which weights are drawn.
         """
         model = subject
-        if isinstance(subject, str) and subject.startswith("config:"):
-            model = load_model(subject, dtype="float32", device="cpu")  # its variances are read, no pass is run
-        elif hasattr(subject, "model_type") and not isinstance(subject, Model):
+        if hasattr(subject, "model_type") and not isinstance(subject, Model):
             origin = Origin(f"config:{subject.model_type}", init_seed=0)
             model = HuggingFaceModel(random_network(subject, seed=0), origin=origin)
         if not isinstance(model, Model | MeanFieldSpec):
             raise UsageError(
-                f"theory mean_field needs a model (from load_model), a Hugging Face configuration or "
-                f"'config:...', got {type(subject).__name__}"
+                "theory mean_field needs a model (one of load_model or transformers, a hub id or a path) or a "
+                f"Hugging Face configuration, got {type(subject).__name__}"
             )
         prediction = mean_field(model, n_positions, prompts=prompts, level=self.level, seed=seed)
         labels: dict[str, Any] = {"architecture": None, "n_positions": n_positions, **self.labels(seed)}
