@@ -11,6 +11,8 @@ from posbias.runs.records import portable, read_record
 
 STUDIES = Path(__file__).resolve().parents[1] / "studies"
 RUNS = sorted(path.parent for path in STUDIES.rglob("record.json"))
+LONGEST_LINE = 25
+"""Words of a line of the verdict."""
 MACHINE_PATH = re.compile(r"(?<![\w.~/:])/(?:work|tmp|home|root|Users|mnt|opt|var|usr)/")
 
 
@@ -20,6 +22,8 @@ def test_every_record_can_be_read_and_names_no_machine(run):
     assert record.status == "done"
     check_record(run / "record.json")
     if record.verb != "study":  # which a script made of several commands' results
-        assert pb.load_record(run).verdict
+        lines = pb.load_record(run).verdict
+        assert lines
+        assert [line for line in lines if len(line.split()) > LONGEST_LINE] == []
     assert record.arguments == portable(record.arguments)
     assert not MACHINE_PATH.search((run / "record.json").read_text())

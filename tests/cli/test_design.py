@@ -39,7 +39,7 @@ def test_a_target_that_is_missed_is_a_sentence_in_record_page_and_terminal(posbi
     assert record.seeds == {"design": 0}
     page = (tmp_path / "run" / "report.html").read_text()
     for said in (" ".join(result.stdout.split()), " ".join(page.split())):
-        assert "The target is not met: under the residual rollout the best design leaves W1 0.0" in said
+        assert "The target is not met to W1 0.01: the residual rollout leaves W1 0.0" in said
         assert "A design over key_bias meets it: W1" in said
     assert "meets the target" not in result.stdout
     assert posbias("design", target, *flags, "--over", "key_bias").returncode == 0
@@ -51,7 +51,7 @@ def test_a_stack_that_moves_nothing_has_no_distance_and_a_target_that_a_flat_lin
     scalars = json.loads(moved.stdout)["scalars"]
     assert [entry["before"] for entry in scalars["distances"]] == [None] * 3
     assert scalars["at_ends"] == {"mixing": {"count": 4, "of": 4}}
-    assert "4 ended at an end of the range" in (tmp_path / "run" / "report.html").read_text()
+    assert "4 ended at an end of the searched range" in (tmp_path / "run" / "report.html").read_text()
     shallow = posbias("design", "u_shape(middle=0.95)", *flags)
     assert "So does a flat line: W1 0.0022 at 64 positions." in json.loads(shallow.stdout)["verdict"]
 

@@ -54,7 +54,7 @@ def test_profiles_are_named_by_what_differs_and_every_distance_is_shown(both, tm
     facts = found.facts()
     assert f"last tenth, {one} less {other}" in facts
     assert sum(name.startswith("W1 of ") for name in facts) == 5
-    assert "Nearest of 4 comparisons" in facts["verdict"]
+    assert "Of all 4 comparisons: " in facts["verdict"]
     assert f"W1 of {one} to {other}" in found.save(tmp_path / "found.html").read_text()
     by_logit = pb.compare(first, pb.predict(pb.Architecture(depth=2), 24), options=CompareOptions(theory="logit"))
     assert list(by_logit.profiles) == ["logit gradient", "published residual rollout"]

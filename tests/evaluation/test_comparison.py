@@ -56,7 +56,7 @@ def test_what_differs_is_paired_and_corrected_over_all(runs, tmp_path):
     assert better.difference_p[1] == pytest.approx(6 * middle.p), "of three positions and two evaluations"
     first, second = result.verdict
     assert first.startswith("better compared with base, accuracy: better on average (+0.")
-    assert "better at the worst position" in first
+    assert "better at worst" in first
     assert second.startswith("No difference between same and base is established: mean accuracy ")
     again = pb.load_record(result.save(tmp_path / "run"))
     assert again.verdict == result.verdict

@@ -109,7 +109,7 @@ def test_a_method_that_changes_nothing_changes_influence_by_nothing(model):
     assert found["average"]["shifted_distances"] == nothing
     report = report_of(record)
     (sentence,) = [text for text in report.verdict if text.startswith("shifted_distances")]
-    assert sentence.startswith("shifted_distances leaves the influence of the item that holds the answer exactly as it")
+    assert sentence.startswith("shifted_distances leaves the influence of the answer's item exactly as it")
     (row,) = [row for row in report.folded["Influence before and after"][0].cells if row[0].endswith("change")]
     assert row == ["shifted_distances, change", "+0.000", "+0.000"]
     assert html_of(report)

@@ -16,8 +16,23 @@ from posbias.comparison import (
     contrast_subjects,
 )
 from posbias.comparison.stored import store_subjects
+from posbias.report import Report
 
 N_POSITIONS = 256
+LONGEST_LINE = 25
+"""Words of a line of the verdict."""
+
+
+@pytest.fixture(autouse=True)
+def short_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every report that a test makes answers in short lines."""
+    make = Report.__init__
+
+    def made(self: Report, *arguments: object, **keywords: object) -> None:
+        make(self, *arguments, **keywords)  # type: ignore[arg-type]
+        assert [line for line in self.verdict if len(line.split()) > LONGEST_LINE] == []
+
+    monkeypatch.setattr(Report, "__init__", made)
 
 
 def u_shape(n_positions: int = N_POSITIONS) -> np.ndarray:

@@ -84,10 +84,12 @@ def placed(curve: list[float], *, count: int = 40) -> Placement:
 
 def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
     report = report_of(placed([0.1, 0.9, 0.5]))
-    assert report.verdict[0] == "Best order of the passages, first to last (0 is the first given): 2 0 1."
-    assert report.verdict[1].startswith("On held-out samples it raises the accuracy: +0.")
-    assert " over best first" in report.verdict[1]
-    assert report.verdict[2].startswith("Why: over 40 samples the places differ (p ")
+    assert report.verdict[0] == "Best order of the passages, first to last (0 is the first given): 2,0,1."
+    assert report.verdict[1].startswith("On held-out samples accuracy rises, over ")
+    assert "best first" in report.verdict[1]
+    assert ": by at least +0." in report.verdict[1]
+    assert report.verdict[2].startswith("No gain in accuracy is shown over best last: +0.")
+    assert report.verdict[3].startswith("Why: over 40 samples the places differ (p ")
     (figure,) = report.picture
     assert isinstance(figure, Figure)
     assert figure.title == "Place 1 is used best and holds passage 0; place 0 is used worst and holds passage 2"
@@ -96,9 +98,9 @@ def test_a_placement_answers_with_its_order_its_worth_and_its_curve() -> None:
 
 def test_a_placement_that_rests_on_nothing_says_so() -> None:
     report = report_of(placed([0.5, 0.5, 0.5]))
-    assert report.verdict[0].endswith(": 0 1 2.")
-    assert report.verdict[1].startswith("No gain in accuracy is shown over best last (+0.")
-    assert "do not show that the places differ" in report.verdict[2]
+    assert report.verdict[1].endswith(": 0,1,2.")
+    assert report.verdict[2].startswith("No gain in accuracy is shown over best last")
+    assert "do not show that the places differ" in report.verdict[3]
     assert report.picture[0].title == "No difference between the places is shown"
 
 

@@ -26,8 +26,8 @@ RATE_WORDS = {
 }
 RISES = {
     MEAN: ("better on average", "worse on average"),
-    WORST: ("better at the worst position", "worse at the worst position"),
-    SPREAD: ("more dependent on the position", "less dependent on the position"),
+    WORST: ("better at worst", "worse at worst"),
+    SPREAD: ("position matters more", "position matters less"),
 }
 """A change of each endpoint in words, upwards and downwards."""
 

@@ -17,6 +17,7 @@ from posbias.report.influence import (
     correlated_measures,
     correlation_statements,
     correlation_table,
+    correlation_verdict,
     influence_figure,
     series_name,
 )
@@ -31,6 +32,7 @@ NOTE = (
     "that several share together; permutations move positions within each. In the pictures of single measurements "
     "every curve is a multiple of its mean over positions; shaded bands are 95 % intervals over samples."
 )
+NOTHING = "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
 
 
 @REPORTS.register("correlate")
@@ -40,7 +42,7 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
     return Report(
         result.record.title,
         kicker="posbias · what weighs, and what is used, over several measurements",
-        verdict=[verdict_of(result)],
+        verdict=[correlation_verdict(result.pooled) or NOTHING],
         picture=pictures[:1],
         summary=details[:2],
         statements=statements(result),
@@ -94,24 +96,7 @@ def statements(result: InfluenceCorrelation) -> list[str]:
             groups = len(series.groups.get(measure, ()))
             pooled = "" if len(result.groups) == 1 else f" of {groups} measurements"
             sentences += correlation_statements([series], measure, pooled=pooled)
-    return sentences or ["No series of influence has samples in common with a measure of behaviour."]
-
-
-def verdict_of(result: InfluenceCorrelation) -> str:
-    """Whether more influence goes with better answers: the first measured series, its first measure."""
-    for series in filter(lambda series: series.measured, result.pooled):
-        for correlations in series.correlations.values():
-            plain, partial = correlations.of("nothing"), correlations.of("position_and_ends")
-            if np.isnan(plain.value.value):
-                continue
-            deciding = partial if partial.established else plain
-            numbers = f"rank correlation {deciding.value} over {correlations.n_positions} positions"
-            if not deciding.established:
-                return f"It is not established that positions with more influence are answered better: {numbers}."
-            better = "better" if deciding.value.value > 0 else "worse"
-            limit = "beyond position and ends" if partial.established else "though position alone may explain it"
-            return f"Positions with more influence are answered {better}, {limit}: {numbers}."
-    return "Nothing to compare: no series of influence has samples in common with a measure of behaviour."
+    return sentences or [NOTHING]
 
 
 def reasons(result: InfluenceCorrelation) -> list[str]:

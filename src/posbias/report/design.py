@@ -61,8 +61,8 @@ def _statements(run: DesignRun) -> list[str]:
         said.append(f"At other lengths: W1 {', '.join(carried)}.")
     for name, (count, of) in run.at_ends.items():
         said.append(
-            f"Of the {of} values of {name}, {count} ended at an end of the range that is searched; "
-            "what lies beyond was not tried."
+            f"Of the {of} values of {name}, {count} ended at an end of the searched range; what lies beyond was not "
+            "tried."
         )
     if chosen := run.parameters.get("norm_placement"):
         others = ", ".join(name for name in run.choices if name != chosen[0])
@@ -73,8 +73,7 @@ def _statements(run: DesignRun) -> list[str]:
         said.append(f"The residual stream alone leaves {run.residual:.3g} on the last position; no design goes below.")
     said += [
         f"Measured at {networks.n_positions} positions on {networks.networks} fresh initialisations: W1 to the target "
-        f"{networks.distance.text('.4f')}, without the design {networks.before.text('.4f')}; two halves of the "
-        f"designed networks differ by {networks.noise:.4f}."
+        f"{networks.distance.text('.4f')}, before {networks.before.text('.4f')}; between halves {networks.noise:.4f}."
         for networks in run.measured
     ]
     return said
@@ -91,7 +90,7 @@ def _met(run: DesignRun) -> list[str]:
         also = [f"So does a flat line: W1 {_at_lengths(flat)} positions."] if flat else []
         return [f"Under {theory} the profile meets the target {how}: {left}.", *also]
     near = all(after <= run.tolerance for after in asked.values())
-    reached = [f"The target is not met: under {theory} the best design leaves {left} (needed: {run.tolerance:g})."]
+    reached = [f"The target is not met to W1 {run.tolerance:g}: {theory} leaves {left}."]
     others = ["Its attention is off: the search set every mixing to its lower bound."] if near else []
     for other in run.alternatives:
         over = " and ".join(other.over)
@@ -105,7 +104,9 @@ def _met(run: DesignRun) -> list[str]:
 
 
 def _at_lengths(distances: Mapping[int, float], spec: str = ".2g") -> str:
-    """The distances at several lengths in words."""
+    """The distances at several lengths in words; at more than two the largest, which the table has all."""
+    if len(distances) > 2 and not any(map(math.isnan, distances.values())):
+        return f"at most {max(distances.values()):{spec}} at {min(distances)} to {max(distances)}"
     return ", ".join(
         f"{'undefined' if math.isnan(distance) else format(distance, spec)} at {n}" for n, distance in distances.items()
     )

@@ -29,6 +29,7 @@ from posbias.report.influence import (
     correlated_measures,
     correlation_statements,
     correlation_table,
+    correlation_verdict,
     influence_figure,
 )
 from posbias.report.judges import debiasing_findings, judge_findings, verdict_table
@@ -57,7 +58,7 @@ SHAPES = {
     "rising": "It uses later positions better",
     "falling": "It uses earlier positions better",
     "unclear": "The position matters, but in no clear pattern",
-    "flat": "No dependence on the position is established",
+    "flat": "No dependence on position is established",
 }
 """Answer of a curve's shape to a reader."""
 SHAPE_FINDINGS = {
@@ -70,10 +71,10 @@ SHAPE_FINDINGS = {
 }
 """Finding of a curve's shape."""
 MEASURE_WORDS = {
-    "values_found": "share of the values found",
+    "values_found": "share of values found",
     "logprob": "log-probability per token",
     "reciprocal_rank": "1 / rank",
-    "starts": "the share of answers that begin with the right one",
+    "starts": "share of right beginnings",
 }
 NAMED_POSITIONS = 3
 """Positions of equal scores that a verdict names."""
@@ -174,12 +175,10 @@ def verdict_of(evaluation: Evaluation) -> list[str]:
         debiased = debiasing_findings(evaluation.verdicts)[:1] if evaluation.verdicts and not withheld else []
         return [*statements_of(evaluation)[:2], *(f"Debiasing: {finding}." for finding in debiased)]
     if withheld:
-        return [*withheld, *(_shape_sentence(name, curve) for name, curve in curves.items())][:3]
+        return [*withheld, *(_shape_sentence(name, curve) for name, curve in list(curves.items())[:2])]
     sentences = [_shape_sentence(name, curve) for name, curve in list(curves.items())[:2]]
-    series = _series(evaluation)
-    correlated = [text for measure in correlated_measures(series) for text in correlation_statements(series, measure)]
-    if correlated:
-        return [*sentences, correlated[0]]
+    if correlated := correlation_verdict(_series(evaluation)):
+        return [*sentences, correlated]
     if all(curve.shape is None or curve.shape.label == "flat" for curve in curves.values()):
         return sentences
     return [*sentences, f"What to do: {_tries(evaluation)}`posbias place` finds the best passage order."]
@@ -222,11 +221,12 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
 
 
 def _at(means: Sequence[tuple[Interval, int]], value: float) -> str:
-    """A mean and the positions that have it, named up to three."""
+    """A mean and the positions that have it, named up to three and else counted."""
     alike = [(mean, place) for mean, place in means if mean.value == value]
-    places = ", ".join(str(place) for _, place in alike[:NAMED_POSITIONS])
-    more = f" and {len(alike) - NAMED_POSITIONS} more" if len(alike) > NAMED_POSITIONS else ""
-    return f"{alike[0][0].text('.2f')} at position{'s' if len(alike) > 1 else ''} {places}{more}"
+    places = f"position{'s' if len(alike) > 1 else ''} {', '.join(str(place) for _, place in alike)}"
+    if len(alike) > NAMED_POSITIONS:
+        places = f"{len(alike)} positions"
+    return f"{alike[0][0].text('.2f')} at {places}"
 
 
 def curve_findings(curve: PositionCurve) -> list[str]:
@@ -347,7 +347,7 @@ def _reasons(evaluation: Evaluation) -> list[str]:
 
 
 def _withheld(evaluation: Evaluation) -> list[str]:
-    """Why nothing is concluded from the generated answers, in a sentence; none if enough of them could be read."""
+    """Why nothing is concluded from the generated answers, and what to do; none if enough of them could be read."""
     reading = evaluation.reading
     if reading is None or not reading.withheld:
         return []
@@ -359,7 +359,8 @@ def _withheld(evaluation: Evaluation) -> list[str]:
         remedy = "--thinking-tokens allows more thoughts"
     return [
         f"No conclusion from the generated answers: {reading.unread} of {reading.answers} {why}, more than "
-        f"{MOST_UNREAD:.0%}. {OUTPUTS_FILE} has them; {remedy}."
+        f"{MOST_UNREAD:.0%}.",
+        f"{OUTPUTS_FILE} has them; {remedy}.",
     ]
 
 
@@ -457,6 +458,6 @@ def undecided_text(undecided: Undecided) -> str:
     """Open answers in a clause, and why they decide nothing."""
     counts = f"{undecided.open_before} of {undecided.answers_before}"
     if not undecided.alone:
-        counts += f" without it and {undecided.open_after} of {undecided.answers_after} with it"
-    why = f"; at most {MOST_CUT:.0%} may be" if undecided.p is None else f", which differ (p = {undecided.p:.2g})"
-    return f"answers were cut off in their first line before they were right, {counts}{why}"
+        counts += f" without it, {undecided.open_after} of {undecided.answers_after} with it"
+    why = f"; at most {MOST_CUT:.0%} may be" if undecided.p is None else f"; these differ (p {undecided.p:.2g})"
+    return f"answers were cut off in their first line, not yet right: {counts}{why}"

@@ -54,7 +54,7 @@ def named_verdict(view: ProfileRun) -> str:
     subject, title = view.subjects[0], view.label.replace(": ", ", ")
     kind = next(iter(subject.measured), None)
     if kind is None:
-        return f"Predicted, {title}: {_predicted(view)[0]}."
+        return f"Predicted, {title}: {_predicted(view, of='')[0]}."
     if subject.name in SUBJECTS:
         return _middle(subject, kind, about=title)
     sentence = _compared(view, subject)[0].replace(": The ", ", the ").replace(": ", ", ")
@@ -65,7 +65,7 @@ def _summary(subject: Subject, kind: str) -> Mapping[str, Interval]:
     return subject.summaries.get(kind) or point_statistics(subject.measured[kind].profile)
 
 
-def _predicted(view: ProfileRun) -> list[str]:
+def _predicted(view: ProfileRun, *, of: str = " of the influence") -> list[str]:
     """Shares of the tenths; of several predictions which has least and which most of each."""
     profiles = {
         theory_name(view, name): theory.profile
@@ -73,7 +73,7 @@ def _predicted(view: ProfileRun) -> list[str]:
         for name, theory in subject.theories.items()
     }
     if len(profiles) == 1:
-        return [f"{shares_sentence(next(iter(profiles.values())), 'influence')} (even: 10 %)"]
+        return [f"{shares_sentence(next(iter(profiles.values())), of)}{' (even: 10 %)' * bool(of)}"]
     lines = []
     for statistic in ("first_tenth", "middle_tenth", "last_tenth"):
         shares = {name: float(STATISTICS[statistic](profile.influence)) for name, profile in profiles.items()}
@@ -193,8 +193,8 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
     else:
         distance, flat = best.comparison.wasserstein, best.comparison.flat.wasserstein
         name = theory_name(view, best.theory)
-        numbers = f"{kind_name(view, best.kind)} is {distance:.3f}, that of a flat line {flat:.3f}"
-        first = f"{name[0].upper()}{name[1:]}: the distance (W1) to {numbers}; without single prompts no claim is made."
+        numbers = f"W1 {distance:.3f} to {kind_name(view, best.kind)}, a flat line {flat:.3f}"
+        first = f"{name[0].upper()}{name[1:]}: {numbers}; no claim without single prompts."
     if len(blocks) == 1:
         return (first,)
     decides = [0 if block.prompts is None else block.prompts.decides for block in blocks]
@@ -204,7 +204,7 @@ def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
         (decides.count(0), "undecided"),
     ]
     counted = ", ".join(f"{count} {words}" for count, words in counts if count)
-    return (f"Nearest of {len(blocks)} comparisons: {first}", f"Of all of them: {counted}.")
+    return (f"Nearest: {first}", f"Of all {len(blocks)} comparisons: {counted}.")
 
 
 def _percent(share: Interval) -> str:
@@ -225,12 +225,12 @@ def point_statistics(profile: Profile) -> dict[str, Interval]:
     return {name: Interval(float(STATISTICS[name](profile.influence)), -math.inf, math.inf) for name in STATISTICS}
 
 
-def shares_sentence(profile: Profile, quantity: str) -> str:
-    """Shares of the tenths."""
+def shares_sentence(profile: Profile, of: str) -> str:
+    """Shares of the tenths; `of` says of what, such as " of the influence"."""
     first, middle, last = (
         percent(float(STATISTICS[f"{name}_tenth"](profile.influence))) for name in ("first", "middle", "last")
     )
-    return f"{first} of the {quantity} on the first tenth, {middle} on the middle, {last} on the last"
+    return f"{first}{of} on the first tenth, {middle} on the middle, {last} on the last"
 
 
 def grouped_findings(view: ProfileRun) -> list[list[Finding]]:
@@ -320,7 +320,7 @@ def _theory(name: str, block: KindComparison, *, details: bool = True) -> Findin
     theory = f"The {name}" if block.theory in THEORIES else f"{name[0].upper()}{name[1:]}"
     numbers = f"(W1 {prompts.distance} against {prompts.flat.value:.3f})"
     if prompts.decides == 0:
-        text = f"the data do not decide whether it is closer to the measurement than a flat line {numbers}."
+        text = f"whether it is closer than a flat line is not decided {numbers}."
         return Finding(f"{theory}: {text}", "undecided")
     if prompts.decides > 0:
         return Finding(f"{theory} is farther from the measurement than a flat line {numbers}.", "claim")

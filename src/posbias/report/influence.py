@@ -88,6 +88,23 @@ def correlation_statements(series: Sequence[InfluenceSeries], measure: str, *, p
     return statements
 
 
+def correlation_verdict(series: Sequence[InfluenceSeries]) -> str | None:
+    """Whether more influence goes with better answers: the first measured series that has a correlation."""
+    for entry in filter(lambda entry: entry.measured, series):
+        for correlations in entry.correlations.values():
+            plain, partial = correlations.of("nothing"), correlations.of("position_and_ends")
+            if np.isnan(plain.value.value):
+                continue
+            deciding = partial if partial.established else plain
+            numbers = f"rank correlation {deciding.value} over {correlations.n_positions} positions"
+            if not deciding.established:
+                return f"It is not established that positions with more influence are answered better: {numbers}."
+            better = "better" if deciding.value.value > 0 else "worse"
+            limit = "beyond position and ends" if partial.established else "though position alone may explain it"
+            return f"Positions with more influence are answered {better}, {limit}: {numbers}."
+    return None
+
+
 def _established(correlation: RankCorrelation) -> str:
     return "established" if correlation.established else "not established"
 

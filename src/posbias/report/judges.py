@@ -48,10 +48,8 @@ def debiasing_findings(verdicts: Verdicts) -> list[str]:
         )
     if verdicts.agreed_accuracy is not None and verdicts.agreement_gain is not None and share is not None:
         gain, price = _gain_text(verdicts.agreement_gain), orders / share.value
-        findings.append(
-            f"verdicts that agree in {orders} orders are right in {verdicts.agreed_accuracy}, {gain}; they decide "
-            f"{share.value:.0%} of the questions, {price:.1f} requests each"
-        )
+        findings.append(f"verdicts that agree in {orders} orders are right in {verdicts.agreed_accuracy}, {gain}")
+        findings.append(f"verdicts that agree decide {share.value:.0%} of the questions, {price:.1f} requests each")
     return findings
 
 

@@ -66,10 +66,10 @@ def sequential_sentences(evaluation: Evaluation) -> list[str]:
     if design is None:
         return []
     ends = "The samples decide" if design.decided else f"{design.most} samples, the most allowed, do not decide"
-    asked = f"{design.prompts:,} of {design.fixed_prompts:,} prompts were asked"
+    asked = f"{design.prompts:,} of {design.fixed_prompts:,} prompts"
     if not np.isnan(design.tokens):
         saved = 1 - design.tokens / design.fixed_tokens
-        asked += f", {design.tokens:,.0f} of {design.fixed_tokens:,.0f} tokens read; {saved:.0%} fewer than all at once"
+        asked += f", {design.tokens:,.0f} of {design.fixed_tokens:,.0f} tokens ({saved:.0%} fewer)"
     goal = "every length that was asked" if isinstance(evaluation, LengthEvaluation) else design.goal
     return [f"{ends} {goal}: {asked}."]
 
@@ -92,7 +92,7 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
         return [f"At {length} tokens accuracy is lower: {numbers}{longer}."]
     more = "more samples than are practical"
     if effective.samples_needed is not None:
-        more = f"about {effective.samples_needed} samples in all (`--count`)"
+        more = f"about {effective.samples_needed} samples (`--count`)"
     return [f"{length} tokens are not decided: accuracy {numbers}; {more} would decide{longer}."]
 
 

@@ -108,15 +108,14 @@ def _moved(influence: InfluenceOutcome, recommended: str | None) -> list[str]:
     change = changes[name]
     if change.value == 0 and not (np.isfinite(change.low) or np.isfinite(change.high)):
         return [
-            f"{name} leaves the influence of the item that holds the answer exactly as it was: {before:.3f} of the "
-            "prompt's, on average."
+            f"{name} leaves the influence of the answer's item exactly as it was: {before:.3f} of the prompt's, on "
+            "average."
         ]
     verb = "does not demonstrably change the influence of"
     if change.excludes(0.0):
         verb = "gives more influence to" if change.value > 0 else "takes influence from"
     return [
-        f"{name} {verb} the item that holds the answer: on average its share changes by {change.text('+.3f')} from "
-        f"{before:.3f}."
+        f"{name} {verb} the answer's item: on average its share changes by {change.text('+.3f')} from {before:.3f}."
     ]
 
 

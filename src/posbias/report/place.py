@@ -1,6 +1,6 @@
 """An order of passages in words, a table and a figure: what it is worth, and the curve of the model that it follows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ ORDERS = {
     "best_first": "best first",
     "best_last": "best last",
     "alternating": "best at both ends",
-    SHUFFLED: "shuffled ones, on average",
+    SHUFFLED: "shuffled ones",
 }
 PLACED_BY = {"accuracy": "accuracy", "logprob": "probability", "reciprocal_rank": "reciprocal rank"}
 """Quantity that an order by each measure raises."""
@@ -33,13 +33,13 @@ def placement_report(placement: Placement) -> Report:
     if placement.decided:
         signal = f"{100 * placement.kept:.0f} % of the measured differences are kept as signal, the rest is noise."
         why = f"over {samples} samples the places differ ({p_flat}); {signal}"
-    order = f"first to last (0 is the first given): {_order(placement.order)}"
-    verdict = f"Best order of the passages, {order}."
+    statements = [f"Best order of the passages, first to last (0 is the first given): {_order(placement.order)}."]
     if placement.advice == LEAVE:
-        verdict = (
-            f"Leave the order: none is shown to be better than both best first and shuffled orders; estimated {order}."
-        )
-    statements = [verdict, _worth(placement), f"Why: {why}", tests]
+        statements = [
+            "Leave the order: none is shown to be better than both best first and shuffled ones.",
+            f"Estimated as best, first to last (0 is the first given): {_order(placement.order)}.",
+        ]
+    statements += [*_worth(placement), f"Why: {why}", tests]
     if placement.distractor_curve:
         statements.append(_distraction(placement))
     if placement.method:
@@ -65,18 +65,25 @@ def placement_report(placement: Placement) -> Report:
     )
 
 
-def _worth(placement: Placement) -> str:
-    """The usual orders over which the chosen one is shown to gain, and by how much."""
+def _worth(placement: Placement) -> list[str]:
+    """The usual orders over which the chosen one is shown to gain, with the least gain, and those over which it is not.
+
+    Shuffled ones stand for their mean; the table has every gain.
+    """
     measure = PLACED_BY[placement.measure]
     gains = [gain for gain in placement.gains if gain.order != placement.order]
-    raised = [f"{gain.gain.text('+.2f')} over {ORDERS[gain.over]}" for gain in gains if gain.raises]
-    undecided = [f"{ORDERS[gain.over]} ({gain.gain.text('+.2f')})" for gain in gains if not gain.raises]
+    raised = sorted((gain for gain in gains if gain.raises), key=lambda gain: gain.gain.value)
+    undecided = sorted((gain for gain in gains if not gain.raises), key=lambda gain: -gain.gain.value)
     if not gains:
-        return "This is the usual order, best first."
-    if not raised:
-        return f"No gain in {measure} is shown over {' and '.join(undecided)}."
-    limit = f"; not shown against {' and '.join(undecided)}" if undecided else ""
-    return f"On held-out samples it raises the {measure}: {' and '.join(raised)}{limit}."
+        return ["This is the usual order, best first."]
+    said = []
+    if raised:
+        over = _listed(ORDERS[gain.over] for gain in raised)
+        said = [f"On held-out samples {measure} rises, over {over}: by at least {raised[0].gain.text('+.2f')}."]
+    if undecided:
+        over, most = _listed(ORDERS[gain.over] for gain in undecided), undecided[0].gain.text("+.2f")
+        said.append(f"No gain in {measure} is shown over {over}: {'at most ' * (len(undecided) > 1)}{most}.")
+    return said
 
 
 def _distraction(placement: Placement) -> str:
@@ -123,5 +130,10 @@ def _placement_figure(placement: Placement) -> Figure:
     )
 
 
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def _order(order: Sequence[int]) -> str:
-    return " ".join(map(str, order))
+    return ",".join(map(str, order))

@@ -51,7 +51,7 @@ from posbias.report.tables import (
     shown_rows,
 )
 
-PREDICTED = "predicted influence"
+PREDICTED = " of the predicted influence"
 TENTHS = "tenths and their shares"
 TEXTS = {
     "default": "excerpts from Austen, Shakespeare, Milton, the King James Bible, the Jargon File, the US Constitution",
@@ -279,7 +279,8 @@ def _subject_figures(view: ProfileRun, subject: Subject) -> Iterator[Figure]:
     for kind, measured in subject.measured.items():
         name = kind_name(view, kind)
         if is_measured(view, kind):
-            legend, heading = f"measured ({name})", f"{title}: {shares_sentence(measured.profile, f'{name} influence')}"
+            shares = shares_sentence(measured.profile, f" of the {name} influence")
+            legend, heading = f"measured ({name})", f"{title}: {shares}"
         else:
             legend, heading = f"compared to: {name}", f"{name}: {shares_sentence(measured.profile, PREDICTED)}"
         measurement = profile_curve(legend, measured.profile, MEASURED, emphasis=True)

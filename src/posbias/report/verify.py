@@ -280,7 +280,7 @@ def claims_report(run: ClaimsRun) -> Report:
 
 
 def _told(verdicts: Sequence[Verdict]) -> list[str]:
-    """How many hold; what the first one that fails says, and what was found."""
+    """How many hold, and what the first one that fails says."""
     counts = Counter(entry.verdict for entry in verdicts)
     parts = [f"{counts[each]} {PREDICATES[each][counts[each] > 1]}" for each in PREDICATES if counts[each]]
     told = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
@@ -289,8 +289,7 @@ def _told(verdicts: Sequence[Verdict]) -> list[str]:
         return [f"All {len(verdicts)} published statements hold."]
     failed = [entry for entry in verdicts if MARKS.get(entry.verdict) == "fails"]
     if failed:
-        said.append(f"What fails{', first' * (len(failed) > 1)}: {failed[0].claim.statement}")
-        said += [f"What was found: {failed[0].sharper}."] if failed[0].sharper else []
+        said.append(f"Fails: {failed[0].claim.statement}")
     return said
 
 
