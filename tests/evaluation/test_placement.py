@@ -1,14 +1,15 @@
 """Placing: sorting is optimal, noise is not mistaken for a curve, and a gain is only claimed on held-out samples."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from posbias import PlaceOptions, UsageError, place
-from posbias.evaluation import MeasuredUse
+from posbias import EvaluateOptions, PlaceOptions, UsageError, evaluate, place
+from posbias.evaluation import MeasuredUse, load_evaluation
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.placement import (
     LEAVE,
@@ -20,6 +21,8 @@ from posbias.evaluation.placement import (
     shrink_to_flat,
     slot_weights,
 )
+from posbias.evaluation.responders import Reply, Responder, Response
+from posbias.evaluation.use import harm_of
 from posbias.report.place import placement_report
 
 U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])
@@ -187,6 +190,64 @@ def test_an_order_by_both_curves_is_best_among_all_orders_and_keeps_what_mislead
     flat = place(relevance, use(curve, 300), distractor=use(np.full(3, 0.6), 30, seed=3))
     assert flat.order == alone.order
     assert any("not shown to matter" in statement for statement in placement_report(flat).verdict)
+
+
+def test_what_a_distractor_takes_stands_beside_the_gold_passage_alone():
+    alone, harmed = np.array([0.9]), np.array([0.2, 0.8, 0.95])
+    held = []
+    for seed in range(20):
+        oracle, distractor = use(alone, 100, seed), use(harmed, 100, seed + 100)
+        harm = harm_of(distractor, oracle, by="accuracy")
+        held.append(all(end.low <= true <= end.high for end, true in zip(harm.taken, alone - harmed, strict=True)))
+        drop = oracle.scores.mean() - distractor.scores.mean(axis=0)
+        assert [end.value for end in harm.taken] == pytest.approx(drop)
+    assert sum(held) >= 18, "all three at once"
+    assert harm.taken[0].excludes(0.0)
+    assert not harm.taken[2].excludes(0.0)
+    for count, oracle in ((99, alone), (100, harmed)):
+        with pytest.raises(UsageError, match="the oracle needs 1 position and the 100 samples"):
+            harm_of(distractor, use(oracle, count), by="accuracy")
+    with pytest.raises(UsageError, match="needs the run of that distractor"):
+        place([1, 1, 1], use(harmed, 30), oracle=use(alone, 30))
+
+
+class Misled(Responder):
+    """Names no town if the namesake stands behind the answer, and never names one in five of the towns."""
+
+    def respond(self, requests, *, generate=True, score=False):
+        return [Reply(Response(self._answer(request), "stop"), None) for request in requests]
+
+    def _answer(self, request):
+        name = re.search(r"in which city was (.+) born", request.text)[1]
+        told = re.search(rf"{name} was born in (\w+)", request.text)
+        behind = request.text.find("a cousin of that name") > told.start()
+        return "nowhere" if behind or sum(told[1].encode()) % 5 == 0 else told[1]
+
+    def describe(self):
+        return {"kind": "planted", "model": {"source": "misled"}, "method": ""}
+
+
+def test_runs_of_the_distractor_and_of_the_gold_passage_alone_are_paired(tmp_path):
+    def run(task, **options):
+        return evaluate(Misled(), task, options=EvaluateOptions(count=30, score=False, **options))
+
+    plain, moved = run("documents(documents=3)"), run("hard_distractor(documents=3)")
+    oracle = run("documents(documents=3, setting='oracle')")
+    placed = place([0.6, 0.3, 0.1], plain, distractor=moved, oracle=oracle)
+    right, harm = oracle.tables["correct"], placed.harm
+    assert harm.oracle.value == right.mean() < 1
+    assert [end.value for end in harm.taken] == pytest.approx((right - moved.tables["correct"]).mean(axis=0))
+    assert harm.taken[1].low > 0, "the later it stands, the more often behind the answer"
+    said = " ".join(placed.verdict)
+    assert f"The gold passage alone scores {harm.oracle.text('.2f')} (30 samples)." in said
+    assert f"take {harm.taken[1].text('+.2f')} with the distractor in place 1, {harm.taken[0].text('+.2f')}" in said
+    again = place([0.6, 0.3, 0.1], plain, distractor=moved, oracle=load_evaluation(oracle.save(tmp_path / "o"), ""))
+    assert again.record.scalars == placed.record.scalars
+    assert again.order == place([0.6, 0.3, 0.1], plain, distractor=moved).order
+    with pytest.raises(UsageError, match=r"must be a run of documents\(.*setting='oracle'.*got one of hard_distractor"):
+        place([1, 1, 1], plain, distractor=moved, oracle=moved)
+    with pytest.raises(UsageError, match="another seed"):
+        place([1, 1, 1], plain, distractor=moved, oracle=run("documents(documents=3, setting='oracle')", seed=1))
 
 
 def test_leave_the_order_is_a_verdict():

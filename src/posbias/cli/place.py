@@ -27,6 +27,13 @@ def place(
         Path | None,
         typer.Option(help="A run in which a hard distractor moves (--task hard_distractor), to be taken into account."),
     ] = None,
+    oracle: Annotated[
+        Path | None,
+        typer.Option(
+            help="The --distractor run's questions with the gold passage alone, to say how much a distractor takes: a "
+            "run of its task as documents(..., setting='oracle')."
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -47,7 +54,9 @@ def place(
     with running(context, flags) as this:
         evaluation = load_evaluation(arm_of(run, method), "placing")
         second = None if distractor is None else load_evaluation(arm_of(distractor, method), "placing")
-        placement = order_passages(relevance, evaluation, distractor=second, options=PlaceOptions(by, flags.seed))
+        alone = None if oracle is None else load_evaluation(oracle, "placing")
+        chosen = PlaceOptions(by, flags.seed)
+        placement = order_passages(relevance, evaluation, distractor=second, oracle=alone, options=chosen)
         placement.record.called(this.arguments, this.command)
         this.finish(placement.record)
 

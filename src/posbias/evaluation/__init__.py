@@ -5,8 +5,9 @@ from posbias.evaluation.correlate import CorrelateOptions, InfluenceCorrelation,
 from posbias.evaluation.correlation import Pair, correlate_pairs
 from posbias.evaluation.evaluation import Evaluation, load_evaluation, write_outputs
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.placement import MeasuredUse, Placement, PlaceOptions, measured_use, place
+from posbias.evaluation.placement import Placement, PlaceOptions, place
 from posbias.evaluation.run import evaluate_responder
+from posbias.evaluation.use import MeasuredUse, measured_use
 
 __all__ = [
     "CorrelateOptions",

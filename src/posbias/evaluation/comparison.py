@@ -200,7 +200,7 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def _check_comparable(evaluations: Sequence[Evaluation]) -> None:
-    """Refuse fewer than two, samples that were added until they decided, and what `_check_same` refuses."""
+    """Refuse fewer than two, samples that were added until they decided, and what `check_same` refuses."""
     if len(evaluations) < 2:
         raise UsageError(f"a comparison needs at least 2 evaluations, got {len(evaluations)}")
     for evaluation in evaluations:
@@ -210,12 +210,12 @@ def _check_comparable(evaluations: Sequence[Evaluation]) -> None:
                 f"decided {evaluation.sequential.goal}"
             )
     for other in evaluations[1:]:
-        _check_same(evaluations[0], other)
+        check_same(evaluations[0], other)
 
 
-def _check_same(first: Evaluation, other: Evaluation) -> None:
+def check_same(first: Evaluation, other: Evaluation, names: Sequence[str] = SAME) -> None:
     """Refuse evaluations whose samples are others, or were asked in another way."""
-    settings = [(name, *(run.record.resolved.get(name) for run in (first, other))) for name in SAME]
+    settings = [(name, *(run.record.resolved.get(name) for run in (first, other))) for name in names]
     settings.append(("seed", *(run.record.seeds["samples"] for run in (first, other))))
     for name, one, another in settings:
         if one != another and not (name == "task" and _without_wording(str(one)) == _without_wording(str(another))):

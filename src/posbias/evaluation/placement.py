@@ -15,8 +15,7 @@ of holding the answer, the difference in expected accuracy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,12 @@ from posbias.checks import check_seed, checked
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores, complete_samples, shape_of
-from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
+from posbias.evaluation.evaluation import Evaluation, load_evaluation
+from posbias.evaluation.use import Harm, Measured, MeasuredUse, harm_of, measured_use
 from posbias.limits import CELLS
-from posbias.runs.records import Record
+from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
-
-PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
-"""Measures that an order of passages may be chosen by, in 0 ... 1: the log-probability as the probability."""
 
 FLAT_LEVEL = 0.05
 """A curve counts as flat unless its F-test against flat reaches this."""
@@ -61,29 +58,6 @@ SHUFFLED = "shuffled"
 """The mean over all orders."""
 REORDER, LEAVE = "reorder", "leave the order"
 """Advice: the order is shown to be better than best first and than shuffled ones; it is not."""
-
-
-@checked
-@dataclass(frozen=True, eq=False)
-class MeasuredUse:
-    """How often one model uses an item at each position, as a run measured it."""
-
-    scores: Scores
-    """score[sample, position]: 1 right, 0 wrong, or a probability; NaN if skipped."""
-    positions: tuple[int, ...]
-    """Position of each column among the items, ascending."""
-    n_items: int
-    """Items in each context, >= 1."""
-    measure: str = "accuracy"
-
-    def __post_init__(self) -> None:
-        ascending = list(self.positions) == sorted(set(self.positions))
-        if len(self.positions) != self.scores.shape[1] or not ascending or not self.positions:
-            raise UsageError(
-                f"positions must ascend, one for each of {self.scores.shape[1]} columns, got {list(self.positions)}"
-            )
-        if self.positions[0] < 0 or self.positions[-1] >= self.n_items:
-            raise UsageError(f"positions must lie in 0 ... {self.n_items - 1}, got {list(self.positions)}")
 
 
 @dataclass(frozen=True)
@@ -144,6 +118,8 @@ class Placement(Result):
     distractor_kept: float = 0.0
     distractor_p_flat: float = 1.0
     """`kept` and `p_flat` of that curve."""
+    harm: Harm | None = None
+    """What the distractor takes, if an oracle was given."""
     method: str = ""
     """Spelling of the method under which the run was made; empty: the unchanged model."""
     n_samples: int = 0
@@ -189,9 +165,10 @@ class Placement(Result):
 @checked
 def place(
     relevance: Sequence[Any],
-    run: MeasuredUse | Evaluation | str | Path,
+    run: Measured,
     *,
-    distractor: MeasuredUse | Evaluation | str | Path | None = None,
+    distractor: Measured | None = None,
+    oracle: Measured | None = None,
     options: PlaceOptions | None = None,
 ) -> Placement:
     """Order passages so that the relevant ones stand where this model uses them.
@@ -207,6 +184,8 @@ def place(
         distractor: An evaluation of a task in which a hard distractor moves, `hard_distractor(documents=20, ...)`: the
             order then keeps misleading passages away from where they do most harm; None: distractors do equal harm
             everywhere.
+        oracle: The distractor's questions with the gold passage alone, `documents(documents=20, setting='oracle',
+            ...)`: the result then says how much the distractor takes in each place. The order does not depend on it.
         options: Measure and seed.
 
     Raises:
@@ -221,8 +200,10 @@ def place(
     evaluation = None if isinstance(run, MeasuredUse) else load_evaluation(run, "placing")
     use = run if isinstance(run, MeasuredUse) else measured_use(evaluation or "", by=options.by)
     terms = [_term(use, falling)]
+    if distractor is None and oracle is not None:
+        raise UsageError("an oracle says what a hard distractor takes; it needs the run of that distractor, too")
     if distractor is not None:
-        second = distractor if isinstance(distractor, MeasuredUse) else measured_use(distractor, by=use.measure)
+        second = measured_use(distractor, by=use.measure)
         terms.append(_term(second, (1 - falling / falling.sum()) * falling / falling.max() * falling.sum()))
     shrunk = [shrink_to_flat(term.scores, np.ones((1, len(term.scores)))) for term in terms]
     slots = _chosen_slots(terms, shrunk)[0]
@@ -244,6 +225,8 @@ def place(
         "decided": decided,
         "notices": {} if evaluation is None else dict(evaluation.notices),
     }
+    if distractor is not None and oracle is not None:
+        scalars["harm"] = plain(asdict(harm_of(distractor, oracle, by=use.measure)))
     resolved = {"command": "", "relevance": weights.tolist(), **_origin(evaluation, len(weights))}
     return Placement.from_record(Record("place", {}, resolved, scalars, seeds={"bootstrap": options.seed}))
 
@@ -327,35 +310,6 @@ def _gain(over: str, terms: Sequence[_Term], slots: Slots, ranks: Slots, *, deci
         "order": [] if against is None else list(_arranged(ranks, against)),
         "raises": bool(n_samples >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0),
     }
-
-
-@checked
-def measured_use(run: Evaluation | str | Path, *, by: str | None = None) -> MeasuredUse:
-    """The curve of a finished run, for placing passages.
-
-    Args:
-        run: An evaluation, or its directory, or that of an audit with behaviour.
-        by: One of PLACEABLE; None: the first of them that the run measured.
-
-    Raises:
-        UsageError: another sort of run, an unfinished one, or a measure it does not have.
-    """
-    evaluation = load_evaluation(run, "placing")
-    if evaluation.record.status != "done":
-        raise UsageError("placing needs a finished run of posbias evaluate, got one that failed")
-    tables = evaluation.tables
-    scores = {
-        "accuracy": tables["correct"],
-        "logprob": np.exp(tables["logprob"]),
-        "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
-    }
-    withheld = GENERATED if evaluation.reading is not None and evaluation.reading.withheld else ()
-    there = [name for name in PLACEABLE if name not in withheld and not np.isnan(scores[name]).all()]
-    if by is None and there:
-        by = there[0]
-    if by not in there:
-        raise UsageError(f"the run has no {by!r}; it has: {', '.join(there) or 'nothing to place by'}")
-    return MeasuredUse(scores[by], evaluation.positions, evaluation.n_items, by)
 
 
 def _arranged(ranks: Slots, slots: Slots) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from posbias.display.figures import FLAT, MEASURED, Curve, Figure
 from posbias.evaluation.placement import LEAVE, SHUFFLED, Placement
+from posbias.evaluation.use import Harm
 from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
@@ -42,6 +43,8 @@ def placement_report(placement: Placement) -> Report:
     statements += [*_worth(placement), f"Why: {why}", tests]
     if placement.distractor_curve:
         statements.append(_distraction(placement))
+    if placement.harm is not None:
+        statements += _harm(placement.harm)
     if placement.method:
         statements.append(f"Measured under {placement.method}: an order for the model with that method.")
     if placement.interpolated:
@@ -97,6 +100,16 @@ def _distraction(placement: Placement) -> str:
         f"A hard distractor in place {worst} leaves {curve[worst]:.2f} of the score, in place {least} "
         f"{curve[least]:.2f} ({test}); the order takes this into account."
     )
+
+
+def _harm(harm: Harm) -> list[str]:
+    """The size and sign of what the distractor takes, at the places where it takes most and least."""
+    by_size = sorted(zip(harm.taken, harm.places, strict=True), key=lambda taken: -taken[0].value)
+    most, *_, least = [f"{taken.text('+.2f')} with the distractor in place {place}" for taken, place in by_size]
+    return [
+        f"The gold passage alone scores {harm.oracle.text('.2f')} ({harm.n_samples} samples).",
+        f"The other passages take {most}, {least}.",
+    ]
 
 
 def _placement_figure(placement: Placement) -> Figure:
