@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import posbias as pb
+from posbias.checks import SEE
 
 NAMES = [name for name in dir(pb) if name != "__version__"]
 SCREEN = 60
@@ -103,6 +104,51 @@ def test_arguments_of_wrong_classes_are_refused_in_one_line_and_numpys_integers_
     assert integers == "[2, 2]"
     assert int(tried) > 3000
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"Record", "RunError", "UsageError"}])
+def test_an_unknown_argument_is_one_line_that_names_the_allowed_ones(name):
+    call = getattr(pb, name)
+    with pytest.raises(pb.UsageError) as caught:
+        call(colour="blue")
+    allowed = ", ".join(inspect.signature(call).parameters)
+    assert str(caught.value) == f"{name}: unknown argument 'colour'; allowed: {allowed}"
+    assert caught.value.__suppress_context__
+    assert len(caught.value._render_traceback_()) == 2  # in a notebook, the second says how to see more
+
+
+def test_arguments_too_many_or_too_few_are_one_line():
+    with pytest.raises(pb.UsageError, match=r"^load_record: missing a required argument: 'directory'; allowed: direct"):
+        pb.load_record()
+    with pytest.raises(pb.UsageError, match=r"^load_record: too many positional arguments; allowed: directory$"):
+        pb.load_record(1, 2)
+
+
+def test_every_function_that_a_refusal_names_is_public():
+    named = re.findall(r"\b[A-Za-z_]+(?:\.\w+)?", " ".join(SEE.values()).replace(", which takes token ids too", ""))
+    assert {name.removeprefix("posbias.").split(".")[0] for name in named} <= set(NAMES)
+
+
+def test_a_report_takes_a_result_or_several(model, prompts, tmp_path):
+    measured, predicted = pb.measure(model, prompts, kinds="probability"), pb.predict(pb.Architecture(depth=2), 12)
+    for result in (measured, [measured, predicted], measured.as_run()):
+        assert "tiny-llama" in pb.write_report(result, tmp_path).read_text()
+    with pytest.raises(pb.UsageError, match=r"^a report is drawn from runs, and Profile\(12 positions.* allowed: "):
+        pb.write_report(predicted.profile, tmp_path)
+    with pytest.raises(pb.UsageError, match=r"^write_report: runs must be .*Record \(see posbias.load_record\)"):
+        pb.write_report("runs/x", tmp_path)
+
+
+def test_responders_methods_and_records_show_themselves(model):
+    assert repr(pb.LocalResponder(model)) == f"LocalResponder({model.shown().title})"
+    assert (
+        repr(pb.ServerResponder("http://localhost:1/v1", "served"))
+        == "ServerResponder(served at http://localhost:1/v1)"
+    )
+    assert repr(pb.mitigated(model, "temperature(scale=0.5)")) == "mitigated(temperature(scale=0.5) on tiny-llama)"
+    record = pb.predict(pb.Architecture(depth=2), 12).as_run()
+    assert repr(record) == f"Record({record.line})"
+    assert record.created in record._repr_html_()
 
 
 def test_every_name_is_there():

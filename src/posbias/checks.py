@@ -91,7 +91,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def checked(function: Public) -> Public:
-    """Decorator of public functions and classes: refuse an argument of a wrong class before anything else is done.
+    """Decorator of public functions and classes: refuse a wrong argument before anything else is done.
 
     The annotations decide; if they name no class (`Any`, callables), the function itself decides. A text
     given for a path becomes one. A dataclass checks the arguments that it is made from.
@@ -107,8 +107,11 @@ def checked(function: Public) -> Public:
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
         try:
             bound = signature.bind(*arguments, **keywords)
-        except TypeError:  # an argument too many or too few: Python's own message is the best
-            return function(*arguments, **keywords)
+        except TypeError as error:  # an unknown argument, one too many or too few
+            unknown = [keyword for keyword in keywords if keyword not in signature.parameters]
+            fault = f"unknown argument {unknown[0]!r}" if unknown else str(error)
+            allowed = [parameter for parameter in signature.parameters if parameter != "self"]
+            raise UsageError(f"{name}: {fault}; allowed: {', '.join(allowed)}") from None
         for parameter, value in bound.arguments.items():
             hint = hints().get(parameter, Any)
             if not _fits(value, hint):

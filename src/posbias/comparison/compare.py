@@ -45,6 +45,7 @@ PREFERRED = "trained"
 """The subject that is taken of a run with several if nothing else decides."""
 
 
+@checked
 @dataclass(frozen=True)
 class CompareOptions:
     """Settings of `compare`: which profiles of the two runs are compared, and the seed of resamples."""

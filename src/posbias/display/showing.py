@@ -210,7 +210,7 @@ class Showing(Presented):
         """Write to a file by its ending: .csv, a picture (.png, .svg, .pdf), or .html as a notebook shows it.
 
         Without an ending, or if the path is a directory, a run (a prediction, a measurement, an evaluation, a
-        decomposition, an audit, a record) becomes a directory, which `read_record` and the command line read; it is
+        decomposition, an audit, a record) becomes a directory, which `load_record` and the command line read; it is
         written atomically. `overwrite`: another finished run there, with its report, is replaced.
 
         Raises:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from posbias.checks import checked
 from posbias.display.figures import Figure, HeatMap, points_that_fit
 from posbias.display.interactive import chart_script, interactive
+from posbias.display.showing import Showing
 from posbias.display.static import image_of
 from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
@@ -90,11 +91,21 @@ REPORTS: Registry[Callable[..., Report]] = Registry("report")
 """Functions by verb; one may serve several verbs, and take several runs."""
 
 
-def report_of(*runs: Result | Record) -> Report:
-    """The report of a finished run, or of several that hold profiles, side by side and then one by one."""
-    records = [run.as_run() for run in runs]
-    if not records:
+def records_of(runs: Showing | Record | Sequence[Showing | Record]) -> list[Record]:
+    """The records of one result or several, at least one; refused is one that has no record, such as a profile."""
+    results = [runs] if isinstance(runs, Showing | Record) else list(runs)
+    if not results:
         raise UsageError("a report needs at least one run")
+    records = [result.as_run() for result in results]
+    if None in records:
+        other = results[records.index(None)]
+        raise UsageError(f"a report is drawn from runs, and {other!r} is none; allowed: what a verb returns, a Record")
+    return records
+
+
+def report_of(*runs: Showing | Record) -> Report:
+    """The report of a finished run, or of several that hold profiles, side by side and then one by one."""
+    records = records_of(runs)
     first = records[0]
     make: Callable[..., Report] = REPORTS[first.verb]
     alone = [record.verb for record in records if not _takes_several(REPORTS[record.verb])]
@@ -134,11 +145,12 @@ Answering.wording = verdict
 
 
 @checked
-def write_report(runs: Sequence[Result | Record], out: Path, *, png: bool = False) -> Path:
+def write_report(runs: Showing | Record | Sequence[Showing | Record], out: Path, *, png: bool = False) -> Path:
     """Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
 
     Args:
-        runs: Finished runs; several that hold profiles are shown side by side and then one by one.
+        runs: A result, as a verb returned it or `load_record` read it, or several that hold profiles: these are shown
+            side by side and then one by one.
         out: Made if missing.
         png: Draw every figure as a PNG, too, about .3 s each.
 
@@ -150,9 +162,10 @@ def write_report(runs: Sequence[Result | Record], out: Path, *, png: bool = Fals
             alone.
         RunError: the files cannot be written.
     """
-    report = report_of(*runs)
+    records = records_of(runs)
+    report = report_of(*records)
     pictures = {f"{name}.png": image_of(figure) for name, figure in figures_of(report).items()} if png else {}
-    related: dict[str, str] = runs[0].as_run().resolved.get("related", {}) if len(runs) == 1 else {}
+    related: dict[str, str] = records[0].resolved.get("related", {}) if len(records) == 1 else {}
     links = {printable(name): place for name, place in related.items() if (out / place).is_file()}
     page = html_of(report, links=links)
     try:

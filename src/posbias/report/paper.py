@@ -16,13 +16,14 @@ from typing import Any
 
 from posbias.architecture import ENCODINGS, MASKS
 from posbias.checks import checked
+from posbias.display.showing import Showing
 from posbias.display.static import image_of
 from posbias.errors import RunError, UsageError
 from posbias.files import write_atomically
 from posbias.measurement.kinds import KINDS
 from posbias.mitigation import MITIGATIONS
 from posbias.report.layout import command_of, conditions_of, real_name, shown_record
-from posbias.report.page import figures_of, report_of, tables_of
+from posbias.report.page import figures_of, records_of, report_of, tables_of
 from posbias.report.tables import Table
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Answering, Result
@@ -123,7 +124,7 @@ def references() -> dict[str, str]:
 
 
 @checked
-def write_paper(runs: Sequence[Result | Record], out: Path) -> Path:
+def write_paper(runs: Showing | Record | Sequence[Showing | Record], out: Path) -> Path:
     """Write into the directory `out` what a paper takes from finished runs; several are put side by side.
 
     Args:
@@ -140,8 +141,9 @@ def write_paper(runs: Sequence[Result | Record], out: Path) -> Path:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{str(out)!r} is not empty; figures and tables for a paper go into a new directory")
-    records = [shown_record(run.as_run()) for run in runs]
-    report = report_of(*runs)
+    records = records_of(runs)
+    report = report_of(*records)
+    records = [shown_record(record) for record in records]
     made_by = "; ".join(map(command_of, records))
     tables = tables_of(report)
     for record in records:

@@ -24,9 +24,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from posbias.checks import checked
-from posbias.display.showing import INFLUENCE
+from posbias.display.showing import INFLUENCE, Presented, Shown
 from posbias.display.static import PICTURE_SOFTWARE
-from posbias.errors import RunError, UsageError, printable
+from posbias.errors import RunError, UsageError
 from posbias.files import write_atomically
 from posbias.runs.directories import held
 from posbias.version import __version__
@@ -67,7 +67,7 @@ NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
 
 
 @dataclass(eq=False, repr=False)
-class Record:
+class Record(Presented):
     """One run: what was asked, what that resolved to, what came out."""
 
     verb: str
@@ -91,8 +91,17 @@ class Record:
     def __post_init__(self) -> None:
         self.arguments, self.resolved = portable(self.arguments), portable(self.resolved)
 
-    def __repr__(self) -> str:
-        return printable(f"Record({self.line})")
+    def shown(self) -> Shown:
+        """The run in one line, and when, with what and by which command it was made."""
+        facts = {
+            "command": self.resolved.get("command", ""),
+            "made": f"{self.created} by posbias {self.environment.get('posbias', '')}",
+            "seeds": ", ".join(f"{name} {seed}" for name, seed in self.seeds.items()),
+            "numbers": ", ".join(self.scalars),
+            "arrays": ", ".join(self.arrays),
+            "failed": self.error or "",
+        }
+        return Shown(self.line, facts={name: str(text) for name, text in facts.items() if text})
 
     @property
     def line(self) -> str:

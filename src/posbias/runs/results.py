@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from posbias.checks import checked
 from posbias.display.showing import Showing
 from posbias.errors import UsageError
 from posbias.registry import Registry
@@ -118,6 +119,7 @@ def result_of(record: Record) -> Result:
         raise UsageError(f"the record of run {record.run_id} is damaged: {type(error).__name__} {error}") from None
 
 
+@checked
 def load_record(directory: str | Path) -> Result:
     """Read the result of a finished run from its directory.
 

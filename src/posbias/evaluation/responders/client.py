@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from posbias.checks import check_choice, check_size, check_whole
+from posbias.checks import check_choice, check_size, check_whole, checked
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.masking import SECRET, Mask
 from posbias.evaluation.responders.refusals import RefusedError, SaidError, meaning_of, words_of
@@ -51,6 +51,7 @@ IN_TIME = 10
 """Answers in time, for each request that may be under way, before one more may be."""
 
 
+@checked
 @dataclass(frozen=True)
 class ServerOptions:
     """Settings of a `ServerResponder`; all of them may stand in a record."""

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from posbias.checks import check_size, check_whole, checked
+from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.batching import (
@@ -59,6 +60,7 @@ MOST_ROWS, CACHE_BYTES = 256, 1 << 30
 CANNOT_READ = "so it cannot read a prompt; allowed: models with a tokenizer"
 
 
+@checked
 @dataclass(frozen=True)
 class LocalOptions:
     """Limits on the prompts of a local model that are run together."""
@@ -143,7 +145,7 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
 
 
 @checked
-class LocalResponder(Responder):
+class LocalResponder(Presented, Responder):
     """A loaded model with a tokenizer, and with a chat template if requests are conversations."""
 
     def __init__(self, model: Model | str | Path | nn.Module, options: LocalOptions | None = None) -> None:
@@ -168,6 +170,10 @@ class LocalResponder(Responder):
         for token in end_tokens:
             check_whole("eos_token_id of the model", token, least=0, below=2**63)
         self._ending = Ending(model.tokenizer, frozenset(end_tokens))
+
+    def shown(self) -> Shown:
+        """Its model."""
+        return replace(self.model.shown(), facts=self.model.facts())
 
     @property
     def together(self) -> str | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from posbias.checks import checked
+from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import (
     CUT_OFF,
@@ -70,7 +71,7 @@ class Usage:
 
 
 @checked
-class ServerResponder(Responder):
+class ServerResponder(Presented, Responder):
     """A model on a server.
 
     Args:
@@ -107,6 +108,10 @@ class ServerResponder(Responder):
         self.scores: bool | None = None if self.options.kind == "text" else False
         """True if this server scores answers; None before the first such request."""
         self._no_scores = None if self.options.kind == "text" else "a chat server does not repeat prompts"
+
+    def shown(self) -> Shown:
+        """The model and its server."""
+        return Shown(f"{self.model} at {self._client.address}")
 
     @property
     def cost(self) -> float | None:

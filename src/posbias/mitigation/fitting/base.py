@@ -6,7 +6,7 @@ registered under the name of its method, in this room.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from posbias.architecture import LogSpline
-from posbias.checks import check_choice, check_number, check_seed, check_size
+from posbias.checks import check_choice, check_number, check_seed, check_size, checked
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation import MeasuredUse
@@ -46,6 +46,7 @@ FIT_OPTIONS: Registry["FitOptions"] = Registry("fit")
 
 
 @FIT_OPTIONS.register("options")
+@checked
 @dataclass(frozen=True)
 class FitOptions:
     """Settings of a fit by gradient, and the strengths from which any fit chooses."""
@@ -90,10 +91,7 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         for name in ("knots", "strengths"):
-            numbers = getattr(self, name)
-            if not isinstance(numbers, Iterable) or isinstance(numbers, str):
-                raise UsageError(f"fit: {name} must be a list of numbers, got {numbers!r}")
-            object.__setattr__(self, name, tuple(map(plain, numbers)))
+            object.__setattr__(self, name, tuple(map(plain, getattr(self, name))))
         for name, limit in (("steps", UPDATES), ("batch", AT_ONCE), ("together", AT_ONCE), ("fewest", ITEMS)):
             if getattr(self, name) is not None:
                 check_size(f"fit: {name}", getattr(self, name), limit)
@@ -105,8 +103,6 @@ class FitOptions:
         check_choice("fit: shared", self.shared, SHARING)
         check_choice("fit: draws", self.draws, DRAWS)
         check_seed(self.seed)
-        if not isinstance(self.begin, str):
-            raise UsageError(f"fit: begin must be the path of a recipe, got {self.begin!r}")
         for strength in self.strengths:
             check_strength("fit", strength)
         if len(set(self.strengths)) < len(self.strengths):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from posbias.checks import checked
+from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.evaluation.responders.base import Reply, Request
@@ -35,7 +36,7 @@ INSTALLED = "_posbias_installed"
 
 
 @checked
-class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
+class mitigated(Presented, AbstractContextManager[Any]):  # noqa: N801 (used as a function)
     """Context in which a method against position bias acts on a model; after `install` it acts until `remove`.
 
     No weight is touched; afterwards every logit is bit for bit what it was.
@@ -80,6 +81,10 @@ class mitigated(AbstractContextManager[Any]):  # noqa: N801 (used as a function)
         self.places: Places = _spans(passages, prompt, self._model.tokenizer)
         if question is not None:
             self.places = _question(resolved, question, passages, self._model.tokenizer)
+
+    def shown(self) -> Shown:
+        """The method and its model."""
+        return Shown(f"{self._method} on {self._model.identity['source']}")
 
     def __enter__(self) -> Any:
         model, method = self._model, self._method
