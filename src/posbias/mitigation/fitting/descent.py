@@ -2,8 +2,8 @@
 
 The loss of a step is the negative log-likelihood of right answers, per token, mean over a batch of prompts, plus
 `penalty` times the Kullback-Leibler divergence, per token, of the changed model's next token from the unchanged model's
-on windows of ordinary text. What leaves text without a question as it is has no penalty. Adam, rate falling linearly to
-0. No weight is touched.
+on windows of ordinary text, and on as many everyday conversations if the prompts are conversations. What leaves text
+without a question as it is has no penalty. Adam, rate falling linearly to 0. No weight is touched.
 
 Prompts of different lengths are run together with padding behind their ends, which no token before it can see; behind
 kept keys and values, with padding before their beginnings, and as many last tokens of each as the longest question has.
@@ -34,7 +34,7 @@ KEPT_BYTES = 2 << 30
 STEPS_AT_ONCE = 25
 """Steps between two checkpoints: what an interruption costs at most."""
 PROMPTS_PER_WINDOW = 4
-"""Prompts of a step for each window of ordinary text in it."""
+"""Prompts of a step for each window of each kind of text in it."""
 STEPS_BETWEEN_CHECKS = 10
 """Steps between two looks at the calibration samples that no step sees."""
 MEMORY = 0.8
@@ -261,7 +261,7 @@ class Descent:
 
 def descend(
     loss: Loss,
-    text: Windows,
+    texts: Sequence[Windows],
     checkpoint: Checkpoint | None = None,
     *,
     held_out: Sequence[int] = (),
@@ -270,7 +270,7 @@ def descend(
     """Change the numbers in place, step by step; the losses of every step that was made.
 
     Args:
-        text: Windows of ordinary text.
+        texts: Windows of each kind of text, of which every step reads equally many.
         checkpoint: Where the fit is kept as it goes, and taken up.
         held_out: Prompts that no step sees: the numbers under which they are answered best are taken, and the fit ends
             when these answers get no better.
@@ -287,7 +287,7 @@ def descend(
     where = np.array(places, dtype=np.int64) if len(places) else np.zeros(count, dtype=np.int64)
     order = stepped[_rounds(len(stepped), steps * batch, generator)].reshape(steps, batch)
     n_windows = -(-batch // PROMPTS_PER_WINDOW)
-    windows = _rounds(max(1, len(text)), steps * n_windows, generator).reshape(steps, n_windows)
+    windows = [_rounds(len(kind), steps * n_windows, generator).reshape(steps, n_windows) for kind in texts]
     optimiser = torch.optim.Adam([free], lr=rate)
     descent = Descent(np.zeros((steps, 2)), present=np.full(where.max() + 1, np.nan))
     if checkpoint is not None:
@@ -304,7 +304,8 @@ def descend(
         descent.losses[step, 0] = losses.mean()
         descent.seen(losses, where[chosen])
         if options.penalty > 0:
-            descent.losses[step, 1] = loss.on_text([text[index] for index in windows[step]])
+            drawn = zip(texts, windows, strict=True)
+            descent.losses[step, 1] = loss.on_text([kind[index] for kind, of_kind in drawn for index in of_kind[step]])
         if not np.isfinite(descent.losses[step]).all():
             raise RunError(f"fit: the loss of step {step} is not a finite number; try a smaller rate than {rate:g}")
         optimiser.step()

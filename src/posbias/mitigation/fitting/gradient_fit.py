@@ -97,8 +97,8 @@ class GradientFit(Fit):
         """
         options = self.settled(options)
         model, counts = calibration.network, calibration.count()
-        text = [*calibration.text, *calibration.conversations]
-        if options.penalty > 0 and not len(text):
+        texts = [kind for kind in (calibration.text, calibration.conversations) if len(kind)]
+        if options.penalty > 0 and not texts:
             raise UsageError("fit: windows of ordinary text are needed if the penalty is above 0")
         examples, held_out = _prompts(calibration.examples, options)
         encoded, begins = encoded_answers(model, examples), begins_of(model, examples, options)
@@ -107,7 +107,7 @@ class GradientFit(Fit):
             values.begin_at(read_recipe(options.begin, model))
         loss = Loss(model, values, Answers(model, encoded, begins), begins, options)
         places = places_of(examples, calibration.examples)
-        descent = descend(loss, text, checkpoint, held_out=held_out, places=places)
+        descent = descend(loss, texts, checkpoint, held_out=held_out, places=places)
         lengths = [len(request.prompt) for request in encoded]
         how = {
             **asdict(options),
