@@ -144,6 +144,11 @@ def record_schema() -> Any:
     return jsonschema.Draft202012Validator(schema)
 
 
+def without_notes(stderr: str) -> list[str]:
+    """Lines of stderr that are neither about the model that was loaded nor an estimate of the cost."""
+    return [line for line in stderr.splitlines() if not line.startswith(("estimate: ", "model "))]
+
+
 def check_record(path: Path) -> None:
     """Hold a record, where there is one, to its schema."""
     if path.is_file():

@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 import posbias as pb
+from conftest import without_notes
 from posbias import DecomposeOptions, decomposition
 from posbias.cli import decompose
 from posbias.cli.options import split_literals
@@ -60,7 +61,7 @@ def test_bad_use_is_one_line_and_leaves_nothing(posbias, tiny_llama, tmp_path):
         result = posbias("decompose", tiny_llama, *FLAGS, *flags, "--out", tmp_path / "run")
         assert result.returncode == 2, result.stderr
         assert message in result.stderr
-        assert len([line for line in result.stderr.splitlines() if not line.startswith("estimate: ")]) == 1
+        assert len(without_notes(result.stderr)) == 1
         assert not (tmp_path / "run").exists()
 
 

@@ -1,6 +1,7 @@
 """`posbias design`, run as a user runs it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -63,6 +64,8 @@ def test_a_models_design_is_measured(posbias, tmp_path):
     flags = [
         "--model",
         f"config:{tmp_path}",
+        "--dtype",
+        "float64",
         "--length",
         32,
         "--measured-at",
@@ -74,8 +77,10 @@ def test_a_models_design_is_measured(posbias, tmp_path):
     ]
     result = posbias("design", "flat", *flags)
     assert result.returncode == 0, result.stderr
+    assert re.findall("model .*", result.stderr) == [f"model config:{tmp_path.name}: float64 on cpu"]
     assert "Measured at 32 positions on 6 fresh initialisations: W1 to the target 0.0" in result.stdout
     record = read_record(tmp_path / "run")
+    assert (record.arguments["device"], record.resolved["model"]["dtype"]) == ("auto", "float64")
     assert [found["n_positions"] for found in record.scalars["measured"]] == [32, 48]
     assert all(found["distance"]["value"] < found["before"]["value"] for found in record.scalars["measured"])
     assert record.arrays["measured/48/networks"].shape == (6, 48)
@@ -91,6 +96,7 @@ def test_a_models_design_is_measured(posbias, tmp_path):
         ),
         (["flat", "--measured-at", "64"], "--measured-at is read with --model only"),
         (["flat", "--model", "config:x", "--measured-at", "all"], "--measured-at all: allowed are whole numbers"),
+        (["flat", "--device", "cpu"], "--device is read with --model only"),
         (["flat", "--initialisations", 4], "--initialisations is read with --model only"),
         (["flat", "--model", "config:x", "--depth", 3], "--depth cannot be given with --model"),
         (

@@ -29,6 +29,7 @@ import pytest
 import typer
 
 from behaviour_runs import saved
+from conftest import without_notes
 from fuzz_files import FILES, HUGE, NO_FILES, SUFFIXES, TEMPLATE, bytes_changed, record_changed, value_changed
 from model_inputs import reset_peak
 from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
@@ -127,7 +128,7 @@ class Ending:
 
     def findings(self) -> list[str]:
         """What must not be."""
-        lines = [line for line in self.stderr.splitlines() if not line.startswith("estimate: ")]
+        lines = without_notes(self.stderr)
         checks = {
             f"exit code {self.code}": self.code not in (0, 1, 2),
             "a traceback": "Traceback" in self.stderr,

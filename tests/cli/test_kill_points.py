@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import without_notes
 from crashing import TAKING, Nursery, Outcome
 from posbias.files import TEMPORARY
 from posbias.runs.directories import LOCK_FILE
@@ -314,7 +315,7 @@ def assert_full(bench: Bench, nursery: Nursery, name: str, point: int) -> None:
     out = bench.root / "full" / name
     bench.fill(nursery, name, out)
     (ended,) = bench.run(nursery, name, out, full=point).ended
-    lines = [line for line in ended.stderr.splitlines() if not line.startswith("estimate: ")]
+    lines = without_notes(ended.stderr)
     assert (ended.code in (1, 2), len(lines)) == (True, 1), ended
     assert "No space left on device" in lines[0]
     assert "unexpected" not in lines[0]

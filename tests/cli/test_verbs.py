@@ -10,6 +10,7 @@ import pytest
 import typer
 
 import posbias as pb
+from conftest import without_notes
 from posbias import DesignOptions, UsageError
 from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.cli.app import app
@@ -19,7 +20,7 @@ from posbias.runs.records import read_record
 
 def document(result):
     assert result.returncode == 0, result.stderr
-    assert all(line.startswith("estimate: ") for line in result.stderr.splitlines())
+    assert without_notes(result.stderr) == []
     return json.loads(result.stdout, parse_constant=pytest.fail)
 
 

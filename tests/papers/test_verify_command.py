@@ -150,6 +150,9 @@ def test_claims_on_a_model_are_linked_to_it(run, member, tmp_path):
     assert report.picture
     document = json.loads(run("wu2025/theorem-4.1", *flags, "--json").stdout)
     assert [premise["met"] for premise in document[0]["premises"]] == [True, True, True]
+    double = run("wu2025", *flags, "--device", "cpu", "--dtype", "float64", "--out", str(out), "--overwrite")
+    assert double.stderr == "model 0000: float64 on cpu\n"
+    assert read_record(out).resolved["model"]["dtype"] == "float64"
 
 
 def test_the_page_opens_with_what_fails(verdicts):
@@ -187,6 +190,8 @@ def test_a_record_holds_numbers_and_is_drawn_anew_with_todays_words(verdicts, mo
     [
         (["--count", "3"], "--count needs --model"),
         (["--model", "demo", "--mask", "causal"], "--mask cannot go with --model"),
+        (["--dtype", "float64"], "--dtype needs --model"),
+        (["--model", "demo", "--dtype", "bfloat16"], "dtype must be one of float32, float64, got 'bfloat16'"),
         (["nobody", "--model", "demo"], "unknown claim or paper 'nobody'"),
     ],
 )

@@ -11,6 +11,7 @@ from posbias.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from posbias.designing import Design, DesignOptions
+    from posbias.models.model import Model
 
 EXAMPLE = (
     "Examples: `posbias design flat --depth 24 --heads 8 --mixing 0.1 --length 512` · any target at one length: "
@@ -60,6 +61,8 @@ def design(
         str | None,
         typer.Option(help="A model at initialisation, 'config:PATH_OR_ID', by mean field.", show_default=False),
     ] = None,
+    device: options.Device = options.AUTO,
+    dtype: options.Dtype = options.AUTO,
     length: Annotated[str, typer.Option(help="Context length N, or several with commas.")] = "512",
     starts: Annotated[
         int | None,
@@ -78,6 +81,7 @@ def design(
     from posbias.designing import DesignOptions, design_record
     from posbias.designing import design as find
     from posbias.designing.design import TOLERANCE
+    from posbias.measurement.several import Loading
 
     lengths = options.whole_numbers("length", length)
     measured_at = networks.lengths(lengths)
@@ -89,8 +93,8 @@ def design(
         if model is None:
             solution = find(target, free, options=search)
         else:
-            count = max(networks.initialisations, 2)
-            solution, measured = _of_model(target, free, model, search, measured_at=measured_at, count=count)
+            loaded, count = Loading(dtype=dtype, device=device).load(model), max(networks.initialisations, 2)
+            solution, measured = _of_model(target, free, loaded, search, measured_at=measured_at, count=count)
         record = design_record(solution, run.arguments, command=run.command, **measured)
         if model is None and "mixing" not in solution.over and not options.given(context, ["mixing"]):
             record.scalars["caveats"] = [options.DEFAULT_MIXING]
@@ -104,7 +108,7 @@ def _refuse_unread(context: typer.Context, model: str | None, free: list[str]) -
     """Refuse options of an architecture beside a model, and options of a model without one."""
     of_model = options.names_of(NetworkFlags)
     if model is None:
-        options.refuse(context, of_model, "is read with --model only")
+        options.refuse(context, [*of_model, "device", "dtype"], "is read with --model only")
         return
     if "norm_placement" in free:
         options.refuse(context, of_model, "needs norms where they are: those of a network do not move")
@@ -114,16 +118,15 @@ def _refuse_unread(context: typer.Context, model: str | None, free: list[str]) -
 
 
 def _of_model(
-    target: str, over: list[str], source: str, search: "DesignOptions", *, measured_at: list[int], count: int
+    target: str, over: list[str], model: "Model", search: "DesignOptions", *, measured_at: list[int], count: int
 ) -> tuple["Design", dict[str, Any]]:
     """Design a model at initialisation: the design, the measurements of it, and the model's description."""
     from posbias.designing import design as find
     from posbias.designing import measure_design
-    from posbias.measurement.several import Loading
     from posbias.models.hugging_face import HuggingFaceModel
     from posbias.prompts.loading import load_prompts
 
-    model, measured = Loading().load(source), []
+    measured = []
     solution = find(target, over, model=model, options=replace(search, theory="mean_field"))
     if isinstance(model, HuggingFaceModel) and not solution.choices:
         for n_positions in measured_at:

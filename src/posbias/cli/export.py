@@ -37,12 +37,12 @@ def export(
     from posbias.errors import UsageError
     from posbias.exporting import export as write
     from posbias.exporting.export import recipe_of
+    from posbias.measurement.several import Loading
     from posbias.mitigation.methods.recipe import source_of_recipe
-    from posbias.models.loading import load_model
 
     if to.exists():  # before a model is loaded
         raise UsageError(f"{str(to)!r} exists; a method is exported to a new directory only")
     recipe, _ = recipe_of(fitted, method=method)
-    loaded = load_model(model or source_of_recipe(recipe), device="cpu")
+    loaded = Loading(device="cpu").load(model or source_of_recipe(recipe))
     exported = write(fitted if method is None else recipe, to, model=loaded, merged=merged, gguf=gguf)
     print_document(asdict(exported), as_json=json, line=f"{exported.form}: {to} ({', '.join(exported.files)})")

@@ -20,11 +20,14 @@ DEFAULT_REPORT = Path("runs/verify")
 
 @dataclass(frozen=True)
 class OfModelFlags:
-    """Prompts and initialisation of a model on whose attention claims are tested."""
+    """Prompts for a model on whose attention claims are tested."""
 
     prompts: Annotated[str, typer.Option(help="With --model: prompts, as for measure.")] = "default"
     count: options.Count = 8
-    init_seed: options.InitSeed = None
+
+
+SINGLE = options.ModelFlags(dtype="float32")
+"""Claims are held to single precision."""
 
 
 @options.grouped
@@ -46,6 +49,7 @@ def verify(
         typer.Option(help="Test the claims on this model's attention; models as for measure.", show_default=False),
     ] = None,
     read: OfModelFlags,
+    loading: options.ModelFlags = SINGLE,
     length: options.Length = 32,
     report: Annotated[
         bool,
@@ -59,15 +63,20 @@ def verify(
     that model's attention, trained or random: which premises it meets, and which claims hold.
     """
     from posbias import papers
+    from posbias.measurement.several import MeasurePlan
+    from posbias.prompts.prompts import PromptSource
     from posbias.report import write_report
 
-    unread = options.names_of(OfModelFlags) if model is None else ["mask"]
+    of_model = [*options.names_of(OfModelFlags), *options.names_of(options.ModelFlags)]
+    unread = of_model if model is None else ["mask"]
     options.refuse(context, unread, "needs --model" if model is None else "cannot go with --model")
     out = flags.out or (DEFAULT_REPORT if report else None)
     with running(context, replace(flags, out=out)) as run:
         described: dict[str, Any] | None = None
         if model is not None:
-            verdicts, described = papers.verify_source(model, claim, n_positions=length, seed=flags.seed, **vars(read))
+            source, settings = PromptSource(read.prompts), loading.settings(read.prompts)
+            plan = MeasurePlan(source=source, n_positions=length, count=read.count, seed=flags.seed, **settings)
+            verdicts, described = papers.verify_source(model, claim, plan)
         elif mask is None:
             verdicts = papers.verify(claim, seed=flags.seed)
         elif claim in {None, "wu2025", "wu2025/centre-nodes"}:

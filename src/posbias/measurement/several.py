@@ -23,7 +23,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_model
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.progress import announce
+from posbias.progress import report
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.runs.directories import held
@@ -53,7 +53,7 @@ class Loading:
     """Options of the chat template that renders conversations."""
 
     def load(self, source: str | Path | nn.Module) -> HuggingFaceModel | ReferenceTransformer:
-        """Load the model of a source, and tell who watches in what precision it runs where."""
+        """Load the model of a source, and say in what precision it runs where."""
         model = load_model(
             source,
             init_seed=self.init_seed,
@@ -62,7 +62,7 @@ class Loading:
             max_memory=self.max_memory,
             template_options=self.template_options,
         )
-        announce(f"model {model.identity['source']}: {model.precision}")
+        report(f"model {model.identity['source']}: {model.precision}")
         return model
 
 

@@ -133,7 +133,7 @@ class Work:
             keep_freed_memory()
         if not estimate.coefficients:
             return {}
-        report(f"{estimate.line(self.count, workers=self.workers)}, {self.model.precision}")
+        report(estimate.line(self.count, workers=self.workers))
         return estimate.describe(self.count, workers=self.workers)
 
 

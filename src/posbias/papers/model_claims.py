@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 
 from posbias.architecture import Causal, Full, Mask, Prefix, SlidingWindow
+from posbias.checks import check_choice
 from posbias.errors import RunError, UsageError
-from posbias.measurement.several import Loading
+from posbias.measurement.several import MeasurePlan
 from posbias.models.attention import project_attention, query_blocks, rotated
 from posbias.models.model import Model
 from posbias.models.reference.config import shape_of
@@ -26,7 +27,6 @@ from posbias.models.reference.parameters import constants_of, stacked
 from posbias.papers.claims import selected
 from posbias.papers.kernels import ROUNDING
 from posbias.progress import track
-from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts
 from posbias.report.verify import MODEL_CLAIMS, PREMISES, Finding, Premise, PremiseWords, Verdict, Words, listed
 from posbias.theory.power_rollout.actual_attention import trace_attention
@@ -169,13 +169,12 @@ def verify_model(model: Model, prompts: Prompts, selection: str | None = None) -
     return [MODEL_CLAIMS[name]().check(run) for name in names]
 
 
-def verify_source(
-    source: str, claim: str | None, *, prompts: str, n_positions: int, count: int, init_seed: int | None, seed: int
-) -> tuple[list[Verdict], dict[str, Any]]:
+def verify_source(source: str, claim: str | None, plan: MeasurePlan) -> tuple[list[Verdict], dict[str, Any]]:
     """Verdicts on the model that `source` names, and the model and the prompts as they describe themselves."""
     selected(claim)  # before the model is loaded
-    model = Loading(init_seed, dtype="float32").load(source)  # claims are held to single precision
-    texts = load_prompts(prompts, model, n_positions=n_positions, count=count, seed=seed)
+    check_choice("dtype", plan.dtype, ("float32", "float64"))  # claims are held to single precision
+    model = plan.load(source)
+    texts = plan.prompts(model)
     return verify_model(model, texts, claim), {"model": model.describe(), "prompts": texts.describe()}
 
 

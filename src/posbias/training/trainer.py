@@ -23,7 +23,7 @@ from posbias.checks import checked
 from posbias.errors import RunError, UsageError, printable
 from posbias.memory import keep_freed_memory
 from posbias.models.devices import training_device
-from posbias.progress import announce
+from posbias.progress import report
 from posbias.runs.engines import collect
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import PartStore, below, made_by
@@ -100,13 +100,13 @@ def train_members(
         member.check()
     options = replace(options, device=training_device(options.device))
     precisions = ", ".join(sorted({member.config.dtype for member in members}))
-    announce(f"{len(members)} members: {precisions} on {options.device}")
+    report(f"{len(members)} members: {precisions} on {options.device}")
     stacks = group(members, stack_size=options.stack_size)
     work = StackWork(tuple(members), stacks, schedule, options)
     store = work.store(resume=options.resume)
     names = [f"stack-{unit:04d}" for unit in range(len(stacks))]
-    with live_report(len(members), schedule.steps) as report:
-        prepared = report if options.engine.in_process else None
+    with live_report(len(members), schedule.steps) as table:
+        prepared = table if options.engine.in_process else None
         pieces = collect(work, names, engine=options.engine, store=store, prepared=prepared)
     outcomes: dict[int, TrainedMember] = {}
     for stack, piece in zip(stacks, pieces, strict=True):
