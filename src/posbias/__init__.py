@@ -24,6 +24,7 @@ Load, and read finished runs:
     load_prompts: Load equally long prompts for a model.
     load_record: Read the result of a finished run from its directory.
     Record: One run: what was asked, what that resolved to, what came out.
+    cite: Settings and versions of a run as comments, then BibTeX of posbias and of the work that the run rests on.
     write_report: Write `report.html` into the directory `out`, atomically; on demand a PNG per figure before it.
 
 What is asked about:
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
     from posbias.models.loading import load_model
     from posbias.profiles import Profile
     from posbias.prompts.loading import load_prompts
-    from posbias.report import load_record, write_report
+    from posbias.report import cite, load_record, write_report
     from posbias.runs.records import Record
     from posbias.theory import closed_form, predict
     from posbias.training import TrainOptions, train
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
         "__version__",
         "attention",
         "audit",
+        "cite",
         "closed_form",
         "compare",
         "correlate",
@@ -164,7 +166,7 @@ _HOMES = {
         "models.loading": "load_model",
         "profiles": "Profile",
         "prompts.loading": "load_prompts",
-        "report": "load_record write_report",
+        "report": "cite load_record write_report",
         "runs.records": "Record",
         "theory": "closed_form predict",
         "training": "TrainOptions train",
@@ -172,8 +174,8 @@ _HOMES = {
     for name in names.split()
 }
 """Where each public name lives. No package bears the name of a function here, so none can hide one."""
-_VERBS = "attention audit compare correlate decompose design evaluate measure mitigate place predict train"
-"""Functions whose results answer in sentences."""
+_ANSWERS = "attention audit compare correlate decompose design evaluate measure mitigate place predict train Profile"
+"""Functions whose results answer in sentences, and what a paper takes up of itself."""
 _READERS = "load_record write_report"
 """Functions that meet finished runs of every verb."""
 
@@ -181,8 +183,8 @@ _READERS = "load_record write_report"
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
-    if name in _VERBS.split():
-        import_module("posbias.report")  # puts their results into words, which no room below it does
+    if name in _ANSWERS.split():
+        import_module("posbias.report")  # words and tables of their results, which no room below it makes
     if name in _READERS.split():
         import_module("posbias.papers")  # has the words of published claims and experiments
     if name == "load_prompts":

@@ -11,9 +11,9 @@ import pytest
 import posbias as pb
 from posbias import Record, UsageError
 from posbias.cli.report import report
+from posbias.display.showing import Showing, Shown
 from posbias.display.static import image_of
 from posbias.report import report_of, write_paper
-from posbias.report.layout import command_of
 from posbias.report.page import figures_of, tables_of
 from posbias.report.paper import ARXIV, FUNCTIONS, VARIANTS, csv_table, references, sources_of
 from posbias.report.tables import Table
@@ -61,6 +61,45 @@ def test_a_result_gives_its_tables_and_its_citation():
     assert "Herasimchyk, Hanna" in cited
 
 
+def test_what_is_no_run_gives_its_curves_as_a_table_and_names_posbias_alone():
+    result = pb.predict(pb.Architecture(depth=4, mixing=0.1), n_positions=32, theory="rollout")
+    told = {re.sub("% run: .*", "", text) for text in (pb.cite(result), result.cite(), pb.cite(result.as_run()))}
+    assert len(told) == 1, "all but the name of the run, which each record draws"
+    lines = result.profile.to_latex().splitlines()
+    assert lines[1] == r"\caption{Influence (flat line = 1) by position, 21 of 32}"
+    assert lines[6].startswith("0 & ")
+    assert lines[26] == f"31 & {32 * result.profile.influence[-1]:.3g} " + r"\\"
+    cited = pb.cite(result.profile)
+    assert cited.startswith("@software{posbias-")
+    assert "@article" not in cited
+    with pytest.raises(UsageError, match="holds no curves"):
+        Nothing().to_latex()
+
+
+class Nothing(Showing):
+    """A result without curves."""
+
+    def shown(self):
+        return Shown("nothing")
+
+
+def test_a_saved_picture_names_its_command_and_is_the_same_every_time(tmp_path: Path):
+    result = pb.predict(pb.Architecture(depth=4, mixing=0.1), n_positions=32, theory="rollout")
+    for sort in ("pdf", "svg"):
+        first, again = (result.save(tmp_path / f"{name}.{sort}").read_bytes() for name in ("a", "b"))
+        assert first == again
+        assert b"posbias.predict" in first
+    assert "<dc:title>" in (tmp_path / "a.svg").read_text()
+    result.profile.save(tmp_path / "profile.svg")
+
+
+def test_a_curve_that_covers_another_is_dashed_on_any_axes():
+    result = pb.predict(pb.Architecture(depth=4, mixing=0.1), n_positions=32, theory="rollout")
+    axes = result.plot()
+    curves = [*axes.get_lines(), *result.profile.plot(axes).get_lines()]
+    assert [line.is_dashed() for line in curves if line.get_label() != "flat line"] == [False, False, True]
+
+
 def test_figures_tables_and_references_are_written(tmp_path: Path):
     """By the command, which draws no page."""
     record, out = prediction(), tmp_path / "paper"
@@ -72,7 +111,7 @@ def test_figures_tables_and_references_are_written(tmp_path: Path):
     figures = sorted((out / "figures").iterdir())
     assert [path.suffix for path in figures] == [".pdf", ".svg"]
     (figure,) = figures_of(report_of(record)).values()
-    assert figures[0].read_bytes() == image_of(figure, "pdf", about=command_of(record))
+    assert figures[0].read_bytes() == image_of(figure, "pdf", about=record.command)
     assert "posbias.predict(posbias.Architecture(depth=4" in figures[1].read_text()
     assert document.count(f"{{figures/{figures[0].stem}}}") == 1
     assert document.count("Made by \\texttt{posbias.predict(posbias.Architecture(depth=4") == 1

@@ -155,6 +155,18 @@ class Curve:
         return replace(self, x=self.x[points], y=self.y[points], low=low, high=high, from_end=from_end)
 
 
+def dashed(curves: Sequence[Curve]) -> tuple[Curve, ...]:
+    """The curves in the order in which they are drawn, a solid one that covers an earlier one dashed."""
+    heights = np.concatenate([np.zeros(0), *(curve.y[np.isfinite(curve.y)] for curve in curves)])
+    within = LINE_WIDTH * float(np.ptp(heights)) if heights.size else 0.0
+    seen: list[Curve] = []
+    for curve in curves:
+        if curve.stroke.dash == "solid" and any(curve.covers(below, within) for below in seen):
+            curve = replace(curve, stroke=replace(curve.stroke, dash="dash"))
+        seen.append(curve)
+    return tuple(seen)
+
+
 @dataclass(frozen=True, eq=False)
 class Figure:
     """A titled set of curves over one axis."""
@@ -186,14 +198,7 @@ class Figure:
     """Words for the shaded ranges, which stand beside the name of the axis of x."""
 
     def __post_init__(self) -> None:
-        heights = np.concatenate([np.zeros(0), *(curve.y[np.isfinite(curve.y)] for curve in self.curves)])
-        within = LINE_WIDTH * float(np.ptp(heights)) if heights.size else 0.0
-        curves: list[Curve] = []
-        for curve in self.curves:
-            if curve.stroke.dash == "solid" and any(curve.covers(below, within) for below in curves):
-                curve = replace(curve, stroke=replace(curve.stroke, dash="dash"))
-            curves.append(curve)
-        object.__setattr__(self, "curves", tuple(curves))
+        object.__setattr__(self, "curves", dashed(self.curves))
 
     @property
     def cut_note(self) -> str:

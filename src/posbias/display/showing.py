@@ -10,16 +10,18 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.display.figures import MEASURED, Curve, dashed
+from posbias.display.static import DASHES, bytes_of
 from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
 from posbias.statistics import Interval
@@ -147,9 +149,27 @@ class Showing(Presented):
     comparisons, curves, evaluations, designs, decompositions, audits and records.
     """
 
+    latex: ClassVar[Callable[["Showing"], str] | None] = None
+    citation: ClassVar[Callable[["Showing"], str] | None] = None
+    """`posbias.report` sets both when it is imported: no room below makes tables, or knows whom to cite."""
+
     def as_run(self) -> Any:
         """The record that `save` writes into a directory; None for a result that is no run."""
         return None
+
+    def to_latex(self) -> str:
+        """Every table of the report in LaTeX, for the packages booktabs and graphicx; of what is no run, its curves.
+
+        Raises:
+            UsageError: the run failed, its record is damaged, or there is neither a run nor a curve.
+        """
+        latex = type(self).latex
+        return "" if latex is None else latex(self)
+
+    def cite(self) -> str:
+        """Settings and versions as comments, then BibTeX of posbias and of the work that this result rests on."""
+        citation = type(self).citation
+        return "" if citation is None else citation(self)
 
     def plot(self, ax: "Axes | None" = None, *, size: tuple[float, float] | None = None) -> "Axes":
         """Draw the curves with their intervals; influence in multiples of the flat line, which stands beside it.
@@ -209,6 +229,8 @@ class Showing(Presented):
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write to a file by its ending: .csv, a picture (.png, .svg, .pdf), or .html as a notebook shows it.
 
+        An .svg and a .pdf hold a caption and a run's command in their metadata, and no date: the same result gives the
+        same bytes.
         Without an ending, or if the path is a directory, a run (a prediction, a measurement, an evaluation, a
         decomposition, an audit, a record) becomes a directory, which `load_record` and the command line read; it is
         written atomically. `overwrite`: another finished run there, with its report, is replaced.
@@ -234,7 +256,9 @@ class Showing(Presented):
         if ending == ".csv":
             return self.to_csv(path)
         if ending in PICTURES:
-            return _written(path, _picture(self._with_curves(), ending.removeprefix(".")))
+            made = self.as_run()
+            about = "" if made is None else printable(made.command)
+            return _written(path, _picture(self._with_curves(), ending.removeprefix("."), about))
         page = PAGE.format(title=escape(self.shown().title), body=self._repr_html_())
         return _written(path, page.encode())
 
@@ -252,15 +276,17 @@ def _draw(ax: "Axes", view: Shown) -> None:
     flat_line_is_there = any(
         line.get_label() == FLAT_LINE and np.size(line.get_xdata()) == 2 for line in ax.get_lines()
     )
-    for series in view.series:
-        if series.drawn:
-            low, high = series.ends
-            marker = {"marker": "o"} if view.places is not None else {}
-            name = series.name.replace("$", r"\$")  # a dollar sign would start a formula
-            (line,) = ax.plot(view.x, series.values * view.scale, label=name, **marker)  # type: ignore[arg-type]
-            if np.isfinite(low).any():
-                ends = low * view.scale, high * view.scale
-                ax.fill_between(view.x, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
+    below = [Curve("", *map(_floats, line.get_data()), MEASURED) for line in ax.get_lines()]
+    drawn = [series for series in view.series if series.drawn]
+    curves = [Curve(series.name, _floats(view.x), series.values * view.scale, MEASURED) for series in drawn]
+    for series, curve in zip(drawn, dashed([*below, *curves])[len(below) :], strict=True):
+        low, high = series.ends
+        marker = {"marker": "o"} if view.places is not None else {}
+        name = series.name.replace("$", r"\$")  # a dollar sign would start a formula
+        (line,) = ax.plot(curve.x, curve.y, label=name, linestyle=DASHES[curve.stroke.dash], **marker)  # type: ignore[arg-type]
+        if np.isfinite(low).any():
+            ends = low * view.scale, high * view.scale
+            ax.fill_between(view.x, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
     flat = view.quantity == INFLUENCE
     if flat:
         if not flat_line_is_there:
@@ -275,14 +301,16 @@ def _draw(ax: "Axes", view: Shown) -> None:
         ax.legend(frameon=False)
 
 
-def _picture(view: Shown, sort: str) -> bytes:
+def _floats(values: Any) -> Values:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _picture(view: Shown, sort: str, about: str = "") -> bytes:
     from matplotlib.figure import Figure
 
     canvas = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     _draw(canvas.subplots(), view)
-    buffer = io.BytesIO()
-    canvas.savefig(buffer, format=sort)
-    return buffer.getvalue()
+    return bytes_of(canvas, sort, title=view.title, about=about)
 
 
 def _columns(view: Shown) -> dict[str, Any]:
@@ -296,6 +324,13 @@ def _columns(view: Shown) -> dict[str, Any]:
     }
     names = np.repeat([series.name for series in view.series], len(view.x))
     return points if len(view.series) == 1 else {"curve": names, **points}
+
+
+def rows_of(view: Shown, most: int) -> list[list[str]]:
+    """A head, and a row for each of at most so many places, evenly from the first to the last: every curve there."""
+    places = sorted({round(place) for place in np.linspace(0, len(view.x) - 1, min(most, len(view.x)))})
+    head = [view.axis, *(series.name for series in view.series)]
+    return [head, *([str(view.x[at]), *(_text(series, at, view.scale) for series in view.series)] for at in places)]
 
 
 def _table(view: Shown) -> str:

@@ -37,7 +37,6 @@ STYLE: Any = {
     "axes.labelcolor": INK,
     "text.color": INK,
     "font.family": "DejaVu Sans",
-    "svg.hashsalt": PICTURE_SOFTWARE,
 }
 METADATA: dict[str, Callable[[str, str], Any]] = {
     "png": lambda title, about: {"Software": PICTURE_SOFTWARE},
@@ -50,8 +49,7 @@ METADATA: dict[str, Callable[[str, str], Any]] = {
 def image_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "") -> bytes:
     """The figure as a PNG, PDF or SVG: profiles on a logarithmic and a linear axis side by side, the rest on one.
 
-    A PDF and an SVG carry the title, and how the figure was made (`about`), in their metadata, and no date: the same
-    figure gives the same bytes.
+    `about` says how the figure was made.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -66,8 +64,20 @@ def image_of(figure: Figure | HeatMap, sort: str = "png", *, about: str = "") ->
             _draw_curves(canvas, figure)
         title = _literal("\n".join(title_lines(figure.title)))
         canvas.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-        buffer = io.BytesIO()
-        canvas.savefig(buffer, format=sort, metadata=METADATA[sort](figure.title, about))
+        return bytes_of(canvas, sort, title=figure.title, about=about)
+
+
+def bytes_of(canvas: "Canvas", sort: str, *, title: str, about: str) -> bytes:
+    """The content of a picture's file.
+
+    A PDF and an SVG carry the title, and how the figure was made (`about`), in their metadata, and no date: the same
+    figure gives the same bytes.
+    """
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": PICTURE_SOFTWARE}):
+        canvas.savefig(buffer, format=sort, metadata=METADATA[sort](title, about))
     return buffer.getvalue()
 
 

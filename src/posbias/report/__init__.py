@@ -17,13 +17,14 @@ from posbias.report import (  # noqa: F401
 )
 from posbias.report.findings import Finding, grouped_findings
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, verdict, write_report
-from posbias.report.paper import write_paper
+from posbias.report.paper import cite, write_paper
 from posbias.runs.results import load_record
 
 __all__ = [
     "REPORTS",
     "Finding",
     "Report",
+    "cite",
     "conclude",
     "grouped_findings",
     "load_record",

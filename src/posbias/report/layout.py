@@ -57,14 +57,6 @@ def real_name(title: str) -> str:
     return re.sub(r"(?<![\w/-])demo(?![\w/-])", DEMO_NAME, title)
 
 
-def command_of(record: Record) -> str:
-    """The command that repeats the run: the shell line if it was recorded, otherwise the same call in Python."""
-    if record.resolved.get("command"):
-        return str(record.resolved["command"])
-    arguments = ", ".join(f"{name}={value!r}" for name, value in record.arguments.items() if value is not None)
-    return f"posbias.{record.verb}({arguments})"
-
-
 def caveats_of(record: Record) -> tuple[str, ...]:
     """Warnings about the model (an encoding that is not the published one), the theories and the prompts."""
     responder = record.resolved.get("responder") or {}

@@ -22,7 +22,7 @@ from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
 from posbias.registry import Registry
 from posbias.report.findings import Finding
-from posbias.report.layout import DEMO_NAME, command_of, conditions_of, real_name, shown_record
+from posbias.report.layout import DEMO_NAME, conditions_of, real_name, shown_record
 from posbias.report.tables import Table, condensed, print_notes, print_tables
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import REPORT_FILE, Record, remove_report
@@ -221,7 +221,7 @@ def _page_template() -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(condensed=condensed, command_of=command_of, conditions_of=conditions_of)
+    environment.globals.update(condensed=condensed, conditions_of=conditions_of)
     return environment.get_template(TEMPLATE)
 
 

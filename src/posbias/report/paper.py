@@ -16,17 +16,17 @@ from typing import Any
 
 from posbias.architecture import ENCODINGS, MASKS
 from posbias.checks import checked
-from posbias.display.showing import Showing
+from posbias.display.showing import Showing, rows_of
 from posbias.display.static import image_of
 from posbias.errors import RunError, UsageError
 from posbias.files import write_atomically
 from posbias.measurement.kinds import KINDS
 from posbias.mitigation import MITIGATIONS
-from posbias.report.layout import command_of, conditions_of, real_name, shown_record
+from posbias.report.layout import conditions_of, real_name, shown_record
 from posbias.report.page import figures_of, records_of, report_of, tables_of
 from posbias.report.tables import Table
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Answering, Result
+from posbias.runs.results import RESULTS
 from posbias.statistics import MISSING
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.theory import THEORIES
@@ -44,6 +44,8 @@ ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 INTERVAL = re.compile(r"(?P<value>[-+]?[\d.]+)(?P<unit>(?: \S+)?) \[(?P<low>-?[\d.]+|-inf), (?P<high>-?[\d.]+|inf)\]")
 WIDE = 5
 """Columns from which a table is scaled to the width of the text."""
+PLACES = 21
+"""Most rows of a table of curves; CSV has all."""
 LINE = 40
 """Characters of a cell from which its column is broken into lines."""
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$"}
@@ -64,9 +66,16 @@ PREAMBLE = r"""\documentclass{article}
 """
 
 
-def latex_of(run: Result | Record) -> str:
-    """Every table of a run's report in LaTeX, for the packages booktabs and graphicx."""
-    return "\n".join(latex_table(table) for table in tables_of(report_of(run)))
+def latex_of(result: Showing) -> str:
+    """Every table of a run's report in LaTeX, for the packages booktabs and graphicx; of what is no run, its curves."""
+    if (run := result.as_run()) is not None:
+        return "\n".join(latex_table(table) for table in tables_of(report_of(run)))
+    view = result.shown()
+    if not view.series:
+        raise UsageError(f"{type(result).__name__}({view.title}) holds no curves over positions")
+    head, *rows = rows_of(view, PLACES)
+    shown = f", {len(rows)} of {len(view.x)}" if len(rows) < len(view.x) else ""
+    return latex_table(Table(f"{view.label} by {view.axis}{shown}".capitalize(), head, rows))
 
 
 def latex_table(table: Table) -> str:
@@ -102,9 +111,16 @@ def csv_table(table: Table) -> str:
     return text.getvalue()
 
 
-def cite(run: Result | Record) -> str:
-    """Settings and versions of a run as comments, then BibTeX of posbias and of the work that the run rests on."""
-    record = shown_record(run.as_run())
+@checked
+def cite(result: Showing | Record) -> str:
+    """Settings and versions of a run as comments, then BibTeX of posbias and of the work that the run rests on.
+
+    A result that is no run, such as a profile, names posbias alone.
+    """
+    run = result.as_run()
+    if run is None:
+        return "\n".join(_entries([Record("cite", {})]))
+    record = shown_record(run)
     comments = [f"% {name}: {' '.join(text.split())}" for name, text in _settings(record).items()]
     return "\n".join([*comments, "", *_entries([record])])
 
@@ -144,13 +160,13 @@ def write_paper(runs: Showing | Record | Sequence[Showing | Record], out: Path) 
     records = records_of(runs)
     report = report_of(*records)
     records = [shown_record(record) for record in records]
-    made_by = "; ".join(map(command_of, records))
+    made_by = "; ".join(record.command for record in records)
     tables = tables_of(report)
     for record in records:
         title = f"Settings of {real_name(record.title)}"
         tables.append(Table(title, ["setting", "value"], [*map(list, _settings(record).items())], prose=True))
     contents: dict[str, bytes] = {}
-    parts = [f"% {line}" for line in (real_name(report.title), *map(command_of, records))]
+    parts = [f"% {line}" for line in (real_name(report.title), *(record.command for record in records))]
     for name, figure in figures_of(report).items():
         for sort in ("pdf", "svg"):
             contents[f"figures/{name}.{sort}"] = image_of(figure, sort, about=made_by)
@@ -175,7 +191,7 @@ def write_paper(runs: Showing | Record | Sequence[Showing | Record], out: Path) 
 
 def _settings(record: Record) -> dict[str, str]:
     """The command, settings and versions of a run, by name."""
-    return {"made by": command_of(record), **conditions_of(record)}
+    return {"made by": record.command, **conditions_of(record)}
 
 
 def _entries(records: Sequence[Record]) -> list[str]:
@@ -211,4 +227,4 @@ def _escaped(text: str) -> str:
     return text.translate(LATEX)
 
 
-Answering.latex, Answering.citation = latex_of, cite
+Showing.latex, Showing.citation = latex_of, cite

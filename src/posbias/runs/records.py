@@ -132,6 +132,14 @@ class Record(Presented):
         )
         return str(next(filter(None, titles), self.verb))
 
+    @property
+    def command(self) -> str:
+        """The command that repeats the run: the shell line if it was recorded, otherwise the same call in Python."""
+        if self.resolved.get("command"):
+            return str(self.resolved["command"])
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items() if value is not None)
+        return f"posbias.{self.verb}({arguments})"
+
     def as_json(self) -> dict[str, Any]:
         """Everything but the arrays as one JSON document, with the numbers of each measured profile."""
         cut = {"arguments": portable(self.arguments), "resolved": portable(self.resolved)}

@@ -22,13 +22,10 @@ Kind = TypeVar("Kind")
 
 
 class Answering(Showing):
-    """A result that answers in sentences, and that a paper takes up: `posbias.report` makes both of its stored form."""
+    """A result that answers in sentences, which `posbias.report` makes of its stored form."""
 
     wording: ClassVar[Callable[[Record], Iterable[str]] | None] = None
-    """Puts a run into sentences. `posbias.report` sets this and the next two when it is imported: no room below words
-    its results."""
-    latex: ClassVar[Callable[[Record], str] | None] = None
-    citation: ClassVar[Callable[[Record], str] | None] = None
+    """Puts a run into sentences. `posbias.report` sets this when it is imported: no room below words its results."""
 
     @abstractmethod
     def as_run(self) -> Record:
@@ -43,20 +40,6 @@ class Answering(Showing):
         """
         worded = type(self).wording
         return () if worded is None else tuple(worded(self.as_run()))
-
-    def to_latex(self) -> str:
-        """Every table of the report in LaTeX, for the packages booktabs and graphicx.
-
-        Raises:
-            UsageError: the run failed, or its record is damaged.
-        """
-        latex = type(self).latex
-        return "" if latex is None else latex(self.as_run())
-
-    def cite(self) -> str:
-        """Settings and versions as comments, then BibTeX of posbias and of the work that this result rests on."""
-        citation = type(self).citation
-        return "" if citation is None else citation(self.as_run())
 
 
 class Result(Answering):
