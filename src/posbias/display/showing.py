@@ -276,7 +276,7 @@ def _draw(ax: "Axes", view: Shown) -> None:
     flat_line_is_there = any(
         line.get_label() == FLAT_LINE and np.size(line.get_xdata()) == 2 for line in ax.get_lines()
     )
-    below = [Curve("", *map(_floats, line.get_data()), MEASURED) for line in ax.get_lines()]
+    below = [Curve("", _floats(line.get_xdata()), _floats(line.get_ydata()), MEASURED) for line in ax.get_lines()]
     drawn = [series for series in view.series if series.drawn]
     curves = [Curve(series.name, _floats(view.x), series.values * view.scale, MEASURED) for series in drawn]
     for series, curve in zip(drawn, dashed([*below, *curves])[len(below) :], strict=True):
