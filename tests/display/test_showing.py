@@ -21,6 +21,7 @@ from posbias.evaluation.curve import position_curve
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import PromptSource
 from posbias.report import verdict
+from posbias.report.paper import LATEX
 from posbias.runs.records import plain, read_record
 from posbias.runs.results import result_of
 from posbias.training import study_of
@@ -111,6 +112,18 @@ def test_table_and_csv_hold_every_curve_with_its_interval(name, results, tmp_pat
         written = list(csv.DictReader(file))
     values = [float(row[shown.quantity] or "nan") for row in written]
     np.testing.assert_array_equal(values, table[shown.quantity])
+
+
+@each
+def test_every_result_has_its_table_and_whom_to_cite(name, results):
+    result = results[name]
+    tables, run = result.to_latex(), result.as_run()
+    assert tables.count(r"\begin{tabular}") == tables.count(r"\end{tabular}") >= 1
+    if run is None:
+        named = [series.name.translate(LATEX) for series in result.shown().series]
+        assert " & ".join([result.shown().axis, *named]) in tables
+    assert "@software{posbias-" in pb.cite(result)
+    assert pb.cite(result).startswith("% made by: ") == (run is not None)
 
 
 @each
