@@ -56,7 +56,7 @@ class Examiner:
     mixing: Float64[np.ndarray, "count layers"]
     """Mean over tokens of |a| / (|x| + |a|), measured on the unchanged model."""
     content: Float64[np.ndarray, "count layers heads"] | None
-    """Diagonal less off-diagonal content logits, likewise; None where attention cannot be recomputed."""
+    """Diagonal less off-diagonal content logits, likewise; None if attention cannot be recomputed."""
     store: PartStore
 
     def changed(self, intervention: Intervention | None) -> AbstractContextManager[None]:

@@ -445,7 +445,7 @@ def _steepness(logs: Vector) -> float:
 
 
 def _exact_key_bias(base: Architecture, target: Target, n_positions: int) -> Vector | None:
-    """The key bias in every layer that meets the target without content and sinks; None where there is none."""
+    """The key bias in every layer that meets the target without content and sinks; None if there is none."""
     mixing = base.layer_mixing
     try:
         return key_bias_for(target.profile(n_positions, float(np.prod(1 - mixing))), mixing)

@@ -1,7 +1,7 @@
 """Scores by position, with paired statistics: every position against the best, the shape of the curve, what is lost in
 the middle, and all as a record. The samples are the independent units, every one put at all positions.
 
-Input is always score[sample, position], such as 1 and 0 for right and wrong, or log-probabilities; NaN where an
+Input is always score[sample, position], such as 1 and 0 for right and wrong, or log-probabilities; NaN if an
 example was skipped. Means use every score there is; comparisons use the samples that have a score at all positions.
 Scores that all lie in 0 ... 1 are taken for shares: neither they nor their differences leave that range.
 
@@ -347,7 +347,7 @@ def position_curve(
     """Everything that paired scores say about positions.
 
     Args:
-        scores: score[sample, position], NaN where an example was skipped.
+        scores: score[sample, position], NaN if an example was skipped.
         positions, gold_tokens, seed, quantity: As in `PositionCurve`.
 
     Raises:

@@ -62,7 +62,7 @@ class Agreement:
     moment: str
     outcome: str
     correlation: Difference | None
-    """Mean Spearman over places; None where theory or outcome has no order in any seed."""
+    """Mean Spearman over places; None if theory or outcome has no order in any seed."""
     slope: Difference | None
     """Outcome per factor e of influence."""
     variance: float
@@ -222,7 +222,7 @@ def loop_table(results: Sequence[Agreement]) -> Table:
 
 
 def loop_figure(slug: str, results: Sequence[Agreement], outcome: str) -> Figure | None:
-    """Rank correlation per architecture, one curve per theory and moment; None where nothing was compared."""
+    """Rank correlation per architecture, one curve per theory and moment; None if nothing was compared."""
     architectures = list(dict.fromkeys(entry.architecture for entry in results if entry.architecture != POOLED))
     by_curve = {
         (e.architecture, e.theory, e.moment): e for e in results if e.outcome == outcome and e.correlation is not None

@@ -83,7 +83,7 @@ def mean_field_profiles(members: Sequence[Member], *, seed: int = 0) -> list[Flo
         seed: Of those sequences.
 
     Returns:
-        A profile per member; None where the theory does not know the network (values not drawn for every head).
+        A profile per member; None if the theory does not know the network (values not drawn for every head).
     """
     computed: dict[tuple[object, ...], Float64[np.ndarray, n_positions] | None] = {}
     profiles = []
@@ -101,7 +101,7 @@ def mean_field_profiles(members: Sequence[Member], *, seed: int = 0) -> list[Flo
 
 
 def _sequences_of_vectors(member: Member, seed: int) -> Float[Tensor, "batch position feature"] | None:
-    """Inputs of the member's task, None where these are tokens."""
+    """Inputs of the member's task, None if these are tokens."""
     if member.config.vocabulary_size is not None:
         return None
     sequences: Tensor = stack_tasks([member.task], [seed + member.seed]).batch(0, KNOWN_SEQUENCES).inputs[0]

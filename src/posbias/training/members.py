@@ -103,7 +103,7 @@ class TrainedMember:
     steps: int = 0
     """Updates made."""
     losses: Float32[np.ndarray, "window"] = field(default_factory=lambda: np.empty(0, dtype=np.float32))
-    """Mean training loss (nats) over successive windows of steps; NaN or huge where it diverged."""
+    """Mean training loss (nats) over successive windows of steps; NaN or huge if it diverged."""
     parameters: dict[str, Tensor] | None = None
     """Final parameters, on the CPU; None in training, and for a member that diverged or failed."""
     evaluation_steps: Int64[np.ndarray, "evaluation"] = field(default_factory=lambda: np.empty(0, dtype=np.int64))

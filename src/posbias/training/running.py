@@ -1,8 +1,8 @@
 """`train`: every member of a study trained, its model saved, and all of it kept in one record of verb "train".
 
 Scalars: `counts` {status: members}, `members` [{name, coordinates, seed, status, reason, steps, loss, model}] with
-`model` the member's directory within the run (None if there is none). Arrays, members first, NaN where a member has no
-value: `losses` [member window], `evaluation_steps` [member evaluation] (-1 where there was none),
+`model` the member's directory within the run (None if there is none). Arrays, members first, NaN if a member has no
+value: `losses` [member window], `evaluation_steps` [member evaluation] (-1 if there was none),
 `evaluations/NAME` [member evaluation ...]; a quantity whose shape differs between members is stored for each as
 `evaluations/NAME/MEMBER` [evaluation ...].
 

@@ -440,7 +440,7 @@ class Client:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for, given as a number or a date; None where it says nothing."""
+    """Seconds that a Retry-After header asks for, given as a number or a date; None if it says nothing."""
     if value is None:
         return None
     try:

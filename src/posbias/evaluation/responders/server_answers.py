@@ -253,7 +253,7 @@ class Message(Generated):
 
 
 class Echo(ServerAnswer):
-    """Tokens of a repeated prompt with their log-probabilities; `tokens` is None where the server gives none."""
+    """Tokens of a repeated prompt with their log-probabilities; `tokens` is None if the server gives none."""
 
     finish: Finish = Field("unknown", validation_alias=AliasPath(*FIRST, "finish_reason"), exclude=True)
     text: TextOrNone = Field(validation_alias=AliasPath(*FIRST, "text"))
@@ -300,7 +300,7 @@ def read_answer(body: bytes, kind: type[Kind], hide: Hide) -> Kind:
 
 
 def _small_object(body: bytes) -> dict[str, Any]:
-    """A JSON object of the size of an error; empty where there is none."""
+    """A JSON object of the size of an error; empty if there is none."""
     try:
         document = json.loads(body) if len(body) <= LARGEST_ERROR else None
     except (ValueError, RecursionError):

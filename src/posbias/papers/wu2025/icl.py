@@ -281,7 +281,7 @@ def _depth_figure(slug: str, cells: Cells, gap: int, residual: bool) -> Figure |
 
 
 def _curves(slug: str, title: str, cells: Cells, variants: Mapping[str, tuple[Cell, Stroke]]) -> list[Figure]:
-    """Accuracy by place of the answer of several cells; empty where none was trained."""
+    """Accuracy by place of the answer of several cells; empty if none was trained."""
     curves = []
     for name, (cell, stroke) in variants.items():
         if cells.has(cell):

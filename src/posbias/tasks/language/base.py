@@ -54,7 +54,7 @@ class Example:
     """The text that follows the prompt when the first answer is teacher-forced; begins with a blank as text would.
     Empty if there is none to score."""
     gold_position: int | None
-    """Index of the moved item among the items, 0 = first; None where there is none (closed book)."""
+    """Index of the moved item among the items, 0 = first; None if there is none (closed book)."""
     n_items: int
     """Positions that the moved item can take."""
     sample: str
@@ -98,7 +98,7 @@ class Draft:
     text: str
     answers: tuple[str, ...]
     gold: Span | None
-    """The moved item in `text`, in characters, with its number; None where there is none."""
+    """The moved item in `text`, in characters, with its number; None if there is none."""
     companions: tuple[str, ...] = ()
     passages: tuple[Span, ...] = ()
     """Passages, see `Example.passages`."""
@@ -277,7 +277,7 @@ class LanguageTask(ABC):
         """Examples of `count` samples, all positions of one sample together, in ascending order.
 
         Args:
-            tokenizer: The model's own Hugging Face tokenizer, for exact places and lengths; None where it is not to
+            tokenizer: The model's own Hugging Face tokenizer, for exact places and lengths; None if it is not to
                 be had, which leaves `gold_token` and `n_tokens` open.
             count: Samples, >= 1.
             positions: Of the moved item among 0 ... n_items - 1; None: all.
@@ -387,7 +387,7 @@ def check_path(owner: str, parameter: str, value: object) -> None:
 
 
 def file_sha256(task: object) -> str | None:
-    """Hash of the file that a task's samples are read from; None where it makes its own, or that is no plain file."""
+    """Hash of the file that a task's samples are read from; None if it makes its own, or that is no plain file."""
     path = getattr(task, "file", None) or getattr(task, "corpus", None)
     if path is None or not Path(path).is_file():
         return None

@@ -72,7 +72,7 @@ class Documents(LanguageTask):
     template: str | None = None
     """A text file with one's own prompt, `{documents}` once and `{question}` at least once; None: as published."""
     entry: str | None = None
-    """How each document is listed: `{text}`, and before it, if wanted, `{number}` and then `{title}` (empty where there
+    """How each document is listed: `{text}`, and before it, if wanted, `{number}` and then `{title}` (empty if there
     is none); None: as published."""
 
     scoring: ClassVar[str] = "best_subspan_em"

@@ -75,7 +75,7 @@ def locate(
     Args:
         prompt: As the model is to read it.
         spans: Begin and end in characters, none empty.
-        tokenizer: The model's own; None where it is not to be had.
+        tokenizer: The model's own; None if it is not to be had.
         own_control: As `Example.own_control`.
         message: Index of the message in a conversation.
 

@@ -222,7 +222,7 @@ def cross_entropy(logits: Logits, targets: Int64[Tensor, "member batch row"]) ->
 def right_answers(
     logits: Float[Tensor, "member batch one output"], targets: Int64[Tensor, "member batch"]
 ) -> Float64[Tensor, "member"]:
-    """Right answers per member; NaN where a logit is not finite."""
+    """Right answers per member; NaN if a logit is not finite."""
     right = (logits[:, :, 0].argmax(-1) == targets).double()
     return torch.where(logits[:, :, 0].isfinite().all(-1), right, torch.nan).sum(1)
 
