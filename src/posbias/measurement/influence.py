@@ -15,6 +15,7 @@ from posbias.errors import RunError
 from posbias.measurement.blocks import first_in_backward, first_in_forward
 from posbias.measurement.kinds import Experiment, Kind, Pullback, Site
 from posbias.measurement.outputs import Influence, Key, PassOptions, Question
+from posbias.models.devices import in_float64
 from posbias.models.model import Model, Outputs
 
 Pulled = tuple[Site, Float64[Tensor, "prompts outputs _"]]
@@ -124,7 +125,7 @@ def pull_back(
             list(cotangents.values()),
             retain_graph=keep_graph or start + rows < len(covectors),
         )[0]
-        of_units = gradient.double().square().sum(dim=2).view(prompts, rows, -1)[:, : len(chunk)]
+        of_units = in_float64(gradient).square().sum(dim=2).view(prompts, rows, -1)[:, : len(chunk)]
         squares.append(of_units.cpu().numpy() * np.square(lengths.cpu().numpy())[..., None])
         del gradient, cotangents, of_units  # else they lie beside those of the next backward pass
     return np.concatenate(squares, axis=1)

@@ -23,6 +23,7 @@ from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_backward, first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment, scored_tokens
 from posbias.measurement.outputs import Influence, Question, Reading
+from posbias.models.devices import in_float64
 from posbias.models.model import Model, Outputs
 
 FINEST = 2.0**-20
@@ -222,10 +223,12 @@ class IntegratedGradients(Experiment):
         line = question.embeddings - start
 
         def evaluate(places: list[float]) -> tuple[Float64[np.ndarray, "place"], Float64[np.ndarray, "place n_inputs"]]:
-            inputs = (start + start.new_tensor(places)[:, None, None] * line).requires_grad_()
+            inputs = (
+                start + torch.tensor(places, dtype=torch.float64).to(start)[:, None, None] * line
+            ).requires_grad_()
             scores = self._score(question.outputs(inputs), question.reading, tokens)
             gradient = torch.autograd.grad(scores.sum(), inputs)[0]
-            slopes = (gradient.double() * line.double()).sum(dim=2)
+            slopes = (in_float64(gradient) * in_float64(line)).sum(dim=2)
             return scores.detach().cpu().numpy(), slopes.cpu().numpy()
 
         return integrate_path(evaluate, ends, steps=self.steps, tolerance=self.tolerance, at_once=question.rows)
@@ -234,7 +237,7 @@ class IntegratedGradients(Experiment):
         self, output: Outputs, reading: Reading, tokens: Int64[Tensor, "one outputs"]
     ) -> Float64[Tensor, "batch"]:
         """The score f of every row, in float64."""
-        logits = output.logits.double()
+        logits = in_float64(output.logits)
         values = logits if self.score == "logit" else logits.log_softmax(dim=-1)
         of_tokens = values.gather(2, tokens.expand(len(values), -1)[..., None])[..., 0]
         if self.score != "probability":
@@ -261,5 +264,5 @@ def mean_embedding(model: Model) -> Float64[Tensor, "feature"]:
     total = torch.zeros(model.width, dtype=torch.float64)
     for start in range(0, model.vocabulary_size, VOCABULARY_CHUNK):
         tokens = range(start, min(start + VOCABULARY_CHUNK, model.vocabulary_size))
-        total += model.embed(model.token_tensor([list(tokens)]))[0].double().sum(dim=0).cpu()
+        total += in_float64(model.embed(model.token_tensor([list(tokens)]))[0]).sum(dim=0).cpu()
     return total / model.vocabulary_size

@@ -19,6 +19,7 @@ from posbias.checks import check_choice, check_size
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.outputs import Influence, Output, Question, Reading
+from posbias.models.devices import float64_device, in_float64
 from posbias.models.model import Outputs
 from posbias.registry import Registry
 
@@ -122,7 +123,7 @@ class Jacobian(Pullback):
         """Unit vectors, random probes, or the all-ones vector; the same at every output, so that it acts on the sum."""
         _, outputs, width = output.hidden.shape
         drawn = [self.vectors(width, generator) for generator in (generators if self.sampled else generators[:1])]
-        vectors = (torch.stack(drawn) if len(drawn) > 1 else drawn[0][None]).to(output.hidden.device)
+        vectors = (torch.stack(drawn) if len(drawn) > 1 else drawn[0][None]).to(float64_device(output.hidden.device))
         return vectors[:, :, None].expand(len(generators), -1, outputs, -1)
 
     def vectors(self, width: int, generator: torch.Generator) -> Float64[Tensor, "passes features"]:
@@ -177,8 +178,9 @@ class Logit(Pullback):
 
     def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
         """e_t."""
-        gradient = torch.zeros_like(output.logits, dtype=torch.float64, requires_grad=False)
-        return gradient.scatter_(2, scored_tokens(output, reading)[..., None], 1)[:, None]
+        tokens = scored_tokens(output, reading)
+        gradient = torch.zeros(output.logits.shape, dtype=torch.float64, device=tokens.device)
+        return gradient.scatter_(2, tokens[..., None], 1)[:, None]
 
 
 @KINDS.register("fisher")
@@ -233,14 +235,15 @@ def resolve_kinds(kinds: Sequence[str | Kind] | str | Kind) -> tuple[Kind, ...]:
 
 
 def scored_tokens(output: Outputs, reading: Reading) -> Int64[Tensor, "prompts outputs"]:
-    """The token whose score is read at every output: the target's, otherwise the predicted one."""
+    """The token whose score is read at every output: the target's, otherwise the predicted one; beside float64."""
+    device = float64_device(output.logits.device)
     if reading.targets is not None:
-        return torch.tensor(reading.targets, device=output.logits.device).expand(len(output.logits), -1)
-    return output.logits.detach().argmax(dim=-1)
+        return torch.tensor(reading.targets, device=device).expand(len(output.logits), -1)
+    return output.logits.detach().argmax(dim=-1).to(device)
 
 
 def _probabilities(output: Outputs) -> Float64[Tensor, "prompts outputs vocabulary"]:
-    return output.logits.detach().double().softmax(dim=-1)
+    return in_float64(output.logits.detach()).softmax(dim=-1)
 
 
 def _surprise(

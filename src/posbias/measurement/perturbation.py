@@ -18,6 +18,7 @@ from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment
 from posbias.measurement.outputs import Influence, Question
+from posbias.models.devices import in_float64
 from posbias.models.hugging_face import Prefix, trusted_prefix
 
 
@@ -134,9 +135,9 @@ def _moved(
 def _divergence(logits: Float[Tensor, "copies outputs vocabulary"]) -> Float64[np.ndarray, "changed outputs"]:
     """KL(p || p') of the first row from every other one, by terms that are all >= 0: sum p (e^u - 1 - u)."""
     result = np.empty((len(logits) - 1, logits.shape[1]))
-    unchanged = logits[0].double().log_softmax(dim=-1)
+    unchanged = in_float64(logits[0]).log_softmax(dim=-1)
     for row, changed in enumerate(logits[1:]):
-        change = changed.double().log_softmax(dim=-1) - unchanged
+        change = in_float64(changed).log_softmax(dim=-1) - unchanged
         terms = unchanged.exp() * (torch.expm1(change) - change)
         # A token that the model rules out (logit -inf) adds nothing.
         result[row] = terms.masked_fill(unchanged == -torch.inf, 0).sum(dim=-1).cpu().numpy()

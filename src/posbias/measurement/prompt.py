@@ -27,6 +27,7 @@ from posbias.measurement.influence import (
 from posbias.measurement.kinds import Jacobian, Kind, Pullback
 from posbias.measurement.outputs import ALL_LAYERS, Influence, Key, PassOptions, Question, TokenIds
 from posbias.models.branches import watch_branches
+from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
@@ -214,7 +215,7 @@ def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
     """Both mixings of every layer, from the norms of a forward pass of a single prompt; its index is for messages."""
     share = norms.share(f" on prompt {prompt}")
     stream, branch = (
-        np.linalg.norm(values[:, 0].double().numpy(force=True), axis=1) for values in (norms.stream, norms.branch)
+        np.linalg.norm(in_float64(values[:, 0]).numpy(force=True), axis=1) for values in (norms.stream, norms.branch)
     )
     return Mixing(share.mean(axis=1), branch / (stream + branch), share)
 

@@ -4,6 +4,7 @@ A model goes to the first accelerator that holds its weights with room for passe
 """
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -52,11 +53,28 @@ def accelerators() -> Iterator[Accelerator]:
     assert kind is not None  # one is available
     for index in range(torch.accelerator.device_count()):
         device = torch.device(kind.type, index)
-        try:
-            torch.zeros(1, dtype=torch.float64, device=device).sum().item()
-        except Exception:  # whatever a driver raises: the device is of no use here
-            continue
-        yield Accelerator(device, free_bytes(device))
+        if has_float64(device):
+            yield Accelerator(device, free_bytes(device))
+
+
+@cache
+def has_float64(device: torch.device) -> bool:
+    """True if a device computes in float64, which `mps` does not."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device).sum().item()
+    except Exception:  # whatever a driver raises
+        return False
+    return True
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """The device on which float64 sums of a device's values are taken: the CPU if the device has no float64."""
+    return device if has_float64(device) else CPU
+
+
+def in_float64(values: torch.Tensor) -> torch.Tensor:
+    """The values in float64, on their own device or, if that has no float64, on the CPU."""
+    return values.to(float64_device(values.device)).double()
 
 
 def first_with_room(devices: Iterable[Accelerator], weights: int, *, most: int | None = None) -> torch.device | None:

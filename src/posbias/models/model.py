@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from posbias.display.naming import changed_fields
 from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
+from posbias.models.devices import in_float64
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class BranchNorms:
         Raises:
             RunError: a sum is zero or not finite; the message names the layer, and the prompt by `where`.
         """
-        stream, branch = (norms[:, 0].double().numpy(force=True) for norms in (self.stream, self.branch))
+        stream, branch = (in_float64(norms[:, 0]).numpy(force=True) for norms in (self.stream, self.branch))
         total = stream + branch
         wrong = np.flatnonzero(~(np.isfinite(total) & (total > 0)).all(axis=1))
         if len(wrong):

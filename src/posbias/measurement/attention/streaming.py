@@ -52,6 +52,7 @@ from posbias.models.attention import (
     watch_attention,
 )
 from posbias.models.branches import watch_branches
+from posbias.models.devices import has_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model
 from posbias.models.model import Model
@@ -166,6 +167,8 @@ def attention(
         )
     model = as_model(model)
     check_prompts(model, prompts)
+    if not has_float64(model.device):
+        raise UsageError(f"attention is summed in float64, which {model.device} lacks; load the model on device cpu")
     layers = describe_attention(model, n_positions=prompts.n_positions)
     if any(layer.mask.reach(prompts.n_positions) == 1 for layer in layers):
         raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
