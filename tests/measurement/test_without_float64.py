@@ -25,7 +25,8 @@ class Far(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> "Far":
-        return torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype, device=SINGLE)
+        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        return torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype, device=SINGLE, **layout)
 
     def __init__(self, inner: torch.Tensor) -> None:
         self.inner = inner
