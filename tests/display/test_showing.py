@@ -3,6 +3,7 @@
 import base64
 import csv
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -272,11 +273,11 @@ def test_a_file_that_cannot_be_written_is_refused_in_one_line(results, tmp_path)
 def test_an_audit_answers_first_and_shows_the_model_as_trained_before_it_at_initialisation(name, results):
     html, record = results[name]._repr_html_(), results["audited"]
     assert results[name].verdict == record.verdict == verdict(record)
-    places = [html.index(text) for text in (record.verdict[0][:20], "trained logit", "initialised logit", "<img")]
+    places = [html.index(text) for text in (record.verdict[0][:20], "logit gradient, as", "logit gradient, at", "<img")]
     assert places == sorted(places)
     names = [series.name for series in results[name].shown().series]
-    assert names[0] == "trained logit"
-    assert names == sorted(names, key=lambda each: (each.startswith("initialised"), "logit" not in each))
+    assert names[0] == "logit gradient, as trained"
+    assert names == sorted(names, key=lambda each: ("at initialisation" in each, "logit" not in each))
 
 
 def test_every_verb_that_has_a_verdict_shows_it(results):
@@ -356,7 +357,10 @@ def test_of_a_record_with_two_states_each_states_first_kind_is_drawn(measurement
     subjects = [measurement.subject(state) for state in ("trained", "initialised")]
     store_subjects(record, [compare_subject(each, generator=np.random.default_rng(0)) for each in subjects])
     shown = result_of(record).shown()
-    assert [series.name for series in shown.series if series.drawn] == ["trained jacobian", "initialised jacobian"]
+    assert [series.name for series in shown.series if series.drawn] == [
+        "Jacobian, as trained",
+        "Jacobian, at initialisation",
+    ]
     assert len(shown.series) == 4
 
 
@@ -382,13 +386,31 @@ def test_a_result_just_made_has_the_verdict_of_its_run(results, name):
     assert results[name].verdict == verdict(results[name].as_run()) != ()
 
 
+def test_curves_on_the_same_axes_are_named_by_what_differs(measurement):
+    def names(*results, renamed=""):
+        axes = Figure().subplots()
+        for result in results:
+            result.plot(axes)
+            if renamed:
+                axes.get_lines()[0].set_label(renamed)
+        return [line.get_label() for line in axes.get_lines() if line.get_label() != "flat line"]
+
+    shallow, deep = (pb.predict(pb.Architecture(depth=depth), LENGTH) for depth in (2, 8))
+    stored = result_of(measurement.as_run())
+    assert names(shallow) == ["published residual rollout"]
+    assert names(shallow, deep) == ["depth 2", "depth 8"]
+    assert names(shallow, deep, renamed="mine") == ["mine", "published residual rollout"]
+    assert names(measurement) == names(measurement, shallow)[:-1] == ["Jacobian", "logit gradient"]
+    assert list(stored.to_pandas()["curve"].unique()) == list(measurement.to_pandas()["curve"].unique())
+    other = replace(measurement, model={**measurement.model, "source": "other"})
+    assert names(measurement, other)[::2] == ["Jacobian, tiny-llama", "Jacobian, other"]
+
+
 def test_results_on_the_same_axes_share_one_flat_line():
     axes = Figure().subplots()
     for influence in ([0.2, 0.3, 0.5], [0.6, 0.3, 0.1]):
         assert Profile(np.array(influence)).plot(axes) is axes
-    labels = [line.get_label() for line in axes.get_lines()]
-    assert len(labels) == 3
-    assert labels.count("flat line") == 1
+    assert [line.get_label() for line in axes.get_lines()] == ["profile (1)", "flat line", "profile (2)"]
     assert [text.get_text() for text in axes.get_legend().get_texts()].count("flat line") == 1
 
 

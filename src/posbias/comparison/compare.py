@@ -22,7 +22,7 @@ from posbias.comparison.model_profiles import (
     compare_subject,
     contrast_subjects,
 )
-from posbias.comparison.names import names_beside, state_of, told_apart
+from posbias.comparison.names import state_of, told_apart
 from posbias.comparison.stored import (
     MEASURED,
     THEORIES,
@@ -32,7 +32,7 @@ from posbias.comparison.stored import (
     ProfileRun,
     store_subjects,
 )
-from posbias.display.naming import Settings
+from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from posbias.comparison.model_profiles import Subject
 from posbias.comparison.stored import MEASURED, THEORIES, ProfileRun
-from posbias.display.naming import Settings, curve_names, differing, numbered, setting_text
+from posbias.display.naming import Settings, curve_names, differing, names_beside, numbered, setting_text, worded
 from posbias.display.wording import KINDS, SUBJECTS, label
 from posbias.display.wording import THEORIES as THEORY_NAMES
 
@@ -44,17 +44,12 @@ def predicted_curves(view: ProfileRun) -> dict[str, Settings]:
     return {name: settings for name, settings in view.curves.items() if "theory" in settings}
 
 
-def names_beside(settings: Sequence[Settings]) -> list[str]:
-    """The names of curves that are all drawn together."""
-    return curve_names([_worded(curve) for curve in settings])
-
-
 def told_apart(views: Sequence[ProfileRun]) -> list[ProfileRun]:
     """The runs with titles that each name one of them: what differs is added to titles that do not."""
     titles = [view.label for view in views]
     for title in {title for title in titles if titles.count(title) > 1}:
         places = [place for place, view in enumerate(views) if view.label == title]
-        shared = [_worded(_shared(list(views[place].curves.values()))) for place in places]
+        shared = [worded(_shared(list(views[place].curves.values()))) for place in places]
         if differing(shared):
             for place, name in zip(places, curve_names(shared), strict=True):
                 titles[place] = f"{title}: {name}"
@@ -68,7 +63,7 @@ def settings_table(view: ProfileRun) -> Iterator[tuple[str, Mapping[str, str]]]:
     if len(curves) < 2 or not any("mask" in settings for settings in curves.values()):
         return
     for key, settings in curves.items():
-        yield names[key], {name: setting_text(value) for name, value in _worded(settings).items()}
+        yield names[key], {name: setting_text(value) for name, value in worded(settings).items()}
 
 
 def _names(view: ProfileRun) -> dict[str, str]:
@@ -80,12 +75,6 @@ def _names(view: ProfileRun) -> dict[str, str]:
         if len(curves) > 1:
             names |= zip(curves, names_beside(list(curves.values())), strict=True)
     return names
-
-
-def _worded(settings: Settings) -> Settings:
-    """Theories and kinds in the report's words."""
-    words = {"theory": THEORY_NAMES, "kind": KINDS, "state": SUBJECTS}
-    return {name: label(words[name], value) if name in words else value for name, value in settings.items()}
 
 
 def _shared(curves: Sequence[Settings]) -> Settings:

@@ -30,8 +30,8 @@ from posbias.comparison.contrasts import Contrast
 from posbias.comparison.distance_intervals import Comparison, Distances, PromptComparison, SplitHalf
 from posbias.comparison.metrics import finite
 from posbias.comparison.model_profiles import Depth, KindComparison, MeasuredKind, Mixing, Subject, TheoryProfile
-from posbias.display.naming import Settings
-from posbias.display.showing import INFLUENCE, Series, Shown
+from posbias.display.naming import Settings, names_beside
+from posbias.display.showing import INFLUENCE, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.runs.records import MEASURED_PART, Record
@@ -125,8 +125,23 @@ class ProfileRun(Result):
         return self.subject.n_positions
 
     def shown(self) -> Shown:
-        """Every profile; in the picture each subject's first measured kind stands for the others, if there is one."""
-        return shown_profiles(self.record)
+        """The longest profiles; in the picture each subject's first measured kind stands for the others, if any has."""
+        entries: list[tuple[Settings, Profile, bool]] = []
+        only_measured = any(subject.measured for subject in self.subjects)
+        for subject in self.subjects:
+            about = {"model": self.label, "state": subject.name}
+            for kind, measured in subject.measured.items():
+                settings = self.curves.get(MEASURED + kind, {"kind": kind, **about})
+                entries.append((settings, measured.profile, kind == next(iter(subject.measured))))
+            for name, theory in subject.theories.items():
+                settings = self.curves.get(THEORIES + name, {"theory": name, **about})
+                entries.append((settings, theory.profile, not only_measured))
+        longest = max((profile.n_positions for _, profile, _ in entries), default=0)
+        entries = [entry for entry in entries if entry[1].n_positions == longest]
+        names = names_beside([settings for settings, _, _ in entries])
+        curves = zip(names, entries, strict=True)
+        series = [profile.series(name, settings, drawn=drawn) for name, (settings, profile, drawn) in curves]
+        return Shown(self.record.line, tuple(series))
 
 
 @RESULTS.register("predict")
@@ -199,19 +214,17 @@ def profile_stems(record: Record) -> list[str]:
     return sorted(stems, key=lambda stem: (stem.startswith("initialised/"), MEASURED_PART not in stem.split("/")))
 
 
-def shown_profiles(record: Record) -> Shown:
-    """The longest profiles that a record holds, each named without the words that say where it is kept."""
-    stems = profile_stems(record)
-    sizes = {stem: record.arrays[f"{stem}/{INFLUENCE}"].size for stem in stems}
-    stems = [stem for stem in stems if sizes[stem] == max(sizes.values())]
-    measured = [stem for stem in stems if MEASURED_PART in stem.split("/")]
-    pictured = {stem.rpartition(MEASURED_PART)[0]: stem for stem in reversed(measured)}.values() or stems
-    series = []
-    for stem in stems:
-        name = " ".join(part for part in stem.split("/") if part not in (MEASURED_PART, "theories")).replace("_", " ")
-        low, high = (record.arrays.get(f"{stem}/{end}") for end in ("low", "high"))
-        series.append(Series(name, record.arrays[f"{stem}/{INFLUENCE}"], low, high, stem in pictured))
-    return Shown(record.line, tuple(series))
+def shared_settings(resolved: Mapping[str, Any], n_positions: int) -> dict[str, Any]:
+    """The settings that all curves of a run share: of its model and prompts, or of its architecture if it has none."""
+    model, prompts, architecture = ({**(resolved.get(name) or {})} for name in ("model", "prompts", "architecture"))
+    of_model = {"model": model.get("source"), "init_seed": model.get("init_seed"), "dtype": model.get("dtype")}
+    of_prompts = {"prompts": prompts.get("source"), "windows": prompts.get("windows"), "seed": prompts.get("seed")}
+    sources = {name: value for name, value in {**of_model, **of_prompts}.items() if value is not None}
+    shared = {**(sources or architecture), "positions": n_positions}
+    if model:
+        born = None if model.get("init_seed") is None else "initialised"
+        shared["state"] = ", ".join(filter(None, (born, model.get("intervention")))) or "trained"
+    return shared
 
 
 def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
@@ -221,17 +234,9 @@ def _curves(record: Record, subject: Subject) -> dict[str, Settings]:
         return {str(name): dict(settings) for name, settings in resolved["curves"].items()}
     if record.verb not in ("predict", "measure") or not subject.n_positions:
         return {}
-    model, prompts, architecture = ({**(resolved.get(name) or {})} for name in ("model", "prompts", "architecture"))
-    of_model = {"model": model.get("source"), "init_seed": model.get("init_seed"), "dtype": model.get("dtype")}
-    of_prompts = {"prompts": prompts.get("source"), "windows": prompts.get("windows"), "seed": prompts.get("seed")}
-    sources = {name: value for name, value in {**of_model, **of_prompts}.items() if value is not None}
-    common = {**(sources or architecture), "positions": subject.n_positions}
-    if model:
-        born = None if model.get("init_seed") is None else "initialised"
-        common["state"] = ", ".join(filter(None, (born, model.get("intervention")))) or "trained"
-    parameters = resolved.get("parameters") or {}
-    theories = {THEORIES + name: {"theory": name, **parameters, **common} for name in subject.theories}
-    return theories | {MEASURED + kind: {"kind": kind, **common} for kind in subject.measured}
+    shared, parameters = shared_settings(resolved, subject.n_positions), resolved.get("parameters") or {}
+    theories = {THEORIES + name: {"theory": name, **parameters, **shared} for name in subject.theories}
+    return theories | {MEASURED + kind: {"kind": kind, **shared} for kind in subject.measured}
 
 
 def _store_subject(record: Record, subject: Subject) -> None:

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from posbias.display.wording import KINDS, SUBJECTS, THEORIES, label
+
 Settings = Mapping[str, Any]
 """What one curve was computed or measured for; a list is a value per layer."""
 
-BARE = ("model", "theory", "kind", "state", "mask", "encoding", "prompts")
+BARE = ("curve", "model", "theory", "kind", "state", "mask", "encoding", "prompts")
 """Settings whose value says what it is of; every other stands with its name, as in "mixing 0.1"."""
 COUNTED = ("positions",)
 """Settings that are counts of what they are called: "512 positions"."""
@@ -34,10 +36,16 @@ def setting_text(value: Any) -> str:
 
 
 def differing(settings: Sequence[Settings]) -> list[str]:
-    """The names of the settings in which some of the curves that have them differ, in their first order."""
-    names = dict.fromkeys(name for curve in settings for name in curve)
+    """The names of the settings in which some of the curves that have them differ, in their first order.
+
+    Those with which curves begin come first, and all of them differ if curves begin with different ones, as a theory's
+    and a measurement's.
+    """
+    firsts = [name for curve in settings for name in [*curve][:1]]
+    names = dict.fromkeys([*firsts, *(name for curve in settings for name in curve)])
     texts = {name: {setting_text(curve[name]) for curve in settings if name in curve} for name in names}
-    return [name for name in names if len(texts[name]) > 1]
+    apart = firsts if len(set(firsts)) > 1 else ()
+    return [name for name in names if name in apart or len(texts[name]) > 1]
 
 
 def curve_names(settings: Sequence[Settings]) -> list[str]:
@@ -55,6 +63,17 @@ def curve_names(settings: Sequence[Settings]) -> list[str]:
     firsts = [next((_said(name, value) for name, value in curve.items()), "") for curve in settings]
     names = [name or first for name, first in zip(names, firsts, strict=True)]
     return numbered(names)
+
+
+def names_beside(settings: Sequence[Settings]) -> list[str]:
+    """The names of curves that are all drawn together, with theories, kinds and states in words."""
+    return curve_names([worded(curve) for curve in settings])
+
+
+def worded(settings: Settings) -> Settings:
+    """Theories, kinds and states in words."""
+    words = {"theory": THEORIES, "kind": KINDS, "state": SUBJECTS}
+    return {name: label(words[name], value) if name in words else value for name, value in settings.items()}
 
 
 def numbered(names: Sequence[str]) -> list[str]:

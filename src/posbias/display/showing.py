@@ -16,11 +16,13 @@ from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.display.figures import MEASURED, Curve, dashed
+from posbias.display.naming import Settings, names_beside
 from posbias.display.static import DASHES, bytes_of
 from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
@@ -57,6 +59,8 @@ class Series:
     high: Values | None = None
     drawn: bool = True
     """False keeps the curve out of the picture; it is in tables in any case."""
+    settings: Settings = field(default_factory=dict)
+    """What it was computed or measured for, by which it is named beside other results' curves; empty: by its name."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", printable(self.name))  # it may come from a file
@@ -269,6 +273,10 @@ class Showing(Presented):
         return view
 
 
+DRAWN: WeakKeyDictionary[Any, tuple[Series, str]] = WeakKeyDictionary()
+"""The curve of every line that was drawn, and the name that it was given last."""
+
+
 def _draw(ax: "Axes", view: Shown) -> None:
     from matplotlib.ticker import MaxNLocator
 
@@ -276,6 +284,7 @@ def _draw(ax: "Axes", view: Shown) -> None:
     flat_line_is_there = any(
         line.get_label() == FLAT_LINE and np.size(line.get_xdata()) == 2 for line in ax.get_lines()
     )
+    shared = any(line in DRAWN for line in ax.get_lines())
     below = [Curve("", _floats(line.get_xdata()), _floats(line.get_ydata()), MEASURED) for line in ax.get_lines()]
     drawn = [series for series in view.series if series.drawn]
     curves = [Curve(series.name, _floats(view.x), series.values * view.scale, MEASURED) for series in drawn]
@@ -284,9 +293,12 @@ def _draw(ax: "Axes", view: Shown) -> None:
         marker = {"marker": "o"} if view.places is not None else {}
         name = series.name.replace("$", r"\$")  # a dollar sign would start a formula
         (line,) = ax.plot(curve.x, curve.y, label=name, linestyle=DASHES[curve.stroke.dash], **marker)  # type: ignore[arg-type]
+        DRAWN[line] = series, name
         if np.isfinite(low).any():
             ends = low * view.scale, high * view.scale
             ax.fill_between(view.x, *ends, color=line.get_color(), alpha=0.2, linewidth=0)
+    if shared:
+        _name_by_what_differs(ax)
     flat = view.quantity == INFLUENCE
     if flat:
         if not flat_line_is_there:
@@ -303,6 +315,16 @@ def _draw(ax: "Axes", view: Shown) -> None:
 
 def _floats(values: Any) -> Values:
     return np.asarray(values, dtype=np.float64)
+
+
+def _name_by_what_differs(ax: "Axes") -> None:
+    """Name every curve on the axes, whichever result drew it, except those that the user has given another name."""
+    lines = [line for line in ax.get_lines() if line in DRAWN and line.get_label() == DRAWN[line][1]]
+    curves = [DRAWN[line][0] for line in lines]
+    names = names_beside([curve.settings or {"curve": curve.name} for curve in curves])
+    for line, curve, name in zip(lines, curves, names, strict=True):
+        line.set_label(name.replace("$", r"\$"))
+        DRAWN[line] = curve, line.get_label()
 
 
 def _picture(view: Shown, sort: str, about: str = "") -> bytes:

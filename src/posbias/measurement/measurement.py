@@ -15,8 +15,10 @@ from torch import nn
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
-from posbias.comparison.stored import store_subjects
+from posbias.comparison.stored import shared_settings, store_subjects
+from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Shown
+from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
 from posbias.measurement.cost import prompts_together
 from posbias.measurement.kinds import Kind, resolve_kinds
@@ -87,8 +89,14 @@ class Measurement(Answering):
 
     def shown(self) -> Shown:
         """The profile of every kind."""
-        title = f"{', '.join(self.profiles)} of {self._source} on {self.count} prompts of {self.n_positions} tokens"
-        series = tuple(profile.series(name) for name, profile in self.profiles.items())
+        shared = shared_settings(
+            {"model": self.model, "prompts": self.prompts and self.prompts.describe()}, self.n_positions
+        )
+        settings: list[Settings] = [{"kind": kind, **shared} for kind in self.profiles]
+        curves = zip(self.profiles.values(), names_beside(settings), settings, strict=True)
+        series = tuple(profile.series(name, of_curve) for profile, name, of_curve in curves)
+        kinds = ", ".join(label(KINDS, kind) for kind in self.profiles)
+        title = f"{kinds} of {self._source} on {self.count} prompts of {self.n_positions} tokens"
         return Shown(title, series, facts={"left out": "; ".join(self.left_out)} if self.left_out else {})
 
     def tokens(self, prompt: int = 0, *, kind: str | None = None, theory: Any = None) -> TokenMap:
@@ -111,7 +119,7 @@ class Measurement(Answering):
         name = next(iter(self.profiles)) if kind is None else kind
         check_choice("kind", name, tuple(self.profiles))
         norms, errors = self.per_prompt[name][prompt], self.standard_errors.get(name)
-        curves = [Profile.normalised(norms).series(name)]
+        curves = [Profile.normalised(norms).series(label(KINDS, name))]
         if theory is not None:
             profile: Any = getattr(theory, "profile", theory)
             rows: Any = getattr(theory, "per_prompt", None)
@@ -121,7 +129,7 @@ class Measurement(Answering):
                 )
             paired = rows is not None and len(rows) == self.count
             predicted = Profile.normalised(rows[prompt]) if paired else profile
-            curves.append(predicted.series(getattr(theory, "theory", "theory")))
+            curves.append(predicted.series(label(THEORIES, getattr(theory, "theory", "theory"))))
         texts = token_texts(self.prompts.token_ids[prompt], self.tokenizer)
         return TokenMap(prompt, texts, tuple(curves), None if errors is None else errors[prompt] / norms.sum())
 

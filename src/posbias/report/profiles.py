@@ -6,14 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from posbias.comparison import STATISTICS, Depth, Subject
-from posbias.comparison.names import (
-    is_measured,
-    kind_name,
-    names_beside,
-    state_of,
-    theory_name,
-    told_apart,
-)
+from posbias.comparison.names import is_measured, kind_name, state_of, theory_name, told_apart
 from posbias.comparison.stored import THEORIES, ProfileRun
 from posbias.display.figures import (
     MEASURED,

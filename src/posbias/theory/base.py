@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture
-from posbias.display.naming import Settings, curve_names, differing
+from posbias.comparison.stored import shared_settings
+from posbias.display.naming import Settings, curve_names, differing, names_beside
 from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
@@ -68,7 +69,11 @@ class Prediction(Answering):
             name: str(value) if isinstance(value, Interval) else f"{value:.4g}" for name, value in self.numbers.items()
         }
         title = f"{self.spelled or self.theory}, {self.n_positions} positions"
-        return Shown(title, (self.profile.series(self.theory),), facts=numbers | caveat_facts(self.caveats))
+        architecture = None if self.architecture is None else self.architecture.describe()
+        shared = shared_settings({**self.about, "architecture": architecture}, self.n_positions)
+        settings: Settings = {"theory": self.theory, **self.parameters, **shared}
+        series = (self.profile.series(*names_beside([settings]), settings),)
+        return Shown(title, series, facts=numbers | caveat_facts(self.caveats))
 
     def as_run(self) -> Record:
         """The record of a prediction made from Python, which has no arguments of the shell."""
