@@ -61,8 +61,8 @@ def test_closed_forms_refuse_what_they_do_not_cover(theory: str) -> None:
 
 @pytest.mark.parametrize("theory", ARCHITECTURE_THEORIES)
 def test_theories_of_architectures_refuse_other_subjects(theory: str) -> None:
-    with pytest.raises(UsageError, match=f"theory {theory} needs an Architecture or a model .*, got str"):
-        predict("gpt2", 16, theory=theory)
+    with pytest.raises(UsageError, match=f"theory {theory} needs an Architecture or a model .*, got int"):
+        predict(16, 16, theory=theory)
 
 
 def test_unknown_theories_list_the_known() -> None:

@@ -20,6 +20,7 @@ from posbias.display.figures import (
     run_strokes,
     theory_strokes,
 )
+from posbias.display.naming import names_beside
 from posbias.display.wording import GLOSSARY, KINDS, MIXINGS, SUBJECTS, label
 from posbias.display.wording import THEORIES as NAMED
 from posbias.profiles import Profile
