@@ -324,7 +324,7 @@ def _name_by_what_differs(ax: "Axes") -> None:
     names = names_beside([curve.settings or {"curve": curve.name} for curve in curves])
     for line, curve, name in zip(lines, curves, names, strict=True):
         line.set_label(name.replace("$", r"\$"))
-        DRAWN[line] = curve, line.get_label()
+        DRAWN[line] = curve, str(line.get_label())
 
 
 def _picture(view: Shown, sort: str, about: str = "") -> bytes:

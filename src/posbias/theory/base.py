@@ -72,8 +72,8 @@ class Prediction(Answering):
         architecture = None if self.architecture is None else self.architecture.describe()
         shared = shared_settings({**self.about, "architecture": architecture}, self.n_positions)
         settings: Settings = {"theory": self.theory, **self.parameters, **shared}
-        series = (self.profile.series(*names_beside([settings]), settings),)
-        return Shown(title, series, facts=numbers | caveat_facts(self.caveats))
+        (name,) = names_beside([settings])
+        return Shown(title, (self.profile.series(name, settings),), facts=numbers | caveat_facts(self.caveats))
 
     def as_run(self) -> Record:
         """The record of a prediction made from Python, which has no arguments of the shell."""
