@@ -244,8 +244,16 @@ def test_runs_of_the_distractor_and_of_the_gold_passage_alone_are_paired(tmp_pat
     again = place([0.6, 0.3, 0.1], plain, distractor=moved, oracle=load_evaluation(oracle.save(tmp_path / "o"), ""))
     assert again.record.scalars == placed.record.scalars
     assert again.order == place([0.6, 0.3, 0.1], plain, distractor=moved).order
-    with pytest.raises(UsageError, match=r"must be a run of documents\(.*setting='oracle'.*got one of hard_distractor"):
+    forms = r"must be a run of hard_distractor\(.*without=True\) or documents\(.*setting='oracle'.*, got one of hard_"
+    with pytest.raises(UsageError, match=forms):
         place([1, 1, 1], plain, distractor=moved, oracle=moved)
+    with pytest.raises(UsageError, match="what hard_distractor takes, got a run of documents"):
+        place([1, 1, 1], plain, distractor=plain, oracle=oracle)
+    left_out = place([0.6, 0.3, 0.1], plain, distractor=moved, oracle=run("hard_distractor(documents=3, without=True)"))
+    assert left_out.harm.taken == harm.taken, "other documents do not mislead this model"
+    said = " ".join(left_out.verdict)
+    assert f"Without the distractor the score is {harm.oracle.text('.2f')} (30 samples)." in said
+    assert f"It takes {harm.taken[1].text('+.2f')} in place 1, {harm.taken[0].text('+.2f')} in place 0." in said
     with pytest.raises(UsageError, match="another seed"):
         place([1, 1, 1], plain, distractor=moved, oracle=run("documents(documents=3, setting='oracle')", seed=1))
 

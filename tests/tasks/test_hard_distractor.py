@@ -43,6 +43,9 @@ def test_of_a_file_the_distractor_that_was_found_first_moves(tmp_path):
         ["easy", "hard", "other"],
         ["easy", "other", "hard"],
     ]
+    (without,) = HardDistractor(documents=4, file=str(path), without=True).examples(None, count=1)
+    left = re.findall(r"hard|gold|easy|other", without.text.partition("Document")[2])
+    assert left == [text for text in listed[-1] if text != "hard"], "as it stands with the distractor last"
 
 
 def test_it_needs_a_distractor_and_a_gold_document():

@@ -30,8 +30,8 @@ def place(
     oracle: Annotated[
         Path | None,
         typer.Option(
-            help="The --distractor run's questions with the gold passage alone, to say how much a distractor takes: a "
-            "run of its task as documents(..., setting='oracle')."
+            help="A run of --distractor's task with without=True, which says how much the distractor takes, or as "
+            "documents(..., setting='oracle'), which says how much all passages beside the gold one take."
         ),
     ] = None,
     method: Annotated[

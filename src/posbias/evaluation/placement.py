@@ -184,8 +184,9 @@ def place(
         distractor: An evaluation of a task in which a hard distractor moves, `hard_distractor(documents=20, ...)`: the
             order then keeps misleading passages away from where they do most harm; None: distractors do equal harm
             everywhere.
-        oracle: The distractor's questions with the gold passage alone, `documents(documents=20, setting='oracle',
-            ...)`: the result then says how much the distractor takes in each place. The order does not depend on it.
+        oracle: The same prompts without the distractor, `hard_distractor(documents=20, without=True, ...)`, or with
+            the gold passage alone, `documents(documents=20, setting='oracle', ...)`: the result then says how much is
+            taken in each place. The order does not depend on it.
         options: Measure and seed.
 
     Raises:

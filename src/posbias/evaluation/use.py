@@ -1,10 +1,10 @@
 """How often one model uses an item at each position, as a run measured it, and what a hard distractor takes of that.
 
-The size of the harm is the score with the gold passage alone, less that with the distractor among all passages. Both
-runs ask the same questions, so they are paired.
+The size of the harm is the score without the distractor, or with the gold passage alone, less that with the distractor
+among all passages. Both runs ask the same questions, so they are paired.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from posbias.evaluation.comparison import SAME, check_same
 from posbias.evaluation.curve import Scores, complete_samples, paired_difference, position_means
 from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
 from posbias.statistics import CONFIDENCE, StoredInterval
-from posbias.tasks.language import LANGUAGE_TASKS
+from posbias.tasks.language import LANGUAGE_TASKS, HardDistractor
 
 PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
 """Measures that an order of passages may be chosen by, in 0 ... 1: the log-probability as the probability."""
@@ -81,10 +81,13 @@ def measured_use(run: Measured, *, by: str | None = None) -> MeasuredUse:
 
 @dataclass(frozen=True)
 class Harm:
-    """The score that all other passages take from the gold one, by the place of the hard distractor among them."""
+    """The score that a hard distractor takes, by its place."""
 
     oracle: StoredInterval
-    """Mean score with the gold passage alone."""
+    """Mean score without it."""
+    alone: bool
+    """True if the gold passage was then alone, so that all other passages take the score; False if only the hard
+    distractor was missing."""
     places: tuple[int, ...]
     taken: tuple[StoredInterval, ...]
     """Mean drop at each place, paired over samples; positive: harm. The intervals hold at once (Bonferroni)."""
@@ -93,15 +96,15 @@ class Harm:
 
 
 def harm_of(distractor: Measured, oracle: Measured, *, by: str) -> Harm:
-    """The drop from the score with the gold passage alone to that with the distractor in each place.
+    """The drop from the score without the distractor to that with it in each place.
 
     Raises:
-        UsageError: another task than the gold passage alone, model or samples, or fewer than 6 complete samples.
+        UsageError: another task than that without the distractor, another model or samples, or fewer than 6 complete
+            samples.
     """
     runs = [run if isinstance(run, MeasuredUse) else load_evaluation(run, "placing") for run in (distractor, oracle)]
     evaluations = [run for run in runs if isinstance(run, Evaluation)]
-    if len(evaluations) == 2:
-        _check_oracle(*evaluations)
+    gold_alone = len(evaluations) < 2 or _is_alone(*evaluations)
     moved, alone = (measured_use(run, by=by) for run in runs)
     if alone.scores.shape != (len(moved.scores), 1):
         raise UsageError(
@@ -112,14 +115,19 @@ def harm_of(distractor: Measured, oracle: Measured, *, by: str) -> Harm:
     gold, *by_place = complete.T
     alpha = (1 - CONFIDENCE) / len(by_place)
     taken = tuple(paired_difference(gold, scores, alpha).value for scores in by_place)
-    return Harm(position_means(complete[:, :1])[0], moved.positions, taken, len(complete))
+    return Harm(position_means(complete[:, :1])[0], gold_alone, moved.positions, taken, len(complete))
 
 
-def _check_oracle(distracted: Evaluation, oracle: Evaluation) -> None:
-    forms = [str(form) for form in LANGUAGE_TASKS.parse(distracted.task).short_forms[:1]]
-    if [oracle.task] != forms:
-        raise UsageError(f"the oracle must be a run of {' or '.join(forms) or 'no task'}, got one of {oracle.task}")
+def _is_alone(distracted: Evaluation, oracle: Evaluation) -> bool:
+    """Whether the oracle has the gold passage alone; a run that is not of the distractor's questions is refused."""
+    task = LANGUAGE_TASKS.parse(distracted.task)
+    if not isinstance(task, HardDistractor):
+        raise UsageError(f"an oracle says what hard_distractor takes, got a run of {distracted.task}")
+    forms = {str(replace(task, without=True)): False, str(task.short_forms[0]): True}
+    if oracle.task not in forms:
+        raise UsageError(f"the oracle must be a run of {' or '.join(forms)}, got one of {oracle.task}")
     check_same(distracted, oracle, SAME[1:])
     for name in ("model", "method"):
         if distracted.responder.get(name) != oracle.responder.get(name):
             raise UsageError(f"the oracle was asked of another {name} than the distractor: {oracle.title!r:.100}")
+    return forms[oracle.task]

@@ -105,11 +105,13 @@ def _distraction(placement: Placement) -> str:
 def _harm(harm: Harm) -> list[str]:
     """The size and sign of what the distractor takes, at the places where it takes most and least."""
     by_size = sorted(zip(harm.taken, harm.places, strict=True), key=lambda taken: -taken[0].value)
-    most, *_, least = [f"{taken.text('+.2f')} with the distractor in place {place}" for taken, place in by_size]
-    return [
-        f"The gold passage alone scores {harm.oracle.text('.2f')} ({harm.n_samples} samples).",
-        f"The other passages take {most}, {least}.",
+    most, *_, least = [
+        f"{taken.text('+.2f')} {'with the distractor ' * harm.alone}in place {place}" for taken, place in by_size
     ]
+    score = f"{harm.oracle.text('.2f')} ({harm.n_samples} samples)"
+    if harm.alone:
+        return [f"The gold passage alone scores {score}.", f"The other passages take {most}, {least}."]
+    return [f"Without the distractor the score is {score}.", f"It takes {most}, {least}."]
 
 
 def _placement_figure(placement: Placement) -> Figure:

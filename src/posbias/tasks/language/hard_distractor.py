@@ -24,8 +24,13 @@ class HardDistractor(Documents):
     Of a file, the hardest is the one that the retriever found first. Generated, it says of a namesake what is asked.
     """
 
+    without: bool = False
+    """True leaves the distractor out: the same prompts without it, at one position, show how much it takes."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.without, bool):
+            raise UsageError(f"{self.name}: without must be True or False, got {self.without!r}")
         if self.setting != "gold" or self.order != "given":
             raise UsageError(f"{self.name}: setting and order must be 'gold' and 'given'")
         if self.documents < 2:
@@ -33,8 +38,8 @@ class HardDistractor(Documents):
 
     @property
     def n_items(self) -> int:
-        """Places of the distractor among the others, the gold document apart."""
-        return int(self.documents) - 1
+        """Places of the distractor among the others, the gold document apart; one without it."""
+        return 1 if self.without else int(self.documents) - 1
 
     @property
     def plain(self) -> Documents:
@@ -55,6 +60,10 @@ class HardDistractor(Documents):
         source = random.Random(f"{self.name} {sample.question}")
         hard, *others = sample.distractors if self.file is not None else _with_namesake(sample, source)
         place = source.randrange(int(self.documents))
+        if self.without:
+            return replace(
+                super().draft(replace(sample, distractors=tuple(others)), min(place, len(others))), passages=()
+            )
         ordered = replace(sample, distractors=(*others[:position], hard, *others[position:]))
         whole = super().draft(ordered, place)
         moved = position + (position >= place)
