@@ -26,6 +26,7 @@ from posbias.measurement.blocks import checkpointed
 from posbias.models.attention import describe_attention
 from posbias.models.families.base import FAMILIES, Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
+from posbias.models.families.projections import linear_projections
 from posbias.models.families.support import UNDESCRIBED, exceptions, support_of
 from posbias.models.hugging_face import HuggingFaceModel, Origin, trusted_prefix
 from posbias.models.model import Outputs
@@ -484,6 +485,14 @@ def test_linear_layers_are_branches_without_an_attention_matrix(name: str, token
 def test_the_table_says_which_families_let_attention_be_replaced(name: str) -> None:
     model = made_once(name)
     assert is_wired(model) == (FAMILIES[name].replaceable and FAMILIES[name].attends)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_the_table_says_what_an_adapter_can_update(name: str) -> None:
+    model = made_once(name)
+    roles = {role for one in linear_projections(model.network, model.family, model.config) for role in one.rows}
+    of_attention = {"yes": set("qkvo"), "not q, k, v": {"o"}, "no": set()}[support_of(name)["adapter"]]
+    assert roles & set("qkvo") == of_attention
 
 
 def test_the_page_of_families_is_what_the_code_says() -> None:

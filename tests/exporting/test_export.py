@@ -1,6 +1,11 @@
 """What is exported computes what the method does here, wherever it is loaded; what cannot be exported is refused."""
 
+import ast
+import contextlib
 import json
+import shlex
+import shutil
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -8,13 +13,16 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_safetensors
+from safetensors.torch import save_file as save_safetensors
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
 import posbias as pb
 from posbias.exporting.formats import module_names
-from posbias.mitigation import MITIGATIONS
+from posbias.mitigation import MITIGATIONS, answering_under
+from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.report.export import adapter_commands
+from posbias.report.export import adapter_commands, gguf_commands
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, random_adapter, shaken_model
 
@@ -22,13 +30,15 @@ TOKENS = torch.arange(3, 15)[None] % VOCABULARY
 SERVED = {"rtol": 0, "atol": 1e-4}
 """In float32."""
 PEFT_ASKS = "ignore:`is_gradient_checkpointing` is deprecated"
+CHANNEL = "positional_channel(channel=3, factor=-1.0, every_query=True)"
 CASES = [
     *(("llama", targets) for targets in ("q,k", "v,o", "mlp", "all")),
     *(
         (family, "q,k")
         for family in ("falcon", "falcon-new", "gpt_neox", "phi3", "bloom", "gpt2", "mixtral", "gemma3_text")
     ),
-    *((family, "all") for family in ("gpt2", "phi3", "opt", "qwen3", "codegen")),
+    *((family, "all") for family in ("gpt2", "phi3", "opt", "qwen3", "codegen", "lfm2")),
+    ("gemma4_text", "o,mlp"),
 ]
 
 
@@ -178,31 +188,133 @@ def test_the_contract_of_exporting_and_the_card(long_llama, tmp_path, posbias):
     assert str(long_llama.parent) not in card
 
 
-def test_the_card_of_the_demo_says_how_to_obtain_its_base():
-    assert adapter_commands("demo", "adapter")[0].startswith("posbias models get demo --out demo ")
-    assert len(adapter_commands("hub/model", "adapter")) == 2
-
-
-def test_a_run_is_exported_with_its_verdict(long_llama, tmp_path, posbias):
-    words = ["--task", "key_value(pairs=2)", "--positions", "0,1", "--count", 6, "--calibration", 4, "--no-generate"]
-    words += ["--documents", 0, "--no-short", "--fit", "steps=1, rate=0.1", "--device", "cpu"]
-    run = tmp_path / "run"
-    made = posbias("mitigate", long_llama, *words, "--methods", "adapter(rank=1)", "--out", run)
-    assert made.returncode == 0, made.stderr
-    done = posbias("export", run, "--to", tmp_path / "adapter", "--model", long_llama, "--gguf", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["files"] == [
-        *("README.md", "adapter.gguf", "adapter_config.json", "adapter_model.safetensors"),
+def test_commands_have_every_name_and_path_in_them():
+    served = "vllm serve hub/model --enable-lora"
+    program = (
+        'from transformers import pipeline; print(pipeline("text-generation", "adapter")("Hello", max_new_tokens=20))'
+    )
+    assert adapter_commands("hub/model", "adapter", 16) == [
+        f"{served} --lora-modules posbias=adapter",
+        f"python -c '{program}'  # transformers, with peft installed",
     ]
-    card = (tmp_path / "adapter" / "README.md").read_text()
-    assert "On 6 samples of `key_value(pairs=2)` that no fit saw: **" in card
-    assert "| position | log-probability per token, before | with it |" in card
+    assert adapter_commands("hub/model", "a b", 17)[0] == f"{served} --max-lora-rank 32 --lora-modules 'posbias=a b'"
+    assert adapter_commands("demo", "adapter", 1)[0].startswith("posbias models get demo --out demo ")
+    assert not any("vllm" in line for line in adapter_commands("hub/model", "adapter", 513)), "more than it takes"
+    assert gguf_commands("my base.gguf", "a b") == ["llama-server -m 'my base.gguf' --lora 'a b/adapter.gguf'"]
+    converted = "llama-server -m BASE.gguf --lora a/adapter.gguf  # hub/model, converted by llama.cpp"
+    assert gguf_commands("hub/model", "a") == [converted]
+    advice = "# vLLM and transformers take no adapter of base.gguf: export it with --merged"
+    assert adapter_commands("base.gguf", "a", 4) == [advice]
+
+
+@pytest.mark.filterwarnings(PEFT_ASKS)
+def test_the_printed_command_of_transformers_answers_as_the_method_does(long_llama, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(long_llama.parent)
+    model = pb.load_model(long_llama.name, device="cpu")
+    method = random_adapter(model)
+    pb.export(method, tmp_path / "adapter", model=model)
+    printed = (tmp_path / "adapter" / "README.md").read_text()
+    (line,) = [line for line in printed.splitlines() if line.startswith("python -c ")]
+    assert "transformers serve" not in printed, "which serves no adapter"
+    program = shlex.split(line)[2].replace('"adapter"', repr(str(tmp_path / "adapter")))
+    exec(program.replace("max_new_tokens=20", "max_new_tokens=20, do_sample=False"), {})
+    told = ast.literal_eval(capsys.readouterr().out)[0]["generated_text"]
+    asked, answers = model.tokenizer("Hello", return_tensors="pt"), []
+    for context in (contextlib.nullcontext(), pb.mitigated(model, method)):
+        with context:
+            (tokens,) = model.network.generate(**asked, max_new_tokens=20, do_sample=False)
+        answers.append(model.tokenizer.decode(tokens))
+    assert answers[0] != answers[1] == told
+
+
+@pytest.fixture
+def run(long_llama, tmp_path, posbias):
+    """A run that fitted an adapter, and was given a change of weights."""
+    directory = tmp_path / "run"
+    words = ["--task", "key_value(pairs=2)", "--positions", "0,1", "--count", 6, "--calibration", 4, "--no-generate"]
+    words += ["--documents", 0, "--no-short", "--fit", "steps=1, rate=0.1", "--device", "cpu", "--out", directory]
+    made = posbias("mitigate", long_llama, *words, "--methods", f"adapter(rank=1), {CHANNEL}")
+    assert made.returncode == 0, made.stderr
+    return directory
+
+
+def test_a_run_is_exported_with_its_verdict_and_what_it_costs(run, long_llama, tmp_path, posbias):
+    several = posbias("export", run, "--to", tmp_path / "none")
+    assert several.stderr.endswith(f"has no single method to export; in it: adapter(rank=1), {CHANNEL}; name one\n")
     (recipe,) = run.glob("arms/*/recipe.json")
-    again = posbias("export", recipe, "--to", tmp_path / "again", "--model", long_llama)
-    assert again.returncode == 0
-    assert "Not judged yet" in (tmp_path / "again" / "README.md").read_text()
-    first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapter", "again"))
+    words = {"recipe": [recipe, "--gguf"], "fitted": [run, "--method", "adapter(rank=1)"]}
+    words["given"] = [run, "--method", CHANNEL]
+    cards = {}
+    for name, source in words.items():
+        done = posbias("export", *source, "--to", tmp_path / name, "--model", long_llama, "--json")
+        assert done.returncode == 0, done.stderr
+        cards[name] = (tmp_path / name / "README.md").read_text()
+        for part in (
+            "On 6 samples of `key_value(pairs=2)` that no fit saw: **",
+            "| position | log-probability per token, before | with it |",
+            "- Ordinary text: not judged: no windows were asked for",
+            "- Everyday conversations, divergence of replies: not measured.",
+            "- Seconds per request in that trial: 0.",
+        ):
+            assert part in cards[name], part
+    assert f"Its method is `{CHANNEL}`" in cards["given"]
+    assert (tmp_path / "recipe" / "adapter.gguf").exists()
+    first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("recipe", "fitted"))
     assert all(np.array_equal(first[name], second[name]) for name in first)
+
+    record = json.loads((run / "record.json").read_text())
+    scalars, arm = record["scalars"], "adapter(rank=1)"
+    replies, text = ({"value": value, "low": value / 2, "high": 2 * value} for value in (0.04, 0.006))
+    scalars["conversations"] = {arm: replies}
+    effect = {"value": text, "p": 1.0, "n_units": 40, "tolerance": 0.02, "unit": "nats"}
+    (verdict,) = [verdict for verdict in scalars["judgement"]["verdicts"] if verdict["name"] == arm]
+    verdict["effects"] = {"ordinary text": effect}
+    measured = tmp_path / "measured"
+    shutil.copytree(run, measured)
+    (measured / "record.json").write_text(json.dumps(record))
+    model = pb.load_model(str(long_llama), device="cpu")
+    (recipe,) = measured.glob("arms/*/recipe.json")
+    pb.export(str(recipe), tmp_path / "costs", model=model)
+    card = (tmp_path / "costs" / "README.md").read_text()
+    assert "- Ordinary text: +0.0060 [+0.0030, +0.0120] nats of loss (accepted: 0.02)." in card
+    assert "- Everyday conversations, divergence of replies: 0.040 [0.020, 0.080] nats per token." in card
+    shutil.copy(recipe, tmp_path / "alone.json")
+    shutil.copy(recipe.with_suffix(".safetensors"), tmp_path / "alone.safetensors")
+    pb.export(tmp_path / "alone.json", tmp_path / "alone", model=model)
+    assert "Not judged yet" in (tmp_path / "alone" / "README.md").read_text()
+
+
+def test_a_spelled_change_of_weights_is_exported_from_the_shell(long_llama, tmp_path, posbias):
+    done = posbias("export", CHANNEL, "--model", long_llama, "--to", tmp_path / "adapter")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == 1
+    nameless = posbias("export", CHANNEL, "--to", tmp_path / "other")
+    assert nameless.stderr == f"posbias: export: {CHANNEL!r} does not say whose weights it changes; give --model\n"
+
+
+def test_a_checkpoint_keeps_the_dtype_of_the_base(long_llama, tmp_path, posbias):
+    whole = pb.load_model(str(long_llama), device="cpu")
+    whole.network.to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    whole.tokenizer.save_pretrained(tmp_path / "base")
+    base = pb.load_model(str(tmp_path / "base"), device="cpu")
+    assert base.dtype == torch.float32
+    write_recipe(tmp_path / "recipe.json", random_adapter(base), base, {})
+    logits_of, command = {}, ("export", tmp_path / "recipe.json", "--model", tmp_path / "base", "--merged", "--to")
+    for dtype, more in (("own", ()), ("float32", ("--dtype", "float32"))):
+        done = posbias(*command, tmp_path / dtype, *more)
+        assert done.returncode == 0, done.stderr
+        served = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / dtype, dtype="auto").eval()
+        assert {weight.dtype for weight in served.parameters()} == {getattr(torch, dtype, torch.bfloat16)}
+        logits_of[dtype] = logits(served.float())
+    expected = under(base, read_recipe(tmp_path / "recipe.json", base))
+    torch.testing.assert_close(logits_of["float32"], expected, **SERVED)
+    changed = float((expected - logits(base.network)).abs().max())
+    assert float((logits_of["own"] - expected).abs().max()) < 0.05 * changed, "but for rounding"
+    other = load_safetensors(tmp_path / "base" / "model.safetensors")
+    other["model.norm.weight"] += 1.0
+    save_safetensors(other, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+    done = posbias(*command, tmp_path / "none")
+    assert "is a recipe of another model" in done.stderr, "weights are compared in that dtype, too"
 
 
 def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path, long_llama, posbias):
@@ -252,15 +364,26 @@ def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path, long_llama, po
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
 
 
-def test_a_recipe_of_other_weights_is_refused(long_llama, tmp_path):
-    from posbias.mitigation.methods.recipe import write_recipe
-
+def test_a_method_that_was_fitted_to_other_weights_is_refused(long_llama, tmp_path):
     model = pb.load_model(str(long_llama), device="cpu")
     write_recipe(tmp_path / "recipe.json", random_adapter(model), model, {})
+    examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=5, seed=5))
+    fitted = pb.fit("adapter(rank=1)", model, examples, options=pb.FitOptions(steps=1, rate=0.1))
+    wide = pb.load_model(str(long_llama), device="cpu", dtype="float64")
+    with pb.mitigated(model, fitted.method), pb.mitigated(wide, replace(fitted.method, strength=0.5)):
+        pass  # numbers of more bits are the same weights
     with torch.no_grad():
         model.network.model.layers[0].mlp.down_proj.weight[0, 0] += 1.0  # another revision
     with pytest.raises(pb.UsageError, match=r"is a recipe of another model, .*: its weights_sha256 is"):
         pb.export(str(tmp_path / "recipe.json"), tmp_path / "out", model=model)
+    for refused in (
+        lambda: pb.export(fitted, tmp_path / "out", model=model),
+        lambda: pb.export(fitted.method, tmp_path / "out", model=model),
+        pb.mitigated(model, fitted.method).install,
+        lambda: answering_under(fitted.method, pb.LocalResponder(model)),
+    ):
+        with pytest.raises(pb.UsageError, match=r"^adapter was fitted to another model, 'long-llama': its weights_sha"):
+            refused()
 
 
 def test_modules_are_named_by_the_shortest_ends_that_name_no_other():

@@ -17,12 +17,13 @@ from posbias.mitigation.fitting.base import fit_of
 from posbias.mitigation.methods.adapter import target_projections
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.families.parts import weight_of
+from posbias.models.families.projections import linear_projections
 from posbias.tasks.language import KeyValue
-from tiny_families import CONFIGS, VOCABULARY, random_adapter, shaken_model
+from tiny_families import DESCRIBED, VOCABULARY, random_adapter, shaken_model
 
 TOKENS = torch.arange(3, 15)[None] % VOCABULARY
 VARIANTS = ("falcon-new", "falcon-alibi", "opt-350m")
-FAMILIES = [name for name in CONFIGS if name in VARIANTS or ("-" not in name and name != "gemma4_text")]
+FAMILIES = [name for name in DESCRIBED if name in VARIANTS or ("-" not in name and name != "mamba2")]
 
 
 def logits(network):
@@ -34,7 +35,11 @@ def logits(network):
 def test_an_adapter_computes_as_if_its_updates_were_in_the_weights(family):
     model = shaken_model(family)
     before = logits(model.network)
-    for targets in ("q,k", "v,o", "mlp"):
+    present = {role for one in linear_projections(model.network, model.family, model.config) for role in one.rows}
+    assert "o" in present
+    for targets in ("q,k", "o", "v", "mlp"):
+        if not set(targets.replace("mlp", "down").split(",")) <= present:
+            continue
         adapter = random_adapter(model, f"adapter(rank=2, targets={targets!r}, strength=0.5)")
         changed = copy.deepcopy(model.network)
         for one in target_projections(model, adapter):
@@ -49,7 +54,7 @@ def test_an_adapter_computes_as_if_its_updates_were_in_the_weights(family):
     assert torch.equal(logits(model.network), before)
 
 
-@pytest.mark.parametrize("family", ["llama", "falcon", "gpt2", "phi3", "bloom", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "falcon", "gpt2", "phi3", "bloom", "gpt_neox", "bamba"])
 def test_the_targets_are_fitted_and_nothing_else(family):
     model = shaken_model(family, dtype=torch.float32)
     fit, options = fit_of("adapter(rank=1, targets='q,v')"), FitOptions(rate=0.1)
@@ -66,7 +71,7 @@ def test_the_targets_are_fitted_and_nothing_else(family):
 
 
 def test_adapters_are_refused_where_they_do_not_belong(tmp_path):
-    mixture, llama = shaken_model("mixtral"), shaken_model("llama")
+    mixture, llama, packed = (shaken_model(family) for family in ("mixtral", "llama", "gemma4_text"))
     for spelling, message in (
         ("adapter(rank=0)", r"adapter: rank must be a whole number >= 1"),
         ("adapter(targets='q,w')", r"adapter: targets must be among q, k, v, o, gate, up, down, mlp, all, got 'q,w'"),
@@ -75,8 +80,26 @@ def test_adapters_are_refused_where_they_do_not_belong(tmp_path):
     ):
         with pytest.raises(UsageError, match=message), mitigated(llama, spelling):
             pass
-    with pytest.raises(UsageError, match=r"^adapter: mixtral has no linear projections down, up in every layer"):
-        target_projections(mixture, MITIGATIONS.parse("adapter(targets='q,mlp')"))
+    for model, targets, message in (
+        (
+            mixture,
+            "q,mlp",
+            "no layer of this mixtral model has linear projections gate, up, down (experts of a "
+            "mixture are none); allowed targets: q, k, v, o",
+        ),
+        (
+            packed,
+            "q,o",
+            "gemma4_text model has linear projections q (experts of a mixture are none); allowed targets: "
+            "o, gate, up, down",
+        ),
+        (shaken_model("mamba2"), "all", "allowed targets: none"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            target_projections(model, MITIGATIONS.parse(f"adapter(targets={targets!r})"))
+    for method in ("positional_channel(channel=1, every_query=True)", f"head_scales(gains={[[2.0] * 4] * 3})"):
+        with pytest.raises(UsageError, match="gemma4_text has no plain maps of queries, keys and values"):
+            MITIGATIONS.parse(method).weight_updates(packed)
     assert len(target_projections(mixture, MITIGATIONS.parse("adapter(targets='q')"))) == 3
     other = random_adapter(shaken_model("qwen3"))
     with pytest.raises(UsageError, match=r"^adapter: it was fitted to another model, which has no model.*q_proj of 32"):

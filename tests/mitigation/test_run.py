@@ -37,6 +37,7 @@ from posbias.mitigation.trial.plan import plan_trial
 from posbias.mitigation.trial.preflight import announce
 from posbias.prompts.sources import default_corpus
 from posbias.report import report_of
+from posbias.report.export import gguf_commands
 from posbias.report.page import html_of
 from posbias.runs.engines import Local
 from posbias.runs.parts import clear_parts
@@ -296,8 +297,8 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
     (table,) = report_of(record).folded["Serve it"]
     source = MitigationTrial.from_record(record).model
     assert [f"vllm serve {source} --enable-lora --lora-modules posbias=adapter"] in table.cells
-    assert ["llama-server -m BASE.gguf --lora adapter/adapter.gguf"] in table.cells
-    assert table.cells[0][0].startswith("posbias export ")
+    assert gguf_commands(MitigationTrial.from_record(record).model, "adapter") in table.cells
+    assert table.cells[0] == ["posbias export . --to adapter --gguf"]
     for kind, needing in (("context_bias", []), ("key_bias", [name]), ("attention_calibration", [])):
         record.resolved |= {
             "methods": {name: f"{kind}(values=[[1.0, 2."},

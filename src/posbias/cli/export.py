@@ -16,18 +16,20 @@ EXAMPLE = (
 
 def export(
     fitted: Annotated[
-        Path, typer.Argument(help="Run of posbias mitigate that fitted a method, or a recipe.", show_default=False)
+        str,
+        typer.Argument(help="Run of posbias mitigate, a recipe, or a method with its parameters.", show_default=False),
     ],
     to: Annotated[Path, typer.Option("--to", help="A new directory.", show_default=False)],
     merged: Annotated[bool, typer.Option("--merged", help="Write the whole model, changed, not an adapter.")] = False,
     gguf: Annotated[bool, typer.Option("--gguf", help="Also write adapter.gguf, for llama.cpp.")] = False,
     method: Annotated[
-        str | None, typer.Option(help="Which of the run's fitted methods.", show_default="the recommended or only one")
+        str | None, typer.Option(help="Which of the run's methods.", show_default="the recommended or only one")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="The model that it was fitted to, if its name alone does not lead there.", show_default="it"),
     ] = None,
+    dtype: options.Dtype = "own",
     seed: options.UnusedSeed = 0,
     json: options.Json = False,
 ) -> None:
@@ -36,13 +38,15 @@ def export(
 
     from posbias.errors import UsageError
     from posbias.exporting import export as write
-    from posbias.exporting.export import recipe_of
+    from posbias.exporting.export import choose
     from posbias.measurement.several import Loading
-    from posbias.mitigation.methods.recipe import source_of_recipe
 
     if to.exists():  # before a model is loaded
         raise UsageError(f"{str(to)!r} exists; a method is exported to a new directory only")
-    recipe, _ = recipe_of(fitted, method=method)
-    loaded = Loading(device="cpu").load(model or source_of_recipe(recipe))
-    exported = write(fitted if method is None else recipe, to, model=loaded, merged=merged, gguf=gguf)
+    chosen = choose(fitted, method=method)
+    source = model or chosen.model
+    if source is None:
+        raise UsageError(f"export: {fitted!r} does not say whose weights it changes; give --model")
+    loaded = Loading(device="cpu", dtype=dtype).load(source)
+    exported = write(chosen, to, model=loaded, merged=merged, gguf=gguf)
     print_document(asdict(exported), as_json=json, line=f"{exported.form}: {to} ({', '.join(exported.files)})")

@@ -74,7 +74,7 @@ InitSeed = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option(help="float32, bfloat16, float16, float64, or auto: float32 on a CPU, else the model's own."),
+    typer.Option(help="float32, bfloat16, float16, float64, own: the model's, or auto: float32 on a CPU, else own."),
 ]
 Device = Annotated[
     str,

@@ -18,12 +18,14 @@ from posbias.interventions.base import check_model
 from posbias.mitigation import MITIGATIONS, Mitigation, MitigationTrial
 from posbias.mitigation.fitting.base import Fitted
 from posbias.mitigation.methods.base import Method
-from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, how_fitted, read_recipe
+from posbias.mitigation.methods.recipe import RECIPE_SUFFIX, how_fitted, read_recipe, source_of_recipe
+from posbias.mitigation.trial.plan import ARMS
 from posbias.mitigation.trial.result import ArmResult
 from posbias.mitigation.trial.run import RECIPE
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import dispatched, quantised
 from posbias.report.export import Card, card_text
+from posbias.runs.records import RECORD_FILE
 from posbias.runs.results import load_record
 
 CARD = "README.md"
@@ -52,7 +54,7 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
 
     Args:
         fitted: What `fit` returns, a method or its spelling, the path of a recipe, or the directory of a run of
-            `mitigate` with one method that can be exported.
+            `mitigate` with one method that can be exported. The card has the verdict on a run's method or recipe.
         directory: A new directory; it gets a card, `README.md`, too.
         model: The loaded model that the method was fitted to.
         merged: Write the whole model with changed weights, tokenizer and generation settings, instead of a PEFT
@@ -74,8 +76,9 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
     method, how, judged = _subject(fitted, loaded)
     if not isinstance(method, Mitigation):
         raise UsageError(f"{method.name} cannot be exported: it changes prompts, not the model; allowed: adapter")
+    method.check_model(loaded)
     work = Exporting(loaded, method, method.weight_updates(loaded))
-    card = Card(method, loaded, how, judged, rank=work.rank, merged=merged, gguf=gguf)
+    card = Card(method, loaded, how, judged, merged=merged, gguf=gguf)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
@@ -92,32 +95,76 @@ def export(fitted: Any, directory: str | Path, *, model: Any, merged: bool = Fal
     return Exported(str(target), str(method), "merged" if merged else "adapter", files)
 
 
-def recipe_of(path: str | Path, *, method: str | None = None) -> tuple[str, tuple[MitigationTrial, ArmResult] | None]:
-    """The recipe that a path names, itself or as the directory of a run, with what judged it there.
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """A method by name, with what judged it."""
+
+    source: str
+    """A spelling, or the path of a recipe."""
+    judged: tuple[MitigationTrial, ArmResult] | None = None
+    """The trial and its arm; None if none is known."""
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model that it was fitted to or judged on; None if none is known."""
+        if self.source.endswith(RECIPE_SUFFIX):
+            return source_of_recipe(self.source)
+        return None if self.judged is None else self.judged[0].model
+
+
+def choose(named: str | Path, *, method: str | None = None) -> Chosen:
+    """The method that is spelled, or that a path names: of a recipe, or of the directory of a run.
 
     Args:
-        method: Name of the run's method; None: the recommended one, or the only one that was fitted.
+        method: Name of the run's method; None: the recommended one, or the only one that can be exported.
     """
-    path = Path(path)
+    text, path = str(named), Path(named)
+    if text.partition("(")[0] in MITIGATIONS and not file_exists(path):
+        return Chosen(text)
     if path.suffix == RECIPE_SUFFIX:
-        return str(path), None
-    trial = load_record(path)
-    if not isinstance(trial, MitigationTrial):
-        raise UsageError(
-            f"{str(path)!r} is a run of posbias {trial.record.verb}; export takes one of mitigate, or a recipe"
-        )
-    fitted = {
-        arm.name: arm for arm in trial.arms if arm.fitted is not None and (path / arm.directory / RECIPE).exists()
-    }
-    names = [method] if method is not None else [name for name in fitted if name == trial.judgement.recommended]
-    names = names or list(fitted)
-    if len(names) != 1 or names[0] not in fitted:
+        path = path.resolve() if file_exists(path) else path
+        run, within = path.parent.parent.parent, path.parent.parent.name
+        arms = _arms(run, load_record(run)) if within == ARMS and (run / RECORD_FILE).exists() else {}
+        return next((chosen for chosen in arms.values() if Path(chosen.source) == path), Chosen(text))
+    arms = _arms(path, load_record(path))
+    names = [method] if method is not None else [name for name, arm in arms.items() if _recommended(arm)]
+    names = names or list(arms)
+    if len(names) != 1 or names[0] not in arms:
         asked = "" if method is None else f" {method!r}"
         raise UsageError(
-            f"{str(path)!r} has no single fitted method{asked}; fitted in it: {', '.join(fitted) or 'none'}; name one"
+            f"{text!r} has no single method{asked} to export; in it: {', '.join(arms) or 'none'}; name one"
         )
-    arm = fitted[names[0]]
-    return str(path / arm.directory / RECIPE), (trial, arm)
+    return arms[names[0]]
+
+
+def _arms(run: Path, trial: Any) -> dict[str, Chosen]:
+    """The methods of a run that were fitted, or given and can be exported."""
+    if not isinstance(trial, MitigationTrial):
+        raise UsageError(
+            f"{str(run)!r} is a run of posbias {trial.record.verb}; export takes one of mitigate, or a recipe"
+        )
+    arms = {}
+    for arm in trial.arms[1:]:
+        recipe = run / arm.directory / RECIPE
+        if arm.fitted is not None and recipe.exists():
+            arms[arm.name] = Chosen(str(recipe), (trial, arm))
+        elif arm.fitted is None and _exportable(arm.recipe or arm.name):
+            arms[arm.name] = Chosen(arm.recipe or arm.name, (trial, arm))
+    return arms
+
+
+def _recommended(chosen: Chosen) -> bool:
+    return chosen.judged is not None and chosen.judged[0].recommended is chosen.judged[1]
+
+
+def _exportable(source: str) -> bool:
+    """True of a recipe that is there, and of the spelling of a change of weights."""
+    if source.endswith(RECIPE_SUFFIX):
+        return file_exists(source)
+    if not issubclass(MITIGATIONS[source.partition("(")[0]], Mitigation):
+        return False
+    method = MITIGATIONS.parse(source)
+    return isinstance(method, Mitigation) and method.update_rank is not None
 
 
 def _subject(
@@ -128,10 +175,9 @@ def _subject(
         return fitted.method, fitted.how, None
     if isinstance(fitted, Method):
         return fitted, {}, None
-    if not isinstance(fitted, str | Path):
+    if not isinstance(fitted, str | Path | Chosen):
         raise UsageError(f"export: give what fit returns, a method, a recipe or a run, got {type(fitted).__name__}")
-    spelled = str(fitted).partition("(")[0]
-    if spelled in MITIGATIONS and not file_exists(fitted):
-        return MITIGATIONS.parse(str(fitted)), {}, None
-    path, judged = recipe_of(fitted)
-    return read_recipe(path, model), how_fitted(path), judged
+    chosen = fitted if isinstance(fitted, Chosen) else choose(fitted)
+    if not chosen.source.endswith(RECIPE_SUFFIX):
+        return MITIGATIONS.parse(chosen.source), {}, chosen.judged
+    return read_recipe(chosen.source, model), how_fitted(chosen.source), chosen.judged

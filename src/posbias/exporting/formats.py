@@ -43,14 +43,9 @@ class Exporting:
     """Exact changes by path of the projection."""
 
     @property
-    def rank(self) -> int:
-        """The rank of all updates; 0 if one is no low-rank update."""
-        return min(len(change.down) if isinstance(change, LowRank) else 0 for change in self.updates.values())
-
-    @property
     def low_rank(self) -> dict[str, LowRank]:
         """The updates as an adapter holds them."""
-        if not self.rank:
+        if not self.method.update_rank:
             raise UsageError(
                 f"{self.method.name} cannot be exported as an adapter: it changes whole rows or columns of weights; "
                 "allowed: merged"
@@ -77,8 +72,8 @@ def write_adapter(work: Exporting, directory: Path) -> None:
         "base_model_name_or_path": work.model.origin.source,
         "revision": work.model.origin.revision,
         "inference_mode": True,
-        "r": work.rank,
-        "lora_alpha": work.rank,
+        "r": work.method.update_rank,
+        "lora_alpha": work.method.update_rank,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": all(map(work.transposed, work.updates)),
@@ -142,7 +137,9 @@ def write_gguf(work: Exporting, path: Path) -> None:
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(work.rank))  # as a whole number llama.cpp ends at it
+    writer.add_float32(
+        gguf.Keys.Adapter.LORA_ALPHA, float(work.method.update_rank or 0)
+    )  # as a whole number llama.cpp ends at it
     for module, update in updates.items():
         name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if name is None:

@@ -50,8 +50,14 @@ COMPILED = "_orig_mod"
 """Name under which `torch.compile` keeps the network that it has wrapped."""
 COMPILED_CALL = "_compiled_call_impl"
 """Attribute of a module that is called in place of its hooks and its forward pass, if `compile()` has set it."""
-DTYPES = {AUTO: None, **{name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}}
-"""By name; None: by device."""
+OWN = "own"
+"""The dtype of a checkpoint's numbers."""
+DTYPES = {
+    AUTO: None,
+    OWN: None,
+    **{name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")},
+}
+"""By name; None: by device, or the checkpoint."""
 
 
 @checked
@@ -76,8 +82,8 @@ def load_model(
         init_seed: Draw all weights anew from the model class's own initialiser with this seed, instead of loading
             them; same configuration. The global random state is left as it was. `"config:..."` without a seed takes 0.
         dtype: `float32`, `float64`, `bfloat16`, `float16`, or `auto`: float32 on a CPU, and on an accelerator the
-            checkpoint's own (bfloat16 for packed numbers of a GGUF file). For a quantised model, the type of unpacked
-            weights.
+            checkpoint's own (bfloat16 for packed numbers of a GGUF file); or `own`: the checkpoint's own on any device
+            (float32 for packed numbers). For a quantised model, the type of unpacked weights.
         device: `auto`, the first accelerator with room for the weights and passes, else the CPU; `cpu`, `cuda`,
             `cuda:1`, `mps` ...; or `spread`: over accelerators, CPU and, if these are full, the disk (`auto` does so if
             no single device holds the weights of safetensors files). Measure a spread model with checkpointing;
@@ -125,7 +131,7 @@ def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
     if request.template_options:
         raise UsageError("template options go with a tokenizer's chat template; this model has no tokenizer")
     device, dtype = (
-        default if asked == AUTO else asked
+        default if asked in (AUTO, OWN) else asked
         for asked, default in ((request.device, CPU.type), (request.dtype, "float32"))
     )
     model = load_reference(path, dtype=dtype, init_seed=request.init_seed, device=device)
@@ -136,7 +142,7 @@ def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
 def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
     """A model of transformers, with the weights of its files or drawn from the request's seed."""
     peak_before, source, seed = peak_bytes(), _resolved(request.source), request.init_seed
-    plan = LoadingPlan(source, DTYPES[request.dtype], request.device, request.max_memory)
+    plan = LoadingPlan(source, DTYPES[request.dtype], request.device, request.max_memory, own=request.dtype == OWN)
     with quiet(source.local):
         config = read_config(source)
         network = pretrained_network(config, plan) if seed is None else drawn_network(config, plan, seed)

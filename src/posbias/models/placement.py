@@ -45,6 +45,8 @@ class LoadingPlan:
     device: str = AUTO
     max_memory: int | None = None
     """Bytes on one device; None: what is free."""
+    own: bool = False
+    """Take the checkpoint's own type on any device."""
 
 
 class Place(NamedTuple):
@@ -88,11 +90,12 @@ class LoadingMemory:
         """
         device, most = check_device(plan.device), plan.max_memory
         accelerated = device.type != "cpu" if device else next(accelerators(), None) is not None
-        dtype = plan.dtype or (self.own_dtype(config) if accelerated else torch.float32)
+        asked = self.own_dtype(config, packed=torch.float32) if plan.own else plan.dtype
+        dtype = asked or (self.own_dtype(config, packed=torch.bfloat16) if accelerated else torch.float32)
         if plan.device == AUTO:
             device = first_with_room(accelerators(), self.weights_in(dtype), most=most)
             if device is None and (self.tensors is None or not accelerated):
-                device, dtype = CPU, plan.dtype or torch.float32
+                device, dtype = CPU, asked or torch.float32
                 if self._refused_by_memory(dtype, most) and self._spreadable(dtype, most):
                     device = None
         if device is None:
@@ -106,11 +109,11 @@ class LoadingMemory:
             raise UsageError(refusal)
         return Place(device, dtype)
 
-    def own_dtype(self, config: Any) -> torch.dtype:
-        """The type of the checkpoint's numbers: bfloat16 if a GGUF file packs them, float32 if nothing names it."""
+    def own_dtype(self, config: Any, *, packed: torch.dtype) -> torch.dtype:
+        """The type of the checkpoint's numbers: `packed` if a GGUF file packs them, float32 if nothing names it."""
         if self.source.gguf is not None:
             tensors = read_gguf(Path(self.source.location) / self.source.gguf).tensors.values()
-            return UNPACKED.get(max(tensors, key=lambda tensor: tensor.n_bytes).kind, torch.bfloat16)
+            return UNPACKED.get(max(tensors, key=lambda tensor: tensor.n_bytes).kind, packed)
         named = str(getattr(config, "dtype", None)).removeprefix("torch.")
         dtypes = (torch.float64, *UNPACKED.values())
         return next((dtype for dtype in dtypes if str(dtype) == f"torch.{named}"), torch.float32)

@@ -1,19 +1,27 @@
 """The card that lies beside an exported method, and the commands by which other programs load it."""
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from posbias.mitigation.judging.verdicts import Verdict
 from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.trial.result import ArmResult, MitigationTrial
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import weights_sha256
 from posbias.report.evaluate import measure_words
-from posbias.report.mitigate_wording import reasons, words
+from posbias.report.layout import caveats_of
+from posbias.report.mitigate_wording import reasons, seconds_each, text_change, warnings, words
 from posbias.version import __version__
+
+GGUF = ".gguf"
+LARGEST_RANK, LARGER_RANKS = 16, (32, 64, 128, 256, 512)
+"""Of adapters that vLLM serves unasked, and those that it can be asked for, each for all ranks below it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +34,6 @@ class Card:
     """How it was fitted; empty if that is not known."""
     judged: tuple[MitigationTrial, ArmResult] | None
     """The trial and its arm that judged it."""
-    rank: int
     merged: bool
     gguf: bool
 
@@ -51,11 +58,12 @@ def card_text(card: Card, *, name: str) -> str:
             "",
             *_verdict_lines(card),
             "",
+            *_cost_lines(card),
             "## Use",
             "",
             "```bash",
-            *(merged_commands(name) if card.merged else adapter_commands(source, name)),
-            *(gguf_commands(name) if card.gguf else []),
+            *(merged_commands(name) if card.merged else adapter_commands(source, name, card.method.update_rank or 0)),
+            *(gguf_commands(source, name) if card.gguf else []),
             "```",
             *_sample_lines(card.how),
             "",
@@ -63,34 +71,46 @@ def card_text(card: Card, *, name: str) -> str:
     )
 
 
-def adapter_commands(source: str, directory: str) -> list[str]:
-    """Commands that serve an adapter beside its base model."""
+def adapter_commands(source: str, directory: str, rank: int) -> list[str]:
+    """Commands that serve an adapter beside its base model, or the answer to one text; `transformers serve` takes none.
+
+    A base model in a GGUF file is one for llama.cpp alone.
+    """
+    if source.endswith(GGUF):
+        return [f"# vLLM and transformers take no adapter of {source}: export it with --merged"]
     base = ["posbias models get demo --out demo  # the base model, where the adapter looks for it"]
+    place = shlex.quote(f"posbias={directory}")
+    served = next((size for size in LARGER_RANKS if size >= rank), None)
+    larger = f" --max-lora-rank {served}" if rank > LARGEST_RANK else ""
+    loaded = f'pipeline("text-generation", {json.dumps(directory)})'
+    program = f'from transformers import pipeline; print({loaded}("Hello", max_new_tokens=20))'
     return [
         *(base if source == "demo" else []),
-        f"vllm serve {source} --enable-lora --lora-modules posbias={directory}",
-        f"transformers chat {directory}  # or AutoModelForCausalLM.from_pretrained({directory!r}), with peft installed",
+        *([f"vllm serve {shlex.quote(source)} --enable-lora{larger} --lora-modules {place}"] if served else []),
+        f"python -c {shlex.quote(program)}  # transformers, with peft installed",
     ]
 
 
 def merged_commands(directory: str) -> list[str]:
     """Commands that serve a merged checkpoint."""
-    return [f"vllm serve {directory}", f"transformers serve {directory}"]
+    return [f"{program} serve {shlex.quote(directory)}" for program in ("vllm", "transformers")]
 
 
-def gguf_commands(directory: str) -> list[str]:
+def gguf_commands(source: str, directory: str) -> list[str]:
     """The command that serves a GGUF adapter beside a GGUF file of the base model."""
-    return [f"llama-server -m BASE.gguf --lora {directory}/adapter.gguf"]
+    given = source.endswith(GGUF)
+    base, note = (shlex.quote(source), "") if given else ("BASE.gguf", f"  # {source}, converted by llama.cpp")
+    return [f"llama-server -m {base} --lora {shlex.quote(directory + '/adapter.gguf')}{note}"]
 
 
 def _base_lines(card: Card) -> list[str]:
-    model = card.model
+    model, rank = card.model, card.method.update_rank
     revision = f", revision {model.origin.revision}" if model.origin.revision else ""
     precision = str(model.dtype).removeprefix("torch.")
     weights = weights_sha256(model.network)[:16]
     return [
         f"- Base model: {model.origin.source}{revision}, weights {weights} ({precision}); made for these alone.",
-        f"- Size: {f'updates of rank {card.rank}' if card.rank else 'factors of rows and columns'}; merged, no time.",
+        f"- Size: {f'updates of rank {rank}' if rank else 'factors of rows and columns'}; merged, no time.",
     ]
 
 
@@ -111,7 +131,8 @@ def _fit_lines(how: Mapping[str, Any]) -> list[str]:
         )
     if how.get("penalty") and how.get("text_loss"):
         last = float(np.mean(how["text_loss"][-10:]))
-        lines.append(f"- Ordinary text while it was fitted: {last:.4f} nats per token away from the base model.")
+        read = "Ordinary text and everyday conversations" if how.get("conversations") else "Ordinary text"
+        lines.append(f"- {read} while it was fitted: {last:.4f} nats per token away from the base model.")
     return lines
 
 
@@ -119,8 +140,7 @@ def _verdict_lines(card: Card) -> list[str]:
     if card.judged is None:
         return ["Not judged yet: `posbias mitigate MODEL --task TASK --methods RECIPE.json`, on samples of no fit."]
     trial, arm = card.judged
-    judgement = trial.judgement
-    verdict = next(verdict for verdict in judgement.verdicts if verdict.name == arm.name)
+    judgement, verdict = trial.judgement, _verdict(trial, arm)
     measure, number = judgement.measure, trial.arms.index(arm)
     rows = zip(judgement.positions, trial.curves[measure][0], trial.curves[measure][number], strict=True)
     return [
@@ -130,6 +150,29 @@ def _verdict_lines(card: Card) -> list[str]:
         f"| position | {measure_words(measure)}, before | with it |",
         "|---|---|---|",
         *(f"| {position} | {before} | {after} |" for position, before, after in rows),
+    ]
+
+
+def _verdict(trial: MitigationTrial, arm: ArmResult) -> Verdict:
+    return next(verdict for verdict in trial.judgement.verdicts if verdict.name == arm.name)
+
+
+def _cost_lines(card: Card) -> list[str]:
+    """What the trial measured beside the answers, and its caveats."""
+    if card.judged is None:
+        return []
+    trial, arm = card.judged
+    replies = "not measured" if arm.conversations is None else f"{arm.conversations.text('.3f')} nats per token"
+    before, after = map(seconds_each, (trial.arms[0], arm))
+    caveats = [*caveats_of(trial.record), *warnings(trial.choice, (trial.arms[0], arm), trial.tolerance)]
+    return [
+        "## What does it cost?",
+        "",
+        f"- Ordinary text: {text_change(_verdict(trial, arm), arm)} of loss (accepted: {trial.tolerance:g}).",
+        f"- Everyday conversations, divergence of replies: {replies}.",
+        f"- Seconds per request in that trial: {after}, without it {before}.",
+        *(f"- Caveat: {caveat}." for caveat in caveats),
+        "",
     ]
 
 

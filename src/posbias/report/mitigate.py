@@ -3,6 +3,7 @@
 Everything comes from the typed result (`posbias.mitigation.MitigationTrial`); `mitigate_wording.py` has the sentences.
 """
 
+import shlex
 from collections.abc import Sequence
 from inspect import getdoc
 
@@ -17,19 +18,18 @@ from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
-from posbias.mitigation.methods.weight_changes import LOW_RANK
 from posbias.mitigation.trial.arms import UNCHANGED
 from posbias.mitigation.trial.influence import OVER_POSITIONS
-from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.result import InfluenceOutcome, MitigationTrial, Tie
 from posbias.report.evaluate import measure_words, requirement_text
 from posbias.report.export import adapter_commands, gguf_commands, merged_commands
 from posbias.report.layout import caveats_of, sample_notices
 from posbias.report.mitigate_wording import (
-    TEXT_REASONS,
     left_out_text,
     reasons,
     recommendation,
+    seconds_each,
+    text_change,
     warnings,
     words,
 )
@@ -179,17 +179,14 @@ def _verdict_table(trial: MitigationTrial) -> Table:
     before = next((verdict.before for verdict in judgement.verdicts if verdict.before is not None), None)
     levels = [MISSING] * 3 if before is None else [str(before.mean), str(before.worst), str(before.spread)]
     blanks = [MISSING] * (1 + _any_conversations(trial))
-    rows = [[trial.model, "unchanged", MISSING, *levels, *blanks, _seconds(trial, 0)]]
+    rows = [[trial.model, "unchanged", MISSING, *levels, *blanks, seconds_each(trial.arms[0])]]
     for number, verdict in enumerate(judgement.verdicts, start=1):
         changes = [_changed(verdict.changes.get(name)) for name in (MEAN, WORST, SPREAD)]
-        effect, reason = verdict.effects.get(ORDINARY_TEXT), trial.arms[number].text_reason
-        why = TEXT_REASONS.get(reason, reason) or MISSING
-        text = why if effect is None else change_text(effect.value, "+", least=4, unit=" nats")
-        texts = [text]
+        texts = [text_change(verdict, trial.arms[number])]
         if _any_conversations(trial):
             diverging = trial.arms[number].conversations
             texts.append(MISSING if diverging is None else diverging.text(".3f", unit=" nats"))
-        rows.append([trial.model, verdict.name, words(verdict), *changes, *texts, _seconds(trial, number)])
+        rows.append([trial.model, verdict.name, words(verdict), *changes, *texts, seconds_each(trial.arms[number])])
     return Table(f"{trial.task}: what each method does", header, rows)
 
 
@@ -200,11 +197,6 @@ def _any_conversations(trial: MitigationTrial) -> bool:
 def _changed(change: Change | None) -> str:
     """A change in as many decimals as tell it from none."""
     return MISSING if change is None else change_text(change.value, "+")
-
-
-def _seconds(trial: MitigationTrial, arm: int) -> str:
-    effort = trial.arms[arm].effort
-    return number_text(effort.seconds / effort.requests if effort.requests else None)
 
 
 def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
@@ -225,8 +217,8 @@ def _use(trial: MitigationTrial) -> dict[str, list[Table]]:
     recipe = f"{arm.directory}/recipe.json" if fitted else arm.recipe or arm.name
     lines = [[line] for line in snippet.format(recipe=recipe, addition=addition).splitlines()]
     title = f"{arm.name} on a model of transformers{', from the directory of this run' if fitted else ''}"
-    exported = f"{arm.name} in other programs{', from the directory of this run' if fitted else ''}"
-    served = _export_commands(trial, arm.method, "." if fitted else recipe)
+    exported = f"{arm.name} in other programs{'' if arm.recipe else ', from the directory of this run'}"
+    served = _export_commands(trial, arm.method, arm.recipe or ".")
     return {
         "Use it with transformers": [Table(title, ["Python"], lines)],
         **({"Serve it": [Table(exported, ["Shell"], [[line] for line in served])]} if served else {}),
@@ -240,13 +232,17 @@ def _export_commands(trial: MitigationTrial, spelling: str, source: str) -> list
         method = MITIGATIONS.parse(spelling)
     except UsageError:
         return []
-    if not isinstance(method, Mitigation) or not method.in_weights:
+    if not isinstance(method, Mitigation) or method.update_rank is None:
         return []
-    merged = [f"posbias export {source} --to merged --merged", *merged_commands("merged")]
-    if method.in_weights != LOW_RANK:
+    export = f"posbias export {shlex.quote(source)}"
+    merged = [f"{export} --to merged --merged", *merged_commands("merged")]
+    if not method.update_rank:
         return merged
-    beside = [*adapter_commands(trial.model, "adapter"), *gguf_commands("adapter")]
-    return [f"posbias export {source} --to adapter --gguf", *beside, *merged]
+    beside = [
+        *adapter_commands(trial.model, "adapter", method.update_rank),
+        *gguf_commands(trial.model, "adapter"),
+    ]
+    return [f"{export} --to adapter --gguf", *beside, *merged]
 
 
 def _reason_table(trial: MitigationTrial) -> Table:

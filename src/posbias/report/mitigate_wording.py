@@ -34,10 +34,11 @@ from posbias.mitigation.judging.verdicts import (
 from posbias.mitigation.methods.base import FROM_QUESTION, NO_PASSAGES, REQUESTS
 from posbias.mitigation.trial import arms as parts
 from posbias.mitigation.trial.arms import LeftOut
-from posbias.mitigation.trial.ordinary_text import SERVER, UNASKED
+from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT, SERVER, UNASKED
 from posbias.mitigation.trial.result import ArmResult
 from posbias.report.evaluate import measure_words, undecided_text
-from posbias.statistics import POWER, Interval
+from posbias.report.tables import number_text
+from posbias.statistics import MISSING, POWER, Interval
 
 TEXT_REASONS = {
     SERVER: "not judged: the model is behind a server",
@@ -233,6 +234,19 @@ def warnings(choice: MeasureChoice, arms: Sequence[ArmResult], tolerance: float)
         for arm in arms[1:]
         if arm.reading.empty > total / 2 > before
     ]
+
+
+def text_change(verdict: Verdict, arm: ArmResult) -> str:
+    """The change of the loss on ordinary text, or why there is none."""
+    effect = verdict.effects.get(ORDINARY_TEXT)
+    if effect is None:
+        return TEXT_REASONS.get(arm.text_reason, arm.text_reason) or MISSING
+    return change_text(effect.value, "+", least=4, unit=" nats")
+
+
+def seconds_each(arm: ArmResult) -> str:
+    """Seconds of one request."""
+    return number_text(arm.effort.seconds / arm.effort.requests if arm.effort.requests else None)
 
 
 def left_out_text(part: LeftOut) -> str:

@@ -31,7 +31,7 @@ from posbias.mitigation.fitting.calibration import (
     conversations_beside,
     text_beside,
 )
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, identity
 from posbias.mitigation.methods.prompt_changes import Ordered
 from posbias.mitigation.methods.recipe import samples_of_recipe
 from posbias.tasks.language import Example
@@ -84,13 +84,14 @@ def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions, checkpoi
     """The method of a fit, at the strength that the calibration samples choose, with the samples that it has seen."""
     fitted = how.fit(calibration, options=options, checkpoint=checkpoint)
     used = contents(calibration.examples) | (samples_of_recipe(options.begin) if options.begin else set())
-    fitted = replace(fitted, how={**fitted.how, "samples": sorted(used)})
-    if not options.strengths or not isinstance(fitted.method, Mitigation):
-        return fitted
-    candidates = [replace(fitted.method, strength=strength) for strength in options.strengths]
-    best, scores = best_of(candidates, calibration.network, calibration.examples)
-    by_strength = dict(zip(map(str, options.strengths), scores.values(), strict=True))
-    return Fitted(best, {**fitted.how, "strengths": by_strength})
+    method, facts = fitted.method, {**fitted.how, "samples": sorted(used)}
+    if not isinstance(method, Mitigation):
+        return Fitted(method, facts)
+    if options.strengths:
+        candidates = [replace(method, strength=strength) for strength in options.strengths]
+        method, scores = best_of(candidates, calibration.network, calibration.examples)
+        facts["strengths"] = dict(zip(map(str, options.strengths), scores.values(), strict=True))
+    return Fitted(replace(method, fitted_to=identity(calibration.network)), facts)
 
 
 @FITS.register(Ordered.name)

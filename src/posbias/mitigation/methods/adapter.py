@@ -17,7 +17,7 @@ from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
-from posbias.mitigation.methods.weight_changes import LOW_RANK, LowRank, Scaled, updated
+from posbias.mitigation.methods.weight_changes import LowRank, Scaled, updated
 from posbias.models.families.projections import ROLES, Projection, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import quantised
@@ -82,9 +82,9 @@ class Adapter(Mitigation):
         return replace(self, updates=dict(tensors))
 
     @property
-    def in_weights(self) -> str:
+    def update_rank(self) -> int:
         """It is nothing else."""
-        return LOW_RANK
+        return self.rank
 
     def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank | Scaled]:
         """The updates at the method's strength, on the model's device, in float32 at least.
@@ -117,25 +117,25 @@ class Adapter(Mitigation):
 def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projection]:
     """The projections that an adapter updates, each with those of its rows alone that are targets.
 
+    A layer without them has no update.
+
     Raises:
-        UsageError: a family without them, or quantised weights.
+        UsageError: no layer has one of the targets, or quantised weights.
     """
     family, roles = model.family, set(adapter.roles)
     if quantised(model.network):
         raise UsageError(f"{adapter.name}: the weights of {model.origin.source!r} are quantised; others are allowed")
-    chosen = []
-    for projection in linear_projections(model.network, family, model.config):
-        rows = {role: rows for role, rows in projection.rows.items() if role in roles}
-        chosen += [replace(projection, rows=rows)] if rows else []
-    depth = family.depth(model.config)
-    everywhere = [role for role in roles if sum(role in projection.rows for projection in chosen) == depth]
-    missing = sorted(roles - {*everywhere, "gate"})  # an MLP without a gate is one all the same
-    if missing or not chosen:
+    projections = list(linear_projections(model.network, family, model.config))
+    present = {role for projection in projections for role in projection.rows}
+    missing = roles - present
+    if missing - {"gate"} or not roles & present:  # an MLP without a gate is one all the same
         raise UsageError(
-            f"{adapter.name}: {family.name} has no linear projections {', '.join(missing or roles)} in every layer "
-            "(experts of a mixture are none); allowed: other targets"
+            f"{adapter.name}: no layer of this {family.name} model has linear projections "
+            f"{', '.join(role for role in ROLES if role in missing)} (experts of a mixture are none); allowed targets: "
+            f"{', '.join(role for role in ROLES if role in present) or 'none'}"
         )
-    return chosen
+    targets = [{role: rows for role, rows in one.rows.items() if role in roles} for one in projections]
+    return [replace(one, rows=rows) for one, rows in zip(projections, targets, strict=True) if rows]
 
 
 def tensors_hash(tensors: Mapping[str, np.ndarray]) -> str:

@@ -222,7 +222,9 @@ class _Mitigated(Wrapped):
         if not isinstance(inner, LocalResponder):
             raise UsageError(f"{method.name} acts inside a model; a model behind a server takes only prompt methods")
         super().__init__(method, LocalResponder(inner.model, inner.options))
-        self.method = method
+        if method.fitted_to:  # checked once, not at every batch
+            method.check_model(check_model(inner.model))
+        self.method = replace(method, fitted_to={})
 
     def learnt(self) -> dict[str, Any]:
         """Facts that the inner responder has learnt, and whether prompts were answered one at a time."""

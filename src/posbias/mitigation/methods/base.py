@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from posbias.checks import check_whole
 from posbias.display.showing import Presented, Shown
@@ -21,6 +22,8 @@ from posbias.interventions.base import Intervention
 from posbias.mitigation.methods.question import Question
 from posbias.mitigation.methods.weight_changes import LowRank, Scaled
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import OWN
+from posbias.models.weights import weights_sha256
 from posbias.registry import Registry
 
 MITIGATIONS: Registry["Method"] = Registry("mitigation")
@@ -34,6 +37,9 @@ Spans = Sequence[tuple[int, int]]
 Places = Spans | Question
 """Passages, or the place where the question begins."""
 
+PRECISIONS = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 BRIEF = reprlib.Repr()
 """Values in one line: of long tables, the first numbers."""
 BRIEF.maxtuple = BRIEF.maxlist = 3
@@ -134,6 +140,8 @@ class Mitigation(Method, Intervention):
     """Passages see tokens behind them, so that they are read in one call."""
     in_every_layer: ClassVar[bool] = False
     """Every layer has to have attention: a linear one would pass the method by."""
+    fitted_to: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+    """`identity` of the model that it was fitted to; empty if it is checked already, or not known."""
     not_in_weights: ClassVar[str] = "what it does to attention depends on the places of tokens"
     """Why no change of weights does the same."""
 
@@ -153,9 +161,9 @@ class Mitigation(Method, Intervention):
         return FROM_QUESTION if self.needs_question else NO_PASSAGES
 
     @property
-    def in_weights(self) -> str:
-        """LOW_RANK or FULL_RANK if `weight_updates` does exactly the same, so that it can be exported; else empty."""
-        return ""
+    def update_rank(self) -> int | None:
+        """The rank of `weight_updates`, 0 if these change whole rows or columns; None: no weights do the same."""
+        return None
 
     def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank | Scaled]:
         """Updates of projections, by path, that do exactly the same.
@@ -181,6 +189,16 @@ class Mitigation(Method, Intervention):
         """Open the method on a model, without passages."""
         return self.on(model, ())
 
+    def check_model(self, model: HuggingFaceModel) -> None:
+        """Refuse a model other than the one that the method was fitted to, or whose layers it does not reach."""
+        if self.fitted_to and (other := difference(self.fitted_to, model)):
+            raise UsageError(f"{self.name} was fitted to another model, {other}")
+        if self.in_every_layer and model.described and any(b.linear for b in model.family.blocks(model.network)):
+            raise UsageError(
+                f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
+                "models with attention in every layer"
+            )
+
     @contextmanager
     def on(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
         """Open the method at any strength; at 0 nothing is changed."""
@@ -188,11 +206,7 @@ class Mitigation(Method, Intervention):
         if self.strength == 0:
             yield
             return
-        if self.in_every_layer and model.described and any(b.linear for b in model.family.blocks(model.network)):
-            raise UsageError(
-                f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
-                "models with attention in every layer"
-            )
+        self.check_model(model)
         places = passages if isinstance(passages, Question) else check_spans(self.name, passages)
         with self.apply(model, places):  # type: ignore[arg-type] # methods that take a question say so
             yield
@@ -289,6 +303,36 @@ class _Rewritten(Wrapped):
         replies = iter(self.inner.respond(flat, generate=generate, score=score))
         grouped = [[next(replies) for _ in several] for several in variants]
         return [group[0] if len(group) == 1 else self.method.combined(group) for group in grouped]
+
+
+def identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Facts that tell a model from others, its weights as they are or rounded."""
+    return {
+        "source": model.origin.source,
+        "model_type": model.model_type,
+        "depth": model.family.depth(model.config),
+        "heads": model.family.heads(model.config),
+        "width": model.width,
+        "vocabulary_size": model.vocabulary_size,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights_sha256": weights_sha256(model.network, dtype),
+    }
+
+
+def difference(required: Mapping[str, Any], model: HuggingFaceModel) -> str:
+    """The first difference of a model from an `identity`, in words; empty if there is none.
+
+    Weights of higher precision are compared as rounded to the required one; those of lower, only if they were never
+    rounded, as far as is known.
+    """
+    dtype = PRECISIONS.get(str(required.get("dtype")), model.dtype)
+    rounded = model.dtype.itemsize <= dtype.itemsize and model.dtype != dtype
+    whole = model.request is not None and model.request.dtype == OWN
+    for name, value in identity(model, dtype).items():
+        compared = name not in ("source", "dtype") and (name != "weights_sha256" or whole or not rounded)
+        if compared and required.get(name) != value:
+            return f"{required.get('source')!r}: its {name} is {required.get(name)!r}, this model's {value!r}"
+    return ""
 
 
 def check_strength(name: str, strength: object) -> None:

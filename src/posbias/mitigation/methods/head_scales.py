@@ -14,8 +14,8 @@ from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.methods.key_bias import check_shape, checked_scales
-from posbias.mitigation.methods.weight_changes import FULL_RANK, LowRank, Scaled
-from posbias.models.families.projections import linear_projections
+from posbias.mitigation.methods.weight_changes import LowRank, Scaled
+from posbias.models.families.projections import check_unpacked, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 
 
@@ -44,9 +44,9 @@ class HeadScales(Mitigation):
         return self.logits is None and self.gains is None
 
     @property
-    def in_weights(self) -> str:
+    def update_rank(self) -> int:
         """Rows and columns of maps are multiplied."""
-        return FULL_RANK
+        return 0
 
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
@@ -59,6 +59,7 @@ class HeadScales(Mitigation):
         """Factors of the rows that make queries, and of the columns that read heads."""
         logits, gains = (self._factors(model, table) for table in (self.logits, self.gains))
         family, updates = model.family, dict[str, LowRank | Scaled]()
+        check_unpacked(self.name, family)
         blocks = family.blocks(model.network)
         for projection in linear_projections(model.network, family, model.config):
             made, read = projection.shape

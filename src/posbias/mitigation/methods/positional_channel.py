@@ -19,10 +19,10 @@ from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.passage_attention import question_begins
-from posbias.mitigation.methods.weight_changes import LOW_RANK, LowRank, Scaled, updated
+from posbias.mitigation.methods.weight_changes import LowRank, Scaled, updated
 from posbias.models.families.base import Block
 from posbias.models.families.parts import weight_of
-from posbias.models.families.projections import linear_projections
+from posbias.models.families.projections import check_unpacked, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 
 COUNTED_HEADS = ("opt", "stablelm")
@@ -125,14 +125,15 @@ class PositionalChannel(Mitigation):
                 yield
 
     @property
-    def in_weights(self) -> str:
-        """If no query is left as it was."""
-        return LOW_RANK if self.every_query else ""
+    def update_rank(self) -> int | None:
+        """If no query is left as it was, one channel changes."""
+        return 1 if self.every_query else None
 
     def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank | Scaled]:
         """Column of the channel in the maps of queries and keys, times factor - 1, if every query is changed."""
-        if not self.in_weights:
+        if not self.every_query:
             return super().weight_updates(model)
+        check_unpacked(self.name, model.family)
         layers = self.layers(model.family.depth(model.config))
         if self.channel >= model.width:
             raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")

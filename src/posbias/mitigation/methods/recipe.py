@@ -9,22 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from posbias.errors import UsageError
 from posbias.files import parsed_json, read_whole, write_atomically
 from posbias.limits import NUMBERS_BYTES
-from posbias.mitigation.methods.base import MITIGATIONS, Method
+from posbias.mitigation.methods.base import MITIGATIONS, Method, difference, identity
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.weights import weights_sha256
 
 VERSION = 1
 """Version of the format."""
-PRECISIONS = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-}
 RECIPE_SUFFIX = ".json"
 """The ending that tells a recipe's path from a method's spelling."""
 TENSORS_SUFFIX = ".safetensors"
@@ -60,7 +55,7 @@ def write_recipe(path: str | Path, method: Method, model: HuggingFaceModel, fitt
     if method.leaves_out_tensors:
         whole = {name: np.ascontiguousarray(tensor) for name, tensor in method.tensors.items()}
         write_atomically(Path(path).with_suffix(TENSORS_SUFFIX), save(whole))
-    recipe = {"recipe": VERSION, "method": str(method), "model": _identity(model), "fitted": dict(fitted)}
+    recipe = {"recipe": VERSION, "method": str(method), "model": identity(model), "fitted": dict(fitted)}
     write_atomically(Path(path), json.dumps(recipe, indent=1).encode())
 
 
@@ -76,16 +71,8 @@ def read_recipe(path: str | Path, model: HuggingFaceModel | None) -> Method:
         required = recipe.get("model")
         if not isinstance(required, dict):
             raise UsageError(f"{str(path)!r} does not say which model it belongs to")
-        dtype = PRECISIONS.get(str(required.get("dtype")), model.dtype)
-        present = _identity(model, dtype)
-        lost = model.dtype.itemsize <= dtype.itemsize and model.dtype != dtype
-        for name, value in present.items():
-            compared = name not in ("source", "dtype") and not (name == "weights_sha256" and lost)
-            if compared and required.get(name) != value:
-                raise UsageError(
-                    f"{str(path)!r} is a recipe of another model, {required.get('source')!r}: its {name} is "
-                    f"{required.get(name)!r}, this model's {value!r}"
-                )
+        if other := difference(required, model):
+            raise UsageError(f"{str(path)!r} is a recipe of another model, {other}")
     try:
         method = MITIGATIONS.parse(recipe["method"])
         if not method.leaves_out_tensors:
@@ -138,17 +125,3 @@ def _content(path: str | Path) -> dict[str, Any]:
     if wrong:
         raise UsageError(f"{str(path)!r} is not a recipe of posbias: {wrong}")
     return dict(recipe)
-
-
-def _identity(model: HuggingFaceModel, dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """Facts that tell a model from others, its weights as they are or rounded."""
-    return {
-        "source": model.origin.source,
-        "model_type": model.model_type,
-        "depth": model.family.depth(model.config),
-        "heads": model.family.heads(model.config),
-        "width": model.width,
-        "vocabulary_size": model.vocabulary_size,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "weights_sha256": weights_sha256(model.network, dtype),
-    }

@@ -30,10 +30,6 @@ class Scaled:
     columns: Float[Tensor, "read"]
 
 
-LOW_RANK, FULL_RANK = "low rank", "full rank"
-"""Sorts of changes: an adapter holds the first alone."""
-
-
 @contextmanager
 def updated(network: nn.Module, updates: Mapping[str, LowRank | Scaled]) -> Iterator[None]:
     """Within the context, projections compute with low-rank updates, by their paths; a gradient flows through these."""

@@ -185,7 +185,8 @@ class Family:
     query_key_norm_switch: ClassVar[str | None] = None
     """Entry of the configuration that says whether these norms are there; None: they always are."""
     up_and_down: ClassVar[tuple[str, str]] = ("up_proj", "down_proj")
-    """The maps of the MLP, beside `gate_proj` if it has one."""
+    """The maps of the MLP, beside its `gate` if it has one."""
+    gate: ClassVar[str] = "gate_proj"
     gate_in_up: ClassVar[bool] = False
     """The first half of the up projection is the gate."""
     activation: ClassVar[str] = "act_fn"
@@ -296,7 +297,7 @@ class Family:
     def mlp_within(self, module: nn.Module) -> MlpParts:
         """The MLP whose maps lie in a module."""
         up, down = (module.get_submodule(name) for name in self.up_and_down)
-        gate: Any = getattr(module, "gate_proj", None)
+        gate: Any = getattr(module, self.gate, None)
         up_map, up_bias = weight_of(up), bias_of(up)
         gate_map, gate_bias = (None, None) if gate is None else (weight_of(gate), bias_of(gate))
         if self.gate_in_up:

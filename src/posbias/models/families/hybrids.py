@@ -100,6 +100,7 @@ class Lfm2(Hybrid):
     mlp_norm = "ffn_norm"
     query_key_norms = ("q_layernorm", "k_layernorm")
     up_and_down = ("w3", "w2")
+    gate = "w1"
 
     def mask(self, config: Any, layer: int) -> Mask:
         """A convolution sees as many positions as its kernel is long."""

@@ -36,26 +36,26 @@ class Projection:
 
 
 def linear_projections(network: nn.Module, family: Family, config: Any) -> Iterator[Projection]:
-    """All projections of attention and of MLPs, layer by layer; experts of a mixture are left out.
+    """All projections of attention and of MLPs, layer by layer; experts of a mixture are left out, and what makes
+    queries, keys and values if it makes more than these.
 
     Raises:
         UsageError: one is no linear map, or its weights are packed.
     """
-    if family.packs_projections:
-        raise UsageError(f"{family.name}: attention has no plain maps of queries, keys and values")
     paths = {id(module): path for path, module in network.named_modules()}
     for layer, block in enumerate(family.blocks(network)):
         by_role: list[tuple[nn.Module, tuple[str, ...]]] = []
         if block.softmax is not None:
-            queries = [block.attention.get_submodule(name) for name in family.query_key_value]
-            by_role = [(queries[0], ("q", "k", "v"))]
-            if len(queries) > 1:
-                by_role = [(module, (role,)) for module, role in zip(queries, "qkv", strict=True)]
+            if not family.packs_projections:
+                queries = [block.attention.get_submodule(name) for name in family.query_key_value]
+                by_role = [(queries[0], ("q", "k", "v"))]
+                if len(queries) > 1:
+                    by_role = [(module, (role,)) for module, role in zip(queries, "qkv", strict=True)]
             by_role.append((block.attention_output, ("o",)))
         if block.mlp is not None and not family.is_mixture(block):
             within = family.mlp_module(block)
             up, down = (within.get_submodule(name) for name in family.up_and_down)
-            gate = getattr(within, "gate_proj", None)
+            gate = getattr(within, family.gate, None)
             by_role += [] if gate is None else [(gate, ("gate",))]
             by_role += [(up, ("gate", "up") if family.gate_in_up else ("up",)), (down, ("down",))]
         for module, roles in by_role:
@@ -68,6 +68,12 @@ def linear_projections(network: nn.Module, family: Family, config: Any) -> Itera
             elif len(roles) > 1:
                 parts = made.chunk(len(roles))
             yield Projection(path, layer, module, dict(zip(roles, parts, strict=True)))
+
+
+def check_unpacked(name: str, family: Family) -> None:
+    """Refuse a family for a method that changes queries or keys in their own maps."""
+    if family.packs_projections:
+        raise UsageError(f"{name}: {family.name} has no plain maps of queries, keys and values")
 
 
 def _check_linear(module: nn.Module, path: str, family: Family) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 from posbias.models.families.base import FAMILIES, Family
 
-COLUMNS = ("measure", "attention", "rollout", "power_rollout", "mean_field", "mitigate", "evaluate")
+COLUMNS = ("measure", "attention", "rollout", "power_rollout", "mean_field", "mitigate", "adapter", "evaluate")
 YES, NO = "yes", "no"
 IN_ATTENTION_LAYERS = "attention layers"
 REQUESTS = "requests"
-"""Methods that change requests alone."""
+"""Methods that change requests alone, beside adapters."""
+NOT_PACKED = "not q, k, v"
 UNDESCRIBED: Mapping[str, str] = {
     "gemma3n_text": "layers read tokens beside the stream and share keys",
 }
@@ -23,7 +24,7 @@ def support_of(name: str) -> dict[str, str]:
     if name in UNDESCRIBED:
         reads_tokens = "tokens" in UNDESCRIBED[name]
         answers = dict.fromkeys(COLUMNS, NO) | {"measure": NO if reads_tokens else "no mixing"}
-        return answers | {"mitigate": REQUESTS, "evaluate": YES, "note": UNDESCRIBED[name]}
+        return answers | {"mitigate": REQUESTS, "adapter": NO, "evaluate": YES, "note": UNDESCRIBED[name]}
     family = FAMILIES[name]
     linear, notes = family.linear is not None, []
     whole = YES if family.attends else NO
@@ -40,6 +41,7 @@ def support_of(name: str) -> dict[str, str]:
         "power_rollout": YES,
         "mean_field": YES if family.no_mean_field is None else NO,
         "mitigate": _mitigated(family),
+        "adapter": NOT_PACKED if family.packs_projections else whole,
         "evaluate": YES,
     }
     return answers | {"note": "; ".join(notes)}
