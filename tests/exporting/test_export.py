@@ -23,6 +23,7 @@ from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.methods.recipe import read_recipe, write_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.report.export import adapter_commands, gguf_commands
+from posbias.runs.records import read_record
 from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, random_adapter, shaken_model
 
@@ -252,7 +253,7 @@ def test_a_run_is_exported_with_its_verdict_and_what_it_costs(run, long_llama, t
         for part in (
             "On 6 samples of `key_value(pairs=2)` that no fit saw: **",
             "| position | log-probability per token, before | with it |",
-            "- Ordinary text: not judged: no windows were asked for",
+            "- Ordinary text, loss per token: not judged: no windows were asked for",
             "- Everyday conversations, divergence of replies: not measured.",
             "- Seconds per request in that trial: 0.",
         ):
@@ -262,22 +263,23 @@ def test_a_run_is_exported_with_its_verdict_and_what_it_costs(run, long_llama, t
     first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("recipe", "fitted"))
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
-    record = json.loads((run / "record.json").read_text())
-    scalars, arm = record["scalars"], "adapter(rank=1)"
-    replies, text = ({"value": value, "low": value / 2, "high": 2 * value} for value in (0.04, 0.006))
+    record, arm = read_record(run), "adapter(rank=1)"
+    scalars = record.scalars
+    replies, text = ({"value": value, "low": 0.75 * value, "high": 2 * value} for value in (0.04, 0.006))
     scalars["conversations"] = {arm: replies}
     effect = {"value": text, "p": 1.0, "n_units": 40, "tolerance": 0.02, "unit": "nats"}
     (verdict,) = [verdict for verdict in scalars["judgement"]["verdicts"] if verdict["name"] == arm]
     verdict["effects"] = {"ordinary text": effect}
     measured = tmp_path / "measured"
-    shutil.copytree(run, measured)
-    (measured / "record.json").write_text(json.dumps(record))
+    record.save(measured)
+    shutil.copytree(run / "arms", measured / "arms")
     model = pb.load_model(str(long_llama), device="cpu")
     (recipe,) = measured.glob("arms/*/recipe.json")
     pb.export(str(recipe), tmp_path / "costs", model=model)
     card = (tmp_path / "costs" / "README.md").read_text()
-    assert "- Ordinary text: +0.0060 [+0.0030, +0.0120] nats of loss (accepted: 0.02)." in card
-    assert "- Everyday conversations, divergence of replies: 0.040 [0.020, 0.080] nats per token." in card
+    assert "- Ordinary text, loss per token: +0.0060 nats [+0.0045, +0.0120]; accepted: 0.02." in card
+    assert "- Everyday conversations, divergence of replies: 0.040 nats per token [0.030, 0.080]." in card
+    assert "\n- Caveat: adapter(rank=1): replies to everyday requests change, too, by 0.040 [0.030, 0.080] nats" in card
     shutil.copy(recipe, tmp_path / "alone.json")
     shutil.copy(recipe.with_suffix(".safetensors"), tmp_path / "alone.safetensors")
     pb.export(tmp_path / "alone.json", tmp_path / "alone", model=model)
