@@ -27,7 +27,7 @@ from posbias.mitigation.trial.side_effects import Effort
 from posbias.report.mitigate_wording import recommendation, warnings, words
 
 PLACES = (0, 1, 2)
-ARM = ArmResult("unchanged", "", Effort(1.0, 8, None), None, Reading(), "", None, "", "", needs_passages=False)
+ARM = ArmResult("unchanged", "", Effort(1.0, 8, None), None, Reading(), "", None, None, "", "", needs_passages=False)
 
 
 def paired(before, after, *, count=40, noise=0.2, seed=0):
@@ -208,8 +208,8 @@ def test_at_floor_and_ceiling_log_probabilities_decide():
     alone = choose_measure({"accuracy": 1 - low})
     assert (alone.measure, alone.level) == ("accuracy", pytest.approx(0.95))
     assert choose_measure({"logprob": logs}) == MeasureChoice("logprob")
-    assert "floor: 0.050 on average" in warnings(below, [ARM])[0]
-    assert "ceiling: 0.950 on average" in warnings(alone, [ARM])[0]
+    assert "floor: 0.050 on average" in warnings(below, [ARM], 0.02)[0]
+    assert "ceiling: 0.950 on average" in warnings(alone, [ARM], 0.02)[0]
     with pytest.raises(UsageError, match="nothing can be compared"):
         choose_measure({})
 
