@@ -51,7 +51,7 @@ class Origin:
     init_seed: int | None = None
     """Seed of the random initialisation, None for pretrained weights."""
     revision: str | None = None
-    """Commit on the hub, where there is one."""
+    """Commit on the hub, if there is one."""
 
 
 class HuggingFaceModel(Model):

@@ -80,7 +80,7 @@ def _statements(run: DesignRun) -> list[str]:
 
 
 def _met(run: DesignRun) -> list[str]:
-    """Whether the target is met at every length that was asked for, and what would meet it where it is not."""
+    """Whether the target is met at every length that was asked for, and what would meet it if it is not."""
     theory = "the residual rollout" if run.theory == "rollout" else "the mean field"
     asked, last = {n: run.distances[n][0] for n in run.lengths}, run.lengths[-1]
     left = f"W1 {_at_lengths(asked)} positions; before, {_at_lengths({last: run.distances[last][1]}, '.3f')}"

@@ -19,7 +19,7 @@ from posbias.runs.results import RESULTS, Result, from_stored
 LONGEST_CELL = 60
 """Characters of a cell that is no sentence."""
 CURVE_PARTS = ("x", "y", "low", "high")
-"""Arrays of a stored curve; the last two where it has a band."""
+"""Arrays of a stored curve; the last two if it has a band."""
 
 Stored = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]

@@ -355,7 +355,7 @@ def live_report(total: int, steps: int) -> Iterator[Report]:
 
 
 def losses_table(latest: Latest, *, total: int, steps: int) -> "Table":
-    """The members in training, or all where none is; the highest losses first, at most `SHOWN` rows."""
+    """The members in training, or all if none is; the highest losses first, at most `SHOWN` rows."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -26,7 +26,7 @@ from posbias.models.model import Model
 from posbias.models.rotary import AngleLengths
 
 SHORT_PROBE = 32
-"""Tokens on which a cache is tried where no layer has a window; two windows and a half otherwise."""
+"""Tokens on which a cache is tried if no layer has a window; two windows and a half otherwise."""
 COMPARED = 16
 """Last tokens whose logits are compared at most: a vocabulary is large."""
 FIXED, FIXED_ACCELERATED = 32, 2048

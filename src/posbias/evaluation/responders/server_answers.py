@@ -79,7 +79,7 @@ def _few(listed: object) -> object:
 
 
 def _no_error(value: Any) -> None:
-    """Refuses an error, with its words, and with the status that it names where it names one."""
+    """Refuses an error, with its words, and with the status that it names, if any."""
     if value:
         raise PydanticCustomError(SAID, "{words}", {"words": said_in(value) or "no message", "status": _status(value)})
 

@@ -26,7 +26,7 @@ LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task")
 
 BLANKS = " \t"
 MEASURED_SAMPLES = 4
-"""Samples that are measured, where a task has so many."""
+"""Samples that are measured, if a task has so many."""
 FEWEST_ITEMS = 8
 """A task has a prompt of fewer items than this."""
 FILLED = 0.9

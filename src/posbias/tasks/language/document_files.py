@@ -81,7 +81,7 @@ PUBLISHED = Schema(
 def read_sets(path: str, *, count: int, documents: int, seed: int) -> list[DocumentSet]:
     """The first `count` questions of a file, each with `documents` documents (>= 1), the gold one among them.
 
-    Of a line with more documents the first others are taken. Where `documents` are asked of a file whose lines hold
+    Of a line with more documents the first others are taken. If `documents` are asked of a file whose lines hold
     only the gold one, the others are gold documents of its other lines, drawn by the seed and the number of the line,
     never one whose title or text holds an accepted answer (as the published scoring rule finds answers) and never the
     question's own.

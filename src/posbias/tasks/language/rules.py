@@ -92,7 +92,7 @@ class NamingRule(Rule):
 
     @abstractmethod
     def named(self, text: str) -> str | None:
-        """The letter, `TIE` where there may be one, or None: nothing that can be read."""
+        """The letter, `TIE` if there may be one, or None: nothing that can be read."""
 
     def readable(self, text: str) -> bool:
         """True if a letter, or a tie, is named."""
