@@ -109,7 +109,8 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
     if dataclasses.is_dataclass(variant):
         owners = [owner for owner in reversed(variant.__mro__) if dataclasses.is_dataclass(owner)]  # type: ignore[union-attr]
         meanings = {field: text for owner in owners for field, text in _meanings(owner).items()}
-        for field in sorted(dataclasses.fields(variant), key=lambda entry: bool(entry.kw_only)):
+        spelled = [field for field in dataclasses.fields(variant) if field.repr]
+        for field in sorted(spelled, key=lambda entry: bool(entry.kw_only)):
             parameters[field.name] = {"meaning": meanings.get(field.name, "")}
             if field.default is not dataclasses.MISSING:
                 parameters[field.name]["default"] = field.default
