@@ -349,6 +349,9 @@ def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path, long_llama, po
     falcon = shaken_model("falcon", dtype=torch.float32)
     with pytest.raises(pb.UsageError, match=r"^export: no GGUF adapter of a falcon model can be written; "):
         pb.export(random_adapter(falcon), new, model=falcon, gguf=True)
+    hybrid = shaken_model("bamba", dtype=torch.float32)
+    with pytest.raises(pb.UsageError, match=r"^positional_channel: bamba models have linear layers, which it does not"):
+        pb.export(CHANNEL, new, model=hybrid)
     assert list(tmp_path.iterdir()) == []
     new.mkdir()
     for merged in (False, True):

@@ -286,7 +286,7 @@ def test_a_truncated_file(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dtype": "int8"}, "dtype 'int8' is unknown; allowed: auto, float32, float64, bfloat16, float16"),
+        ({"dtype": "int8"}, "dtype 'int8' is unknown; allowed: auto, own, float32, float64, bfloat16, float16"),
         ({"device": "toaster"}, "device 'toaster' cannot be used .* allowed: auto, cpu, spread"),
         ({"init_seed": -1}, r"init_seed must be a whole number in \[0, 2\^63\), got -1"),
     ],

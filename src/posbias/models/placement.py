@@ -91,7 +91,7 @@ class LoadingMemory:
         device, most = check_device(plan.device), plan.max_memory
         accelerated = device.type != "cpu" if device else next(accelerators(), None) is not None
         asked = self.own_dtype(config, packed=torch.float32) if plan.own else plan.dtype
-        dtype = asked or (self.own_dtype(config, packed=torch.bfloat16) if accelerated else torch.float32)
+        dtype = asked or (self.own_dtype(config) if accelerated else torch.float32)
         if plan.device == AUTO:
             device = first_with_room(accelerators(), self.weights_in(dtype), most=most)
             if device is None and (self.tensors is None or not accelerated):
@@ -109,7 +109,7 @@ class LoadingMemory:
             raise UsageError(refusal)
         return Place(device, dtype)
 
-    def own_dtype(self, config: Any, *, packed: torch.dtype) -> torch.dtype:
+    def own_dtype(self, config: Any, *, packed: torch.dtype = torch.bfloat16) -> torch.dtype:
         """The type of the checkpoint's numbers: `packed` if a GGUF file packs them, float32 if nothing names it."""
         if self.source.gguf is not None:
             tensors = read_gguf(Path(self.source.location) / self.source.gguf).tensors.values()

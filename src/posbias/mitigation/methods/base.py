@@ -40,6 +40,8 @@ Places = Spans | Question
 PRECISIONS = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
+CHECKED = "_posbias_fitted_to"
+"""Attribute of a network that says which hash its weights were found to have, and when they were written to."""
 BRIEF = reprlib.Repr()
 """Values in one line: of long tables, the first numbers."""
 BRIEF.maxtuple = BRIEF.maxlist = 3
@@ -190,9 +192,17 @@ class Mitigation(Method, Intervention):
         return self.on(model, ())
 
     def check_model(self, model: HuggingFaceModel) -> None:
-        """Refuse a model other than the one that the method was fitted to, or whose layers it does not reach."""
-        if self.fitted_to and (other := difference(self.fitted_to, model)):
-            raise UsageError(f"{self.name} was fitted to another model, {other}")
+        """Refuse a model other than the one that the method was fitted to, or whose layers it does not reach.
+
+        Weights that were found to be those, and that nothing has written to since, are not read again.
+        """
+        if self.fitted_to:
+            weights = model.network.parameters()
+            versions = [(id(one), one.dtype, 0 if one.is_inference() else one._version) for one in weights]
+            checked = (self.fitted_to.get("weights_sha256"), versions)
+            if vars(model.network).get(CHECKED) != checked and (other := difference(self.fitted_to, model)):
+                raise UsageError(f"{self.name} was fitted to another model, {other}")
+            vars(model.network)[CHECKED] = checked
         if self.in_every_layer and model.described and any(b.linear for b in model.family.blocks(model.network)):
             raise UsageError(
                 f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
