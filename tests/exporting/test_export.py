@@ -187,6 +187,10 @@ def test_the_contract_of_exporting_and_the_card(long_llama, tmp_path, posbias):
     ):
         assert part in card, part
     assert str(long_llama.parent) not in card
+    mixed = replace(fitted, how={**fitted.how, "conversations": 3})
+    pb.export(mixed, tmp_path / "mixed", model=model)
+    card = (tmp_path / "mixed" / "README.md").read_text()
+    assert "- Ordinary text and everyday conversations while it was fitted: " in card
 
 
 def test_commands_have_every_name_and_path_in_them():

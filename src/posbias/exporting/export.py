@@ -161,7 +161,8 @@ def _exportable(source: str) -> bool:
     """True of a recipe that is there, and of the spelling of a change of weights."""
     if source.endswith(RECIPE_SUFFIX):
         return file_exists(source)
-    if not issubclass(MITIGATIONS[source.partition("(")[0]], Mitigation):
+    name = source.partition("(")[0]
+    if name not in MITIGATIONS or not issubclass(MITIGATIONS[name], Mitigation):
         return False
     method = MITIGATIONS.parse(source)
     return isinstance(method, Mitigation) and method.update_rank is not None
