@@ -151,6 +151,26 @@ def test_responders_methods_and_records_show_themselves(model):
     assert record.created in record._repr_html_()
 
 
+def test_settings_are_spelled_in_python_as_in_the_shell(model, prompts):
+    assert pb.measure(model, prompts, kinds="logit,probability").profiles.keys() == {"logit", "probability"}
+    replaced = pb.DecomposeOptions(interventions="no_rope,no_content", kinds="logit, probability")
+    assert [item.name for item in pb.decompose(model, prompts, options=replaced).counterfactuals] == [
+        "no_rope",
+        "no_content",
+    ]
+    tried = pb.MitigateOptions(fitting="steps=3, knots=[0, 4]", engine="local(retries=5)", require="worst>=0.8")
+    assert (tried.fitting.steps, tried.engine.retries, str(tried.require)) == (3, 5, "worst>=0.8")
+    audited = pb.AuditOptions(kinds="jacobian(probes=8),logit", engine="ray(gpus=1)", max_memory="6GB")
+    assert (list(audited.kinds), audited.engine.gpus) == (["jacobian(probes=8)", "logit"], 1)
+    for spelled in (audited.max_memory, pb.EvaluateOptions(max_memory="6 GB").max_memory):
+        assert spelled == 6 * 10**9
+    for options, field in (("engine", "cloud"), ("require", "best>1"), ("fitting", "colour=3")):
+        with pytest.raises(pb.UsageError, match=r"known: local, ray|allowed: worst|parameters of options: steps"):
+            pb.MitigateOptions(**{options: field})
+    with pytest.raises(pb.UsageError, match=r"max_memory must be a whole number or its spelling or None, got 1\.5$"):
+        pb.AuditOptions(max_memory=1.5)
+
+
 def test_every_name_is_there():
     for name in NAMES:
         assert callable(getattr(pb, name)), name

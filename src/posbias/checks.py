@@ -9,7 +9,7 @@ from functools import cache, partial, wraps
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -94,14 +94,16 @@ def checked(function: Public) -> Public:
     """Decorator of public functions and classes: refuse a wrong argument before anything else is done.
 
     The annotations decide; if they name no class (`Any`, callables), the function itself decides. A text
-    given for a path becomes one. A dataclass checks the arguments that it is made from.
+    becomes what it spells, as on a command line (`_read`). A dataclass checks the arguments that it is made from.
     """
     if isinstance(function, type):
         function.__init__ = checked(function.__init__)  # type: ignore[misc]
         return function
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
-    hints = cache(partial(get_type_hints, function))  # at the first call, when all names are defined
+    hints = cache(
+        partial(get_type_hints, function, include_extras=True)
+    )  # at the first call, when all names are defined
 
     @wraps(function)
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:
@@ -112,12 +114,11 @@ def checked(function: Public) -> Public:
             fault = f"unknown argument {unknown[0]!r}" if unknown else str(error)
             allowed = [parameter for parameter in signature.parameters if parameter != "self"]
             raise UsageError(f"{name}: {fault}; allowed: {', '.join(allowed)}") from None
-        for parameter, value in bound.arguments.items():
+        for parameter, given in bound.arguments.items():
             hint = hints().get(parameter, Any)
+            value = bound.arguments[parameter] = _read(given, hint) if isinstance(given, str) else given
             if not _fits(value, hint):
                 raise UsageError(f"{name}: {parameter} must be {_described(hint)}, got {_shown(value)}")
-            if isinstance(value, str) and hint in (Path, Path | None):
-                bound.arguments[parameter] = Path(value)
         return function(*bound.args, **bound.kwargs)
 
     return cast(Public, with_checked_arguments)
@@ -134,9 +135,22 @@ def _power(number: int) -> str:
     return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else str(number)
 
 
+def _read(text: str, hint: Any) -> Any:
+    """What a text stands for if an annotation takes no texts: a path, or an object that its class, or a function in an
+    annotation such as `Annotated[int, parse_bytes]`, reads from its spelling."""
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for member in () if str in members else members:
+        read: Any = member.__metadata__[0] if get_origin(member) is Annotated else getattr(member, "parse", None)
+        if member is Path or read is not None:
+            return Path(text) if member is Path else read(text)
+    return text
+
+
 def _fits(value: object, hint: Any) -> bool:
     """True if an annotation allows a value's class."""
     origin = get_origin(hint)
+    if origin is Annotated:
+        return _fits(value, get_args(hint)[0])
     if origin in (Union, UnionType):
         return any(_fits(value, member) for member in get_args(hint))
     if hasattr(hint, "array_type"):  # jaxtyping; whole numbers are numbers too
@@ -166,6 +180,8 @@ def _numbers(dtype: object) -> str:
 def _described(hint: Any) -> str:
     """Words for the values that an annotation allows."""
     origin, members = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return f"{_described(members[0])} or its spelling"
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_described(member) for member in members))
     if hasattr(hint, "array_type"):

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 from posbias.checks import MACHINE_INTEGERS
 from posbias.errors import UsageError
@@ -93,6 +94,10 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is no amount of memory; allowed: a number in [1 B, 2^63 B) with B, KB, MB, GB, TB, KiB ... TiB"
         )
     return int(amount)
+
+
+Bytes = Annotated[int, parse_bytes]
+"""A number of bytes, which `checked` also takes as text: "6GB"."""
 
 
 def show_at_most(count: float, *, digits: int = 3) -> str:

@@ -139,6 +139,26 @@ def parse_literal_call(text: str, sort: str) -> tuple[str, list[Any], dict[str, 
     return node.func.id, positional, keywords
 
 
+def split_literals(text: str) -> list[str]:
+    """Split a comma-separated list of literal calls at the commas outside brackets: "a,b(x=1,y=2)" is two.
+
+    Raises:
+        UsageError: nothing stands before, between or after commas, which is a slip more often than a wish.
+    """
+    parts, depth, current = [], 0, ""
+    for character in text:
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += character
+    items = [part.strip() for part in [*parts, current]]
+    if "" in items and items != [""]:
+        raise UsageError(f"{text!r} has an empty item at place {items.index('') + 1}; allowed: one between two commas")
+    return [] if items == [""] else items
+
+
 def _unquoted(text: str) -> str:
     """Advice if a parameter's value is a text without quotation marks, such as a file's name; else empty."""
     for match in UNQUOTED.finditer(text):

@@ -8,8 +8,8 @@ import posbias as pb
 from conftest import without_notes
 from posbias import DecomposeOptions, decomposition
 from posbias.cli import decompose
-from posbias.cli.options import split_literals
 from posbias.decomposition import DEFAULT_INTERVENTIONS, DEFAULT_KINDS
+from posbias.registry import split_literals
 from posbias.runs.records import read_record
 
 FLAGS = ["--length", 8, "--count", 2, "--kinds", "probability"]

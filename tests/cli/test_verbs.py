@@ -14,7 +14,8 @@ from conftest import without_notes
 from posbias import DesignOptions, UsageError
 from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.cli.app import app
-from posbias.cli.options import RESIDUAL, literal, split_literals
+from posbias.cli.options import RESIDUAL, literal
+from posbias.registry import split_literals
 from posbias.runs.records import read_record
 
 

@@ -8,7 +8,7 @@ influence, mixing and the theories that read the prompt (`comparison/theories.py
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import nn
@@ -32,6 +32,7 @@ from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
+from posbias.registry import split_literals
 from posbias.report import conclude
 from posbias.runs.caveats import Caveat
 from posbias.runs.engines import Engine, Local
@@ -56,7 +57,7 @@ class AuditOptions(Loading):
 
     source: str | PromptSource = "default"
     """Source of prompts, as `load_prompts` takes it; unused if prompts are passed in."""
-    kinds: Sequence[str] = ("jacobian", "probability")
+    kinds: Annotated[Sequence[str], split_literals] = ("jacobian", "probability")
     """Influence kinds, as literal spellings ("jacobian(probes=8)")."""
     seed: int = 0
     """Seed of prompts, probes and bootstrap; initialisation k is drawn with seed + k."""

@@ -66,7 +66,7 @@ class BehaviourFlags:
             max_memory=settings.max_memory,
         )
         evaluation.positions_of(task)  # refused before a model is loaded
-        kinds = resolve_kinds(options.split_literals(self.behaviour_kinds))
+        kinds = resolve_kinds(self.behaviour_kinds)
         return BehaviourPlan(task, evaluation, kinds, self.behaviour_theories)
 
 
@@ -99,6 +99,7 @@ def audit(
     from posbias.auditing import AuditOptions
     from posbias.measurement.outputs import PassOptions
     from posbias.measurement.several import directory_names
+    from posbias.registry import split_literals
 
     task = behaviour.task
     if task is None:
@@ -106,7 +107,7 @@ def audit(
     directory = out or Path("runs") / next(iter(directory_names([model])))
     settings = AuditOptions(
         source=prompts.source,
-        kinds=tuple(options.split_literals(kinds)),
+        kinds=tuple(split_literals(kinds)),
         seed=seed,
         initialisations=initialisations,
         resume=resume,

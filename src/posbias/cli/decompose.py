@@ -38,8 +38,8 @@ def decompose(
     from posbias.measurement.kinds import resolve_kinds
 
     options.check_resume(resume, flags.out)
-    replaced = resolve_interventions(options.split_literals(interventions))
-    measured = resolve_kinds(options.split_literals(kinds))
+    replaced = resolve_interventions(interventions)
+    measured = resolve_kinds(kinds)
     allowed = options.bytes_of(max_memory)
     with running(context, flags, resume=resume) as run:
         loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)

@@ -82,10 +82,11 @@ def design(
     from posbias.designing import design as find
     from posbias.designing.design import TOLERANCE
     from posbias.measurement.several import Loading
+    from posbias.registry import split_literals
 
     lengths = options.whole_numbers("length", length)
     measured_at = networks.lengths(lengths)
-    free = options.split_literals(over)
+    free = split_literals(over)
     _refuse_unread(context, model, free)
     search = DesignOptions(depth, heads, options.literal(mixing), n_positions=lengths, starts=starts, seed=flags.seed)
     with running(context, flags) as run:

@@ -117,12 +117,13 @@ class TaskFlags:
     ) -> "EvaluateOptions":
         """The options of the library; positions that the task lacks are refused at once, before a model is loaded."""
         from posbias.evaluation import EvaluateOptions
+        from posbias.registry import split_literals
         from posbias.tasks.language import LANGUAGE_TASKS
 
         flags = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
         asked: dict[str, Any] = {**flags, "seed": seed, "resume": resume, "max_memory": options.bytes_of(max_memory)}
         if design is not None:
-            methods = options.split_literals(design.methods) if design.methods.strip() else []
+            methods = split_literals(design.methods) if design.methods.strip() else []
             asked |= {**vars(design), "lengths": design.tokens, "methods": methods, "require": require}
         settings = EvaluateOptions(**asked)
         if not settings.lengths:

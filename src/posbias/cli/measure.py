@@ -82,7 +82,7 @@ def measure(
         source=prompts.source,
         n_positions=prompts.length,
         count=prompts.count,
-        kinds=resolve_kinds(options.split_literals(measured.kinds)),
+        kinds=resolve_kinds(measured.kinds),
         seed=flags.seed,
         options=settings,
         **loading.settings(prompts.prompts),

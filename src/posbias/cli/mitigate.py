@@ -121,14 +121,15 @@ def _settings(
     resume: bool,
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
-    from posbias.mitigation.fitting.base import FIT_OPTIONS
+    from posbias.mitigation.fitting.base import FitOptions
     from posbias.mitigation.trial.options import ALL, DEFAULT, MitigateOptions
+    from posbias.registry import split_literals
 
-    methods = options.split_literals(chosen.methods)
+    methods = split_literals(chosen.methods)
     return MitigateOptions(
         methods=methods[0] if methods in ([ALL], [DEFAULT]) else methods,
         calibration=chosen.calibration,
-        fitting=FIT_OPTIONS.parse(f"options({chosen.fit})"),
+        fitting=FitOptions.parse(chosen.fit),
         evaluation=evaluated.settings(seed=flags.seed, resume=resume, max_memory=max_memory),
         by=chosen.by,
         documents=chosen.documents,

@@ -330,11 +330,15 @@ def literal(text: str) -> Any:
 
 def several(name: str, text: str) -> list[Any]:
     """Parse values separated by commas outside brackets: at least one, and none twice."""
+    from posbias.registry import split_literals
+
     return _distinct(name, text, [literal(part) for part in split_literals(text)])
 
 
 def whole_numbers(name: str, text: str) -> list[int]:
     """Parse whole numbers from 1, separated by commas: at least one, and none twice."""
+    from posbias.registry import split_literals
+
     try:
         values = [int(part) for part in split_literals(text)]
     except ValueError:
@@ -361,26 +365,6 @@ def layers_of(text: str | None) -> str | tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"--depth-profiles {text!r}: need 'all' or layer indices such as 0,5,11") from None
-
-
-def split_literals(text: str) -> list[str]:
-    """Split a comma-separated list of literal calls at the commas outside brackets: "a,b(x=1,y=2)" is two.
-
-    Raises:
-        UsageError: nothing stands before, between or after commas, which is a slip more often than a wish.
-    """
-    parts, depth, current = [], 0, ""
-    for character in text:
-        depth += (character in "([") - (character in ")]")
-        if character == "," and depth == 0:
-            parts.append(current)
-            current = ""
-        else:
-            current += character
-    items = [part.strip() for part in [*parts, current]]
-    if "" in items and items != [""]:
-        raise UsageError(f"{text!r} has an empty item at place {items.index('') + 1}; allowed: one between two commas")
-    return [] if items == [""] else items
 
 
 def bytes_of(text: str | None) -> int | None:

@@ -154,9 +154,10 @@ def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> No
         names = [*of_prompts, *options.names_of(options.ModelFlags), "ingredients"]
         options.refuse(context, names, "is read with --model only")
         return
+    from posbias.registry import split_literals
     from posbias.theory import parse_theory
 
-    if len(options.split_literals(theory)) > 1:
+    if len(split_literals(theory)) > 1:
         raise UsageError(f"--theory {theory}: with --model one at a time; `posbias audit` draws several of a model")
     name, _ = parse_theory(theory)
     if name == "attention_only" and options.given(context, ["prompts"]):

@@ -66,7 +66,7 @@ class DecomposeOptions:
 
     interventions: Sequence[str | Intervention] | str | Intervention = DEFAULT_INTERVENTIONS
     """Changes, as objects or literals, each made on its own and at most once."""
-    kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
+    kinds: Sequence[str | Kind] | str | Kind = DEFAULT_KINDS
     """Kinds of influence; the power rollout is compared with the first, if that is jacobian, probability or logprob."""
     seed: int = 0
     directory: Path | None = None

@@ -12,6 +12,7 @@ from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.limits import AT_ONCE, EXAMPLES, REPEATS, TOKENS
+from posbias.memory import Bytes
 from posbias.registry import parse_literal_call
 from posbias.tasks.language import LanguageTask
 from posbias.tasks.language.verdict_parsing import check_own
@@ -104,7 +105,7 @@ class EvaluateOptions:
     """Continue from the samples that are there."""
     overwrite: bool = False
     """Replace finished work in the directory; it is refused otherwise."""
-    max_memory: int | None = None
+    max_memory: Bytes | None = None
     """Bytes that the weights of a local model and its passes may take, >= 1; None: what is free."""
 
     def __post_init__(self) -> None:

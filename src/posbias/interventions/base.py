@@ -21,7 +21,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
-from posbias.registry import Registry
+from posbias.registry import Registry, split_literals
 
 INTERVENTIONS: Registry["Intervention"] = Registry("intervention")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -111,8 +111,9 @@ def intervened(model: Any, intervention: Intervention | str) -> Iterator[Hugging
 
 
 def resolve_interventions(interventions: Sequence[Intervention | str] | Intervention | str) -> tuple[Intervention, ...]:
-    """Parse interventions from literal spellings, objects, or both; at least one, none twice."""
-    requested = [interventions] if isinstance(interventions, str | Intervention) else list(interventions)
+    """Parse interventions from literal spellings, such as "no_rope,no_content", objects, or both; none twice."""
+    given = split_literals(interventions) if isinstance(interventions, str) else interventions
+    requested = [given] if isinstance(given, Intervention) else list(given)
     resolved = tuple(INTERVENTIONS.parse(item) if isinstance(item, str) else item for item in requested)
     for item in resolved:
         if not isinstance(item, Intervention):

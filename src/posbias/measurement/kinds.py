@@ -21,7 +21,7 @@ from posbias.limits import REPEATS
 from posbias.measurement.outputs import Influence, Output, Question, Reading
 from posbias.models.devices import float64_device, in_float64
 from posbias.models.model import Outputs
-from posbias.registry import Registry
+from posbias.registry import Registry, split_literals
 
 KINDS: Registry["Kind"] = Registry("influence kind")
 
@@ -222,8 +222,8 @@ class Fisher(Pullback):
 
 
 def resolve_kinds(kinds: Sequence[str | Kind] | str | Kind) -> tuple[Kind, ...]:
-    """Kinds from literal spellings such as `"jacobian(probes=8)"`, from objects, or both."""
-    listed = [kinds] if isinstance(kinds, str | Kind) else list(kinds)
+    """Kinds from literal spellings such as `"jacobian(probes=8),logit"`, from objects, or both."""
+    listed = split_literals(kinds) if isinstance(kinds, str) else [kinds] if isinstance(kinds, Kind) else list(kinds)
     resolved = tuple(KINDS.parse(kind) if isinstance(kind, str) else kind for kind in listed)
     if not resolved:
         raise UsageError(f"no influence kind given; known: {', '.join(KINDS)}")

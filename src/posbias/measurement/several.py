@@ -18,6 +18,7 @@ from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.measurement import DEFAULT_KINDS, measure
 from posbias.measurement.units import MeasureOptions
+from posbias.memory import Bytes
 from posbias.models.devices import AUTO
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_model
@@ -47,7 +48,7 @@ class Loading:
     """Measure the models re-initialised at random with this seed; None: as they are."""
     dtype: str = AUTO
     device: str = AUTO
-    max_memory: int | None = None
+    max_memory: Bytes | None = None
     """Bytes that weights and passes may take; None: what is free."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat template that renders conversations."""

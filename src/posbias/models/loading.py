@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
-from posbias.memory import peak_bytes
+from posbias.memory import Bytes, peak_bytes
 from posbias.models.demo import fetch_demo
 from posbias.models.devices import AUTO, CPU, SPREAD, check_device
 from posbias.models.hugging_face import HuggingFaceModel, Origin
@@ -68,7 +68,7 @@ def load_model(
     init_seed: int | None = None,
     dtype: str = AUTO,
     device: str = AUTO,
-    max_memory: int | None = None,
+    max_memory: Bytes | None = None,
     template_options: Mapping[str, Any] | None = None,
 ) -> HuggingFaceModel | ReferenceTransformer:
     """Load a causal language model, frozen and in evaluation mode.

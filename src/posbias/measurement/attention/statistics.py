@@ -15,7 +15,7 @@ from posbias.checks import check_size, check_whole, checked
 from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, CELLS
-from posbias.memory import show_bytes
+from posbias.memory import Bytes, show_bytes
 from posbias.runs.caveats import Caveat, caveat_facts
 from posbias.statistics import Interval, mean_ends, mean_of
 
@@ -322,7 +322,7 @@ class AttentionOptions:
     block: int | None = None
     """Most queries at a time, >= 1; long prompts take fewer. None: as suits the device. Never changes what is measured.
     """
-    memory_limit: int = MEMORY_LIMIT
+    memory_limit: Bytes = MEMORY_LIMIT
     """Bytes that the kept matrices may take together, >= 0."""
 
     def __post_init__(self) -> None:

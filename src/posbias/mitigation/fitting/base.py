@@ -89,6 +89,11 @@ class FitOptions:
     strengths: Sequence[float] = ()
     """Strengths of whatever is fitted, each in [0, 1], from which the calibration samples choose; empty: 1."""
 
+    @classmethod
+    def parse(cls, text: str) -> "FitOptions":
+        """Read settings from text: `steps=600, rate=0.02`."""
+        return FIT_OPTIONS.parse(f"options({text})")
+
     def __post_init__(self) -> None:
         for name in ("knots", "strengths"):
             object.__setattr__(self, name, tuple(map(plain, getattr(self, name))))

@@ -113,6 +113,11 @@ class Engine(ABC):
     retries: int = 2
     """How often a unit is tried again after its worker died, >= 0."""
 
+    @classmethod
+    def parse(cls, text: str) -> "Engine":
+        """Read an engine from its spelling: `local`, `ray(retries=5)`."""
+        return ENGINES.parse(text)
+
     def __post_init__(self) -> None:
         if self.threads is not None:
             check_whole(f"{self.name}: threads", self.threads, least=1, below=MOST_AT_ONCE)
