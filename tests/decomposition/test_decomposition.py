@@ -264,8 +264,8 @@ def test_bad_requests_are_refused(model, prompts):
         decompose(model, prompts, options=DecomposeOptions(kinds=("jacobi",)))
     with pytest.raises(UsageError, match="seed must be"):
         decompose(model, prompts, options=DecomposeOptions(seed=-1))
-    with pytest.raises(UsageError, match="need a Hugging Face model"):
-        decompose("llama", prompts)
+    with pytest.raises(UsageError, match=r"model must be Model .* or a model of transformers, got 7"):
+        decompose(7, prompts)
     broken = shaken_model("llama")
     with torch.no_grad():
         broken.network.model.layers[1].mlp.down_proj.weight.fill_(torch.nan)
