@@ -139,7 +139,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(both):
     measurement, design = both[0], pb.design("flat", options=DesignOptions(depth=1, n_positions=24))
     for first, second, kind, said in (
         (measurement, [1, 2], None, "compare takes profiles, predictions, measurements and runs; a model is measured"),
-        (measurement, design, None, "compare takes profiles"),
+        (measurement, design, None, "a run of design cannot be compared"),
         (measurement, measurement, "fisher", "second run holds no profile 'fisher'; it holds: jacobian, logit"),
         (measurement, pb.Profile.uniform(25), None, "24 positions with one of 25"),
         (measurement, pb.Record("design", {}), None, "a run of design cannot be compared"),

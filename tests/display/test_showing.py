@@ -77,8 +77,7 @@ def results(model, measurement, long_llama, tmp_path_factory):
 
 NAMES = ("profile", "prediction", "measurement", "tokens", "attention", "comparison", "curve", "evaluation",
          "design", "training", "decomposition", "loaded", "audit", "audited")  # fmt: skip
-RUNS = ("prediction", "measurement", "comparison", "evaluation", "training", "decomposition", "loaded", "audit",
-        "audited")  # fmt: skip
+RUNS = tuple(name for name in NAMES if name not in ("profile", "tokens", "curve"))
 each = pytest.mark.parametrize("name", NAMES)
 FIRST_BYTES = {".csv": b"", ".html": b"<!DOCTYPE html>", ".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
@@ -209,6 +208,9 @@ def test_without_such_an_ending_a_run_becomes_a_directory_and_all_else_is_refuse
     record_schema().validate(plain(record_document(result.as_run())))
     loaded = read_record(result.save(tmp_path / f"{name}-0.5"))
     assert loaded.as_json()["arrays"] == result.as_run().as_json()["arrays"]
+    again = result_of(loaded)
+    assert result.verdict == again.verdict != ()
+    assert [series.name for series in again.shown().series] == [series.name for series in result.shown().series]
 
 
 def test_a_measurement_saved_from_a_notebook_is_the_record_that_the_shell_writes(

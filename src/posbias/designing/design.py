@@ -32,11 +32,13 @@ from posbias.designing.solving import (
     SplineKeys,
 )
 from posbias.designing.targets import Flat, Power, Target, resolve_target
-from posbias.display.showing import Series, Showing, Shown
+from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.limits import STEPS
 from posbias.profiles import Profile
+from posbias.runs.records import Record
+from posbias.runs.results import Answering
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
 from posbias.theory.rollout import rollout_profile
@@ -59,7 +61,7 @@ Vector = Float64[np.ndarray, "n_positions"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Design(Showing):
+class Design(Answering):
     """An architecture for a target, and what it does at several lengths."""
 
     target: Target
@@ -89,6 +91,12 @@ class Design(Showing):
     """Number of values of a free parameter that lie at an end of the range searched, and of all its values."""
     choices: dict[str, dict[int, Profile]] = field(default_factory=dict)
     """Designed profiles of every norm placement that could be chosen, by name; empty if norms stay where they are."""
+
+    def as_run(self) -> Record:
+        """The record that the shell writes of the same design."""
+        from posbias.designing.measured import design_record
+
+        return design_record(self, {})
 
     @property
     def range_nats(self) -> float:

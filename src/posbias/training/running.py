@@ -23,12 +23,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posbias.checks import checked
-from posbias.display.showing import FILES, Showing, Shown
+from posbias.display.showing import FILES, Shown
 from posbias.errors import RunError, UsageError
 from posbias.memory import show_bytes
 from posbias.models.reference.network import ITEMS, load_parameters, save_reference
 from posbias.models.reference.parameters import draw_parameters
 from posbias.runs.records import Record, check_unfinished, plain, read_record, remove_record
+from posbias.runs.results import Answering
 from posbias.tasks.synthetic import stack_tasks
 from posbias.training.members import Member, TrainedMember
 from posbias.training.options import TrainingSchedule, TrainOptions
@@ -47,7 +48,7 @@ RECORD_AND_PAGE = 16 * 2**20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StudyRun(Showing):
+class StudyRun(Answering):
     """A trained study: its members, their loss curves and their saved models."""
 
     study: Study

@@ -33,7 +33,7 @@ from posbias.measurement.attention.statistics import (
     MeanKernels,
     PromptMean,
 )
-from posbias.measurement.attention.streaming import attention, working_precision
+from posbias.measurement.attention.streaming import attention, statistics_of, working_precision
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.work import Work, calibrate, short_lengths
 from posbias.models.attention import block_elements, blocks_of, describe_attention
@@ -167,26 +167,29 @@ def attention_record(
     """
     cost = preflight_attention(model, prompts, options=options, max_memory=max_memory)
     statistics, rollouts = attention(model, prompts, options=options), attention_rollouts(model, prompts)
-    about = model.describe()
-    record = Record(
-        verb="attention",
-        arguments=dict(arguments),
-        resolved={
-            "title": str(about.get("source", "model")),
-            "model": about,
-            "prompts": prompts.describe(),
-            "command": command,
-            "options": options.describe(),
-        },
-        arrays=_arrays(statistics, rollouts, whole=bool(arguments.get("kernels"))),
-    )
+    record = statistics_record(statistics, arguments, rollouts=rollouts, command=command)
+    record.scalars["cost"] = cost
+    return record
+
+
+def statistics_record(
+    statistics: AttentionStatistics,
+    arguments: Mapping[str, Any],
+    *,
+    rollouts: AttentionRollouts | None = None,
+    command: str = "",
+) -> Record:
+    """The record of statistics that were measured, with rollouts if there are any."""
+    rollouts = rollouts or AttentionRollouts({}, statistics.mixing.tokens.per_prompt, ())
+    resolved = {**statistics.about, "command": command}
+    arrays = _arrays(statistics, rollouts, whole=bool(arguments.get("kernels")))
+    record = Record("attention", dict(arguments), resolved, arrays=arrays)
     record.scalars = {
         "sink_thresholds": list(statistics.sink_thresholds),
         "row_error": statistics.row_error,
         "left_out": [*statistics.left_out, *rollouts.left_out],
         "caveats": list(statistics.caveats),
         "rollouts": {name: _summary(Sample.of(rows)) for name, rows in rollouts.rollouts.items()},
-        "cost": cost,
     }
     return record
 
@@ -287,7 +290,7 @@ def estimate_attention(model: Model, n_positions: int, *, options: AttentionOpti
     smallest = replace(options, kernel_cells=1, mean_content=False)
 
     def measured(token_ids: Int64[np.ndarray, "n"]) -> None:
-        attention(model, Prompts(token_ids[None]), options=smallest)
+        statistics_of(model, Prompts(token_ids[None]), smallest)
 
     def rolled_out(token_ids: Int64[np.ndarray, "n"]) -> None:
         attention_rollouts(model, Prompts(token_ids[None]))

@@ -5,18 +5,20 @@ are infinite with a single prompt.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from posbias.checks import check_size, check_whole, checked
-from posbias.display.showing import Series, Showing, Shown
+from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, CELLS
 from posbias.memory import Bytes, show_bytes
 from posbias.runs.caveats import Caveat, caveat_facts
+from posbias.runs.records import Record
+from posbias.runs.results import Answering
 from posbias.statistics import Interval, mean_ends, mean_of
 
 
@@ -214,7 +216,7 @@ class MixingStatistics:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttentionStatistics(Showing):
+class AttentionStatistics(Answering):
     """A model's attention over a set of prompts; its picture is of attention distance by layer."""
 
     distance: HeadStatistic
@@ -243,6 +245,14 @@ class AttentionStatistics(Showing):
     left_out: tuple[str, ...]
     caveats: tuple[Caveat, ...]
     """Differences between the model that ran and what its name promises."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Title, model, prompts and options, as a record describes them."""
+
+    def as_run(self) -> Record:
+        """The record that the shell writes of the same statistics, without rollouts."""
+        from posbias.measurement.attention.record import statistics_record
+
+        return statistics_record(self, {})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entropy", self.entropy.as_share())

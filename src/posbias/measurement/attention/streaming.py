@@ -6,7 +6,7 @@ array of layers x heads x positions x positions unless it is asked for or small 
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -160,12 +160,19 @@ def attention(
         UsageError: another family, an argument outside its range, or matrices that exceed the memory limit.
         RunError: attention that is not finite.
     """
-    options = options or AttentionOptions()
+    options, loaded = options or AttentionOptions(), as_model(model)
+    statistics = statistics_of(loaded, prompts, options)
+    described, read = loaded.describe(), prompts.describe()
+    about = {"title": str(described["source"]), "model": described, "prompts": read, "options": options.describe()}
+    return replace(statistics, about=about)
+
+
+def statistics_of(model: Model, prompts: Prompts, options: AttentionOptions) -> AttentionStatistics:
+    """`attention` without a description of the model: its fingerprint takes a second per gigabyte."""
     if prompts.n_positions < FEWEST_POSITIONS:
         raise UsageError(
             f"attention statistics need prompts of at least {FEWEST_POSITIONS} positions, got {prompts.n_positions}"
         )
-    model = as_model(model)
     check_prompts(model, prompts)
     if not has_float64(model.device):
         raise UsageError(f"attention is summed in float64, which {model.device} lacks; load the model on device cpu")
