@@ -9,7 +9,8 @@ import pytest
 import posbias as pb
 from conftest import save_byte_tokenizer, without_notes
 from posbias import AttentionOptions
-from posbias.measurement.attention.record import MAP_CELLS, AttentionRun
+from posbias.measurement.attention.record import AttentionRun
+from posbias.measurement.attention.statistics import MAP_CELLS
 from posbias.models.networks import random_network
 from posbias.runs.records import read_record
 from posbias.theory.power_rollout import attention_rollouts
@@ -127,7 +128,7 @@ def test_one_prompt_has_no_intervals_and_is_drawn_all_the_same(posbias, tiny_lla
 
 
 def test_kernels_are_drawn_in_cells_unless_asked_for(library):
-    from posbias.measurement.attention.record import _map
+    from posbias.measurement.attention.statistics import _map
 
     statistics = library[0]
     assert statistics.kernels.mean.shape[-1] <= MAP_CELLS
@@ -138,7 +139,7 @@ def test_kernels_are_drawn_in_cells_unless_asked_for(library):
     ("kept", "drawn"), [(1, 1), (128, 128), (129, 65), (200, 100), (251, 126), (256, 128), (300, 128), (257, 86)]
 )
 def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
-    from posbias.measurement.attention.record import _map
+    from posbias.measurement.attention.statistics import _map
     from posbias.measurement.attention.statistics import MeanKernels
 
     n_positions = 300
@@ -156,7 +157,7 @@ def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
 
 
 def test_a_prime_number_of_kept_cells_is_drawn(posbias, tiny_llama, tmp_path, monkeypatch):
-    monkeypatch.setattr("posbias.measurement.attention.record.MAP_CELLS", 8)
+    monkeypatch.setattr("posbias.measurement.attention.statistics.MAP_CELLS", 8)
     flags = ("--length", 24, "--count", 1, "--kernel-cells", 13)
     assert posbias("attention", tiny_llama, *flags, "--out", tmp_path / "drawn").returncode == 0
     assert posbias("attention", tiny_llama, *flags, "--kernels", "--out", tmp_path / "kept").returncode == 0

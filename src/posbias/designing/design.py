@@ -4,7 +4,7 @@ Where a solution is exact it is used: gamma keys whose exponents telescope (powe
 a key bias for any target at one length. Everything else is searched for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +16,7 @@ from jaxtyping import Float64
 from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, KeyEncoding, NoEncoding
 from posbias.architecture.keys import MAX_ALPHA
 from posbias.checks import checked
-from posbias.comparison.metrics import wasserstein
+from posbias.comparison.metrics import finite, wasserstein
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
 from posbias.designing.options import DesignOptions
@@ -41,7 +41,7 @@ from posbias.runs.records import Record
 from posbias.runs.results import Answering
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
-from posbias.theory.rollout import rollout_profile
+from posbias.theory.rollout import rollout_profile, rollout_rows
 
 SEARCH = 300
 """Passes through all layers and positions that a search from one start takes at most, about, with gradients."""
@@ -94,9 +94,24 @@ class Design(Answering):
 
     def as_run(self) -> Record:
         """The record that the shell writes of the same design."""
-        from posbias.designing.measured import design_record
+        return self.to_record({})
 
-        return design_record(self, {})
+    def to_record(
+        self, arguments: Mapping[str, Any], *, command: str = "", model: Mapping[str, Any] | None = None
+    ) -> Record:
+        """The design as a record, with what the user passed, what repeats it, and the model it is for."""
+        about = "an architecture" if model is None else str(model.get("source", "a model"))
+        resolved = {
+            "title": f"{self.target} over {', '.join(self.over)}, for {about}",
+            "target": str(self.target),
+            "over": list(self.over),
+            "theory": self.theory,
+            "architecture": self.architecture.describe(),
+            "model": model,
+            "command": command,
+        }
+        scalars, arrays = _distances_of(self), _profiles_of(self)
+        return Record("design", dict(arguments), resolved, scalars, arrays, seeds={"design": self.seed})
 
     @property
     def range_nats(self) -> float:
@@ -400,3 +415,62 @@ def _born(
     if not sorts:
         return task.design(base, {})
     return task.searched(sorts, solve_at_initialisation(born, base, sorts, target, lengths, starts=starts, seed=seed))
+
+
+DRAWN_ROWS = 512
+"""Contexts whose rows are all kept, for the heat map."""
+
+
+def _distances_of(design: Design) -> dict[str, Any]:
+    """Distances to the target at every length, of the design and of what else was tried, and its parameters."""
+    scalars: dict[str, Any] = {
+        "exact": design.exact,
+        "met": design.met,
+        "tolerance": TOLERANCE,
+        "whole": design.target.whole,
+        "at_ends": {name: {"count": count, "of": of} for name, (count, of) in design.at_ends.items()},
+        "alternatives": [
+            {
+                "over": list(alternative.over),
+                "mixing": float(alternative.architecture.layer_mixing.mean()),
+                "met": alternative.met,
+                "distances": [
+                    {"n_positions": n, "after": finite(alternative.distances[n][0])} for n in alternative.lengths
+                ],
+            }
+            for alternative in design.alternatives
+        ],
+        "lengths": list(design.lengths),
+        "distances": [
+            {
+                "n_positions": n,
+                "after": finite(after),
+                "before": finite(before),
+                "flat": design.distance(Profile.uniform(n)),
+            }
+            for n, (after, before) in design.distances.items()
+        ],
+        "range_nats": design.range_nats,
+        "residual": design.residual,
+        "parameters": {name: list(values) for name, values in design.parameters.items()},
+    }
+    if design.choices:
+        scalars["choices"] = {
+            name: [{"n_positions": n, "after": design.distance(profile)} for n, profile in profiles.items()]
+            for name, profiles in design.choices.items()
+        }
+    return scalars
+
+
+def _profiles_of(design: Design) -> dict[str, np.ndarray]:
+    """Profiles of the design, of every choice, before and aimed at; of a short rollout all rows, for the heat map."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, profiles in design.choices.items():
+        arrays |= {f"choice/{name}/{n}": profile.influence for n, profile in profiles.items()}
+    for n, profile in design.profiles.items():
+        arrays |= {f"profile/{n}": profile.influence, f"before/{n}": design.before[n].influence}
+        arrays[f"target/{n}"] = design.targets[n]
+    longest = max(design.lengths)
+    if design.theory == "rollout" and longest <= DRAWN_ROWS:
+        arrays["rows"] = rollout_rows(design.architecture, np.arange(longest), n_positions=longest)
+    return arrays

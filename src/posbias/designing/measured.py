@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.comparison import PromptComparison, Sample, compare_with_prompts
-from posbias.comparison.metrics import finite
-from posbias.designing.design import TOLERANCE, Design
+from posbias.designing.design import Design
 from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
@@ -21,11 +20,8 @@ from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.runs.records import Record
-from posbias.theory.rollout import rollout_rows
 
 KIND = "jacobian(probes=8)"
-DRAWN_ROWS = 512
-"""Contexts whose rows are all kept, for the heat map."""
 Profiles = Float64[np.ndarray, "networks n_positions"]
 Vector = Float64[np.ndarray, "n_positions"]
 
@@ -98,75 +94,11 @@ def design_record(
     model: Mapping[str, Any] | None = None,
 ) -> Record:
     """A design as a record, with what the user passed, what repeats it in a shell, and what was measured of it."""
-    about = "an architecture" if model is None else str(model.get("source", "a model"))
-    resolved = {
-        "title": f"{design.target} over {', '.join(design.over)}, for {about}",
-        "target": str(design.target),
-        "over": list(design.over),
-        "theory": design.theory,
-        "architecture": design.architecture.describe(),
-        "model": model,
-        "command": command,
-    }
-    arrays = _profiles_of(design)
+    record = design.to_record(arguments, command=command, model=model)
     for at in measured:
         mean, name = Profile.mean_of(at.designed), f"measured/{at.n_positions}"
-        arrays |= {f"{name}/{part}": values for part, values in vars(mean).items()}
-        arrays |= {f"{name}/networks": at.designed, f"{name}/networks_before": at.before}
-    scalars = _distances_of(design) | ({"measured": [at.as_record() for at in measured]} if measured else {})
-    return Record("design", dict(arguments), resolved, seeds={"design": design.seed}, scalars=scalars, arrays=arrays)
-
-
-def _distances_of(design: Design) -> dict[str, Any]:
-    """Distances to the target at every length, of the design and of what else was tried, and its parameters."""
-    scalars: dict[str, Any] = {
-        "exact": design.exact,
-        "met": design.met,
-        "tolerance": TOLERANCE,
-        "whole": design.target.whole,
-        "at_ends": {name: {"count": count, "of": of} for name, (count, of) in design.at_ends.items()},
-        "alternatives": [
-            {
-                "over": list(alternative.over),
-                "mixing": float(alternative.architecture.layer_mixing.mean()),
-                "met": alternative.met,
-                "distances": [
-                    {"n_positions": n, "after": finite(alternative.distances[n][0])} for n in alternative.lengths
-                ],
-            }
-            for alternative in design.alternatives
-        ],
-        "lengths": list(design.lengths),
-        "distances": [
-            {
-                "n_positions": n,
-                "after": finite(after),
-                "before": finite(before),
-                "flat": design.distance(Profile.uniform(n)),
-            }
-            for n, (after, before) in design.distances.items()
-        ],
-        "range_nats": design.range_nats,
-        "residual": design.residual,
-        "parameters": {name: list(values) for name, values in design.parameters.items()},
-    }
-    if design.choices:
-        scalars["choices"] = {
-            name: [{"n_positions": n, "after": design.distance(profile)} for n, profile in profiles.items()]
-            for name, profiles in design.choices.items()
-        }
-    return scalars
-
-
-def _profiles_of(design: Design) -> dict[str, np.ndarray]:
-    """Profiles of the design, of every choice, before and aimed at; of a short rollout all rows, for the heat map."""
-    arrays: dict[str, np.ndarray] = {}
-    for name, profiles in design.choices.items():
-        arrays |= {f"choice/{name}/{n}": profile.influence for n, profile in profiles.items()}
-    for n, profile in design.profiles.items():
-        arrays |= {f"profile/{n}": profile.influence, f"before/{n}": design.before[n].influence}
-        arrays[f"target/{n}"] = design.targets[n]
-    longest = max(design.lengths)
-    if design.theory == "rollout" and longest <= DRAWN_ROWS:
-        arrays["rows"] = rollout_rows(design.architecture, np.arange(longest), n_positions=longest)
-    return arrays
+        record.arrays |= {f"{name}/{part}": values for part, values in vars(mean).items()}
+        record.arrays |= {f"{name}/networks": at.designed, f"{name}/networks_before": at.before}
+    if measured:
+        record.scalars["measured"] = [at.as_record() for at in measured]
+    return record

@@ -28,10 +28,6 @@ from posbias.errors import UsageError
 from posbias.measurement.attention.statistics import (
     KERNEL_CELLS,
     AttentionOptions,
-    AttentionStatistics,
-    HeadStatistic,
-    MeanKernels,
-    PromptMean,
 )
 from posbias.measurement.attention.streaming import attention, statistics_of, working_precision
 from posbias.measurement.cost_estimate import CostEstimate
@@ -46,8 +42,6 @@ from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import Interval, StoredInterval, mean_of
 from posbias.theory.power_rollout import AttentionRollouts, attention_rollouts
 
-MAP_CELLS = 128
-"""Side of the kernels in a record unless the kept ones are asked for."""
 SHARES = ("entropy", "learned_sink", "similarity/", "sinks", "monotonicity/", "mixing/", "rollouts/")
 """Beginnings of the names of numbers in [0, 1]."""
 
@@ -167,30 +161,11 @@ def attention_record(
     """
     cost = preflight_attention(model, prompts, options=options, max_memory=max_memory)
     statistics, rollouts = attention(model, prompts, options=options), attention_rollouts(model, prompts)
-    record = statistics_record(statistics, arguments, rollouts=rollouts, command=command)
+    record = statistics.to_record(arguments, command=command)
+    record.arrays |= _rollout_arrays(rollouts)
+    record.scalars["left_out"] += rollouts.left_out
+    record.scalars["rollouts"] = {name: _summary(Sample.of(rows)) for name, rows in rollouts.rollouts.items()}
     record.scalars["cost"] = cost
-    return record
-
-
-def statistics_record(
-    statistics: AttentionStatistics,
-    arguments: Mapping[str, Any],
-    *,
-    rollouts: AttentionRollouts | None = None,
-    command: str = "",
-) -> Record:
-    """The record of statistics that were measured, with rollouts if there are any."""
-    rollouts = rollouts or AttentionRollouts({}, statistics.mixing.tokens.per_prompt, ())
-    resolved = {**statistics.about, "command": command}
-    arrays = _arrays(statistics, rollouts, whole=bool(arguments.get("kernels")))
-    record = Record("attention", dict(arguments), resolved, arrays=arrays)
-    record.scalars = {
-        "sink_thresholds": list(statistics.sink_thresholds),
-        "row_error": statistics.row_error,
-        "left_out": [*statistics.left_out, *rollouts.left_out],
-        "caveats": list(statistics.caveats),
-        "rollouts": {name: _summary(Sample.of(rows)) for name, rows in rollouts.rollouts.items()},
-    }
     return record
 
 
@@ -202,55 +177,12 @@ def _summary(sample: Sample) -> dict[str, Any]:
     return {name: share.as_record() for name, share in shares.items()}
 
 
-def _arrays(statistics: AttentionStatistics, rollouts: AttentionRollouts, *, whole: bool) -> dict[str, np.ndarray]:
-    content, similarity, monotonicity = statistics.content, statistics.similarity, statistics.monotonicity
-    averaged: dict[str, HeadStatistic | PromptMean] = {
-        "distance": statistics.distance,
-        "entropy": statistics.entropy,
-        "sinks": statistics.sinks,
-        **{f"content/{name}": getattr(content, name) for name in ("diagonal", "off_diagonal", "difference")},
-        "content/published": content.published,
-        **{
-            f"similarity/{name}{where}": getattr(similarity, name + where)
-            for where in ("", "_outside")
-            for name in ("diagonal", "off_diagonal")
-        },
-        "monotonicity/violated": monotonicity.violated,
-        "monotonicity/gap": monotonicity.gap,
-        "mixing/tokens": statistics.mixing.tokens,
-        "mixing/frobenius": statistics.mixing.frobenius,
-    }
-    if statistics.learned_sink is not None:
-        averaged["learned_sink"] = statistics.learned_sink
-    arrays = {
-        f"{name}/{part}": getattr(entry, part)
-        for name, entry in averaged.items()
-        for part in ("per_prompt", "low", "high")
-    }
-    arrays |= {
-        "distance/even": statistics.even_distance,
-        "content/scale": content.scale,
-        "similarity/edges": similarity.edges,
-        "sinks/by_layer": statistics.sinks_by_layer,
-        "mixing/by_position": statistics.mixing.by_position,
-        "rollouts/mixing": rollouts.mixing,
-    }
-    for stem, single in (("similarity/of_mean", similarity.of_mean), ("monotonicity/of_mean", monotonicity.of_mean)):
-        if single is not None:
-            arrays |= {f"{stem}/{name}": values for name, values in vars(single).items()}
+def _rollout_arrays(rollouts: AttentionRollouts) -> dict[str, np.ndarray]:
+    arrays = {"rollouts/mixing": rollouts.mixing}
     for name, rows in rollouts.rollouts.items():
         parts = {**vars(Profile.mean_of(rows)), "per_prompt": rows}
         arrays |= {f"rollouts/{name}/{part}": values for part, values in parts.items() if values is not None}
-    kernels = statistics.kernels if whole else _map(statistics.kernels)
-    arrays |= {f"kernels/{name}": getattr(kernels, name) for name in ("mean", "squared", "bounds")}
-    return arrays if kernels.by_head is None else {**arrays, "kernels/by_head": kernels.by_head}
-
-
-def _map(kernels: MeanKernels) -> MeanKernels:
-    """The kernels in at most MAP_CELLS cells, merged in runs as equal as can be, or the map would have stripes."""
-    kept = kernels.mean.shape[-1]
-    run = -(-kept // MAP_CELLS)
-    return kernels.coarser(min(kept, MAP_CELLS) if kernels.complete else -(-kept // run))
+    return arrays
 
 
 SHORT_BLOCKS = 4

@@ -250,9 +250,14 @@ class AttentionStatistics(Answering):
 
     def as_run(self) -> Record:
         """The record that the shell writes of the same statistics, without rollouts."""
-        from posbias.measurement.attention.record import statistics_record
+        return self.to_record({})
 
-        return statistics_record(self, {})
+    def to_record(self, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+        """The record, with kernels in at most MAP_CELLS cells unless `arguments` ask for `kernels`."""
+        arrays = _arrays(self, whole=bool(arguments.get("kernels")))
+        scalars = {"sink_thresholds": list(self.sink_thresholds), "row_error": self.row_error, "rollouts": {}}
+        scalars |= {"left_out": list(self.left_out), "caveats": list(self.caveats)}
+        return Record("attention", dict(arguments), {**self.about, "command": command}, scalars, arrays)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entropy", self.entropy.as_share())
@@ -295,6 +300,57 @@ class AttentionStatistics(Answering):
         facts["attention's share of a layer's output (mixing)"] = _overall(self.mixing.tokens.per_prompt).text()
         left_out = {"left out": "; ".join(self.left_out)} if self.left_out else {}
         return facts | left_out | caveat_facts(self.caveats)
+
+
+MAP_CELLS = 128
+"""Side of the kernels in a record unless the kept ones are asked for."""
+
+
+def _arrays(statistics: AttentionStatistics, *, whole: bool) -> dict[str, np.ndarray]:
+    content, similarity, monotonicity = statistics.content, statistics.similarity, statistics.monotonicity
+    averaged: dict[str, HeadStatistic | PromptMean] = {
+        "distance": statistics.distance,
+        "entropy": statistics.entropy,
+        "sinks": statistics.sinks,
+        **{f"content/{name}": getattr(content, name) for name in ("diagonal", "off_diagonal", "difference")},
+        "content/published": content.published,
+        **{
+            f"similarity/{name}{where}": getattr(similarity, name + where)
+            for where in ("", "_outside")
+            for name in ("diagonal", "off_diagonal")
+        },
+        "monotonicity/violated": monotonicity.violated,
+        "monotonicity/gap": monotonicity.gap,
+        "mixing/tokens": statistics.mixing.tokens,
+        "mixing/frobenius": statistics.mixing.frobenius,
+    }
+    if statistics.learned_sink is not None:
+        averaged["learned_sink"] = statistics.learned_sink
+    arrays = {
+        f"{name}/{part}": getattr(entry, part)
+        for name, entry in averaged.items()
+        for part in ("per_prompt", "low", "high")
+    }
+    arrays |= {
+        "distance/even": statistics.even_distance,
+        "content/scale": content.scale,
+        "similarity/edges": similarity.edges,
+        "sinks/by_layer": statistics.sinks_by_layer,
+        "mixing/by_position": statistics.mixing.by_position,
+    }
+    for stem, single in (("similarity/of_mean", similarity.of_mean), ("monotonicity/of_mean", monotonicity.of_mean)):
+        if single is not None:
+            arrays |= {f"{stem}/{name}": values for name, values in vars(single).items()}
+    kernels = statistics.kernels if whole else _map(statistics.kernels)
+    arrays |= {f"kernels/{name}": getattr(kernels, name) for name in ("mean", "squared", "bounds")}
+    return arrays if kernels.by_head is None else {**arrays, "kernels/by_head": kernels.by_head}
+
+
+def _map(kernels: MeanKernels) -> MeanKernels:
+    """The kernels in at most MAP_CELLS cells, merged in runs as equal as can be, or the map would have stripes."""
+    kept = kernels.mean.shape[-1]
+    run = -(-kept // MAP_CELLS)
+    return kernels.coarser(min(kept, MAP_CELLS) if kernels.complete else -(-kept // run))
 
 
 def _overall(per_prompt: Float64[np.ndarray, "count ..."], *, most: float = 1.0) -> Interval:
