@@ -139,8 +139,7 @@ def test_kernels_are_drawn_in_cells_unless_asked_for(library):
     ("kept", "drawn"), [(1, 1), (128, 128), (129, 65), (200, 100), (251, 126), (256, 128), (300, 128), (257, 86)]
 )
 def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
-    from posbias.measurement.attention.statistics import _map
-    from posbias.measurement.attention.statistics import MeanKernels
+    from posbias.measurement.attention.statistics import MeanKernels, _map
 
     n_positions = 300
     bounds = -(-np.arange(kept + 1) * n_positions // kept)
