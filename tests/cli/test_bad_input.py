@@ -23,7 +23,9 @@ def refused(result, *words, code=2):
 
 
 def one_line(result, *words, code=2):
-    assert refused(result, *words, code=code).count("\n") == 1
+    """A refusal of one line; before it, a model that was loaded says so in its own."""
+    lines = refused(result, *words, code=code).splitlines()
+    assert len([line for line in lines if not line.startswith("model ")]) == 1
 
 
 @pytest.mark.parametrize(
