@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from torch.nn.modules.module import register_module_forward_hook
 
+import posbias
 from planted import PlantedMethod, PlantedResponder, trial_record
 from posbias import (
     EvaluateOptions,
@@ -123,9 +124,11 @@ def test_a_killed_run_goes_on_and_ends_the_same(planted, tmp_path):
     record = trial_record(TASK, again, given, directory=tmp_path)
     assert again.requests == 5 * (24 - 16) + 2 * 24, "of the unchanged model what was left, and its short form"
     assert record.scalars["judgement"] == whole.scalars["judgement"]
-    record.save(tmp_path)
     idle = PlantedResponder(CURVE)
     assert trial_record(TASK, idle, given, directory=tmp_path).run_id == record.run_id
+    assert posbias.load_record(tmp_path).record.run_id == record.run_id
+    with pytest.raises(posbias.UsageError, match=r"evaluation.directory is not read"):
+        replace(given, evaluation=replace(given.evaluation, directory=tmp_path))
     assert idle.requests == 0
 
 

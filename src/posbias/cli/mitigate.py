@@ -82,7 +82,7 @@ def mitigate(
 ) -> None:
     """Try methods against position bias, and say which to apply. Each gets a verdict; no weight is changed."""
     from posbias.mitigation.trial.files import check_files
-    from posbias.mitigation.trial.run import mitigate as run_trial
+    from posbias.mitigation.trial.run import run_trial
     from posbias.runs.engines.engine import pinned
     from posbias.runs.records import finished_record
     from posbias.tasks.language import LANGUAGE_TASKS

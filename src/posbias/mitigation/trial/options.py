@@ -72,6 +72,8 @@ class MitigateOptions:
                 f"mitigate: by {self.by} needs {needed}, which are switched off; switch them on or leave out `by`"
             )
         self.evaluation.check_plain("mitigate")
+        if self.evaluation.directory is not None:
+            raise UsageError("mitigate: evaluation.directory is not read; give mitigate the directory of the run")
         if self.require is not None:
             self.evaluation.check_requirement(self.require)
 

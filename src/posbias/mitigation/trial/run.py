@@ -20,7 +20,8 @@ from posbias.mitigation.trial.plan import ARMS, TrialPlan, plan_trial
 from posbias.mitigation.trial.preflight import preflight
 from posbias.mitigation.trial.result import MitigationTrial
 from posbias.mitigation.trial.side_effects import measure_side_effects
-from posbias.runs.parts import finished_run
+from posbias.runs.parts import clear_parts, finished_run
+from posbias.runs.records import finished_record, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 RECIPE = "recipe.json"
@@ -42,7 +43,7 @@ def mitigate(
             methods around the model only.
         task: An object or its literal spelling.
         options: Methods, samples, and what they are judged by.
-        directory: Directory of the run; with `options.evaluation.resume` finished work in it is reused.
+        directory: Directory of the run and its record; with `options.evaluation.resume` finished work in it is reused.
 
     Returns:
         The trial, as made now or found finished in the directory.
@@ -53,6 +54,21 @@ def mitigate(
         RunError: the model fails, or its server cannot be reached; finished work is kept.
     """
     options = options or MitigateOptions()
+    evaluation, arguments = options.evaluation, {"model": str(model), "task": str(task)}
+    ways = {"resume": evaluation.resume, "overwrite": evaluation.overwrite}
+    with run_directory(directory, verb="mitigate", arguments=arguments, **ways) as held:
+        before = None if held is None else finished_record(held)
+        trial = run_trial(model, task, options=options, directory=held)
+        if held is not None and (before is None or before.run_id != trial.record.run_id):
+            trial.record.write_run(held)
+            clear_parts(held)
+    return trial
+
+
+def run_trial(
+    model: Any, task: str | LanguageTask, *, options: MitigateOptions, directory: Path | None
+) -> MitigationTrial:
+    """`mitigate` within a directory that the caller holds, and writes the record into."""
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
     responder = as_responder(model, max_memory=options.evaluation.max_memory)
     plan = plan_trial(responder, task, options)
