@@ -109,7 +109,7 @@ FULL = [
         for family in ("qwen3", "gemma3", "bloom")
         for work in MIXED
     ],
-    Case("attention statistics", "llama", "7B", Load(16_384)),
+    *[Case("attention statistics", "llama", "7B", Load(n)) for n in (16_384, 32_768)],
 ]
 ON_CPU = [
     *[Case(work, "llama", "135M", Load(256)) for work in (*GRADIENTS, *FORWARD, "mean field")],

@@ -390,7 +390,7 @@ WORKS = {
     "Jacobian, 4 probes": Work("bare passes", 1.1, 1.1, measured(f"jacobian(probes={PROBES})"), jacobian_is_exact),
     "attention statistics": Work("forward", 5.0, 4.0, statistics, statistics_are_those_of_matrices),
     "power rollout": Work("forward", 5.0, None, theory("power_rollout"), as_in_float64("power_rollout")),
-    "mean field": Work("forward", None, None, theory("mean_field"), as_in_float64("mean_field")),
+    "mean field": Work("forward", 3.0, None, theory("mean_field"), as_in_float64("mean_field")),
     "answers, mixed lengths": Work("generate", 1.3, 1.3, answers(requests_of), texts_are_equal(requests_of), MIXED),
     "answers, shared beginnings": Work(
         "generate", 1.0, 1.0, answers(shared_requests), texts_are_equal(shared_requests), RETRIEVAL
