@@ -60,7 +60,7 @@ def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(monkeypat
 
     model = model_of()
     prompts = Prompts(np.arange(1, 25)[None])
-    monkeypatch.setattr(attention_module, "attention", fail)
+    monkeypatch.setattr(attention_module, "statistics_of", fail)
     assert preflight_attention(model, prompts, max_memory=10**9) == {}
     assert preflight_attention(model, prompts) == {}
     with pytest.raises(UsageError, match=r"24 positions need up to .* 10 KB are allowed; try a smaller model"):

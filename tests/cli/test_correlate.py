@@ -7,7 +7,6 @@ import posbias as pb
 from behaviour_runs import GOLD, saved
 from posbias import correlate
 from posbias.evaluation import InfluenceCorrelation
-from posbias.report.correlate import verdict_of
 
 
 def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(posbias, tmp_path):
@@ -43,6 +42,6 @@ def test_the_verdict_says_whether_what_weighs_is_used(plain, held, begins, says)
         value = {"nothing": plain, "position_and_ends": held}.get(found["controlled"])
         if value is not None:
             found.update(value=value, low=value - 0.1, high=value + 0.1, established=abs(value) >= 0.5)
-    verdict = verdict_of(InfluenceCorrelation.from_record(result.record))
+    (verdict,) = InfluenceCorrelation.from_record(result.record).verdict
     assert verdict.startswith(begins)
     assert says in verdict
