@@ -174,8 +174,8 @@ _HOMES = {
     for name in names.split()
 }
 """Where each public name lives. No package bears the name of a function here, so none can hide one."""
-_ANSWERS = "attention audit compare correlate decompose design evaluate measure mitigate place predict train Profile"
-"""Functions whose results answer in sentences, and what a paper takes up of itself."""
+_ANSWERS = "attention audit compare correlate decompose design evaluate measure mitigate place predict train"
+"""Functions whose results answer in sentences."""
 _READERS = "load_record write_report"
 """Functions that meet finished runs of every verb."""
 

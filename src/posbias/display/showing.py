@@ -146,6 +146,13 @@ class Presented(ABC):
         return f"<div>{''.join(parts)}</div>"
 
 
+def _of_report(name: str) -> Callable[["Showing"], str]:
+    """A function of `posbias.report`, which stands above this room and hands it down when it is imported."""
+    import_module("posbias.report")
+    function: Callable[[Showing], str] = getattr(Showing, name)
+    return function
+
+
 class Showing(Presented):
     """A result that shows itself: as one line, in a notebook, as picture, table and file.
 
@@ -167,13 +174,11 @@ class Showing(Presented):
         Raises:
             UsageError: the run failed, its record is damaged, or there is neither a run nor a curve.
         """
-        latex = type(self).latex
-        return "" if latex is None else latex(self)
+        return _of_report("latex")(self)
 
     def cite(self) -> str:
         """Settings and versions as comments, then BibTeX of posbias and of the work that this result rests on."""
-        citation = type(self).citation
-        return "" if citation is None else citation(self)
+        return _of_report("citation")(self)
 
     def plot(self, ax: "Axes | None" = None, *, size: tuple[float, float] | None = None) -> "Axes":
         """Draw the curves with their intervals; influence in multiples of the flat line, which stands beside it.
