@@ -124,16 +124,16 @@ def _moved(
     embeddings = model.embed(model.token_tensor(token_ids.tolist()))
     rows = (read - start).tolist()
     if prefix is None:
-        moved = _divergence(model.outputs(embeddings, rows).logits)
+        moved = divergences(model.outputs(embeddings, rows).logits)
     else:
-        moved = _divergence(prefix.outputs(start, embeddings, rows).logits)
+        moved = divergences(prefix.outputs(start, embeddings, rows).logits)
         # The prefix is trusted with causal networks alone: what comes later cannot have moved the output.
         moved[places[:, None] > read] = 0
     return np.asarray(reading.share * moved.sum(axis=1))
 
 
-def _divergence(logits: Float[Tensor, "copies outputs vocabulary"]) -> Float64[np.ndarray, "changed outputs"]:
-    """KL(p || p') of the first row from every other one, by terms that are all >= 0: sum p (e^u - 1 - u)."""
+def divergences(logits: Float[Tensor, "copies outputs vocabulary"]) -> Float64[np.ndarray, "changed outputs"]:
+    """KL(p || p') of the first row from every other one in nats, by terms that are all >= 0: sum p (e^u - 1 - u)."""
     result = np.empty((len(logits) - 1, logits.shape[1]))
     unchanged = in_float64(logits[0]).log_softmax(dim=-1)
     for row, changed in enumerate(logits[1:]):

@@ -14,9 +14,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+import torch
+from jaxtyping import Float, Float64, Int64
 
 from posbias.evaluation.responders.local import EncodedRequest, score_answer
+from posbias.measurement.perturbation import divergences
 from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, everyday_conversations, text_beside
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import Mitigation
@@ -119,30 +121,23 @@ def _divergence(arm: Arm, conversations: Sequence[EncodedRequest]) -> dict[str, 
     for request in conversations:
         tokens = np.concatenate([request.prompt, request.answer])
         whole = [(0, len(tokens))] if arm.method.needs_passages else []
-        unchanged = _of_reply(arm.model, tokens, len(request.answer))
+        logits = [_logits(arm.model, tokens, len(request.answer))]
         with mitigated(arm.model, arm.method, passages=whole) as changed:
-            difference = unchanged - _of_reply(changed, tokens, len(request.answer))
-        nats.append(float((unchanged.exp() * difference).sum(-1).mean()))
+            logits.append(_logits(changed, tokens, len(request.answer)))
+        nats.append(divergences(torch.cat(logits)).mean())
     return {"nats": np.array(nats)}
 
 
-def _of_reply(model: Any, tokens: Int64[np.ndarray, "token"], n_reply: int) -> Any:
-    """Log-probabilities of every next token of a reply, which ends the tokens, in float64."""
-    import torch
-
-    rows = list(range(len(tokens) - n_reply - 1, len(tokens) - 1))
-    with torch.no_grad():
-        logits = model.outputs(model.embed(model.token_tensor([tokens.tolist()])), rows).logits[0]
-    return logits.double().log_softmax(-1)
-
-
 def _likelihood(model: Any, windows: Int64[np.ndarray, "documents token"]) -> Nats:
-    import torch
+    n_scored = windows.shape[1] - 1
+    scores = [score_answer(_logits(model, window, n_scored)[0], window[1:]) for window in windows]
+    return np.array([-score.logprob / n_scored for score in scores])
 
-    rows = list(range(windows.shape[1] - 1))
-    nats = []
-    for window in windows:
-        with torch.no_grad():
-            logits = model.outputs(model.embed(model.token_tensor([window.tolist()])), rows).logits[0]
-        nats.append(-score_answer(logits, window[1:]).logprob / len(rows))
-    return np.array(nats)
+
+@torch.no_grad()
+def _logits(
+    model: Any, tokens: Int64[np.ndarray, "token"], n_scored: int
+) -> Float[torch.Tensor, "one n_scored vocabulary"]:
+    """Logits of the last tokens, each read from the token before it."""
+    rows = list(range(len(tokens) - n_scored - 1, len(tokens) - 1))
+    return model.outputs(model.embed(model.token_tensor([tokens.tolist()])), rows).logits  # type: ignore[no-any-return]
