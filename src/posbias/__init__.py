@@ -187,8 +187,6 @@ def __getattr__(name: str) -> Any:
         import_module("posbias.report")  # words and tables of their results, which no room below it makes
     if name in _READERS.split():
         import_module("posbias.papers")  # has the words of published claims and experiments
-    if name == "load_prompts":
-        import_module("posbias.models.loading")  # opens the model that prompts are for, if it is only named
     return getattr(import_module(f"posbias.{_HOMES[name]}"), name)
 
 

@@ -19,7 +19,7 @@ from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention
 from posbias.measurement.attention.statistics import AttentionOptions
-from posbias.measurement.attention.streaming import attention
+from posbias.measurement.attention.streaming import statistics_of
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt, mixing_of_layers
@@ -186,7 +186,7 @@ def examiner_of(
         arrays = {"mixing": np.stack([row.tokens for row in rows])}
         with suppress(UsageError):  # attention cannot be recomputed
             options = AttentionOptions(kernel_cells=1, mean_content=False)
-            arrays["content"] = attention(model, prompts, options=options).content.difference.per_prompt
+            arrays["content"] = statistics_of(model, prompts, options).content.difference.per_prompt
         return arrays
 
     arrays = store.get("setting", read)

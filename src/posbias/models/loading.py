@@ -41,7 +41,7 @@ from posbias.models.sources import (
     resolve_source,
 )
 from posbias.models.weights import first_not_finite, network_sha256, quantised
-from posbias.prompts.prompts import NAMED_MODELS, TokenModel
+from posbias.prompts.prompts import TokenModel
 from posbias.prompts.templates import with_template_options
 
 CACHED_MODEL = "models--"
@@ -183,9 +183,6 @@ def as_token_model(subject: Any, *, weights: bool) -> TokenModel:
         model = HuggingFaceModel(outline_of(read_config(source)), tokenizer, origin=Origin(source.name))
     model.no_tokenizer = unread or model.no_tokenizer
     return model
-
-
-NAMED_MODELS.append(as_token_model)
 
 
 def model_in_hand(network: Any, tokenizer: Any = None) -> HuggingFaceModel:

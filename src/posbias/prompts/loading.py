@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,6 @@ from posbias.prompts.chat import CHAT_SCHEME, chat_file_prompts
 from posbias.prompts.control_tokens import control_pattern
 from posbias.prompts.datasets_hub import SCHEME, dataset_group, parse_dataset
 from posbias.prompts.prompts import (
-    NAMED_MODELS,
     Prompts,
     PromptSource,
     TokenModel,
@@ -80,7 +80,9 @@ def load_prompts(source: Any, model: Any, *, n_positions: int, count: int, seed:
     """
     request = source if isinstance(source, PromptSource) else PromptSource(source)
     if not isinstance(model, TokenModel):
-        model = NAMED_MODELS[0](model, weights=isinstance(request.source, str) and request.source == "synthetic")
+        opening_models = import_module("posbias.models.loading")  # above this room, which knows no networks
+        weights = isinstance(request.source, str) and request.source == "synthetic"
+        model = opening_models.as_token_model(model, weights=weights)
     check_request(model, n_positions=n_positions, count=count, seed=seed)
     prompts = _unshuffled(request, model, n_positions=n_positions, count=count, seed=seed)
     return with_first_words(shuffled(prompts, seed) if request.shuffle else prompts, model.tokenizer)

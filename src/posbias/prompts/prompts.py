@@ -8,7 +8,7 @@ text and token ids: text is tokenised once, whole, without special tokens; the o
 import hashlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -43,10 +43,6 @@ class TokenModel(Protocol):
     """Valid token ids are 0 ... vocabulary_size - 1."""
     max_positions: int | None
     """Longest input in tokens; None if unbounded."""
-
-
-NAMED_MODELS: list[Callable[..., TokenModel]] = []
-"""How a model is opened that is only named; `models/loading.py` adds it, as this room knows no networks."""
 
 
 def why_no_tokenizer(model: Any) -> str:
