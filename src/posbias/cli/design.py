@@ -80,7 +80,6 @@ def design(
     """
     from posbias.designing import DesignOptions, design_record
     from posbias.designing import design as find
-    from posbias.designing.design import TOLERANCE
     from posbias.measurement.several import Loading
     from posbias.registry import split_literals
 
@@ -101,8 +100,14 @@ def design(
             record.scalars["caveats"] = [options.DEFAULT_MIXING]
         run.finish(record)
     if strict and not solution.met:
-        left = ", ".join(f"{solution.distances[n][0]:.2g} at {n}" for n in solution.lengths)
-        raise RunError(f"required W1 <= {TOLERANCE:g} to the target, got {left} positions")
+        raise _missed(solution)
+
+
+def _missed(design: "Design") -> RunError:
+    from posbias.designing.design import TOLERANCE
+
+    left = ", ".join(f"{design.distances[n][0]:.2g} at {n}" for n in design.lengths)
+    return RunError(f"required W1 <= {TOLERANCE:g} to the target, got {left} positions")
 
 
 def _refuse_unread(context: typer.Context, model: str | None, free: list[str]) -> None:

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posbias.cli import options
 from posbias.cli.output import print_json, running, say
 from posbias.errors import UsageError
+
+if TYPE_CHECKING:
+    from posbias.measurement.several import MeasurePlan
 
 EXAMPLE = (
     "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
@@ -24,6 +27,14 @@ class OfModelFlags:
 
     prompts: Annotated[str, typer.Option(help="With --model: prompts, as for measure.")] = "default"
     count: options.Count = 8
+
+    def plan(self, loading: options.ModelFlags, *, n_positions: int, seed: int) -> "MeasurePlan":
+        """The prompts, and how the model is loaded."""
+        from posbias.measurement.several import MeasurePlan
+        from posbias.prompts.prompts import PromptSource
+
+        source, settings = PromptSource(self.prompts), loading.settings(self.prompts)
+        return MeasurePlan(source=source, n_positions=n_positions, count=self.count, seed=seed, **settings)
 
 
 SINGLE = options.ModelFlags(dtype="float32")
@@ -63,8 +74,6 @@ def verify(
     that model's attention, trained or random: which premises it meets, and which claims hold.
     """
     from posbias import papers
-    from posbias.measurement.several import MeasurePlan
-    from posbias.prompts.prompts import PromptSource
     from posbias.report import write_report
 
     of_model = [*options.names_of(OfModelFlags), *options.names_of(options.ModelFlags)]
@@ -74,8 +83,7 @@ def verify(
     with running(context, replace(flags, out=out)) as run:
         described: dict[str, Any] | None = None
         if model is not None:
-            source, settings = PromptSource(read.prompts), loading.settings(read.prompts)
-            plan = MeasurePlan(source=source, n_positions=length, count=read.count, seed=flags.seed, **settings)
+            plan = read.plan(loading, n_positions=length, seed=flags.seed)
             verdicts, described = papers.verify_source(model, claim, plan)
         elif mask is None:
             verdicts = papers.verify(claim, seed=flags.seed)

@@ -26,8 +26,8 @@ from posbias.checks import check_seed, checked
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.evaluation.curve import Scores, complete_samples, shape_of
-from posbias.evaluation.evaluation import Evaluation, load_evaluation
-from posbias.evaluation.use import Harm, Measured, MeasuredUse, harm_of, measured_use
+from posbias.evaluation.evaluation import Evaluation
+from posbias.evaluation.use import Harm, Measured, MeasuredUse, harm_of, measured_use, read_measured
 from posbias.limits import CELLS
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
@@ -198,28 +198,21 @@ def place(
     CELLS.check("passages x resamples", len(weights) * DRAWS)
     ranks = np.argsort(-weights, kind="stable")
     falling = weights[ranks]
-    evaluation = None if isinstance(run, MeasuredUse) else load_evaluation(run, "placing")
-    use = run if isinstance(run, MeasuredUse) else measured_use(evaluation or "", by=options.by)
-    terms = [_term(use, falling)]
     if distractor is None and oracle is not None:
         raise UsageError("an oracle says what a hard distractor takes; it needs the run of that distractor, too")
-    if distractor is not None:
-        second = measured_use(distractor, by=use.measure)
-        terms.append(_term(second, (1 - falling / falling.sum()) * falling / falling.max() * falling.sum()))
+    run, distractor = read_measured(run), None if distractor is None else read_measured(distractor)
+    use, evaluation = measured_use(run, by=options.by), run if isinstance(run, Evaluation) else None
+    terms = _terms(use, distractor, falling)
     shrunk = [shrink_to_flat(term.scores, np.ones((1, len(term.scores)))) for term in terms]
     slots = _chosen_slots(terms, shrunk)[0]
     decided = any(bool(of_term.shares[0] > 0) for of_term in shrunk)
     gains = [_gain(name, terms, slots, ranks, decided=decided, seed=options.seed) for name in (*REFERENCES, SHUFFLED)]
-    by_name = {gain["over"]: gain for gain in gains}
-    better = by_name["best_first"]["raises"] and by_name[SHUFFLED]["raises"]
-    learnt, *of_distractor = map(_learnt, terms, shrunk)
     scalars = {
         "order": list(_arranged(ranks, slots)),
-        **learnt,
-        **{f"distractor_{name}": value for learnt in of_distractor for name, value in learnt.items()},
+        **_learnt(terms, shrunk),
         "p_shape": shape_of(terms[0].scores, positions=np.array(use.positions, dtype=np.float64)).p_flat,
         "gains": gains,
-        "advice": REORDER if better else LEAVE,
+        "advice": _advice(gains),
         "n_samples": len(terms[0].scores),
         "interpolated": tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
         "measure": use.measure,
@@ -243,15 +236,32 @@ class _Term:
     """How much the curve counts for each passage, the most relevant one first."""
 
 
+def _terms(use: MeasuredUse, distractor: Measured | None, falling: Relevance) -> list[_Term]:
+    """The curve of the right answers, and that of the distractor if there is one, with what each passage weighs."""
+    curves = [(use, falling)]
+    if distractor is not None:
+        misleading = (1 - falling / falling.sum()) * falling / falling.max() * falling.sum()
+        curves.append((measured_use(distractor, by=use.measure), misleading))
+    return [_term(curve, weights) for curve, weights in curves]
+
+
 def _term(use: MeasuredUse, weights: Relevance) -> _Term:
     spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
     return _Term(complete_samples(use.scores, "placing"), spread, weights)
 
 
-def _learnt(term: _Term, shrunk: "Shrunk") -> dict[str, Any]:
-    """The curve that an order is chosen by, the share of its shape that was kept, and the p-value against flat."""
-    curve = (shrunk.curves[0] @ term.spread).tolist()
-    return {"curve": curve, "kept": float(shrunk.shares[0]), "p_flat": float(shrunk.p_flat[0])}
+def _learnt(terms: Sequence[_Term], shrunk: "Sequence[Shrunk]") -> dict[str, Any]:
+    """The curves that an order is chosen by, the share of their shape that was kept, and the p-value against flat."""
+    facts: dict[str, Any] = {}
+    for prefix, term, of_term in zip(("", "distractor_"), terms, shrunk, strict=False):
+        facts[f"{prefix}curve"] = (of_term.curves[0] @ term.spread).tolist()
+        facts |= {f"{prefix}kept": float(of_term.shares[0]), f"{prefix}p_flat": float(of_term.p_flat[0])}
+    return facts
+
+
+def _advice(gains: Sequence[dict[str, Any]]) -> str:
+    raising = {gain["over"] for gain in gains if gain["raises"]}
+    return REORDER if {"best_first", SHUFFLED} <= raising else LEAVE
 
 
 def _origin(evaluation: Evaluation | None, n_passages: int) -> dict[str, Any]:

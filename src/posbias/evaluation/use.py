@@ -48,6 +48,11 @@ Measured = MeasuredUse | Evaluation | str | Path
 """A curve, or a run that measured one."""
 
 
+def read_measured(run: Measured) -> MeasuredUse | Evaluation:
+    """A curve as it is; a run read from its directory, so that it is read once."""
+    return run if isinstance(run, MeasuredUse) else load_evaluation(run, "placing")
+
+
 @checked
 def measured_use(run: Measured, *, by: str | None = None) -> MeasuredUse:
     """The curve of a finished run, for placing passages.
@@ -102,7 +107,7 @@ def harm_of(distractor: Measured, oracle: Measured, *, by: str) -> Harm:
         UsageError: another task than that without the distractor, another model or samples, or fewer than 6 complete
             samples.
     """
-    runs = [run if isinstance(run, MeasuredUse) else load_evaluation(run, "placing") for run in (distractor, oracle)]
+    runs = [read_measured(run) for run in (distractor, oracle)]
     evaluations = [run for run in runs if isinstance(run, Evaluation)]
     gold_alone = len(evaluations) < 2 or _is_alone(*evaluations)
     moved, alone = (measured_use(run, by=by) for run in runs)

@@ -286,8 +286,7 @@ def descend(
     stepped, unseen = np.setdiff1d(np.arange(count), held_out), np.array(held_out, dtype=np.int64)
     where = np.array(places, dtype=np.int64) if len(places) else np.zeros(count, dtype=np.int64)
     order = stepped[_rounds(len(stepped), steps * batch, generator)].reshape(steps, batch)
-    n_windows = -(-batch // PROMPTS_PER_WINDOW)
-    windows = [_rounds(len(kind), steps * n_windows, generator).reshape(steps, n_windows) for kind in texts]
+    windows = _windows(texts, steps, -(-batch // PROMPTS_PER_WINDOW), generator)
     optimiser = torch.optim.Adam([free], lr=rate)
     descent = Descent(np.zeros((steps, 2)), present=np.full(where.max() + 1, np.nan))
     if checkpoint is not None:
@@ -304,8 +303,7 @@ def descend(
         descent.losses[step, 0] = losses.mean()
         descent.seen(losses, where[chosen])
         if options.penalty > 0:
-            drawn = zip(texts, windows, strict=True)
-            descent.losses[step, 1] = loss.on_text([kind[index] for kind, of_kind in drawn for index in of_kind[step]])
+            descent.losses[step, 1] = loss.on_text(windows[step])
         if not np.isfinite(descent.losses[step]).all():
             raise RunError(f"fit: the loss of step {step} is not a finite number; try a smaller rate than {rate:g}")
         optimiser.step()
@@ -352,6 +350,15 @@ def _take_up(checkpoint: Checkpoint, free: Tensor, optimiser: torch.optim.Optimi
         free.copy_(tensors.pop("free"))
     descent.best = tensors.pop("best", None)
     optimiser.state[free] = {**tensors, "step": tensors["step"].cpu()}  # where Adam has it
+
+
+def _windows(texts: Sequence[Windows], steps: int, count: int, generator: np.random.Generator) -> list[Windows]:
+    """Windows of every step, so many of each kind of text."""
+    drawn = [_rounds(len(kind), steps * count, generator).reshape(steps, count) for kind in texts]
+    return [
+        [kind[index] for kind, indices in zip(texts, drawn, strict=True) for index in indices[step]]
+        for step in range(steps)
+    ]
 
 
 def _rounds(n_items: int, count: int, generator: np.random.Generator) -> Int64[np.ndarray, "count"]:
