@@ -101,9 +101,8 @@ def checked(function: Public) -> Public:
         return function
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
-    hints = cache(
-        partial(get_type_hints, function, include_extras=True)
-    )  # at the first call, when all names are defined
+    # At the first call, when all names are defined.
+    hints = cache(partial(get_type_hints, function, include_extras=True))
 
     @wraps(function)
     def with_checked_arguments(*arguments: Any, **keywords: Any) -> Any:

@@ -137,9 +137,8 @@ def write_gguf(work: Exporting, path: Path) -> None:
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-    writer.add_float32(
-        gguf.Keys.Adapter.LORA_ALPHA, float(work.method.update_rank or 0)
-    )  # as a whole number llama.cpp ends at it
+    # As a whole number llama.cpp ends at it.
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(work.method.update_rank or 0))
     for module, update in updates.items():
         name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if name is None:

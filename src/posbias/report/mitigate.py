@@ -164,6 +164,7 @@ def _influence_tables(trial: MitigationTrial) -> dict[str, list[Table]]:
 def _verdict_table(trial: MitigationTrial) -> Table:
     """Model x method: the changes, and the verdict that follows."""
     judgement = trial.judgement
+    conversations = any(arm.conversations is not None for arm in trial.arms)
     header = [
         "model",
         "method",
@@ -172,26 +173,22 @@ def _verdict_table(trial: MitigationTrial) -> Table:
         "worst position, change",
         "best minus worst, change",
         "ordinary text",
-        *(["everyday conversations"] if _any_conversations(trial) else []),
+        *(["everyday conversations"] if conversations else []),
         "seconds per request",
     ]
     # Levels of the unchanged model, on the samples of the first method that has enough.
     before = next((verdict.before for verdict in judgement.verdicts if verdict.before is not None), None)
     levels = [MISSING] * 3 if before is None else [str(before.mean), str(before.worst), str(before.spread)]
-    blanks = [MISSING] * (1 + _any_conversations(trial))
+    blanks = [MISSING] * (1 + conversations)
     rows = [[trial.model, "unchanged", MISSING, *levels, *blanks, seconds_each(trial.arms[0])]]
     for number, verdict in enumerate(judgement.verdicts, start=1):
         changes = [_changed(verdict.changes.get(name)) for name in (MEAN, WORST, SPREAD)]
         texts = [text_change(verdict, trial.arms[number])]
-        if _any_conversations(trial):
+        if conversations:
             diverging = trial.arms[number].conversations
             texts.append(MISSING if diverging is None else diverging.text(".3f", unit=" nats"))
         rows.append([trial.model, verdict.name, words(verdict), *changes, *texts, seconds_each(trial.arms[number])])
     return Table(f"{trial.task}: what each method does", header, rows)
-
-
-def _any_conversations(trial: MitigationTrial) -> bool:
-    return any(arm.conversations is not None for arm in trial.arms)
 
 
 def _changed(change: Change | None) -> str:
