@@ -34,7 +34,7 @@ from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.registry import split_literals
 from posbias.report import conclude
-from posbias.runs.caveats import Caveat
+from posbias.runs.caveats import Caveat, distinct
 from posbias.runs.engines import Engine, Local
 from posbias.runs.parts import PartStore, below, fingerprint, finished_run
 from posbias.runs.records import Record, run_directory
@@ -88,7 +88,7 @@ TRAINED, INITIALISED = "trained", "initialised"
 
 def examine(
     name: str, work: UnitWork, *, model: Model, options: AuditOptions, store: PartStore
-) -> tuple[Subject, list[str], list[Caveat]]:
+) -> tuple[Subject, list[Caveat], list[Caveat]]:
     """One state of the model, not compared yet, with what was left out of it and caveats."""
     pieces = work.collected(name, engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
@@ -208,7 +208,7 @@ def _run(
         **settings,
     }
     record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
-    left_out = list(dict.fromkeys(reason for _, reasons, _ in examined for reason in reasons))
+    left_out = distinct(reason for _, reasons, _ in examined for reason in reasons)
     store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
     record.scalars["cost"] = cost
     record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]

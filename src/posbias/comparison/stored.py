@@ -11,7 +11,7 @@ exist):
     SUBJECT/depth/jacobian/layers                  [n_layers] int64          SUBJECT/depth/jacobian/{influence,low,high}
 
 Scalars: `subjects`: {SUBJECT: {measured: [KIND], theories: [NAME], mixing: [DEFINITION], summaries: {KIND: {STATISTIC:
-interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [text],
+interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [caveat],
 `precision`: {KIND: {LOSS: [one per checked prompt]}}, `details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
 interval}, what a theory finds beside its profile, `ingredients`: {KIND: {count, flat, left_out: {NAME: {distance,
 cost}}}}. An interval is {value, low, high}, None if infinite or undefined. `resolved` may hold `title`, `command` and
@@ -34,6 +34,7 @@ from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import INFLUENCE, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
+from posbias.runs.caveats import Caveat
 from posbias.runs.records import MEASURED_PART, Record
 from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval
@@ -78,8 +79,8 @@ class ProfileRun(Result):
     """Per kind, the first subject (trained) against the second (at initialisation)."""
     curves: Mapping[str, Settings] = field(default_factory=dict)
     """Settings behind each profile, by group and name ("theories/rollout"); empty for audits."""
-    left_out: tuple[str, ...] = ()
-    """Measurements and theories that are missing or do not apply, one sentence each."""
+    left_out: tuple[Caveat, ...] = ()
+    """Measurements and theories that are missing or do not apply."""
     precision: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
     """Losses by kind and name, one number for each prompt that was checked against float32."""
     details: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
@@ -190,11 +191,11 @@ def store_subjects(
     subjects: Sequence[Subject],
     *,
     contrasts: Mapping[str, Contrast] | None = None,
-    left_out: Sequence[str] = (),
+    left_out: Sequence[Caveat] = (),
 ) -> Record:
     """Write compared subjects, the trained model first, into `record` (in place) in the layout above, and return it.
 
-    `left_out` says what was not measured or does not apply, one sentence each. A name with a slash is refused.
+    `left_out` says what was not measured or does not apply. A name with a slash is refused.
     """
     record.scalars["subjects"] = {}
     for subject in subjects:

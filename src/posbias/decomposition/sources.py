@@ -25,7 +25,8 @@ from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt, mixing_of_layers
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.runs.parts import PartStore, fingerprint
+from posbias.runs.caveats import Caveat, fact_of
+from posbias.runs.parts import PartStore, facts_below, fingerprint, named_facts
 from posbias.theory import predict
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
 from posbias.theory.power_rollout.trace import TARGETS
@@ -43,6 +44,7 @@ Series = tuple[str, str]
 """(source, kind of influence)."""
 Arrays = dict[str, np.ndarray]
 REASON = "reason/"
+"""Stem of the fact that says why a source does not apply."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,17 +71,15 @@ class Examiner:
 
     def profiles(
         self, intervention: Intervention | None, names: Sequence[str]
-    ) -> tuple[dict[Series, Profiles], dict[str, str]]:
+    ) -> tuple[dict[Series, Profiles], dict[str, Caveat]]:
         """Profiles of every source that applies, by (source, kind), and the others' reasons; None replaces nothing."""
         profiles: dict[Series, Profiles] = {}
-        reasons: dict[str, str] = {}
+        reasons: dict[str, Caveat] = {}
         for name in names:
             piece = self._kept(intervention, name, partial(self._compute, intervention, name))
-            for key, rows in piece.items():
-                if key.startswith(REASON):
-                    reasons[name] = key.removeprefix(REASON)
-                else:
-                    profiles[name, key] = rows
+            if facts := facts_below(piece, REASON):
+                reasons[name] = facts[0]
+            profiles |= {(name, kind): rows for kind, rows in piece.items() if not kind.startswith(REASON)}
         return profiles, reasons
 
     def divergence(self, intervention: Intervention) -> Float64[np.ndarray, "count"]:
@@ -105,7 +105,7 @@ class Examiner:
         try:
             return dict(SOURCES[name](self, intervention))
         except (UsageError, RunError) as error:
-            return {REASON + str(error): np.zeros(0)}
+            return named_facts(REASON, [fact_of(error)])
 
     @cached_property
     def _unchanged(self) -> list[Float64[np.ndarray, "vocabulary"]]:

@@ -29,6 +29,7 @@ from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, Requirement
 from posbias.evaluation.samples import CLUSTER
 from posbias.evaluation.sequential import Sequential
 from posbias.files import write_atomically
+from posbias.runs.caveats import Caveat
 from posbias.runs.parts import below
 from posbias.runs.records import Record, read_record, remove_record
 from posbias.runs.results import RESULTS, Result, from_stored, result_of
@@ -79,7 +80,7 @@ class Influence:
     """Influence of items on the prompts of an evaluation, and how it hangs together with the answers."""
 
     series: tuple[InfluenceSeries, ...]
-    left_out: tuple[str, ...]
+    left_out: tuple[Caveat, ...]
     """Theories that do not apply, and why."""
 
 

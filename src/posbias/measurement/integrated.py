@@ -210,9 +210,7 @@ class IntegratedGradients(Experiment):
             "baseline_score": at_start,
             "steps": float(path.steps),
         }
-        missed = (
-            f"{self.name}: on some prompts the path did not converge; do not use the profile where path_error is large"
-        )
+        missed = {"caveat": "path_not_converged", "kind": self.name}
         converged = self.tolerance == 0 or path.error <= self.tolerance * details["attributed"]
         return Influence(np.abs(signed), None, details, () if converged else (missed,))
 

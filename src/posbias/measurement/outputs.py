@@ -22,6 +22,7 @@ from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, EXAMPLES
 from posbias.models.model import Model, Outputs
 from posbias.registry import Registry
+from posbias.runs.caveats import Caveat
 
 OUTPUTS: Registry["Output"] = Registry("output")
 
@@ -262,8 +263,8 @@ class Influence:
     """Errors of the norms, from the spread over random draws (infinite with a single one); None without draws."""
     details: dict[str, float] = field(default_factory=dict)
     """Further numbers of the kind on the prompt, such as the gap of integrated gradients."""
-    left_out: tuple[str, ...] = ()
-    """Limits of the norms, one sentence each, the same on every prompt that has them."""
+    left_out: tuple[Caveat, ...] = ()
+    """Limits of the norms, the same on every prompt that has them."""
 
 
 @dataclass(frozen=True, eq=False)

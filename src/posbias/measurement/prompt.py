@@ -32,7 +32,8 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
 from posbias.prompts.prompts import Prompts
-from posbias.runs.parts import below
+from posbias.runs.caveats import Caveat
+from posbias.runs.parts import below, facts_below, named_facts
 
 SeveralTokenIds = Int64[np.ndarray, "prompts n_positions"]
 
@@ -131,7 +132,7 @@ class PrecisionLoss:
 
 def norms_in_full_precision(
     model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions
-) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], str | None]:
+) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], Caveat | None]:
     """Raw norms by a float32 copy of the model with the same random draws, or the reason why no copy can be made.
 
     Neither if the model is not below float32 or the prompt is not among those to check. The copy takes 4 bytes per
@@ -142,7 +143,7 @@ def norms_in_full_precision(
         return {}, None
     reason = not_convertible(model)
     if reason is not None:
-        return {}, f"precision check: {reason}"
+        return {}, {"caveat": "precision_not_checked", "because": {"caveat": reason}}
     full = converted(model, torch.float32)
     with checkpointed(full.network, enabled=options.checkpointing):
         (influences,) = influence_of_positions(full, token_ids[None], kinds=kinds, keys=[key], options=options)
@@ -221,6 +222,7 @@ def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
 
 
 LEFT_OUT = "left_out/"
+"""Stem of the facts that say what is missing, of a measurement and of the theories stored beside it."""
 BY_KIND = ("norms", "standard_errors", "full_precision")
 """Fields that hold an array for every kind."""
 
@@ -240,7 +242,8 @@ class PromptMeasurement:
     depth: DepthInfluence | None = None
     full_precision: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
     """The norms again, by a float32 copy of the model; only for models below float32, on the first prompts."""
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[Caveat, ...] = ()
+    """Limits of the numbers, and what the model does not allow."""
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat arrays by slash-separated name, for storage."""
@@ -249,7 +252,7 @@ class PromptMeasurement:
             arrays |= {"mixing": self.mixing, "mixing_frobenius": self.mixing_frobenius}
         for kind, numbers in self.details.items():
             arrays |= {f"details/{kind}/{name}": np.array([value]) for name, value in numbers.items()}
-        arrays |= {LEFT_OUT + reason: np.zeros(0) for reason in self.left_out}
+        arrays |= named_facts(LEFT_OUT, self.left_out)
         if self.depth is not None:
             arrays |= {"depth/layers": np.array(self.depth.layers), "depth/norms": self.depth.norms}
             if self.depth.standard_errors is not None:
@@ -273,7 +276,7 @@ class PromptMeasurement:
             mixing_frobenius=arrays.get("mixing_frobenius"),
             details=details,
             depth=depth,
-            left_out=tuple(below(arrays, LEFT_OUT)),
+            left_out=tuple(facts_below(arrays, LEFT_OUT)),
         )
 
 
@@ -317,7 +320,7 @@ def measure_together(
     measured = []
     for tokens, key, influence, mixing, depth in zip(token_ids, keys, influences, first_mixings(), depths, strict=True):
         full, reason = norms_in_full_precision(model, tokens, kinds=kinds, key=key, options=options)
-        reasons = [text for result in influence.values() for text in result.left_out]
+        reasons = [limit for result in influence.values() for limit in result.left_out]
         reasons += [] if reason is None else [reason]
         errors = {kind: result.standard_errors for kind, result in influence.items()}
         measured.append(

@@ -14,11 +14,13 @@ from jaxtyping import Float64, Int64
 from posbias.architecture import Architecture
 from posbias.comparison import TheoryProfile
 from posbias.errors import UsageError
-from posbias.measurement.prompt import PromptMeasurement
+from posbias.measurement.prompt import LEFT_OUT, PromptMeasurement
 from posbias.measurement.units import Unit
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
+from posbias.runs.caveats import Caveat, fact_of
+from posbias.runs.parts import named_facts
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
@@ -34,7 +36,7 @@ SAMPLED_HEADS = 64
 @contextmanager
 def prompt_theories(
     model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, initialisation: int | None
-) -> Iterator[Callable[[Float64[np.ndarray, "layers"] | None], tuple[dict[str, np.ndarray], list[str]]]]:
+) -> Iterator[Callable[[Float64[np.ndarray, "layers"] | None], tuple[dict[str, np.ndarray], list[Caveat]]]]:
     """Predictions that read the prompt, from its forward pass where that is the first one within the context.
 
     Args:
@@ -45,12 +47,12 @@ def prompt_theories(
     Yields:
         A function, for when the pass is over, of the mixing measured on this prompt (mean over tokens; None without a
         family description). It gives a profile [n_positions] of each theory by name, of mean field
-        [network n_positions], of which it is the mean, with a single row where it draws no heads; and a sentence for
-        each theory that does not apply.
+        [network n_positions], of which it is the mean, with a single row where it draws no heads; and why each
+        other theory does not apply.
     """
     with trace_of_first_pass(model, token_ids) as traced:
 
-        def theories(mixing: Float64[np.ndarray, "layers"] | None) -> tuple[dict[str, np.ndarray], list[str]]:
+        def theories(mixing: Float64[np.ndarray, "layers"] | None) -> tuple[dict[str, np.ndarray], list[Caveat]]:
             found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
             if mixing is not None:
                 found["attention_rollout"] = lambda: attention_rollout_of(traced(), mixing.tolist())
@@ -63,10 +65,10 @@ def prompt_theories(
 
 def architecture_theories(
     model: Model, n_positions: int, mixing: Float64[np.ndarray, "layers"] | None
-) -> tuple[dict[str, TheoryProfile], list[str]]:
-    """Predictions from the architecture and measured mixing, by name, and a sentence for each that does not apply."""
+) -> tuple[dict[str, TheoryProfile], list[Caveat]]:
+    """Predictions from the architecture and measured mixing, by name, and why each other does not apply."""
     if mixing is None:
-        return {}, ["theories of the architecture: the model's family has no description"]
+        return {}, [{"caveat": "architecture_without_description"}]
     architecture = Architecture.from_model(model, mixing=mixing)
     found, left_out = _applicable(
         {
@@ -91,21 +93,19 @@ def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray,
     return network_profiles(spec, prompt.n_positions, prompts=prompt, count=count, seed=seed)
 
 
-def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str, np.ndarray], list[str]]:
+def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str, np.ndarray], list[Caveat]]:
     found: dict[str, np.ndarray] = {}
-    left_out: list[str] = []
+    left_out: list[Caveat] = []
     for name, compute in theories.items():
         try:
             found[name] = compute()
         except UsageError as error:
-            left_out.append(f"{name}: {error}")
+            left_out.append({"caveat": "theory_left_out", "theory": name, "because": fact_of(error)})
     return found, left_out
 
 
 THEORY = "theory/"
 NETWORKS = "networks"
-LEFT_OUT = "left_out/"
-"""As in what a prompt's measurement is stored as, so that its reasons stand with the measurement's own."""
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def beside_measured(
             return {
                 **{THEORY + name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
                 **({NETWORKS: found["mean_field"]} if "mean_field" in found else {}),
-                **{LEFT_OUT + reason: np.zeros(0) for reason in left_out},
+                **named_facts(LEFT_OUT, left_out),
             }
 
         yield arrays

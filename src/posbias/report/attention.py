@@ -28,6 +28,7 @@ from posbias.profiles import Profile
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report, check_finished
 from posbias.report.tables import Table, number_text
+from posbias.runs.caveats import caveat_text
 from posbias.statistics import Interval
 
 LAYER = "layer (0 is nearest the input)"
@@ -67,7 +68,7 @@ def attention_report(run: AttentionRun) -> Report:
         summary=[_whole_table(run)],
         figures=figures[1:],
         tables=[_layer_table(run), *([_rollout_table(run)] if run.rollouts else [])],
-        left_out=run.left_out,
+        left_out=list(map(caveat_text, run.left_out)),
         caveats=caveats_of(run.record),
         record=run.record,
         glossary=ATTENTION_GLOSSARY,

@@ -44,6 +44,7 @@ from posbias.report.tables import (
     overview_tables,
     shown_rows,
 )
+from posbias.runs.caveats import caveat_text
 
 PREDICTED = " of the predicted influence"
 TENTHS = "tenths and their shares"
@@ -81,7 +82,7 @@ def profiles_report(*runs: ProfileRun) -> Report:
             caveats=caveats_of(view.record),
             figures=figures_of(view),
             tables=[*_ingredients(view), *detailed_tables(view)],
-            left_out=view.left_out,
+            left_out=list(map(caveat_text, view.left_out)),
             record=view.record,
         )
         for number, view in enumerate(views, start=1)
@@ -121,7 +122,7 @@ def _report_of_one(view: ProfileRun) -> Report:
         note=NOTE,
         summary=overview[:MOST_TABLES],
         tables=overview[MOST_TABLES:],
-        left_out=view.left_out,
+        left_out=list(map(caveat_text, view.left_out)),
         sections=[section for section in sections if section.statements or section.tables],
         record=view.record,
         glossary=GLOSSARY,

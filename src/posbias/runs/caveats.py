@@ -1,7 +1,13 @@
-"""Bounds of the trust in a result: records keep names and numbers, and sentences are made when they are shown."""
+"""Bounds of the trust in a result, and why parts of it are missing, as facts: a name and numbers.
+
+Records keep the facts; sentences are made when they are shown, so that an old run is told in today's words. A refusal
+that a run survives carries its fact, made of the same sentence as its message.
+"""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+from posbias.errors import RunError, UsageError, printable, without_long_lists
 
 SENTENCES = {
     "bloom_rounds_alibi": (
@@ -47,21 +53,84 @@ SENTENCES = {
         "at least W1 {one:.3f} from the mean of all, the mean of {count} about {mean:.3f}, a flat line {flat:.3f}; a "
         "distance no larger than that is chance"
     ),
+    # Parts of a result that are missing, or are to be read with care.
+    "message": "{text}",
+    "theory_left_out": "{theory}: {because}",
+    "architecture_without_description": "theories of the architecture: the model's family has no description",
+    "mixing_without_description": "mixing: the model's family has no description",
+    "precision_not_checked": "precision check: {because}",
+    "weights_quantised": "the weights are quantised",
+    "weights_spread": "the weights are spread over devices",
+    "path_not_converged": (
+        "{kind}: on some prompts the path did not converge; do not use the profile where path_error is large"
+    ),
+    "mean_kernel_in_cells": "monotonicity of the mean kernel: it needs kernel_cells={kernel_cells}",
+    "mean_content_not_kept": (
+        "similarity of the mean content logits: they are kept up to a size, or with mean_content=True"
+    ),
+    "rollouts_beyond_attention": (
+        "rollouts of attention: in some layers linear layers mix positions too, or nothing does"
+    ),
+    "power_of_normalised_stream": "power: the model normalises the stream itself, after adding to it",
 }
 """By the name of a caveat, with places for its numbers."""
 
-Caveat = Mapping[str, Any]
-"""`caveat`, its name, and its numbers by the names that its sentence has for them."""
+Caveat = Mapping[str, Any] | str
+"""`caveat`, its name, and its numbers by the names that its sentence has for them; a number may be a caveat itself.
+Records of earlier versions hold sentences, which stand for themselves."""
 
 
 def caveat_text(caveat: Caveat) -> str:
     """The sentence of a caveat; the entries themselves if this version does not know it."""
+    if isinstance(caveat, str):
+        return caveat
     try:
-        return SENTENCES[caveat["caveat"]].format(**caveat)
+        return SENTENCES[caveat["caveat"]].format(**{name: _shown(value) for name, value in caveat.items()})
     except (KeyError, TypeError, ValueError):
         return str(caveat)
+
+
+def _shown(value: Any) -> Any:
+    """A number as it is, a caveat within another as its sentence, a list with commas."""
+    if isinstance(value, Mapping) and "caveat" in value:
+        return caveat_text(value)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def distinct(caveats: Iterable[Caveat]) -> list[Caveat]:
+    """Caveats without repetition, in their order."""
+    return list({caveat_text(caveat): caveat for caveat in caveats}.values())
 
 
 def caveat_facts(caveats: Iterable[Caveat]) -> dict[str, str]:
     """Sentences of caveats by the names they have in a notebook, such as "caveat 1"."""
     return {f"caveat {number}": caveat_text(caveat) for number, caveat in enumerate(caveats, 1)}
+
+
+def refusal(caveat: str, **numbers: Any) -> UsageError:
+    """A wrong request that a run may survive without what was asked for; it keeps the caveat as its fact."""
+    return _told(UsageError, caveat, numbers)
+
+
+def failure(caveat: str, **numbers: Any) -> RunError:
+    """A failure that a run may survive without what failed; it keeps the caveat as its fact."""
+    return _told(RunError, caveat, numbers)
+
+
+def fact_of(error: UsageError | RunError) -> Caveat:
+    """The fact of a refusal, for a record; of one that has none, its message (another library's words, as a rule)."""
+    return error.fact or {"caveat": "message", "text": str(error)}
+
+
+Error = TypeVar("Error", UsageError, RunError)
+
+
+def _told(sort: type[Error], caveat: str, numbers: Mapping[str, Any]) -> Error:
+    short = {name: _printable(value) for name, value in numbers.items()}
+    error = sort(caveat_text({"caveat": caveat, **short}))
+    error.fact = {"caveat": caveat, **short}
+    return error
+
+
+def _printable(value: Any) -> Any:
+    return printable(without_long_lists(value)) if isinstance(value, str) else value

@@ -7,7 +7,7 @@ The parts are removed once the record is saved.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -19,10 +19,11 @@ import numpy as np
 from posbias.errors import RunError, UsageError
 from posbias.files import TEMPORARY, write_atomically
 from posbias.progress import announce
+from posbias.runs.caveats import Caveat
 from posbias.runs.records import Record, describe_environment, finished_record, plain
 
 PARTS = "parts"
-PARTS_FORMAT = 1
+PARTS_FORMAT = 2
 """Goes up when what a piece holds changes its meaning."""
 
 
@@ -169,6 +170,16 @@ def _digest(packages: tuple[str, ...]) -> str:
 def below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[str, np.ndarray]:
     """The arrays whose names begin with the stem, by the rest of their names."""
     return {name.removeprefix(stem): values for name, values in arrays.items() if name.startswith(stem)}
+
+
+def named_facts(stem: str, facts: Iterable[Caveat]) -> dict[str, np.ndarray]:
+    """Facts as a piece holds them: as the names of empty arrays below a stem."""
+    return {stem + json.dumps(plain(fact)): np.zeros(0) for fact in facts}
+
+
+def facts_below(arrays: Mapping[str, np.ndarray], stem: str) -> list[Caveat]:
+    """The inverse of `named_facts`, other arrays left alone."""
+    return [json.loads(name) for name in below(arrays, stem)]
 
 
 def _fingerprint_of(path: Path) -> str | None:

@@ -19,7 +19,7 @@ from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.registry import Registry
-from posbias.runs.caveats import Caveat, caveat_facts, caveat_text
+from posbias.runs.caveats import Caveat, caveat_facts, distinct
 from posbias.runs.records import Record
 from posbias.runs.results import Answering
 from posbias.statistics import Interval
@@ -143,9 +143,9 @@ def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str
     by_name = dict(zip(names, predictions, strict=True))
     shares = {name: prediction.sink_share for name, prediction in by_name.items()}
     record = Record("predict", dict(arguments), resolved, scalars={"sink_share": shares})
-    caveats = {caveat_text(caveat): caveat for prediction in predictions for caveat in prediction.caveats}
+    caveats = distinct(caveat for prediction in predictions for caveat in prediction.caveats)
     if caveats:
-        record.scalars["caveats"] = list(caveats.values())
+        record.scalars["caveats"] = caveats
     for name, prediction in by_name.items():
         record.arrays[f"theories/{name}/influence"] = prediction.profile.influence
     return record

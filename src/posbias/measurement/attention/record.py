@@ -37,6 +37,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
+from posbias.runs.caveats import Caveat
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import Interval, StoredInterval, mean_of
@@ -60,7 +61,7 @@ class AttentionRun(Result):
     sink_thresholds: tuple[float, ...] = ()
     rollouts: Mapping[str, Mapping[str, StoredInterval]] = field(default_factory=dict)
     """Shares of each rollout's profile, and as `flat` its distance to the flat line, with intervals over prompts."""
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[Caveat, ...] = ()
     """Statistics and rollouts that do not apply to this model, and why."""
 
     @classmethod

@@ -16,7 +16,7 @@ from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, CELLS
 from posbias.memory import Bytes, show_bytes
-from posbias.runs.caveats import Caveat, caveat_facts
+from posbias.runs.caveats import Caveat, caveat_facts, caveat_text
 from posbias.runs.records import Record
 from posbias.runs.results import Answering
 from posbias.statistics import Interval, mean_ends, mean_of
@@ -242,7 +242,8 @@ class AttentionStatistics(Answering):
     mixing: MixingStatistics
     row_error: float
     """Largest |sum_j A_ij - 1| met, learned sinks counted in."""
-    left_out: tuple[str, ...]
+    left_out: tuple[Caveat, ...]
+    """Statistics that were not kept, or do not apply."""
     caveats: tuple[Caveat, ...]
     """Differences between the model that ran and what its name promises."""
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -298,7 +299,7 @@ class AttentionStatistics(Answering):
             share = _overall(self.sinks.per_prompt[:, number, :1]).text(".1f", scale=100, unit=" %")
             facts[f"queries that give position 0 more than {threshold:g}"] = share
         facts["attention's share of a layer's output (mixing)"] = _overall(self.mixing.tokens.per_prompt).text()
-        left_out = {"left out": "; ".join(self.left_out)} if self.left_out else {}
+        left_out = {"left out": "; ".join(map(caveat_text, self.left_out))} if self.left_out else {}
         return facts | left_out | caveat_facts(self.caveats)
 
 

@@ -228,11 +228,11 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
     monotonicity = prefix_monotonicity(sums.mean) if complete and count > 1 else None
     if count == 1:  # the mean kernel is that prompt's own
         monotonicity = PrefixMonotonicity(sums.rows["violated"][0], sums.rows["gap"][0])
-    left_out = []
+    left_out: list[Caveat] = []
     if not complete and count > 1:
-        left_out.append(f"monotonicity of the mean kernel: it needs kernel_cells={n_positions}")
+        left_out.append({"caveat": "mean_kernel_in_cells", "kernel_cells": n_positions})
     if sums.content_sum is None:
-        left_out.append("similarity of the mean content logits: they are kept up to a size, or with mean_content=True")
+        left_out.append({"caveat": "mean_content_not_kept"})
     before = [layer.mask.keys_before(np.arange(n_positions), n_positions) for layer in sums.layers]
     return AttentionStatistics(
         distance=sums.by_heads("distance"),

@@ -40,12 +40,12 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
+from posbias.runs.caveats import Caveat
 from posbias.theory.base import Prediction
 from posbias.theory.power_rollout.attention import value_gains
 from posbias.theory.power_rollout.local_maps import gain_and_power
 from posbias.theory.power_rollout.rollout import PromptTrace
 
-NOT_ALL_ATTENTION = "rollouts of attention: in some layers linear layers mix positions too, or nothing does"
 Row = Float64[np.ndarray, "n_positions"]
 Shares = Float[Tensor, "query key"]
 
@@ -234,7 +234,7 @@ class AttentionRollouts:
     """Each prompt's own, by the names of ROLLOUTS; rows sum to 1."""
     mixing: Float64[np.ndarray, "count layers"]
     """Measured on each prompt: mean over tokens of |a| / (|x| + |a|)."""
-    left_out: tuple[str, ...]
+    left_out: tuple[Caveat, ...]
     """Rollouts that do not apply to this model, and why."""
 
 
@@ -255,16 +255,16 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
         their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing; `power`: ours.
     """
     if isinstance(model, HuggingFaceModel) and model.family.beyond_attention(model.network):
-        return AttentionRollouts({}, np.empty((prompts.count, 0)), (NOT_ALL_ATTENTION,))
+        return AttentionRollouts({}, np.empty((prompts.count, 0)), ({"caveat": "rollouts_beyond_attention"},))
     rows: dict[str, list[Row]] = {}
     mixing: list[list[float]] = []
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[Caveat, ...] = ()
     for ids in track(prompts.token_ids, "rollouts of attention"):
         layers, measured = trace_attention(model, model.token_tensor([ids.tolist()])[0])
         rules, shares = dict(ROLLOUTS), measured.tolist()
         if any(traced.before is None and traced.after is None for traced in layers):
             del rules["power"]
-            left_out = ("power: the model normalises the stream itself, after adding to it",)
+            left_out = ({"caveat": "power_of_normalised_stream"},)
         for name, row in _pull(layers, rules, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)
