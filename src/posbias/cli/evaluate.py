@@ -185,12 +185,18 @@ class LocalFlags:
     dtype: options.Dtype = options.AUTO
     device: options.Device = options.AUTO
     max_memory: options.MaxMemory = None
+    vllm: Annotated[bool, typer.Option("--vllm", help="Answer with vLLM, where it is installed.")] = False
 
     def responder(self, model: str, *, template_options: "Mapping[str, Any]") -> "Responder":
         """A loaded model that answers."""
-        from posbias.evaluation.responders import LocalOptions, LocalResponder
+        from posbias.evaluation.responders import LocalOptions, LocalResponder, VllmResponder
         from posbias.measurement.several import Loading
 
+        if self.vllm:
+            if self.device != options.AUTO or self.max_memory is not None:
+                raise UsageError("--device and --max-memory go without --vllm, which takes its own device")
+            most = {} if self.batch is None else {"max_num_seqs": self.batch}
+            return VllmResponder(model, dtype=self.dtype, engine_options=most, template_options=template_options)
         allowed = options.bytes_of(self.max_memory)
         loading = Loading(dtype=self.dtype, device=self.device, max_memory=allowed, template_options=template_options)
         return LocalResponder(loading.load(model), LocalOptions(batch=self.batch))

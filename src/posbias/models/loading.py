@@ -141,7 +141,7 @@ def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
 
 def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
     """A model of transformers, with the weights of its files or drawn from the request's seed."""
-    peak_before, source, seed = peak_bytes(), _resolved(request.source), request.init_seed
+    peak_before, source, seed = peak_bytes(), source_of(request.source), request.init_seed
     plan = LoadingPlan(source, DTYPES[request.dtype], request.device, request.max_memory, own=request.dtype == OWN)
     with quiet(source.local):
         config = read_config(source)
@@ -177,7 +177,7 @@ def as_token_model(subject: Any, *, weights: bool) -> TokenModel:
         return as_model(subject)
     if (trained_here := _trained_here(ModelRequest(str(subject)))) is not None:
         return trained_here
-    source = _resolved(subject)
+    source = source_of(subject)
     with quiet(source.local), refused_configuration(source.name):
         tokenizer, unread = read_tokenizer(source)
         model = HuggingFaceModel(outline_of(read_config(source)), tokenizer, origin=Origin(source.name))
@@ -269,7 +269,7 @@ def _check_usable(model: HuggingFaceModel) -> None:
 
 def load_tokenizer(source: str | Path, *, template_options: Mapping[str, Any] | None = None) -> Any:
     """The tokenizer of a source as for `load_model`, or one that lies in a directory by itself; no weight is read."""
-    resolved = _resolved(source)
+    resolved = source_of(source)
     with quiet(resolved.local):
         tokenizer, unread = read_tokenizer(resolved)
     if tokenizer is None:
@@ -292,7 +292,7 @@ def load_same(request: ModelRequest | None, expected_sha256: str | None) -> Mode
     return model
 
 
-def _resolved(source: str | Path) -> Source:
+def source_of(source: str | Path) -> Source:
     """Resolve a source, fetch the demo model, and name a snapshot in the hub's cache by its hub id."""
     if str(source).removeprefix("config:") == "demo":
         return Source(str(source), str(fetch_demo()), local=True, config_only=str(source) != "demo")

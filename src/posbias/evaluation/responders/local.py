@@ -144,6 +144,35 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
     return encoded
 
 
+def too_long(
+    requests: Sequence[Request],
+    encoded: Sequence[EncodedRequest],
+    max_positions: int | None,
+    *,
+    generate: bool,
+    behind: int = 0,
+) -> dict[int, Response]:
+    """The responses to requests that do not fit into a context, by number; `behind` an answer other tokens follow."""
+    skipped = {}
+    for index, (request, tokens) in enumerate(zip(requests, encoded, strict=True)):
+        length = len(tokens.prompt)
+        following = max(request.max_tokens if generate else 0, len(tokens.answer) + behind * bool(len(tokens.answer)))
+        if max_positions is not None and length + following > max_positions:
+            reason = f"{length} tokens and {following} of the answer; the model takes {max_positions}"
+            skipped[index] = Response("", SKIPPED, prompt_tokens=length, tokens=0, skipped=reason)
+    return skipped
+
+
+def end_tokens_of(*settings: Any) -> frozenset[int]:
+    """The tokens that end an answer: each setting, checked by nothing else yet, is one, several or none."""
+    ends: list[Any] = []
+    for setting in settings:
+        ends += [] if setting is None else setting if isinstance(setting, list | tuple) else [setting]
+    for token in ends:
+        check_whole("eos_token_id of the model", token, least=0, below=2**63)
+    return frozenset(ends)
+
+
 @checked
 class LocalResponder(Presented, Responder):
     """A loaded model with a tokenizer, and with a chat template if requests are conversations."""
@@ -161,15 +190,9 @@ class LocalResponder(Presented, Responder):
         self._counting = False
         self._unscored = False
         """True once an answer was to be scored although the prompt ends within thoughts."""
-        # The model's generation settings have not been checked by anything else.
         settings = getattr(model.network, "generation_config", None)
-        ends = [getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id]
-        end_tokens: list[Any] = []
-        for end in ends:
-            end_tokens += [] if end is None else end if isinstance(end, list | tuple) else [end]
-        for token in end_tokens:
-            check_whole("eos_token_id of the model", token, least=0, below=2**63)
-        self._ending = Ending(model.tokenizer, frozenset(end_tokens))
+        end_tokens = end_tokens_of(getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id)
+        self._ending = Ending(model.tokenizer, end_tokens)
 
     def shown(self) -> Shown:
         """Its model."""
@@ -324,15 +347,10 @@ class LocalResponder(Presented, Responder):
     ) -> tuple[list[EncodedRequest], dict[int, Response]]:
         """Requests in tokens, and by number the responses to those that do not fit into the context."""
         encoded = encode_requests(self.tokenizer, requests)
-        skipped = {}
-        for index, (request, tokens) in enumerate(zip(requests, encoded, strict=True)):
+        for index, tokens in enumerate(encoded):
             for token_ids, place in ((tokens.prompt, f"prompt {index}"), (tokens.answer, f"answer {index}")):
                 check_vocabulary(token_ids, self.model, place)
-            length, following = len(tokens.prompt), max(request.max_tokens if generate else 0, len(tokens.answer))
-            if self.max_positions is not None and length + following > self.max_positions:
-                reason = f"{length} tokens and {following} of the answer; the model takes {self.max_positions}"
-                skipped[index] = Response("", SKIPPED, prompt_tokens=length, tokens=0, skipped=reason)
-        return encoded, skipped
+        return encoded, too_long(requests, encoded, self.max_positions, generate=generate)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
