@@ -9,6 +9,9 @@ it:
 - `forms`: where the adapter sits, with controls, and the loss of unseen prompts at every position as it is fitted;
   `influence`: of the row that is asked for, before a fit
 - `samples`: adapters and biases fitted to 5 up to 160 samples
+- `distractors`: five samples with their distractors kept, shuffled, or exchanged between samples; `methods`: published
+  methods on the prompts that judge adapters; `models`: adapters on two other models, whose files are in the present
+  directory; all in float32
 `... run DIRECTORY QUESTION...` answers some of the questions, `... table DIRECTORY` prints the
 tables and draws `curves.png`.
 """
@@ -29,15 +32,18 @@ import torch
 from scipy.stats import rankdata, zscore
 
 import posbias as pb
+from posbias.evaluation.responders import LocalResponder, Request
 from posbias.evaluation.spans import encoded_prompt
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
 from posbias.mitigation.fitting import descent
 from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.fitting.calibration import with_passages
+from posbias.mitigation.fitting.calibration import DISTRACTORS, with_passages
 from posbias.mitigation.fitting.descent import encoded_answers
 from posbias.mitigation.methods.adapter import adapter_of
+from posbias.mitigation.methods.applying import answering_under
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.statistics import mean_ends, mean_of
 from posbias.tasks.language import LANGUAGE_TASKS, Example
 from posbias.tasks.language.locating import locate
@@ -52,10 +58,29 @@ FAMILIES = {
     "needle": "needle(tokens=160, depths=3)",
 }
 NUMBERS, MULTIPLES, SEEDS = (2, 12, 4, 8), (1, 2, 4), (0, 1, 2)
+MORE_SEEDS, MORE_NUMBERS = (3, 4, 5), (2, 12)
+"""Further families left out, of the fewest and the most that are fitted to."""
 ROWS, MORE_ROWS, FEWEST = 8, 16, 3
 SAMPLES, JUDGED, WINDOW, WINDOWS = 48, 6, 48, 8
 SIZES = {"adapter": (5, 20, 80, 160), "context_bias": (5, 20, 80), "key_bias": (20,)}
 """Samples of a fit; a bias takes minutes per hundred, most of them to choose its strength."""
+FEW, ENOUGH = 5, 20
+METHODS = (
+    "repeat_prompt",
+    "question_first",
+    "attention_sorting",
+    "self_consistency(draws=3)",
+    "shifted_distances",
+    "parallel_windows",
+    "ms_poe",
+    "initial_token",
+    "temperature",
+    "rotary_bases",
+    "attention_calibration",
+    "pine",
+)
+OTHERS = (("gemma-3-270m.gguf", "float32"), ("qwen2.5-coder-0.5b.gguf", "float32"))
+"""Files in the present directory, as `studies/mitigation` takes them."""
 LOGPROB = resolve_kinds(["logprob"])
 OPTIONS = FitOptions(steps=24, batch=4, rate=0.004, held_out=0.0, together=2)
 FAMILIES_STEPS = 96
@@ -64,6 +89,7 @@ ROUNDING = 1e-12
 """Of a correlation: permutations that give the same one count."""
 BIAS_FIT = {"steps": 75, "rate": 0.05}
 """Steps of four prompts: as many prompts as in 300 steps of one, the default of a bias."""
+MOVED = "updates at other layers"
 STEPS_BETWEEN_LOOKS = 4
 LOOKED_AT = 12
 """Samples of a fit that is looked at, a quarter of which no step sees."""
@@ -73,6 +99,8 @@ FORMS = {
     "mlp": "adapter(targets='mlp')",
     "all": "adapter(targets='all')",
     "scales and gains": "head_scales",
+    "scales alone": "head_scales(targets='logits')",
+    "gains alone": "head_scales(targets='gains')",
     "q, k, gold always first": "adapter",
 }
 
@@ -136,9 +164,9 @@ def nats(model: Any, method: Any, windows: np.ndarray) -> list[float]:
 class Study:
     """The model, the texts, and the cells that are done."""
 
-    def __init__(self, directory: Path) -> None:
-        self.model: Any = pb.load_model("demo", dtype="bfloat16")
-        self.directory = directory
+    def __init__(self, directory: Path, model: str = "demo", dtype: str = "bfloat16") -> None:
+        self.model: Any = pb.load_model(model, dtype=dtype)
+        self.directory, self.source, self.dtype = directory, model, dtype
         windows = pb.load_prompts("default", self.model, n_positions=WINDOW, count=32 + WINDOWS, seed=7).token_ids
         self.read, self.judge = list(windows[:32]), windows[32:]
         self.unchanged: dict[tuple[str, int, int], list[list[float]]] = {}
@@ -150,7 +178,7 @@ class Study:
         if name in cells:
             return
         begun = time.process_time()
-        cells[name] = {**made(), "cpu_seconds": round(time.process_time() - begun, 1)}
+        cells[name] = {**made(), "dtype": self.dtype, "cpu_seconds": round(time.process_time() - begun, 1)}
         path.write_text(json.dumps(cells))
         print(study, name, cells[name]["cpu_seconds"], flush=True)
 
@@ -177,10 +205,17 @@ class Study:
         return nats(self.model, None, self.judge)
 
 
+def left_out_family(seed: int) -> str:
+    """The first of a random order that no smaller seed leaves out."""
+    earlier = [left_out_family(smaller) for smaller in range(seed)]
+    order = np.random.default_rng(seed).permutation(len(NEW))
+    return next(NEW[index] for index in order if NEW[index] not in earlier)
+
+
 def families(study: Study, seed: int) -> None:
     """Nested sets of families, and one that is left out of all."""
-    generator = np.random.default_rng(seed)
-    left_out = NEW[int(generator.permutation(len(NEW))[0])]
+    generator, left_out = np.random.default_rng(seed), left_out_family(seed)
+    generator.permutation(len(NEW))  # the order that `left_out_family` reads
     others = [name for name in FAMILIES if name != left_out]
     order = [others[index] for index in generator.permutation(len(others))]
     own = next(name for name in order[:2] + order[2:] if name in NEW)
@@ -198,9 +233,18 @@ def families(study: Study, seed: int) -> None:
         for name, multiple in [*((left_out, multiple) for multiple in MULTIPLES), (own, 1)]:
             task = LANGUAGE_TASKS.parse(FAMILIES[name])
             scores[f"{name} x{multiple}"] = study.beside(method, task.with_items(multiple * task.n_items), seed)
-        return {"fitted_to": fitted_to, "left_out": left_out, "own": own, "text": study.text(method), "scores": scores}
+        asked = examples(study.model, FAMILIES[left_out], JUDGED, 1000 + seed, 1)
+        alone = [with_passages(one, [one.gold_position]) for one in asked]
+        return {
+            "fitted_to": fitted_to,
+            "left_out": left_out,
+            "own": own,
+            "text": study.text(method),
+            "scores": scores,
+            "alone": {"before": judged(study.model, None, alone), "after": judged(study.model, method, alone)},
+        }
 
-    for n_families in NUMBERS:
+    for n_families in NUMBERS if seed in SEEDS else MORE_NUMBERS:
         study.cell("families", f"{n_families} families, seed {seed}", lambda n=n_families: made(n))
 
 
@@ -239,12 +283,14 @@ def forms(study: Study, seed: int) -> None:
     """Where an adapter sits, the loss at every position as it is fitted, and controls."""
     task = f"table(entries={ROWS})"
 
-    def made(name: str) -> dict[str, Any]:
+    def made(name: str, *, moved: bool = False) -> dict[str, Any]:
         calibration = examples(study.model, task, LOOKED_AT, 300 + seed, ROWS)
         if "first" in name:
             calibration = [example for example in calibration if example.gold_position == 0]
-        rate = 0.1 if name == "scales and gains" else OPTIONS.rate
+        rate = 0.1 if FORMS[name].startswith("head_scales") else OPTIONS.rate
         fitted = study.fit(FORMS[name], calibration, seed, held_out=0.25, rate=rate)
+        if moved:
+            return {"scores": study.beside(shuffled(fitted.method, seed), task, seed, ROWS)}
         cell = {"numbers": fitted.how["numbers"], "text": study.text(fitted.method)}
         cell["scores"] = study.beside(fitted.method, task, seed, ROWS)
         cell["looks"] = fitted.how["held_out_loss_by_place"]
@@ -257,6 +303,8 @@ def forms(study: Study, seed: int) -> None:
 
     for name in FORMS:
         study.cell("forms", f"{name}, seed {seed}", lambda name=name: made(name))
+    for name in ("v, o", "mlp", "all"):
+        study.cell("forms", f"{name}, {MOVED}, seed {seed}", lambda name=name: made(name, moved=True))
 
 
 def influence(study: Study, seed: int) -> None:
@@ -291,6 +339,73 @@ def samples(study: Study, seed: int) -> None:
             study.cell("samples", name, lambda method=method, size=size: made(method, size))
 
 
+def distractors(study: Study, seed: int) -> None:
+    """Few samples: their distractors as they are, shuffled, or exchanged for those of other samples."""
+    task = f"table(entries={ROWS})"
+
+    def made(how: str) -> dict[str, Any]:
+        calibration = examples(study.model, task, FEW, 400 + seed, ROWS)
+        fitted = study.fit("adapter", calibration, seed, distractors=how).method
+        return {"text": study.text(fitted), "scores": study.beside(fitted, task, seed, ROWS)}
+
+    for how in DISTRACTORS:
+        study.cell("distractors", f"{how}, seed {seed}", lambda how=how: made(how))
+
+
+def generated(model: Any, method: Any, asked: Sequence[Example]) -> list[list[float]]:
+    """1 for every generated answer that begins with the right one, under a method of any sort."""
+    responder: Any = LocalResponder(model)
+    if method is not None:
+        responder = answering_under(method, responder)
+    most = max(len(request.answer) for request in encoded_answers(model, asked))
+    requests = [
+        Request(prompt=one.prompt, max_tokens=most, group=one.sample, stop=("\n",), passages=one.passages)
+        for one in asked
+    ]
+    replies = responder.respond(requests, generate=True, score=False)
+    return [
+        [float(reply.response.text.strip().startswith(one.target.strip()))]
+        for reply, one in zip(replies, asked, strict=True)
+    ]
+
+
+def methods(study: Study, seed: int) -> None:
+    """Published methods on the samples that judge adapters; those with a grid choose on samples of a fit."""
+    task = f"table(entries={ROWS})"
+    asked = examples(study.model, task, JUDGED, 1000 + seed, ROWS)
+
+    def made(name: str) -> dict[str, Any]:
+        if name in ("temperature", "initial_token"):
+            calibration = examples(study.model, task, FEW, 400 + seed, 3)
+            method: Any = pb.fit(name, study.model, calibration).method
+        else:
+            method = MITIGATIONS.parse(name)
+        key = ("generated", seed, ROWS)
+        if key not in study.unchanged:
+            study.unchanged[key] = generated(study.model, None, asked)
+        both = {"before": study.unchanged[key], "after": generated(study.model, method, asked)}
+        shape = (JUDGED, ROWS, 1)
+        return {
+            "method": str(method),
+            "scores": {side: np.reshape(scores, shape).tolist() for side, scores in both.items()},
+        }
+
+    for name in METHODS:
+        study.cell("methods", f"{name}, seed {seed}", lambda name=name: made(name))
+
+
+def models(study: Study, seed: int) -> None:
+    """An adapter on another model."""
+    task, model = f"table(entries={ROWS})", Path(study.source).stem
+
+    def made() -> dict[str, Any]:
+        calibration = examples(study.model, task, ENOUGH, 400 + seed, ROWS)
+        fitted = study.fit("adapter", calibration, seed).method
+        return {"text": study.text(fitted), "scores": study.beside(fitted, task, seed, ROWS)}
+
+    study.cell("models", f"{model}, {ENOUGH} samples, seed {seed}", made)
+
+
 def oracle(study: Study, seed: int) -> None:
     """The unchanged model on every family with the gold item alone: what it fails then is no matter of position."""
 
@@ -304,7 +419,12 @@ def oracle(study: Study, seed: int) -> None:
     study.cell("oracle", f"seed {seed}", made)
 
 
-QUESTIONS = {question.__name__: question for question in (influence, oracle, forms, families, draws, samples)}
+QUESTIONS = {
+    question.__name__: question
+    for question in (influence, oracle, forms, families, draws, samples, distractors, methods, models)
+}
+SUBJECTS = {"distractors": (("demo", "float32"),), "methods": (("demo", "float32"),), "models": OTHERS}
+"""What is asked otherwise than of the demo model in bfloat16."""
 
 
 def run(directory: Path, questions: Sequence[str]) -> None:
@@ -315,10 +435,15 @@ def run(directory: Path, questions: Sequence[str]) -> None:
         1000,
     )  # looks at every position, to the last step
     directory.mkdir(parents=True, exist_ok=True)
-    study = Study(directory)
-    for seed in SEEDS:
+    studies: dict[tuple[str, str], Study] = {}
+    for seed in (*SEEDS, *MORE_SEEDS):
         for question in questions or QUESTIONS:
-            QUESTIONS[question](study, seed)
+            if seed in MORE_SEEDS and question != "families":
+                continue
+            for subject in SUBJECTS.get(question, (("demo", "bfloat16"),)):
+                if subject not in studies:
+                    studies[subject] = Study(directory, *subject)
+                QUESTIONS[question](studies[subject], seed)
 
 
 def table(directory: Path) -> None:
@@ -326,15 +451,17 @@ def table(directory: Path) -> None:
 
     A row for the unchanged model and for every fit, over its seeds; a column for everything it was judged on.
     """
-    for question in ("families", "draws", "forms", "samples"):
+    for question in ("families", "draws", "forms", "samples", "distractors", "methods", "models"):
         path = directory / f"{question}.json"
-        cells = json.loads(path.read_text()) if path.exists() else {}
+        if not path.exists():
+            continue
+        cells = json.loads(path.read_text())
         by_name: dict[str, list[dict[str, Any]]] = {}
         for name, cell in sorted(cells.items(), key=lambda item: _order(item[0])):
             by_name.setdefault(name.rpartition(", seed")[0], []).append(cell)
             if "shuffled" in cell:
                 moved = {"scores": cell["shuffled"]}
-                by_name.setdefault("q, k, updates at other layers", []).append(moved)
+                by_name.setdefault(f"q, k, {MOVED}", []).append(moved)
         judged = {name: _judged(of_name) for name, of_name in by_name.items()}
         columns = list(dict.fromkeys(column for scores in judged.values() for column in scores))
         print(f"\n| {question} | {' | '.join(columns)} | text, nats per token |\n|{'---|' * (len(columns) + 2)}")
@@ -358,7 +485,7 @@ def _exact(scores: np.ndarray, *, places: bool) -> str:
 
     Every seed leaves another family out, so that samples of all seeds say nothing of other families.
     """
-    exact = scores[..., 1]
+    exact = scores[..., -1]
     shares = exact.reshape(-1, JUDGED, exact.shape[1]).mean(axis=(1, 2))
     low, high = mean_ends(exact.mean(axis=1), least=0.0, most=1.0)
     spread = f"[{low:.2f}, {high:.2f}]" if len(shares) == 1 else f"({' '.join(f'{share:.2f}' for share in shares)})"
@@ -380,7 +507,7 @@ def order_of_learning(directory: Path) -> None:
     print("\n| form | mean loss by position | influence | log-probability before | nearness to the beginning |")
     print("|---|---|---|---|---|")
     for form in FORMS:
-        if "first" in form:  # looks at one position
+        if "first" in form or f"{form}, seed 0" not in forms:  # looks at one position
             continue
         seeds = [name.rpartition("seed ")[2] for name in forms if name.startswith(f"{form}, seed")]
         cells = [forms[f"{form}, seed {seed}"] for seed in seeds]
@@ -455,6 +582,9 @@ def _judged(cells: list[dict[str, Any]]) -> dict[str, list[np.ndarray]]:
             for multiple, words in ((" x1", ""), (" x2", ", twice the entries"), (" x4", ", four times")):
                 role = role.replace(multiple, words)
             pooled.setdefault(role, []).append([scores["before"], scores["after"]])
+        if "alone" in cell:
+            alone = [np.expand_dims(cell["alone"][side], 1) for side in ("before", "after")]
+            pooled.setdefault("left out, gold alone", []).append(alone)
     return {role: [np.concatenate(side) for side in zip(*pairs, strict=True)] for role, pairs in pooled.items()}
 
 

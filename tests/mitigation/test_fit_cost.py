@@ -61,6 +61,20 @@ def check_bound(model, text, method, options, *, pairs):
     assert found.passes_bytes < 4 * taken, "and not far from it"
 
 
+def test_conversations_are_estimated_with_the_text_that_a_penalty_reads(model, text):
+    calibration, options = examples(model, 2), FitOptions(steps=5)
+    conversations = [np.arange(40, 80).repeat(10)]
+    how = fit_of("key_bias")
+    plain, chat = (
+        how.estimate(Calibration(model, calibration, text, spoken), options) for spoken in ((), conversations)
+    )
+    assert chat.window > plain.window, "the longest of both"
+    assert chat.windows == plain.windows == 1
+    alike = how.estimate(Calibration(model, calibration, text, [text[0]]), options)
+    assert (alike.window, alike.windows) == (plain.window, 2), "windows of one length run together"
+    assert how.passes(4, 2, options, texts=2) - how.passes(4, 2, options) == 4 * options.steps
+
+
 def test_a_fit_that_does_not_fit_is_refused_or_computes_layers_again(model, text, capsys):
     calibration, options = examples(model, 8), FitOptions(steps=3)
     plain, again = (

@@ -16,10 +16,17 @@ from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.fitting import descent as fitting
 from posbias.mitigation.fitting.base import Checkpoint, fit_of
-from posbias.mitigation.fitting.calibration import contents, everyday_conversations, thinned, with_passages
+from posbias.mitigation.fitting.calibration import (
+    contents,
+    everyday_conversations,
+    other_passages,
+    varied,
+    with_passages,
+    with_texts,
+)
 from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
 from posbias.runs.parts import PartStore
-from posbias.tasks.language import LANGUAGE_TASKS, Documents, KeyValue, locate
+from posbias.tasks.language import LANGUAGE_TASKS, Documents, KeyValue, Table, locate
 from tiny_families import VOCABULARY, shaken_model
 
 QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))
@@ -86,6 +93,7 @@ def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
         ("key_bias", replace(QUICK, from_question=True, shared="layers")),
         ("context_bias", QUICK),
         ("head_scales", QUICK),
+        ("head_scales(targets='gains')", QUICK),
         ("adapter(rank=2)", replace(QUICK, held_out=0.0)),
     ],
 )
@@ -105,6 +113,17 @@ def test_a_fit_goes_on_from_a_recipe(method, options, model, calibration, text, 
         other, changed = "adapter(rank=1)", {}
     with pytest.raises(UsageError, match="is of another form than is fitted here"):
         fit(other, model, others, text=text, options=replace(options, **changed, begin=path))
+
+
+def test_factors_of_logits_or_of_outputs_are_fitted_alone(model, calibration, text):
+    for targets, fitted, absent in (("logits", "logits", "gains"), ("gains", "gains", "logits")):
+        found = fit(f"head_scales(targets='{targets}')", model, calibration, text=text, options=replace(QUICK, steps=4))
+        assert getattr(found.method, absent) is None
+        assert np.abs(np.log(getattr(found.method, fitted))).max() > 0
+        assert found.how["numbers"] == 2 * 4
+        assert MITIGATIONS.parse(str(found.method)) == found.method
+    with pytest.raises(UsageError, match=r"^head_scales: targets must be among logits, gains, got 'q'$"):
+        fit("head_scales(targets='q')", model, calibration, text=text)
 
 
 def numbers_of(method):
@@ -246,9 +265,54 @@ def test_distractors_left_out_leave_the_prompt_that_the_task_itself_makes():
     assert fewer.text.rpartition("\n\n")[2] == whole.text.rpartition("\n\n")[2]
     (chat,) = KeyValue(pairs=3, chat=True).examples(None, count=1, positions=[0])
     assert json.loads(with_passages(chat, [0, 2]).text.partition("JSON data:\n")[2].partition("\n\n")[0])
-    kept = [thinned(whole, 2, np.random.default_rng(seed)) for seed in range(40)]
+    kept = [varied(whole, np.random.default_rng(seed), fewest=2) for seed in range(40)]
     assert {len(example.passages) for example in kept} == {2, 3, 4, 5}
     assert all(example.answers[0] in example.text[slice(*example.passages[example.gold_position])] for example in kept)
+
+
+def passages_of(example):
+    return [example.text[slice(*span)] for span in example.passages]
+
+
+def test_distractors_are_shuffled_around_the_answer_and_exchanged_for_those_of_other_samples():
+    first, *others = Table(entries=5).examples(None, count=4, positions=[3], seed=2)
+    own = passages_of(first)
+    shuffled = [varied(first, np.random.default_rng(seed), distractors="shuffled") for seed in range(20)]
+    assert all(sorted(passages_of(one)) == sorted(own) and passages_of(one)[3] == own[3] for one in shuffled)
+    assert len({one.text for one in shuffled}) > 10, "of 24 orders"
+    pool = other_passages(first, [first, *others])
+    assert not set(pool) & set(own)
+    exchanged = [varied(first, np.random.default_rng(seed), distractors="exchanged", others=pool) for seed in range(40)]
+    for one in exchanged:
+        assert (one.gold_position, one.n_items, passages_of(one)[3]) == (3, 5, own[3])
+        assert one.text.partition("\n\n")[2] == first.text.partition("\n\n")[2]
+        assert len(set(passages_of(one))) == 5
+    assert {passage for one in exchanged for passage in passages_of(one)} == {*own, *pool}
+    fewer = varied(first, np.random.default_rng(1), fewest=2, distractors="exchanged", others=pool)
+    assert passages_of(fewer)[fewer.gold_position] == own[3]
+
+
+def test_no_passage_is_exchanged_that_could_answer_the_question():
+    """It may neither hold the answer nor what the question, of the prompt's own passages, finds in the right one."""
+    (asked,) = Table(entries=2).examples(None, count=1, positions=[0], seed=2)
+    gold, beside = passages_of(asked)
+    name, price = gold.split(" ")[1], asked.answers[0]
+
+    def allowed(*passages, of=asked):
+        other = with_texts(replace(asked, sample="another"), passages, 0)
+        return other_passages(of, [of, other])
+
+    assert allowed(f"| {name} | red | 1 |", "| brook | red | 1 |") == ["| brook | red | 1 |"]
+    assert allowed(f"| brook | red | {price} |", f"| brook | red | 9{price} |") == [f"| brook | red | 9{price} |"]
+    assert allowed(beside, "| brook | red | 1 |") == ["| brook | red | 1 |"], "not a second time"
+    assert allowed(f"| {name.upper()} | red | 1 |", "| is | it | 2 |") == ["| is | it | 2 |"]
+    # Each word of the question stands in another passage, too: what holds both is left out.
+    doubled = replace(with_texts(asked, ("red door 5", "red gate 6"), 0), answers=("5",))
+    text = doubled.text.replace(name, "red door")
+    doubled = replace(doubled, prompt=text)
+    beside_door = with_texts(doubled, ("red door 5", "blue door 7"), 0)
+    assert "red gate 1" in allowed("red gate 1", "old door 2", of=doubled)
+    assert allowed("a red door 1", "blue gate 2", of=beside_door) == ["blue gate 2"]
 
 
 def test_calibration_samples_choose_the_strength(model, calibration):
@@ -500,6 +564,12 @@ def test_passages_may_be_given_as_texts(long_llama):
         ({"calibration": 3}, "3 calibration samples given; at least 4"),
         ({"fewest": 3}, "fit: fewest must be at most the 2 passages of a prompt, got 3"),
         ({"method": "adapter", "fewest": 1, "bare": True}, "fewest needs prompts that list passages"),
+        ({"distractors": "shuffled", "bare": True}, "distractors='shuffled' needs prompts that list passages"),
+        ({"distractors": "mixed"}, "fit: distractors must be one of kept, shuffled, exchanged, got 'mixed'"),
+        (
+            {"distractors": "exchanged", "ordered": True},
+            "^fit: distractors must be 'kept' if the right answer depends on the order of passages, got 'exchanged'$",
+        ),
         ({"draws": "worst"}, "fit: draws must be one of even, loss, got 'worst'"),
         ({"text": []}, "windows of ordinary text are needed"),
         ({"method": "ms_poe"}, "no parameters to fit|unknown mitigation"),
@@ -518,7 +588,10 @@ def test_what_cannot_be_fitted_is_refused(model, calibration, text, arguments, m
         samples = [replace(example, passages=()) for example in samples]
     if "ending" in arguments:
         samples = [replace(example, passages=((0, len(example.text)),)) for example in samples]
-    given = {name: arguments[name] for name in ("from_question", "knots", "draws", "fewest") if name in arguments}
+    if "ordered" in arguments:
+        samples = [replace(example, fixed_order=True) for example in samples]
+    allowed = ("from_question", "knots", "draws", "fewest", "distractors")
+    given = {name: arguments[name] for name in allowed if name in arguments}
 
     def fitted():
         options = FitOptions(**{"steps": 1, "knots": (0, 1), **given})

@@ -22,7 +22,7 @@ from posbias.evaluation import MeasuredUse
 from posbias.evaluation.responders import Request, Responder
 from posbias.interventions.base import check_model
 from posbias.limits import AT_ONCE, ITEMS, UPDATES
-from posbias.mitigation.fitting.calibration import LEAST_SAMPLES, best_of, check_samples
+from posbias.mitigation.fitting.calibration import DISTRACTORS, KEPT, LEAST_SAMPLES, best_of, check_samples
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, check_strength
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
@@ -68,6 +68,9 @@ class FitOptions:
     fewest: int | None = None
     """Drop distractors from prompts at random, keeping at least this many passages, >= 1, so that lengths vary; None:
     keep all."""
+    distractors: str = KEPT
+    """`kept` as they are; `shuffled`: in random order; `exchanged`: in random order, drawn from the passages of all
+    samples that steps see, without those that might answer the question (`calibration.other_passages`)."""
     penalty: float = 1.0
     """Weight of the divergence on ordinary text, and on everyday conversations if the task has such prompts, >= 0;
     unused if the bias acts from the question on."""
@@ -107,6 +110,7 @@ class FitOptions:
         check_number("fit: penalty", self.penalty)
         check_choice("fit: shared", self.shared, SHARING)
         check_choice("fit: draws", self.draws, DRAWS)
+        check_choice("fit: distractors", self.distractors, DISTRACTORS)
         check_seed(self.seed)
         for strength in self.strengths:
             check_strength("fit", strength)
@@ -188,8 +192,11 @@ class Fit(ABC):
         """The method at full strength, and how it was found, without the samples."""
 
     @abstractmethod
-    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
-        """The approximate number of passes of a calibration prompt: a backward pass is two, a window a prompt."""
+    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
+        """The approximate number of passes of a calibration prompt: a backward pass is two, a window a prompt.
+
+        `texts`: kinds of text that a penalty reads; 2 with everyday conversations.
+        """
 
     def reads_text(self, options: FitOptions) -> bool:
         """True if windows of ordinary text are read."""
@@ -226,7 +233,7 @@ class GridFit(Fit):
         best, scores = best_of(candidates, network, calibration.examples)
         return Fitted(best, {"candidates": scores, **counts})
 
-    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
+    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
         """Every calibration prompt once under every candidate, and at every strength."""
         candidates = math.prod(len(values) for values in self.method.grid.values())
         return (candidates + len(options.strengths)) * samples * positions

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -26,6 +27,10 @@ from posbias.tasks.language import Example
 
 DISTINCT = 32
 """Characters from which on a passage is taken to belong to one sample alone."""
+KEPT, SHUFFLED, EXCHANGED = "kept", "shuffled", "exchanged"
+DISTRACTORS = (KEPT, SHUFFLED, EXCHANGED)
+"""What is done with the passages around the one that holds the answer, anew in every round through the prompts."""
+WORD = re.compile(r"\w+")
 LEAST_SAMPLES = 4
 """Calibration samples below which a fit is refused: it would learn them by heart."""
 FIT_WINDOWS = 32
@@ -73,13 +78,18 @@ def everyday_conversations(model: HuggingFaceModel, *, judged: bool) -> list[Enc
 
 def with_passages(example: Example, passages: Sequence[int]) -> Example:
     """An example with some of its passages, ascending, that with the answer among them; they take the first slots."""
+    gold = passages.index(example.gold_position) if example.gold_position is not None else None
+    return with_texts(example, [_passage(example, passage) for passage in passages], gold)
+
+
+def with_texts(example: Example, texts: Sequence[str], gold: int | None) -> Example:
+    """An example with these texts in its first slots, that with the answer at `gold`; further slots are left out."""
     text, places, copied = "", [], 0
-    for slot, passage in enumerate(passages):
+    for slot, passage in enumerate(texts):
         begin, end = example.passages[slot]
-        moved = example.text[slice(*example.passages[passage])]
         text += example.text[copied:begin]
-        places.append((len(text), len(text) + len(moved)))
-        text, copied = text + moved, end
+        places.append((len(text), len(text) + len(passage)))
+        text, copied = text + passage, end
     text += example.text[example.passages[-1][1] :]
     prompt = (
         text if isinstance(example.prompt, str) else (*example.prompt[:-1], {**example.prompt[-1], "content": text})
@@ -87,8 +97,8 @@ def with_passages(example: Example, passages: Sequence[int]) -> Example:
     return replace(
         example,
         prompt=prompt,
-        gold_position=passages.index(example.gold_position) if example.gold_position is not None else None,
-        n_items=len(passages),
+        gold_position=gold,
+        n_items=len(texts),
         passages=tuple(places),
         gold_token=None,
         gold_end=None,
@@ -96,16 +106,73 @@ def with_passages(example: Example, passages: Sequence[int]) -> Example:
     )
 
 
-def thinned(example: Example, fewest: int, generator: np.random.Generator) -> Example:
-    """An example without some of its distractors, drawn at random: `fewest` passages are left, or more, up to all."""
+def varied(
+    example: Example,
+    generator: np.random.Generator,
+    *,
+    fewest: int | None = None,
+    distractors: str = KEPT,
+    others: Sequence[str] = (),
+) -> Example:
+    """An example whose distractors are dropped, shuffled or exchanged as `FitOptions` say; the answer keeps its place.
+
+    Where distractors are dropped, it keeps its place among those that are left. `others` are the passages of other
+    samples that may stand in their place (`other_passages`).
+    """
     gold, n_passages = example.gold_position, len(example.passages)
     if gold is None or not n_passages:
-        raise UsageError("fit: fewest needs prompts that list passages, one of which holds the answer")
-    if fewest > n_passages:
-        raise UsageError(f"fit: fewest must be at most the {n_passages} passages of a prompt, got {fewest}")
-    distractors = [passage for passage in range(n_passages) if passage != gold]
-    stay = generator.choice(distractors, int(generator.integers(fewest, n_passages + 1)) - 1, replace=False)
-    return with_passages(example, sorted([gold, *map(int, stay)]))
+        name = "fewest" if distractors == KEPT else f"distractors={distractors!r}"
+        raise UsageError(f"fit: {name} needs prompts that list passages, one of which holds the answer")
+    if distractors != KEPT and example.fixed_order:
+        raise UsageError(
+            f"fit: distractors must be {KEPT!r} if the right answer depends on the order of passages, got "
+            f"{distractors!r}"
+        )
+    stay = [passage for passage in range(n_passages) if passage != gold]
+    if fewest is not None:
+        if fewest > n_passages:
+            raise UsageError(f"fit: fewest must be at most the {n_passages} passages of a prompt, got {fewest}")
+        count = int(generator.integers(fewest, n_passages + 1)) - 1
+        stay = sorted(map(int, generator.choice(stay, count, replace=False)))
+    place, texts = sum(passage < gold for passage in stay), [_passage(example, passage) for passage in stay]
+    if distractors != KEPT:
+        pool = [*texts, *others] if distractors == EXCHANGED else texts
+        texts = [pool[index] for index in generator.choice(len(pool), len(texts), replace=False)]
+    return with_texts(example, [*texts[:place], _passage(example, gold), *texts[place:]], place)
+
+
+def other_passages(example: Example, samples: Iterable[Example]) -> list[str]:
+    """Passages of other samples that may stand in this prompt, each once, as far as they cannot answer its question.
+
+    A passage is left out if it holds an accepted answer, or a word of the question that, of the prompt's own passages,
+    only the right one holds; without such a word, if it holds all words that the question and the right one share.
+    """
+    assert example.gold_position is not None, "checked by `varied`"
+    passages = [_passage(example, passage) for passage in range(len(example.passages))]
+    gold = _words(passages[example.gold_position])
+    around = example.text[: example.passages[0][0]] + " " + example.text[example.passages[-1][1] :]
+    shared = _words(around) & gold
+    beside = [_words(passage) for number, passage in enumerate(passages) if number != example.gold_position]
+    telling = shared - set().union(*beside)
+    answers = [f" {' '.join(WORD.findall(answer.casefold()))} " for answer in (*example.answers, *example.companions)]
+    found: dict[str, None] = {}
+    for sample in samples:
+        for number in range(len(sample.passages) if sample.sample != example.sample else 0):
+            passage = _passage(sample, number)
+            words = _words(passage)
+            asked_for = bool(words & telling) if telling else bool(shared) and shared <= words
+            said = f" {' '.join(WORD.findall(passage.casefold()))} "
+            if passage not in passages and not asked_for and not any(answer in said for answer in answers):
+                found[passage] = None
+    return list(found)
+
+
+def _passage(example: Example, number: int) -> str:
+    return example.text[slice(*example.passages[number])]
+
+
+def _words(text: str) -> set[str]:
+    return set(WORD.findall(text.casefold()))
 
 
 def places_of(examples: Sequence[Example], given: Sequence[Example]) -> list[int]:

@@ -126,7 +126,7 @@ class ChannelFit(Fit):
         search = ChannelOptions(from_question=options.from_question)
         return Fitted(*fit_channel(calibration.model, calibration.examples, calibration.text, options=search))
 
-    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
+    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
         """One prompt of each sample under every candidate, all prompts under the finalists and unchanged."""
         search, prompts = ChannelOptions(), samples * positions
         first = search.channels * len(search.factors) * samples

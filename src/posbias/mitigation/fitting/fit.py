@@ -112,7 +112,7 @@ class OrderFit(Fit):
         how = {"calibration_samples": samples, "p_flat": placed.p_flat, "measure": use.measure}
         return Fitted(Ordered(order=placed.order), how)
 
-    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
+    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
         """One answer to each calibration prompt."""
         return samples * positions
 

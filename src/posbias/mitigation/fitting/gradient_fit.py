@@ -20,7 +20,7 @@ from posbias.evaluation.responders.local import EncodedRequest
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.work import Work, calibrate, peak_tensor_bytes, without_passes
 from posbias.mitigation.fitting.base import Calibration, Checkpoint, Fit, FitOptions, Fitted
-from posbias.mitigation.fitting.calibration import places_of, thinned
+from posbias.mitigation.fitting.calibration import EXCHANGED, KEPT, other_passages, places_of, varied
 from posbias.mitigation.fitting.descent import (
     KEPT_BYTES,
     PROMPTS_PER_WINDOW,
@@ -125,11 +125,11 @@ class GradientFit(Fit):
             how["held_out_loss_by_place"] = by_place.round(6).tolist()
         return Fitted(values.method(), how)
 
-    def passes(self, samples: int, positions: int, options: FitOptions) -> int:
+    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
         """Prompts and windows of all steps; the part before the question is run once if nothing changes it."""
         options = self.settled(options)
         batch = options.batch or 1
-        per_window = 4 * (options.penalty > 0) * -(-batch // PROMPTS_PER_WINDOW)
+        per_window = 4 * (options.penalty > 0) * texts * -(-batch // PROMPTS_PER_WINDOW)
         per_step = batch if options.from_question else 3 * batch + per_window
         return (options.steps or 0) * per_step + len(options.strengths) * samples * positions
 
@@ -174,9 +174,9 @@ class GradientFit(Fit):
 
     def estimate(self, calibration: Calibration, options: FitOptions) -> StepCost | None:
         """The most that one step takes, by the number of prompts at once; None if short runs fail."""
-        model, text, settled = calibration.network, calibration.text, self.settled(options)
-        encoded = encoded_answers(model, calibration.examples)
-        begins = begins_of(model, calibration.examples, settled)
+        model, settled = calibration.network, self.settled(options)
+        examples, _ = _prompts(calibration.examples, settled)
+        encoded, begins = encoded_answers(model, examples), begins_of(model, examples, settled)
         answer = max(len(request.answer) for request in encoded)
         values = self.numbers(model, settled)
 
@@ -209,10 +209,13 @@ class GradientFit(Fit):
             return None
         numbers = COPIES * values.free.nbytes
         estimate = replace(estimate, kept=lambda _: numbers)
-        of_step = StepCost(estimate, windows=-(-(settled.batch or 1) // PROMPTS_PER_WINDOW))
-        if settled.penalty == 0 or not len(text):
+        texts = [*calibration.text, *calibration.conversations]
+        # Windows of one length run together, of whichever kind they are.
+        alike = {len(one) for one in calibration.text} & {len(one) for one in calibration.conversations}
+        of_step = StepCost(estimate, windows=(1 + bool(alike)) * -(-(settled.batch or 1) // PROMPTS_PER_WINDOW))
+        if settled.penalty == 0 or not texts:
             return of_step
-        window = max(text, key=len)[None]
+        window = max(texts, key=len)[None]
         on_text = peak_tensor_bytes(lambda: step_on_text(model, window, values, settled.penalty), model.device)
         return replace(of_step, window=on_text)
 
@@ -222,9 +225,17 @@ def _prompts(calibration: Sequence[Example], options: FitOptions) -> tuple[list[
     samples = list(dict.fromkeys(example.sample for example in calibration))
     unseen = set(samples[len(samples) - int((options.held_out or 0.0) * len(samples)) :])
     prompts = [example for example in calibration if example.sample not in unseen]
-    if options.fewest is not None:
+    if options.fewest is not None or options.distractors != KEPT:
         generator, drawn = np.random.default_rng(options.seed), (options.steps or 0) * (options.batch or 1)
-        rounds = -(-drawn // len(prompts))
-        prompts = [thinned(example, options.fewest, generator) for _ in range(rounds) for example in prompts]
+        rounds, fewest, distractors = -(-drawn // len(prompts)), options.fewest, options.distractors
+        # The passages around the answer are those of its sample, wherever it stands.
+        first = {example.sample: example for example in reversed(prompts)}
+        exchanged = distractors == EXCHANGED and all(e.passages and e.gold_position is not None for e in prompts)
+        others = {name: other_passages(one, first.values()) if exchanged else [] for name, one in first.items()}
+        prompts = [
+            varied(example, generator, fewest=fewest, distractors=distractors, others=others[example.sample])
+            for _ in range(rounds)
+            for example in prompts
+        ]
     held_out = [example for example in calibration if example.sample in unseen]
     return prompts + held_out, list(range(len(prompts), len(prompts) + len(held_out)))

@@ -1,8 +1,8 @@
-"""The fit of `head_scales`: the logarithms of all factors, from 0."""
+"""The fit of `head_scales`: the logarithms of its factors, from 0."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,31 +13,35 @@ from posbias.measurement.blocks import checkpointed
 from posbias.mitigation.fitting.base import FITS, FitOptions
 from posbias.mitigation.fitting.gradient_fit import GradientFit
 from posbias.mitigation.methods.base import Method
-from posbias.mitigation.methods.head_scales import HeadScales, scaled_heads
+from posbias.mitigation.methods.head_scales import SIDES, HeadScales, scaled_heads
 from posbias.models.hugging_face import HuggingFaceModel
 
 
 class ScaleNumbers:
-    """Logarithms of the factors of logits and outputs, [layer, head, two]."""
+    """Logarithms of the factors of logits, outputs or both, [layer, head, side]."""
 
-    def __init__(self, model: HuggingFaceModel, options: FitOptions) -> None:
-        shape = (model.family.depth(model.config), model.family.heads(model.config), 2)
+    def __init__(self, model: HuggingFaceModel, template: HeadScales, options: FitOptions) -> None:
+        shape = (model.family.depth(model.config), model.family.heads(model.config), len(template.sides))
         self.free = torch.zeros(shape, dtype=torch.float64, device=model.device, requires_grad=True)
-        self._options = options
+        self._template, self._options = template, options
 
     def begin_at(self, method: Method) -> None:
-        """Take the numbers of fitted scales."""
-        if not isinstance(method, HeadScales) or method.logits is None or method.gains is None or method.strength != 1:
+        """Take the numbers of fitted scales of the same targets."""
+        sides = self._template.sides
+        tables = {side: getattr(method, side, None) for side in SIDES}
+        alike = isinstance(method, HeadScales) and method.strength == 1
+        if not alike or any((tables[side] is None) == (side in sides) for side in SIDES):
             raise UsageError(f"fit: begin={self._options.begin!r} is of another form than is fitted here (head_scales)")
         with torch.no_grad():
-            self.free.copy_(torch.tensor(np.log([method.logits, method.gains])).movedim(0, -1))
+            self.free.copy_(torch.tensor(np.log([tables[side] for side in sides])).movedim(0, -1))
 
     @contextmanager
     def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> Iterator[None]:
         """The model with these factors, from the first token on."""
-        logits, gains = self.free.exp().unbind(-1)
+        factors = dict(zip(self._template.sides, self.free.exp().unbind(-1), strict=True))
+        unchanged = torch.ones_like(self.free[..., 0])
         with (
-            scaled_heads(model, "fit", logits, gains),
+            scaled_heads(model, "fit", *(factors.get(side, unchanged) for side in SIDES)),
             checkpointed(model.network, enabled=self._options.checkpointing),
         ):
             yield
@@ -45,15 +49,20 @@ class ScaleNumbers:
     def method(self) -> HeadScales:
         """The method with these factors, to six digits."""
         factors = np.vectorize(lambda value: float(f"{value:.6g}"))(self.free.detach().exp().cpu().numpy())
-        return HeadScales(factors[..., 0].tolist(), factors[..., 1].tolist())
+        tables = {side: factors[..., number].tolist() for number, side in enumerate(self._template.sides)}
+        return replace(self._template, **tables)
 
 
 @FITS.register(HeadScales.name)
+@dataclass(frozen=True)
 class HeadScalesFit(GradientFit):
     """Factors under which a model gives the right answers wherever they stand, and reads ordinary text as before."""
 
     method = HeadScales
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 300, "rate": 0.02, "batch": 1, "held_out": 0.0}
+
+    template: HeadScales = field(default_factory=HeadScales)
+    """What has factors, and the strength."""
 
     def settled(self, options: FitOptions) -> FitOptions:
         """It acts on all tokens, and has no knots."""
@@ -61,4 +70,4 @@ class HeadScalesFit(GradientFit):
 
     def numbers(self, model: HuggingFaceModel, options: FitOptions) -> ScaleNumbers:
         """All 0."""
-        return ScaleNumbers(model, options)
+        return ScaleNumbers(model, self.template, options)

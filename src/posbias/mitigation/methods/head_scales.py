@@ -18,6 +18,9 @@ from posbias.mitigation.methods.weight_changes import LowRank, Scaled
 from posbias.models.families.projections import check_unpacked, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 
+SIDES = ("logits", "gains")
+"""What has a factor for each head."""
+
 
 @MITIGATIONS.register("head_scales")
 @dataclass(frozen=True)
@@ -32,11 +35,22 @@ class HeadScales(Mitigation):
     """Factors > 0 of each head's logits, by layer and head, layer 0 nearest the input; None: 1."""
     gains: Sequence[Sequence[float]] | None = None
     """Factors > 0 of each head's output; None: 1."""
+    targets: str = "logits,gains"
+    """What a fit finds, by commas: logits, gains."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.sides
         for name in ("logits", "gains"):
             object.__setattr__(self, name, checked_scales(self.name, name, getattr(self, name)))
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The targets one by one, in the order of `SIDES`."""
+        asked = {word.strip() for word in self.targets.split(",")} if isinstance(self.targets, str) else set()
+        if not asked or not asked <= set(SIDES):
+            raise UsageError(f"{self.name}: targets must be among {', '.join(SIDES)}, got {self.targets!r}")
+        return tuple(side for side in SIDES if side in asked)
 
     @property
     def unfitted(self) -> bool:

@@ -97,7 +97,8 @@ def _seconds_besides(plan: TrialPlan) -> dict[str, float]:
     fits = [arm.to_fit for arm in arms if arm.to_fit is not None]
     if fits:
         n_positions = len(plan.test.samples[0].examples)
-        passes = sum(fit.passes(options.calibration, n_positions, options.fitting) for fit in fits)
+        texts = 1 if isinstance(plan.test.examples[0].prompt, str) else 2
+        passes = sum(fit.passes(options.calibration, n_positions, options.fitting, texts=texts) for fit in fits)
         seconds[f"{len(fits)} fits"] = passes * per_pass
     if options.documents and plan.model is not None:
         judged = sum(arm.passes(1) for arm in arms if not text_reason(plan, arm))

@@ -84,6 +84,8 @@ class Example:
     """Control tokens of the model that the sample's own words spell; usual ones if the model's are not known."""
     cluster: str = ""
     """Name that samples share which are not independent, such as repeats of one record; empty for independent ones."""
+    fixed_order: bool = False
+    """True if the right answer depends on which passage stands where."""
 
     @property
     def text(self) -> str:
@@ -347,6 +349,7 @@ class LanguageTask(ABC):
             notices=draft.notices,
             control_tokens=() if meant else tuple(dict.fromkeys(spelled)),
             cluster=draft.cluster,
+            fixed_order=self.fixed_order,
         )
 
     def __str__(self) -> str:
