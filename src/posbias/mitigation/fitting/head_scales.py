@@ -33,7 +33,9 @@ class ScaleNumbers:
         if not alike or any((tables[side] is None) == (side in sides) for side in SIDES):
             raise UsageError(f"fit: begin={self._options.begin!r} is of another form than is fitted here (head_scales)")
         with torch.no_grad():
-            self.free.copy_(torch.tensor(np.log([tables[side] for side in sides])).movedim(0, -1))
+            self.free.copy_(
+                torch.log(torch.tensor([tables[side] for side in sides], dtype=torch.float64)).movedim(0, -1)
+            )
 
     @contextmanager
     def applied(self, model: HuggingFaceModel, begins: Sequence[int]) -> Iterator[None]:
