@@ -37,6 +37,27 @@ def finished(tiny_llama, tmp_path_factory):
     )
 
 
+def test_prompts_that_do_not_fill_a_device_share_passes_and_nothing_else_changes(tiny_llama, tmp_path, monkeypatch):
+    model, passes = pb.load_model(tiny_llama, dtype="float64"), []
+    model.network.register_forward_hook(lambda *_: passes.append(1))
+
+    def audited(together: int):
+        monkeypatch.setattr(run, "prompts_together", lambda *_, **__: together)
+        before, out = len(passes), tmp_path / str(together)
+        audit = pb.audit(model, n_positions=LENGTH, prompts=COUNT, out=out, options=OPTIONS)
+        return audit.record, len(passes) - before
+
+    (alone, forward), (batched, forwards) = audited(1), audited(4)
+    # 6 passes become 2 with a backward pass for each covector, beside 6 that theories read, without any.
+    assert forwards - forward == 2
+    assert (alone.resolved.get("together"), batched.resolved["together"]) == (None, 4)
+    assert (alone.scalars["cost"]["together"], batched.scalars["cost"]["together"]) == (1, 4)
+    assert batched.scalars["cost"]["passes_bytes"] == pytest.approx(4 * alone.scalars["cost"]["passes_bytes"], rel=0.2)
+    assert alone.arrays.keys() == batched.arrays.keys()
+    for name, values in alone.arrays.items():
+        np.testing.assert_allclose(batched.arrays[name], values, rtol=1e-9, atol=1e-14, err_msg=name)
+
+
 def test_the_audit_is_the_rooms_put_together(finished, tiny_llama):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=LENGTH, count=COUNT, seed=0)

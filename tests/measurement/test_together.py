@@ -17,7 +17,7 @@ from tiny_families import CONFIGS, VOCABULARY, shaken_model
 
 KINDS = ("jacobian(probes=2)", "probability")
 EQUAL = {torch.float64: 1e-10, torch.float32: 1e-5}
-ROUNDED_INSIDE = {"gemma4_text", "granite_swa"}
+ROUNDED_INSIDE = {"codegen", "gemma4_text", "gpt_neo", "gptj", "gptj-whole-head", "granite_swa"}
 """Networks whose attention, or powers in norms, are taken in float32 whatever their weights are, in other orders."""
 PROMPTS = Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (5, 12)))
 
@@ -46,7 +46,8 @@ def test_every_family_is_the_same_in_batches(name: str) -> None:
     assert (alone, batched) == (5, 2)
     within = EQUAL[torch.float32 if name in ROUNDED_INSIDE else model.dtype]
     for what, values in expected.items():
-        np.testing.assert_allclose(found[what], values, rtol=within, err_msg=what)
+        rounded = within * np.abs(values).max() if name in ROUNDED_INSIDE else 0.0
+        np.testing.assert_allclose(found[what], values, rtol=within, atol=rounded, err_msg=what)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from posbias.comparison.stored import AuditRun, store_subjects
 from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.measurement.cost import preflight
+from posbias.measurement.cost import preflight, prompts_together
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
@@ -90,6 +90,9 @@ def examine(
     name: str, work: UnitWork, *, model: Model, options: AuditOptions, store: PartStore
 ) -> tuple[Subject, list[Caveat], list[Caveat]]:
     """One state of the model, not compared yet, with what was left out of it and caveats."""
+    work = replace(work, description=f"measuring the {name} model")
+    if name == INITIALISED:  # each is drawn anew
+        work = replace(work, together=1)
     pieces = work.collected(name, engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
     measurement = combine(measured, kinds=list(options.kinds), seed=options.seed)
@@ -171,30 +174,22 @@ def _run(
         raise UsageError(
             "an audit's theories need all weights in place, and some are on disk; posbias measure does not"
         )
-    settings = settings_of_units(model, prompts, {"options": options.describe()}, engine=options.engine)
+    kinds, measuring = resolve_kinds(list(options.kinds)), MeasureOptions(**vars(options.passes), engine=options.engine)
+    bounds: dict[str, Any] = {"max_memory": options.max_memory, "beside": beside_measured}
+    together = prompts_together(model, prompts, kinds=kinds, options=measuring, **bounds)
+    # A part holds a batch, so that a resumed audit must have the same ones.
+    of_units = {"options": options.describe()} | ({"together": together} if together > 1 else {})
+    settings = settings_of_units(model, prompts, of_units, engine=options.engine)
     finished = finished_run(directory, lambda: settings, resume=options.resume)
     if finished is not None and directory is not None:
         return _finished(finished, directory, conclude(finished, directory, found=True))
     store = PartStore(directory, settings, resume=options.resume, overwrite=options.overwrite)
     states = _states(model, prompts, options)
-    cost = preflight(
-        model,
-        prompts,
-        kinds=options.kinds,
-        options=MeasureOptions(**vars(options.passes), engine=options.engine),
-        max_memory=options.max_memory,
-        beside=beside_measured,
-        units=[unit for units in states.values() for unit in units],
-    )
-    work = _work(model, prompts, options, described=settings["model"])
+    units = [unit for units in states.values() for unit in units]
+    cost = preflight(model, prompts, kinds=kinds, options=replace(measuring, together=together), units=units, **bounds)
+    work = replace(_work(model, prompts, options, described=settings["model"]), together=together)
     examined = [
-        examine(
-            name,
-            replace(work, units=tuple(units), description=f"measuring the {name} model"),
-            model=model,
-            options=options,
-            store=store,
-        )
+        examine(name, replace(work, units=tuple(units)), model=model, options=options, store=store)
         for name, units in states.items()
     ]
     generator = np.random.default_rng(options.seed)

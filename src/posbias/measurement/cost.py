@@ -33,7 +33,13 @@ MOST_FILLING = 1 << 14
 
 
 def prompts_together(
-    model: Model, prompts: Prompts, *, kinds: Sequence[Kind], options: MeasureOptions, max_memory: int | None = None
+    model: Model,
+    prompts: Prompts,
+    *,
+    kinds: Sequence[Kind],
+    options: MeasureOptions,
+    max_memory: int | None = None,
+    beside: Beside | None = None,
 ) -> int:
     """The number of prompts in a batch: as asked, otherwise as many as fill an accelerator and fit into its memory."""
     if options.together is not None or model.device.type == "cpu" or not shares_passes(kinds):
@@ -46,7 +52,7 @@ def prompts_together(
     most = min(int(positions / (rows * prompts.n_positions)), -(-prompts.count // workers))
     estimate = None
     if most > 1:
-        estimate = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=options.passes)
+        estimate = estimate_cost(model, prompts.n_positions, kinds=kinds, passes=options.passes, beside=beside)
     if estimate is None:
         return 1
     allowed = estimate.allowed(max_memory)
@@ -172,9 +178,8 @@ def preflight(
         }
 
     with pinned(engine.pinned_threads):
-        together = 1
-        if beside is None and units is None:
-            together = prompts_together(model, prompts, kinds=resolved, options=options, max_memory=max_memory)
+        bounds: dict[str, Any] = {"max_memory": max_memory, "beside": beside}
+        together = prompts_together(model, prompts, kinds=resolved, options=options, **bounds)
 
         def under(*, together: int = together, **changes: Any) -> CostEstimate | None:
             changed = replace(passes, **changes)
@@ -182,7 +187,7 @@ def preflight(
             return replace(estimate.of_several(together), **redrawn) if estimate else None
 
         remedies: dict[str, dict[str, Any]] = {}
-        if together > 1:
+        if together > 1 and beside is None:
             remedies["together=1"] = {"together": 1}
         if not passes.checkpointing:
             remedies["--checkpointing"] = {"checkpointing": True}

@@ -59,7 +59,7 @@ class UnitWork:
     beside: Beside | None = None
     description: str = "measuring prompts"
     together: int = 1
-    """Units of a batch, >= 1; they share passes unless one is re-initialised or has a computation alongside."""
+    """Units of a batch, >= 1; they share passes unless one is re-initialised."""
 
     def prepare(self) -> Model:
         """The model, loaded."""
@@ -68,7 +68,8 @@ class UnitWork:
     def compute(self, prepared: Model, unit: int) -> Arrays:
         """Everything about the units of one batch, as flat arrays below the place of each."""
         batch = self.units[unit * self.together :][: self.together]
-        if self.beside is not None or any(chosen.init_seed is not None for chosen in batch):
+        watched = self.beside is not None and len(batch) == 1  # its pass serves both
+        if watched or any(chosen.init_seed is not None for chosen in batch):
             by_unit = [self._alone(prepared, chosen) for chosen in batch]
         else:
             prompts = [chosen.prompt for chosen in batch]
@@ -77,6 +78,11 @@ class UnitWork:
                 prepared, self.token_ids[prompts], kinds=self.kinds, keys=keys, options=self.passes
             )
             by_unit = [measured.to_arrays() for measured in of_batch]
+            for arrays, chosen, measured in zip(by_unit, batch, of_batch, strict=True):
+                if self.beside is not None:  # which has a pass of its own, as none was of this prompt alone
+                    with self.beside(prepared, self.token_ids[chosen.prompt], chosen) as alongside:
+                        pass
+                    arrays |= alongside(measured)
         return {f"{place}/{name}": values for place, arrays in enumerate(by_unit) for name, values in arrays.items()}
 
     def _alone(self, prepared: Model, unit: Unit) -> Arrays:
