@@ -7,8 +7,6 @@ elsewhere, names above all, passes `printable` before a person sees it.
 
 import os
 import traceback
-from collections.abc import Mapping
-from typing import Any
 
 
 def printable(text: str) -> str:
@@ -40,8 +38,6 @@ def without_long_lists(text: str) -> str:
 class _OneSentenceError(Exception):
     """An error that one sentence tells: printable, long lists cut, and in a notebook shown without its traceback."""
 
-    fact: Mapping[str, Any] | None = None
-    """What a record keeps in place of the message (`posbias.runs.caveats`)."""
     _shown = False
 
     def __init__(self, message: str) -> None:

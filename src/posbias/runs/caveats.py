@@ -1,13 +1,13 @@
 """Bounds of the trust in a result, and why parts of it are missing, as facts: a name and numbers.
 
 Records keep the facts; sentences are made when they are shown, so that an old run is told in today's words. A refusal
-that a run survives carries its fact, made of the same sentence as its message.
+that a run survives is kept as its message.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from posbias.errors import RunError, UsageError, printable, without_long_lists
+from posbias.errors import RunError, UsageError
 
 SENTENCES = {
     "bloom_rounds_alibi": (
@@ -85,16 +85,10 @@ def caveat_text(caveat: Caveat) -> str:
     if isinstance(caveat, str):
         return caveat
     try:
-        return SENTENCES[caveat["caveat"]].format(**{name: _shown(value) for name, value in caveat.items()})
+        numbers = {name: caveat_text(value) if isinstance(value, Mapping) else value for name, value in caveat.items()}
+        return SENTENCES[caveat["caveat"]].format(**numbers)
     except (KeyError, TypeError, ValueError):
         return str(caveat)
-
-
-def _shown(value: Any) -> Any:
-    """A number as it is, a caveat within another as its sentence, a list with commas."""
-    if isinstance(value, Mapping) and "caveat" in value:
-        return caveat_text(value)
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def distinct(caveats: Iterable[Caveat]) -> list[Caveat]:
@@ -107,30 +101,6 @@ def caveat_facts(caveats: Iterable[Caveat]) -> dict[str, str]:
     return {f"caveat {number}": caveat_text(caveat) for number, caveat in enumerate(caveats, 1)}
 
 
-def refusal(caveat: str, **numbers: Any) -> UsageError:
-    """A wrong request that a run may survive without what was asked for; it keeps the caveat as its fact."""
-    return _told(UsageError, caveat, numbers)
-
-
-def failure(caveat: str, **numbers: Any) -> RunError:
-    """A failure that a run may survive without what failed; it keeps the caveat as its fact."""
-    return _told(RunError, caveat, numbers)
-
-
 def fact_of(error: UsageError | RunError) -> Caveat:
-    """The fact of a refusal, for a record; of one that has none, its message (another library's words, as a rule)."""
-    return error.fact or {"caveat": "message", "text": str(error)}
-
-
-Error = TypeVar("Error", UsageError, RunError)
-
-
-def _told(sort: type[Error], caveat: str, numbers: Mapping[str, Any]) -> Error:
-    short = {name: _printable(value) for name, value in numbers.items()}
-    error = sort(caveat_text({"caveat": caveat, **short}))
-    error.fact = {"caveat": caveat, **short}
-    return error
-
-
-def _printable(value: Any) -> Any:
-    return printable(without_long_lists(value)) if isinstance(value, str) else value
+    """The fact of a refusal that a run survives, for a record: its message."""
+    return {"caveat": "message", "text": str(error)}
