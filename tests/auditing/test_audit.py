@@ -18,6 +18,7 @@ from posbias.auditing import run
 from posbias.comparison import Sample
 from posbias.comparison.contrasts import contrast
 from posbias.comparison.stored import ProfileRun
+from posbias.measurement import cost
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.networks import reinitialise
 from posbias.report import verdict
@@ -42,7 +43,7 @@ def test_prompts_that_do_not_fill_a_device_share_passes_and_nothing_else_changes
     model.network.register_forward_hook(lambda *_: passes.append(1))
 
     def audited(together: int):
-        monkeypatch.setattr(run, "prompts_together", lambda *_, **__: together)
+        monkeypatch.setattr(cost, "prompts_together", lambda *_, **__: together)
         before, out = len(passes), tmp_path / str(together)
         audit = pb.audit(model, n_positions=LENGTH, prompts=COUNT, out=out, options=OPTIONS)
         return audit.record, len(passes) - before

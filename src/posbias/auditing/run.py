@@ -19,7 +19,7 @@ from posbias.comparison.stored import AuditRun, store_subjects
 from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.measurement.cost import preflight, prompts_together
+from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
@@ -175,19 +175,25 @@ def _run(
             "an audit's theories need all weights in place, and some are on disk; posbias measure does not"
         )
     kinds, measuring = resolve_kinds(list(options.kinds)), MeasureOptions(**vars(options.passes), engine=options.engine)
-    bounds: dict[str, Any] = {"max_memory": options.max_memory, "beside": beside_measured}
-    together = prompts_together(model, prompts, kinds=kinds, options=measuring, **bounds)
-    # A part holds a batch, so that a resumed audit must have the same ones.
-    of_units = {"options": options.describe()} | ({"together": together} if together > 1 else {})
-    settings = settings_of_units(model, prompts, of_units, engine=options.engine)
+    settings = settings_of_units(model, prompts, {"options": options.describe()}, engine=options.engine)
     finished = finished_run(directory, lambda: settings, resume=options.resume)
     if finished is not None and directory is not None:
         return _finished(finished, directory, conclude(finished, directory, found=True))
-    store = PartStore(directory, settings, resume=options.resume, overwrite=options.overwrite)
     states = _states(model, prompts, options)
-    units = [unit for units in states.values() for unit in units]
-    cost = preflight(model, prompts, kinds=kinds, options=replace(measuring, together=together), units=units, **bounds)
-    work = replace(_work(model, prompts, options, described=settings["model"]), together=together)
+    cost = preflight(
+        model,
+        prompts,
+        kinds=kinds,
+        options=measuring,
+        max_memory=options.max_memory,
+        beside=beside_measured,
+        units=[unit for units in states.values() for unit in units],
+    )
+    together = cost.get("together", 1)
+    batches = {"together": together} if together > 1 else {}
+    # A part holds a batch, so that an audit that goes on must have the same ones; a finished one is the same in any.
+    store = PartStore(directory, {**settings, **batches}, resume=options.resume, overwrite=options.overwrite)
+    work = _work(model, prompts, options, described=settings["model"], together=together)
     examined = [
         examine(name, replace(work, units=tuple(units)), model=model, options=options, store=store)
         for name, units in states.items()
@@ -201,6 +207,7 @@ def _run(
         "fingerprint": fingerprint(settings),
         "engine": options.engine.describe(),
         **settings,
+        **batches,
     }
     record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
     left_out = distinct(reason for _, reasons, _ in examined for reason in reasons)
@@ -214,7 +221,9 @@ def _finished(record: Record, directory: Path | None, page: Path | None) -> Audi
     return Audit(**vars(AuditRun.from_record(record)), directory=directory, report=page)
 
 
-def _work(model: Model, prompts: Prompts, options: AuditOptions, *, described: dict[str, Any]) -> UnitWork:
+def _work(
+    model: Model, prompts: Prompts, options: AuditOptions, *, described: dict[str, Any], together: int
+) -> UnitWork:
     """The work of every state, without its units; `described` holds fingerprints that are not taken again."""
     return UnitWork(
         request=model.reload_request,
@@ -225,6 +234,7 @@ def _work(model: Model, prompts: Prompts, options: AuditOptions, *, described: d
         seed=options.seed,
         passes=options.passes,
         beside=beside_measured,
+        together=together,
     )
 
 
