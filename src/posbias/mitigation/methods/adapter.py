@@ -16,7 +16,7 @@ from jaxtyping import Float32
 from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, targets_of
 from posbias.mitigation.methods.weight_changes import LowRank, Scaled, updated
 from posbias.models.families.projections import ROLES, Projection, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
@@ -56,10 +56,8 @@ class Adapter(Mitigation):
     @property
     def roles(self) -> tuple[str, ...]:
         """The targets one by one, in the order of `ROLES`."""
-        asked = [word.strip() for word in self.targets.split(",")] if isinstance(self.targets, str) else []
+        asked = targets_of("adapter", self.targets, (*ROLES, *GROUPS))
         roles = {role for word in asked for role in GROUPS.get(word, (word,))}
-        if not roles or not roles <= set(ROLES):
-            raise UsageError(f"adapter: targets must be among {', '.join((*ROLES, *GROUPS))}, got {self.targets!r}")
         return tuple(role for role in ROLES if role in roles)
 
     @property

@@ -352,6 +352,14 @@ def check_strength(name: str, strength: object) -> None:
         raise UsageError(f"{name}: strength must lie in [0, 1], got {strength!r}")
 
 
+def targets_of(name: str, targets: object, allowed: Sequence[str]) -> set[str]:
+    """The targets of a method that are written by commas; none, another word or no text is refused."""
+    asked = {word.strip() for word in targets.split(",")} if isinstance(targets, str) else set()
+    if not asked or not asked <= set(allowed):
+        raise UsageError(f"{name}: targets must be among {', '.join(allowed)}, got {targets!r}")
+    return asked
+
+
 def check_spans(name: str, passages: Spans) -> tuple[tuple[int, int], ...]:
     """Passages in order, none empty; a token that two of them share is the first one's."""
     spans: list[tuple[int, int]] = []

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posbias.errors import UsageError
 from posbias.interventions.attention import Attended, AttentionCall, attending
-from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
+from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, targets_of
 from posbias.mitigation.methods.key_bias import check_shape, checked_scales
 from posbias.mitigation.methods.weight_changes import LowRank, Scaled
 from posbias.models.families.projections import check_unpacked, linear_projections
@@ -41,15 +41,13 @@ class HeadScales(Mitigation):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.sides
-        for name in ("logits", "gains"):
+        for name in SIDES:
             object.__setattr__(self, name, checked_scales(self.name, name, getattr(self, name)))
 
     @property
     def sides(self) -> tuple[str, ...]:
         """The targets one by one, in the order of `SIDES`."""
-        asked = {word.strip() for word in self.targets.split(",")} if isinstance(self.targets, str) else set()
-        if not asked or not asked <= set(SIDES):
-            raise UsageError(f"{self.name}: targets must be among {', '.join(SIDES)}, got {self.targets!r}")
+        asked = targets_of(self.name, self.targets, SIDES)
         return tuple(side for side in SIDES if side in asked)
 
     @property
