@@ -61,9 +61,14 @@ def text_beside(judging: str, model: HuggingFaceModel, *, length: int, seed: int
 
 def conversations_beside(model: HuggingFaceModel, examples: Sequence[Example]) -> list[Int64[np.ndarray, "_"]]:
     """Everyday conversations for fits, if the examples are conversations; none of them judges."""
-    if all(isinstance(example.prompt, str) for example in examples):
+    if not holds_conversations(examples):
         return []
     return [np.concatenate([request.prompt, request.answer]) for request in everyday_conversations(model, judged=False)]
+
+
+def holds_conversations(examples: Iterable[Example]) -> bool:
+    """True if a prompt is a conversation: everyday ones are then kept, and measured, beside ordinary text."""
+    return not all(isinstance(example.prompt, str) for example in examples)
 
 
 def everyday_conversations(model: HuggingFaceModel, *, judged: bool) -> list[EncodedRequest]:
@@ -106,6 +111,22 @@ def with_texts(example: Example, texts: Sequence[str], gold: int | None) -> Exam
     )
 
 
+def check_varied(examples: Iterable[Example], *, fewest: int | None, distractors: str) -> None:
+    """Refuse prompts without passages around the right one, with too few, or whose order is part of the question."""
+    for example in examples:
+        n_passages = len(example.passages)
+        if example.gold_position is None or not n_passages:
+            name = "fewest" if distractors == KEPT else f"distractors={distractors!r}"
+            raise UsageError(f"fit: {name} needs prompts that list passages, one of which holds the answer")
+        if distractors != KEPT and example.fixed_order:
+            raise UsageError(
+                f"fit: distractors must be {KEPT!r} if the right answer depends on the order of passages, got "
+                f"{distractors!r}"
+            )
+        if fewest is not None and fewest > n_passages:
+            raise UsageError(f"fit: fewest must be at most the {n_passages} passages of a prompt, got {fewest}")
+
+
 def varied(
     example: Example,
     generator: np.random.Generator,
@@ -116,22 +137,13 @@ def varied(
 ) -> Example:
     """An example whose distractors are dropped, shuffled or exchanged as `FitOptions` say; the answer keeps its place.
 
-    Where distractors are dropped, it keeps its place among those that are left. `others` are the passages of other
+    If distractors are dropped, it keeps its place among those that are left. `others` are the passages of other
     samples that may stand in their place (`other_passages`).
     """
     gold, n_passages = example.gold_position, len(example.passages)
-    if gold is None or not n_passages:
-        name = "fewest" if distractors == KEPT else f"distractors={distractors!r}"
-        raise UsageError(f"fit: {name} needs prompts that list passages, one of which holds the answer")
-    if distractors != KEPT and example.fixed_order:
-        raise UsageError(
-            f"fit: distractors must be {KEPT!r} if the right answer depends on the order of passages, got "
-            f"{distractors!r}"
-        )
+    assert gold is not None, "see check_varied"
     stay = [passage for passage in range(n_passages) if passage != gold]
     if fewest is not None:
-        if fewest > n_passages:
-            raise UsageError(f"fit: fewest must be at most the {n_passages} passages of a prompt, got {fewest}")
         count = int(generator.integers(fewest, n_passages + 1)) - 1
         stay = sorted(map(int, generator.choice(stay, count, replace=False)))
     place, texts = sum(passage < gold for passage in stay), [_passage(example, passage) for passage in stay]
@@ -147,24 +159,24 @@ def other_passages(example: Example, samples: Iterable[Example]) -> list[str]:
     A passage is left out if it holds an accepted answer, or a word of the question that, of the prompt's own passages,
     only the right one holds; without such a word, if it holds all words that the question and the right one share.
     """
-    assert example.gold_position is not None, "checked by `varied`"
+    assert example.gold_position is not None, "see check_varied"
     passages = [_passage(example, passage) for passage in range(len(example.passages))]
     gold = _words(passages[example.gold_position])
     around = example.text[: example.passages[0][0]] + " " + example.text[example.passages[-1][1] :]
     shared = _words(around) & gold
     beside = [_words(passage) for number, passage in enumerate(passages) if number != example.gold_position]
     telling = shared - set().union(*beside)
-    answers = [f" {' '.join(WORD.findall(answer.casefold()))} " for answer in (*example.answers, *example.companions)]
-    found: dict[str, None] = {}
+    answers = [_spaced(answer) for answer in (*example.answers, *example.companions)]
+    allowed: dict[str, None] = {}
     for sample in samples:
         for number in range(len(sample.passages) if sample.sample != example.sample else 0):
             passage = _passage(sample, number)
             words = _words(passage)
             asked_for = bool(words & telling) if telling else bool(shared) and shared <= words
-            said = f" {' '.join(WORD.findall(passage.casefold()))} "
-            if passage not in passages and not asked_for and not any(answer in said for answer in answers):
-                found[passage] = None
-    return list(found)
+            says_answer = any(answer in _spaced(passage) for answer in answers)
+            if passage not in passages and not asked_for and not says_answer:
+                allowed[passage] = None
+    return list(allowed)
 
 
 def _passage(example: Example, number: int) -> str:
@@ -172,7 +184,12 @@ def _passage(example: Example, number: int) -> str:
 
 
 def _words(text: str) -> set[str]:
-    return set(WORD.findall(text.casefold()))
+    return set(_spaced(text).split())
+
+
+def _spaced(text: str) -> str:
+    """The words of a text without case and punctuation, between spaces, so that whole words are found in it."""
+    return f" {' '.join(WORD.findall(text.casefold()))} "
 
 
 def places_of(examples: Sequence[Example], given: Sequence[Example]) -> list[int]:

@@ -20,7 +20,7 @@ from posbias.evaluation.responders.local import EncodedRequest
 from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.work import Work, calibrate, peak_tensor_bytes, without_passes
 from posbias.mitigation.fitting.base import Calibration, Checkpoint, Fit, FitOptions, Fitted
-from posbias.mitigation.fitting.calibration import EXCHANGED, KEPT, other_passages, places_of, varied
+from posbias.mitigation.fitting.calibration import EXCHANGED, KEPT, check_varied, other_passages, places_of, varied
 from posbias.mitigation.fitting.descent import (
     KEPT_BYTES,
     PROMPTS_PER_WINDOW,
@@ -226,14 +226,16 @@ def _prompts(calibration: Sequence[Example], options: FitOptions) -> tuple[list[
     unseen = set(samples[len(samples) - int((options.held_out or 0.0) * len(samples)) :])
     prompts = [example for example in calibration if example.sample not in unseen]
     if options.fewest is not None or options.distractors != KEPT:
+        check_varied(prompts, fewest=options.fewest, distractors=options.distractors)
         generator, drawn = np.random.default_rng(options.seed), (options.steps or 0) * (options.batch or 1)
         rounds, fewest, distractors = -(-drawn // len(prompts)), options.fewest, options.distractors
         # The passages around the answer are those of its sample, wherever it stands.
         first = {example.sample: example for example in reversed(prompts)}
-        exchanged = distractors == EXCHANGED and all(e.passages and e.gold_position is not None for e in prompts)
-        others = {name: other_passages(one, first.values()) if exchanged else [] for name, one in first.items()}
+        others: dict[str, list[str]] = {}
+        if distractors == EXCHANGED:
+            others = {sample: other_passages(example, first.values()) for sample, example in first.items()}
         prompts = [
-            varied(example, generator, fewest=fewest, distractors=distractors, others=others[example.sample])
+            varied(example, generator, fewest=fewest, distractors=distractors, others=others.get(example.sample, ()))
             for _ in range(rounds)
             for example in prompts
         ]

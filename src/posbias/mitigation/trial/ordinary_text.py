@@ -19,7 +19,13 @@ from jaxtyping import Float, Float64, Int64
 
 from posbias.evaluation.responders.local import EncodedRequest, score_answer
 from posbias.measurement.perturbation import divergences
-from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, everyday_conversations, text_beside
+from posbias.mitigation.fitting.calibration import (
+    DEFAULT,
+    JUDGED_FILES,
+    everyday_conversations,
+    holds_conversations,
+    text_beside,
+)
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.trial.arms import Arm
@@ -102,7 +108,7 @@ def _measured(arm: Arm, windows: Int64[np.ndarray, "documents token"]) -> dict[s
 
 def measure_conversations(plan: TrialPlan) -> dict[str, Divergences]:
     """Divergence on everyday conversations, nats per token of their replies, by the name of each arm that has any."""
-    if plan.model is None or not plan.options.documents or isinstance(plan.test.examples[0].prompt, str):
+    if plan.model is None or not plan.options.documents or not holds_conversations(plan.test.examples):
         return {}
     conversations = everyday_conversations(plan.model, judged=True)
     if not conversations:

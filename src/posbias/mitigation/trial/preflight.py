@@ -16,6 +16,7 @@ from posbias.evaluation.responders import LocalResponder, Request, ServerRespond
 from posbias.evaluation.responders.base import Messages
 from posbias.evaluation.samples import Sample
 from posbias.measurement.cost_estimate import show_seconds
+from posbias.mitigation.fitting.calibration import holds_conversations
 from posbias.mitigation.trial.arms import METHOD, UNCHANGED, Arm, LeftOut
 from posbias.mitigation.trial.influence import preflight_influence
 from posbias.mitigation.trial.ordinary_text import judged_windows, text_reason, window_length
@@ -97,7 +98,7 @@ def _seconds_besides(plan: TrialPlan) -> dict[str, float]:
     fits = [arm.to_fit for arm in arms if arm.to_fit is not None]
     if fits:
         n_positions = len(plan.test.samples[0].examples)
-        texts = 1 if isinstance(plan.test.examples[0].prompt, str) else 2
+        texts = 1 + holds_conversations(plan.test.examples)
         passes = sum(fit.passes(options.calibration, n_positions, options.fitting, texts=texts) for fit in fits)
         seconds[f"{len(fits)} fits"] = passes * per_pass
     if options.documents and plan.model is not None:
