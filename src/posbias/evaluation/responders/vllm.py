@@ -109,10 +109,10 @@ class VllmResponder(Presented, Responder):
         self._apart += sum(tokens.apart for tokens in encoded)
         scores = []
         for tokens, output in zip(encoded, self._outputs(wholes, [settings] * len(wholes)), strict=True):
-            found = output.prompt_logprobs[len(tokens.prompt) :]
-            chosen = [listed[int(token)] for listed, token in zip(found, tokens.answer, strict=True)]
-            logprobs = tuple(min(0.0, float(each.logprob)) for each in chosen)
-            scores.append(AnswerScore(logprobs, tuple(each.rank for each in chosen)))
+            of_answer = output.prompt_logprobs[len(tokens.prompt) :]
+            told = [listed[int(token)] for listed, token in zip(of_answer, tokens.answer, strict=True)]
+            logprobs = tuple(min(0.0, float(entry.logprob)) for entry in told)
+            scores.append(AnswerScore(logprobs, tuple(entry.rank for entry in told)))
         return scores
 
     def _responses(
@@ -152,8 +152,8 @@ class VllmResponder(Presented, Responder):
         if not prompts:
             return []
         try:
-            given = [{"prompt_token_ids": tokens.tolist()} for tokens in prompts]
-            outputs: list[Any] = self._engine.generate(given, settings, use_tqdm=False)
+            inputs = [{"prompt_token_ids": tokens.tolist()} for tokens in prompts]
+            outputs: list[Any] = self._engine.generate(inputs, settings, use_tqdm=False)
         except Exception as error:  # of its own kinds, from any of its processes
             raise RunError(f"vllm fails: {one_line(error)}") from error
         generated = sum(len(continued.token_ids) for output in outputs for continued in output.outputs)
@@ -172,6 +172,5 @@ class VllmResponder(Presented, Responder):
         return {"no_scores_because": WITHIN_THOUGHTS} if self._unscored else {}
 
     def counts(self) -> dict[str, float]:
-        """Tokens run through the model, how many of prompts and answers there were, and answers scored apart, as
-        `LocalResponder.counts`."""
+        """Tokens run through the model, tokens of prompts in all, and answers scored apart from their prompts."""
         return {"tokens_processed": self._processed, "tokens_plain": self._plain, "answers_apart": self._apart}
