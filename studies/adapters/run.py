@@ -93,6 +93,10 @@ MOVED = "updates at other layers"
 STEPS_BETWEEN_LOOKS = 4
 LOOKED_AT = 12
 """Samples of a fit that is looked at, a quarter of which no step sees."""
+THRESHOLD = 0.25
+"""Nats per token: a right answer whose tokens have a probability of .78 each."""
+LEARNT = ("q, k", "v, o", "mlp", "all", "scales and gains")
+"""Forms whose order of learning is drawn."""
 FORMS = {
     "q, k": "adapter",
     "v, o": "adapter(targets='v,o')",
@@ -462,6 +466,9 @@ def table(directory: Path) -> None:
             if "shuffled" in cell:
                 moved = {"scores": cell["shuffled"]}
                 by_name.setdefault(f"q, k, {MOVED}", []).append(moved)
+            if "oracle" in cell:
+                lone = np.expand_dims(cell["oracle"], 1).tolist()
+                by_name.setdefault("unchanged, the row alone", []).append({"scores": {"before": lone, "after": lone}})
         judged = {name: _judged(of_name) for name, of_name in by_name.items()}
         columns = list(dict.fromkeys(column for scores in judged.values() for column in scores))
         print(f"\n| {question} | {' | '.join(columns)} | text, nats per token |\n|{'---|' * (len(columns) + 2)}")
@@ -501,10 +508,11 @@ def _plain(numbers: str) -> str:
 def order_of_learning(directory: Path) -> None:
     """Is the loss of unseen prompts while a form is fitted lowest where influence, or accuracy, was before the fit?
 
-    Rank correlations over positions, mean over seeds, with one-sided p-values of permuted positions.
+    Steps by position, and rank correlations over positions, means over seeds, with one-sided p-values of permuted
+    positions.
     """
     forms, shares = (json.loads((directory / f"{name}.json").read_text()) for name in ("forms", "influence"))
-    print("\n| form | mean loss by position | influence | log-probability before | nearness to the beginning |")
+    print(f"\n| form | steps to {THRESHOLD}, by position | influence | log-probability before | nearness to the beginning |")
     print("|---|---|---|---|---|")
     for form in FORMS:
         if "first" in form or f"{form}, seed 0" not in forms:  # looks at one position
@@ -518,13 +526,22 @@ def order_of_learning(directory: Path) -> None:
             "nearness": [-np.arange(ROWS) for _ in cells],
         }
         told = [_predicted(losses, values) for values in before.values()]
-        print(f"| {form} | {'/'.join(f'{loss:.2f}' for loss in np.mean(losses, axis=0))} | {' | '.join(told)} |")
+        steps = np.mean([steps_until(cell["looks"]) for cell in cells], axis=0)
+        print(f"| {form} | {' '.join(f'{number:.0f}' for number in steps)} | {' | '.join(told)} |")
 
 
 def picture(directory: Path) -> None:
-    """Left-out families by the number that was fitted to, and losses by position while an adapter is fitted."""
+    """Two curves, over families and over samples, and the steps after which a fit has learnt every position."""
+    figure, panels = plt.subplots(1, 3, figsize=(15, 4.2), constrained_layout=True)
+    for panel, draw in zip(panels, (families_curve, samples_curve, steps_to_threshold), strict=True):
+        draw(panel, directory)
+        panel.legend(frameon=False, fontsize="small", loc="best" if draw is not steps_to_threshold else "lower right")
+    figure.savefig(directory / "curves.png", dpi=80, metadata={"Software": None})
+
+
+def families_curve(panel: Any, directory: Path) -> None:
+    """Exact answers of left-out families by the number that was fitted to: mean and worst position."""
     cells = json.loads((directory / "families.json").read_text())
-    figure, (carried, learnt) = plt.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
     numbers = sorted(NUMBERS)
     for multiple, colour in zip(MULTIPLES, ("C0", "C1", "C2"), strict=True):
         exact = {
@@ -536,31 +553,81 @@ def picture(directory: Path) -> None:
             for number in numbers
         }
         label = f"{multiple} times the entries" if multiple > 1 else "entries as fitted"
-        carried.plot(numbers, [np.mean(exact[number]) for number in numbers], "o-", color=colour, label=label)
+        panel.plot(numbers, [np.mean(exact[number]) for number in numbers], "o-", color=colour, label=label)
         worst = [np.mean([places.min() for places in exact[number]]) for number in numbers]
-        carried.plot(numbers, worst, "o--", color=colour)
-    carried.plot([], [], "k--", label="worst position")
-    carried.set(
+        panel.plot(numbers, worst, "o--", color=colour)
+        if multiple == 1:
+            for number in numbers:
+                every = [places.mean() for places in exact[number]]
+                panel.plot([number] * len(every), every, "_", color=colour)
+    panel.plot([], [], "k--", label="worst position")
+    panel.plot([], [], "_", color="C0", label="every left-out family")
+    panel.set(
         xlabel="families fitted to",
         ylabel="exact answers, left-out family",
-        title="Mean of three seeds, each with its own left-out family",
+        title="Another left-out family in each of three seeds",
         ylim=(0, 1),
         xticks=numbers,
     )
-    carried.legend(frameon=False)
-    forms = json.loads((directory / "forms.json").read_text())
-    losses = np.mean([cell["looks"] for name, cell in forms.items() if name.startswith("q, k, seed")], axis=0)
-    for look, loss in enumerate(losses):
-        shade = plt.get_cmap("viridis")(look / len(losses))
-        learnt.plot(range(ROWS), loss, "o-", color=shade, label=f"{STEPS_BETWEEN_LOOKS * (look + 1)} steps")
-    learnt.set(
-        xlabel="position of the row that is asked for",
-        ylabel="loss of unseen prompts (nats per token)",
-        title="While an adapter on q, k is fitted to 8 rows",
-        yscale="log",
+
+
+def samples_curve(panel: Any, directory: Path) -> None:
+    """Exact answers by the number of samples, mean with its interval, and worst position."""
+    cells = json.loads((directory / "samples.json").read_text())
+    for colour, (method, sizes) in enumerate(SIZES.items()):
+        exact = [
+            np.concatenate(
+                [
+                    np.array(cell["scores"]["after"])[..., 1]
+                    for name, cell in cells.items()
+                    if name.startswith(f"{method}, {size} samples")
+                ]
+            )
+            for size in sizes
+        ]
+        means = np.array([scores.mean() for scores in exact])
+        ends = np.array([mean_ends(scores.mean(axis=1), least=0.0, most=1.0) for scores in exact])
+        bars = np.abs(ends.T - means)
+        panel.errorbar(sizes, means, bars, fmt="o-", capsize=3, color=f"C{colour}", label=method)
+        panel.plot(sizes, [scores.mean(axis=0).min() for scores in exact], "o--", color=f"C{colour}")
+    panel.plot([], [], "k--", label="worst position")
+    panel.set(
+        xscale="log",
+        xlabel="samples fitted to, each at eight positions",
+        ylabel="exact answers, unseen samples",
+        title=f"Tables of {ROWS} rows, three seeds",
+        ylim=(0, 1.02),
+        xticks=SIZES["adapter"],
+        xticklabels=SIZES["adapter"],
     )
-    learnt.legend(frameon=False, ncols=2)
-    figure.savefig(directory / "curves.png", dpi=80, metadata={"Software": None})
+    panel.minorticks_off()
+
+
+def steps_to_threshold(panel: Any, directory: Path) -> None:
+    """Steps until the loss of unseen prompts stays below a threshold, by position and form; influence beside them."""
+    forms, shares = (json.loads((directory / f"{name}.json").read_text()) for name in ("forms", "influence"))
+    for form in LEARNT:
+        looks = [cell["looks"] for name, cell in forms.items() if name.startswith(f"{form}, seed")]
+        panel.plot(range(ROWS), np.mean([steps_until(losses) for losses in looks], axis=0), "o-", label=form)
+    panel.set(
+        xlabel="position of the row that is asked for",
+        ylabel=f"steps until the loss is below {THRESHOLD} nats per token",
+        title=f"Order of learning, mean of three seeds ({OPTIONS.steps}: or later)",
+        ylim=(0, OPTIONS.steps + 0.5),
+    )
+    influence_before = np.mean([np.mean(cell["shares"], axis=0) for cell in shares.values()], axis=0)
+    beside = panel.twinx()
+    beside.plot(range(ROWS), influence_before, ":", color="gray")
+    beside.set(ylabel="share of influence before the fit (dotted)", ylim=(0, None))
+
+
+def steps_until(losses: Sequence[Sequence[float]]) -> np.ndarray:
+    """Steps [position] after which losses [look position] stay below the threshold; all steps if they do not."""
+    steps = []
+    for of_position in np.transpose(losses):
+        above = np.flatnonzero(of_position >= THRESHOLD)
+        steps.append(min(STEPS_BETWEEN_LOOKS * (above[-1] + 2 if above.size else 1), OPTIONS.steps))
+    return np.array(steps)
 
 
 def _predicted(losses: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> str:
