@@ -18,7 +18,7 @@ from posbias import (
     predict,
 )
 from posbias.architecture import GammaKey
-from posbias.designing import Design, DesignRun, design_record, distance_apart, resolve_target
+from posbias.designing import Design, design_record, distance_apart, resolve_target
 from posbias.designing.design import TOLERANCE
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation
@@ -145,7 +145,7 @@ def test_a_strongly_mixed_stack_comes_near_by_default_and_says_what_it_misses(ta
     (met,) = found.alternatives
     assert met.over == ("key_bias",)
     assert met.met
-    assert met.distances[128][0] < 1e-14
+    assert met.left[128] < 1e-14
 
 
 def test_a_target_missed_at_one_of_two_lengths_is_not_met_and_another_mixing_meets_it():
@@ -153,7 +153,7 @@ def test_a_target_missed_at_one_of_two_lengths_is_not_met_and_another_mixing_mee
     assert not found.met
     assert [other.over for other in found.alternatives] == [("gamma_key", "mixing")]
     assert found.alternatives[0].met
-    assert max(found.alternatives[0].distances[n][0] for n in (32, 64)) < TOLERANCE < found.distances[32][0]
+    assert max(found.alternatives[0].left[n] for n in (32, 64)) < TOLERANCE < found.distances[32][0]
 
 
 def test_power_laws_beyond_the_largest_exponent_are_searched_for_and_bounds_are_counted():
@@ -373,18 +373,28 @@ def test_a_target_is_not_met_by_switching_attention_off():
     assert report_of(design_record(found, {})).verdict[1].startswith("Its attention is off")
 
 
+def test_a_stored_key_bias_is_given_to_a_model_as_the_fresh_one_is(tmp_path):
+    fresh = design("flat", options=DesignOptions(depth=3, n_positions=16))
+    stored = load_record(fresh.save(tmp_path / "run"))
+    assert stored.intervention == fresh.intervention
+    assert stored.met and fresh.met
+
+
 def test_a_stored_design_has_the_numbers_of_the_fresh_one(tmp_path):
     fresh = design("u_shape", options=DesignOptions(depth=4, mixing=0.9, n_positions=[16, 24], starts=1))
     stored = load_record(design_record(fresh, {}).save(tmp_path))
-    assert isinstance(stored, DesignRun)
-    same = ("over", "theory", "exact", "met", "lengths", "parameters", "residual", "range_nats", "distances", "at_ends")
+    assert isinstance(stored, Design)
+    same = ("over", "theory", "exact", "met", "lengths", "parameters", "residual", "range_nats", "distances", "at_ends", "flat")
     for name in same:
         assert getattr(stored, name) == getattr(fresh, name), name
     for n, profile in fresh.profiles.items():
         np.testing.assert_array_equal(stored.profiles[n].influence, profile.influence)
         np.testing.assert_array_equal(stored.targets[n], fresh.targets[n])
-    assert [other.over for other in stored.alternatives] == [other.over for other in fresh.alternatives]
+    assert stored.alternatives == fresh.alternatives
+    assert stored.architecture.describe() == fresh.architecture.describe()
+    assert str(stored.target) == str(fresh.target)
+    np.testing.assert_array_equal(stored.rows, fresh.rows)
     assert stored.verdict[0].startswith("The target is not met")
-    del stored.record.scalars["met"]
-    with pytest.raises(UsageError, match=r"the record of run \w+ is damaged: KeyError 'met'"):
+    del stored.record.scalars["exact"]
+    with pytest.raises(UsageError, match=r"the record of run \w+ is damaged: KeyError 'exact'"):
         result_of(stored.record)

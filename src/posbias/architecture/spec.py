@@ -4,7 +4,7 @@ Depth, heads, mask, encoding, residual mixing and content, resolved per layer an
 measurement on reference models and training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -160,6 +160,14 @@ class Architecture:
             "content": self.layer_content.tolist() if np.any(self.layer_content) else 0.0,
             "sinks": sinks if np.any(self.layer_sinks > -np.inf) else None,
         }
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> "Architecture":
+        """The architecture that `describe` described."""
+        sinks = described["sinks"]
+        if sinks is not None:
+            sinks = [[-np.inf if logit is None else logit for logit in layer] for layer in sinks]
+        return cls(**{**described, "sinks": sinks})
 
     @classmethod
     def from_model(

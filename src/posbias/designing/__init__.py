@@ -1,18 +1,18 @@
 """Design: the architecture, or the key bias of a model, whose profile is the one that is asked for."""
 
-from posbias.designing.design import Design, design, distance_apart
+from posbias.designing.design import Design, MeasuredNetworks, TriedDesign, design, distance_apart
 from posbias.designing.measured import MeasuredDesign, design_record, measure_design
 from posbias.designing.options import DesignOptions
-from posbias.designing.stored import DesignRun
 from posbias.designing.targets import TARGETS, Target, resolve_target
 
 __all__ = [
     "TARGETS",
     "Design",
     "DesignOptions",
-    "DesignRun",
     "MeasuredDesign",
+    "MeasuredNetworks",
     "Target",
+    "TriedDesign",
     "design",
     "design_record",
     "distance_apart",

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
+from pydantic import InstanceOf
 
 from posbias.architecture import Architecture, Causal, GammaKey, KeyBias, KeyEncoding, NoEncoding
 from posbias.architecture.keys import MAX_ALPHA
@@ -31,14 +32,16 @@ from posbias.designing.solving import (
     SlopedGammaKeys,
     SplineKeys,
 )
-from posbias.designing.targets import Flat, Power, Target, resolve_target
+from posbias.designing.targets import TARGETS, Flat, Given, Power, Target, resolve_target
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.limits import STEPS
 from posbias.profiles import Profile
+from posbias.runs.parts import below
 from posbias.runs.records import Record
-from posbias.runs.results import Answering
+from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.statistics import StoredInterval, StoredNumber
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
 from posbias.theory.rollout import rollout_profile, rollout_rows
@@ -60,39 +63,83 @@ held to, whose average over six networks lies about that far from itself (studie
 Vector = Float64[np.ndarray, "n_positions"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Design(Answering):
-    """An architecture for a target, and what it does at several lengths."""
+@dataclass(frozen=True)
+class TriedDesign:
+    """Another design, searched for because the first misses its target."""
 
-    target: Target
     over: tuple[str, ...]
+    mixing: float
+    """Mean over layers."""
+    met: bool
+    left: Mapping[int, StoredNumber]
+    """W1 to the target, by length asked for."""
+
+
+@dataclass(frozen=True)
+class MeasuredNetworks:
+    """Networks at initialisation with the design and without, each with weights and a prompt of its own."""
+
+    n_positions: int
+    networks: int
+    distance: StoredInterval
+    """W1 of the designed networks' average to the target."""
+    before: StoredInterval
+    """W1 to the target without the design."""
+    noise: StoredNumber
+    """W1 of one half of the designed networks to the other, on average."""
+    profile: InstanceOf[Profile]
+    """Mean of the designed networks, with its interval."""
+
+
+@RESULTS.register("design")
+@dataclass(frozen=True, eq=False, repr=False)
+class Design(Result):
+    """An architecture for a target, and what it does at several lengths; a failed run has its record alone.
+
+    Arrays of the record, by length: `profile/N`, `before/N`, `target/N` and `choice/NAME/N` [n_positions];
+    `measured/N/{influence,low,high}` [n_positions] and `measured/N/{networks,networks_before}` [networks n_positions];
+    `rows` [n_positions n_positions], every row of a short rollout at the longest length asked for.
+    """
+
+    target: Target = field(default_factory=Flat)
+    over: tuple[str, ...] = ()
     """Free parameters of the design."""
-    theory: str
-    architecture: Architecture
+    theory: str = ""
+    architecture: Architecture | None = None
     """The designed architecture; that of a model has mixing 1, which mean field does not need."""
-    exact: bool
+    exact: bool = False
     """True if the target is met to rounding at the length asked for, not searched for."""
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...] = ()
     """Lengths asked for; `profiles` has half the least and twice the largest, too, if the bias reaches them."""
-    profiles: dict[int, Profile]
-    before: dict[int, Profile]
+    profiles: Mapping[int, Profile] = field(default_factory=dict)
+    before: Mapping[int, Profile] = field(default_factory=dict)
     """Profiles of the architecture before it was changed."""
-    targets: dict[int, Vector]
+    targets: Mapping[int, Vector] = field(default_factory=dict)
     """Whole profiles that were aimed at; for a theory of models without the last position's own."""
-    parameters: dict[str, list[Any]]
+    parameters: dict[str, list[Any]] = field(default_factory=dict)
     """Values of every free parameter, layer 0 nearest the input."""
-    residual: float
+    residual: float = 0.0
     """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
-    base: Architecture
-    """The architecture before it was changed."""
+    base: Architecture | None = None
+    """The architecture before it was changed; None for a stored design."""
     seed: int = 0
     """Seed of the random starts."""
-    at_ends: dict[str, tuple[int, int]] = field(default_factory=dict)
+    at_ends: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Number of values of a free parameter that lie at an end of the range searched, and of all its values."""
-    choices: dict[str, dict[int, Profile]] = field(default_factory=dict)
+    choices: Mapping[str, Mapping[int, Profile]] = field(default_factory=dict)
     """Designed profiles of every norm placement that could be chosen, by name; empty if norms stay where they are."""
+    measured: tuple[MeasuredNetworks, ...] = ()
+    """Measurements of a stored model's design, by length."""
 
-    def as_run(self) -> Record:
+    @classmethod
+    def from_record(cls, record: Record) -> "Design":
+        """The design that a record holds; nothing but the record if it failed."""
+        design = cls() if record.status != "done" else _of_record(record)
+        vars(design)["record"] = record
+        return design
+
+    @cached_property
+    def record(self) -> Record:  # type: ignore[override]  # made when it is asked for: it may search for others
         """The record that the shell writes of the same design."""
         return self.to_record({})
 
@@ -106,7 +153,7 @@ class Design(Answering):
             "target": str(self.target),
             "over": list(self.over),
             "theory": self.theory,
-            "architecture": self.architecture.describe(),
+            "architecture": None if self.architecture is None else self.architecture.describe(),
             "model": model,
             "command": command,
         }
@@ -116,15 +163,26 @@ class Design(Answering):
     @property
     def range_nats(self) -> float:
         """Largest difference between the biases of two keys in any layer, at the longest length asked for; else 0."""
-        groups = [group for groups in self.architecture.head_groups for group in groups]
+        layers = () if self.architecture is None else self.architecture.head_groups
+        groups = [group for groups in layers for group in groups]
         keyed = [group for group in groups if isinstance(group.encoding, KeyEncoding)]
         biases = [group.encoding.key_logits(max(self.lengths), group.n_heads) for group in keyed]  # type: ignore[attr-defined]
         return max((float(np.ptp(bias, axis=1).max()) for bias in biases), default=0.0)
 
     @property
     def distances(self) -> dict[int, tuple[float, float]]:
-        """W1 of the profile to the target by length, designed and before; see `distance`."""
+        """W1 of the profile to the target by length, designed and before; NaN if attention moves nothing."""
         return {n: (self.distance(self.profiles[n]), self.distance(self.before[n])) for n in self.profiles}
+
+    @property
+    def flat(self) -> dict[int, float]:
+        """W1 of the flat line to the target, by length."""
+        return {n: self.distance(Profile.uniform(n)) for n in self.profiles}
+
+    @property
+    def choices_left(self) -> dict[str, dict[int, float]]:
+        """W1 to the target of every norm placement, by name and length."""
+        return {name: {n: self.distance(at[n]) for n in at} for name, at in self.choices.items()}
 
     def distance(self, profile: Profile) -> float:
         """W1 of a profile to the target at its length: the last position apart, unless the target says what it has."""
@@ -141,26 +199,38 @@ class Design(Answering):
         """
         ended, count = self.at_ends.get(Mixings.name, (0, 0))
         low, high = Mixings.range
+        assert self.architecture is not None
         off = 0 < ended == count and bool((self.architecture.layer_mixing <= low + NEAR_END * (high - low)).all())
         return not off and all(self.distances[n][0] <= TOLERANCE for n in self.lengths)
 
     @cached_property
-    def alternatives(self) -> tuple["Design", ...]:
+    def alternatives(self) -> tuple[TriedDesign, ...]:
         """Other designs for a rollout that misses its target, up to the first that meets it; searched when asked for.
 
         A key bias (at one length), gamma keys, gamma keys beside another mixing in every layer, splines.
         """
-        if self.met or self.theory != "rollout":
+        if self.base is None or self.met or self.theory != "rollout":
             return ()
         candidates: list[tuple[str, ...]] = [(KEY_BIAS,)] if len(self.lengths) == 1 else []
         candidates += [(GammaKeys.name,), (GammaKeys.name, Mixings.name), (SplineKeys.name,)]
-        designs: list[Design] = []
+        tried: list[TriedDesign] = []
         for names in candidates:
-            if names == self.over or (designs and designs[-1].met):
+            if names == self.over or (tried and tried[-1].met):
                 continue
             with suppress(UsageError):  # masks, content or a span that this one does not allow
-                designs.append(_by_rollout(self.base, self.target, names, self.lengths, starts=4, seed=self.seed))
-        return tuple(designs)
+                other = _by_rollout(self.base, self.target, names, self.lengths, starts=4, seed=self.seed)
+                assert other.architecture is not None
+                mixing = float(other.architecture.layer_mixing.mean())
+                tried.append(TriedDesign(names, mixing, other.met, {n: other.distances[n][0] for n in other.lengths}))
+        return tuple(tried)
+
+    @cached_property
+    def rows(self) -> Float64[np.ndarray, "n_positions n_positions"] | None:
+        """Every row of the designed rollout at the longest length asked for, for the heat map; None if that is long."""
+        longest = max(self.lengths, default=0)
+        if self.architecture is None or self.theory != "rollout" or longest > DRAWN_ROWS:
+            return None
+        return rollout_rows(self.architecture, np.arange(longest), n_positions=longest)
 
     @property
     def intervention(self) -> KeyBiased:
@@ -174,6 +244,7 @@ class Design(Answering):
                 f"norms of a loaded model stay where they are; build it with norm placement "
                 f"{self.parameters[NORM_PLACEMENT][0]}"
             )
+        assert self.architecture is not None
         layers = [groups[0].encoding for groups in self.architecture.head_groups]
         if not all(isinstance(encoding, KeyEncoding) for encoding in layers):
             raise UsageError(f"a design over {', '.join(self.over)} is no key bias, so no model can be given it")
@@ -181,13 +252,66 @@ class Design(Answering):
 
     def shown(self) -> Shown:
         """The profile designed, before and aimed at, at the longest length asked for; W1 to the target at all."""
+        if not self.profiles:
+            return Shown(self.record.line)
         distances = ", ".join(f"N={n}: {after:.2g} (before {was:.2g})" for n, (after, was) in self.distances.items())
         apart = "" if self.target.whole else ", last position apart"
         met = "met" if self.met else "not met"
         title = f"{self.target} over {', '.join(self.over)}, {met}; W1 to the target{apart}: {distances}"
         n = max(self.lengths)
         target = Series("target", self.targets[n] / self.targets[n].sum())
-        return Shown(title, (self.profiles[n].series("designed"), self.before[n].series("before"), target))
+        curves = (self.profiles[n].series("designed"), self.before[n].series("before"), target)
+        # The verdict of a fresh design may have to search for others first.
+        return Shown(title, curves, facts=self.facts() if self.base is None else {})
+
+
+def _of_record(record: Record) -> Design:
+    """A finished design from its record."""
+    resolved, scalars, arrays = record.resolved, record.scalars, record.arrays
+    targets = {int(n): values for n, values in below(arrays, "target/").items()}
+    design = Design(
+        target=_target_of(resolved["target"], targets, whole=scalars["whole"]),
+        over=tuple(resolved["over"]),
+        theory=resolved["theory"],
+        architecture=Architecture.from_description(resolved["architecture"]),
+        exact=scalars["exact"],
+        lengths=tuple(scalars["lengths"]),
+        profiles=_profiles_below(arrays, "profile/"),
+        before=_profiles_below(arrays, "before/"),
+        targets=targets,
+        parameters=scalars["parameters"],
+        residual=scalars["residual"],
+        seed=record.seeds["design"],
+        at_ends={name: (ended["count"], ended["of"]) for name, ended in scalars["at_ends"].items()},
+        choices={name: _profiles_below(arrays, f"choice/{name}/") for name in scalars.get("choices", {})},
+        measured=tuple(_networks_of(entry, arrays) for entry in scalars.get("measured", ())),
+    )
+    tried = [
+        {**other, "left": {entry["n_positions"]: entry["after"] for entry in other["distances"]}}
+        for other in scalars["alternatives"]
+    ]
+    vars(design)["alternatives"] = tuple(from_stored(TriedDesign, other) for other in tried)
+    vars(design)["rows"] = arrays.get("rows")
+    return design
+
+
+def _target_of(spelled: str, targets: Mapping[int, Vector], *, whole: bool) -> Target:
+    """The target of a record: by its spelling, or a profile that was given."""
+    if not whole:
+        return TARGETS.parse(spelled)
+    given = [Given(values) for values in targets.values()]
+    # One of them is the profile itself, unless it was given at another length than those asked for.
+    return next((target for target in given if str(target) == spelled), given[-1])
+
+
+def _networks_of(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> MeasuredNetworks:
+    ends = (arrays[f"measured/{entry['n_positions']}/{end}"] for end in ("influence", "low", "high"))
+    return from_stored(MeasuredNetworks, {**entry, "profile": Profile(*ends)})
+
+
+def _profiles_below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[int, Profile]:
+    """Profiles by length."""
+    return {int(n): Profile(values) for n, values in below(arrays, stem).items()}
 
 
 def distance_apart(profile: Profile, target: Vector) -> float:
@@ -431,14 +555,12 @@ def _distances_of(design: Design) -> dict[str, Any]:
         "at_ends": {name: {"count": count, "of": of} for name, (count, of) in design.at_ends.items()},
         "alternatives": [
             {
-                "over": list(alternative.over),
-                "mixing": float(alternative.architecture.layer_mixing.mean()),
-                "met": alternative.met,
-                "distances": [
-                    {"n_positions": n, "after": finite(alternative.distances[n][0])} for n in alternative.lengths
-                ],
+                "over": list(other.over),
+                "mixing": other.mixing,
+                "met": other.met,
+                "distances": [{"n_positions": n, "after": finite(after)} for n, after in other.left.items()],
             }
-            for alternative in design.alternatives
+            for other in design.alternatives
         ],
         "lengths": list(design.lengths),
         "distances": [
@@ -446,7 +568,7 @@ def _distances_of(design: Design) -> dict[str, Any]:
                 "n_positions": n,
                 "after": finite(after),
                 "before": finite(before),
-                "flat": design.distance(Profile.uniform(n)),
+                "flat": design.flat[n],
             }
             for n, (after, before) in design.distances.items()
         ],
@@ -456,8 +578,8 @@ def _distances_of(design: Design) -> dict[str, Any]:
     }
     if design.choices:
         scalars["choices"] = {
-            name: [{"n_positions": n, "after": design.distance(profile)} for n, profile in profiles.items()]
-            for name, profiles in design.choices.items()
+            name: [{"n_positions": n, "after": after} for n, after in left.items()]
+            for name, left in design.choices_left.items()
         }
     return scalars
 
@@ -470,7 +592,6 @@ def _profiles_of(design: Design) -> dict[str, np.ndarray]:
     for n, profile in design.profiles.items():
         arrays |= {f"profile/{n}": profile.influence, f"before/{n}": design.before[n].influence}
         arrays[f"target/{n}"] = design.targets[n]
-    longest = max(design.lengths)
-    if design.theory == "rollout" and longest <= DRAWN_ROWS:
-        arrays["rows"] = rollout_rows(design.architecture, np.arange(longest), n_positions=longest)
+    if design.rows is not None:
+        arrays["rows"] = design.rows
     return arrays

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from posbias.designing import DesignRun
+from posbias.designing import Design
+from posbias.designing.design import TOLERANCE
 from posbias.display.figures import (
     BLUE,
     MEASURED,
@@ -36,11 +37,11 @@ EQUAL = 1e-9
 
 
 @REPORTS.register("design")
-def design_report(run: DesignRun) -> Report:
+def design_report(run: Design) -> Report:
     """What was aimed at, what was found, and what it does at other lengths."""
     statements, figures, tables = _statements(run), _figures(run), _tables(run)
     return Report(
-        f"Design: {run.title}",
+        f"Design: {run.record.resolved['title']}",
         kicker="posbias · an architecture with a chosen position bias",
         verdict=[*statements[:1], *statements[-1:]] if run.measured else statements[:2],
         picture=figures[:1],
@@ -48,13 +49,13 @@ def design_report(run: DesignRun) -> Report:
         statements=statements,
         caveats=caveats_of(run.record),
         figures=figures[1:],
-        note=NOTE.format(apart="" if run.whole else APART),
+        note=NOTE.format(apart="" if run.target.whole else APART),
         tables=tables[1:],
         record=run.record,
     )
 
 
-def _statements(run: DesignRun) -> list[str]:
+def _statements(run: Design) -> list[str]:
     said = _met(run)
     carried = [f"{after:.2g} at {n}" for n, (after, _) in run.distances.items() if n not in run.lengths]
     if carried:
@@ -79,18 +80,18 @@ def _statements(run: DesignRun) -> list[str]:
     return said
 
 
-def _met(run: DesignRun) -> list[str]:
+def _met(run: Design) -> list[str]:
     """Whether the target is met at every length that was asked for, and what would meet it if it is not."""
     theory = "the residual rollout" if run.theory == "rollout" else "the mean field"
     asked, last = {n: run.distances[n][0] for n in run.lengths}, run.lengths[-1]
     left = f"W1 {_at_lengths(asked)} positions; before, {_at_lengths({last: run.distances[last][1]}, '.3f')}"
     if run.met:
-        how = "exactly, by a closed form" if run.exact else f"to within W1 {run.tolerance:g}, by search"
-        flat = {n: run.flat[n] for n in run.lengths if EQUAL < run.flat[n] <= run.tolerance}
+        how = "exactly, by a closed form" if run.exact else f"to within W1 {TOLERANCE:g}, by search"
+        flat = {n: run.flat[n] for n in run.lengths if EQUAL < run.flat[n] <= TOLERANCE}
         also = [f"So does a flat line: W1 {_at_lengths(flat)} positions."] if flat else []
         return [f"Under {theory} the profile meets the target {how}: {left}.", *also]
-    near = all(after <= run.tolerance for after in asked.values())
-    reached = [f"The target is not met to W1 {run.tolerance:g}: {theory} leaves {left}."]
+    near = all(after <= TOLERANCE for after in asked.values())
+    reached = [f"The target is not met to W1 {TOLERANCE:g}: {theory} leaves {left}."]
     others = ["Its attention is off: the search set every mixing to its lower bound."] if near else []
     for other in run.alternatives:
         over = " and ".join(other.over)
@@ -112,7 +113,7 @@ def _at_lengths(distances: Mapping[int, float], spec: str = ".2g") -> str:
     )
 
 
-def _tables(run: DesignRun) -> list[Table]:
+def _tables(run: Design) -> list[Table]:
     rows = [
         [str(n), *(_cell(value, spec) for value, spec in zip((*ends, run.flat[n]), (".3g", ".3f", ".3f"), strict=True))]
         for n, ends in run.distances.items()
@@ -136,7 +137,7 @@ def _cell(distance: float, spec: str) -> str:
     return MISSING if math.isnan(distance) else format(distance, spec)
 
 
-def _figures(run: DesignRun) -> list[Figure | HeatMap]:
+def _figures(run: Design) -> list[Figure | HeatMap]:
     length = max(run.lengths)
     curves = [
         profile_curve("as it was", run.before[length], BEFORE),
