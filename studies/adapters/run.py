@@ -512,9 +512,8 @@ def order_of_learning(directory: Path) -> None:
     positions.
     """
     forms, shares = (json.loads((directory / f"{name}.json").read_text()) for name in ("forms", "influence"))
-    print(
-        f"\n| form | steps to {THRESHOLD}, by position | influence | log-probability before | nearness to the beginning |"
-    )
+    predictors = "influence | log-probability before | nearness to the beginning"
+    print(f"\n| form | steps to {THRESHOLD}, by position | {predictors} |")
     print("|---|---|---|---|---|")
     for form in FORMS:
         if "first" in form or f"{form}, seed 0" not in forms:  # looks at one position
