@@ -18,6 +18,7 @@ from subject import random_prompts
 import attention
 import posbias as pb
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Request
+from posbias.measurement.blocks import checkpointed
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.weights import converted
@@ -46,6 +47,8 @@ class Load:
     """Tokens of an answer."""
     pairs: int = 4
     """Of a retrieval prompt."""
+    checkpointing: bool = False
+    """Keep no activations inside blocks, on both sides."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +102,15 @@ def measured(kinds: str) -> Callable[[HuggingFaceModel, Load], Pair]:
         prompts = random_prompts(load.prompts, load.positions)
         bare = model.described_by(model.family, misfit="mixing is not timed")
         backward = PROBES if kinds.startswith("jacobian") else 1
-        options = pb.MeasureOptions(together=load.prompts if model.device.type == "cpu" else None)
-        return Pair(
-            lambda: pb.measure(bare, prompts, kinds=kinds, options=options),
-            passes(model, prompts, backward=backward),
-        )
+        together = load.prompts if model.device.type == "cpu" else None
+        options = pb.MeasureOptions(together=together, checkpointing=load.checkpointing)
+        floor = passes(model, prompts, backward=backward)
+
+        def peer() -> None:
+            with checkpointed(model.network, enabled=load.checkpointing):
+                floor()
+
+        return Pair(lambda: pb.measure(bare, prompts, kinds=kinds, options=options), peer)
 
     return pair
 
@@ -341,19 +348,41 @@ def inside(model: HuggingFaceModel, load: Load) -> Pair:
     return Pair(run, plain)
 
 
+def inside_mixed(model: HuggingFaceModel, load: Load) -> Pair:
+    """A left-padded batch of mixed lengths under a method, beside the plain model."""
+    batch = padded(model, load)
+
+    @torch.no_grad()
+    def plain() -> None:
+        model.network(**batch, use_cache=False, logits_to_keep=1)
+
+    def run() -> None:
+        with pb.mitigated(model, METHOD):
+            plain()
+
+    return Pair(run, plain)
+
+
+def padded(model: HuggingFaceModel, load: Load) -> dict[str, torch.Tensor]:
+    """Prompts of mixed lengths as a left-padded batch, positions included where the network takes them."""
+    texts = [request.text for request in requests_of(model, load)]
+    batch = dict(model.tokenizer(texts, padding=True, return_tensors="pt").to(model.device))
+    if "bloom" not in model.model_type:
+        batch["position_ids"] = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    return batch
+
+
 @torch.no_grad()
 def methods_hold_in_mixed_batches(model: HuggingFaceModel, load: Load) -> None:
     """The last logits of every row of a left-padded batch are those of its prompt alone, and not the plain model's."""
-    texts = [request.text for request in requests_of(model, load)]
-    batch = model.tokenizer(texts, padding=True, return_tensors="pt").to(model.device)
+    batch = padded(model, load)
     mask = batch["attention_mask"]
-    places = {} if "bloom" in model.model_type else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
     with pb.mitigated(model, METHOD):
-        together = model.network(**batch, **places, use_cache=False).logits[:, -1]
+        together = model.network(**batch, use_cache=False).logits[:, -1]
         alone = [model.network(row[kept.bool()][None], use_cache=False).logits[0, -1]
                  for row, kept in zip(batch["input_ids"], mask, strict=True)]  # fmt: skip
     torch.testing.assert_close(together, torch.stack(alone), rtol=ROUND_OFF, atol=1e-4)
-    plain = model.network(**batch, **places, use_cache=False).logits[:, -1]
+    plain = model.network(**batch, use_cache=False).logits[:, -1]
     assert not torch.allclose(plain, together, rtol=ROUND_OFF, atol=1e-4)
 
 
@@ -389,8 +418,8 @@ WORKS = {
     ),
     "Jacobian, 4 probes": Work("bare passes", 1.1, 1.1, measured(f"jacobian(probes={PROBES})"), jacobian_is_exact),
     "attention statistics": Work("forward", 5.0, 4.0, statistics, statistics_are_those_of_matrices),
-    "power rollout": Work("forward", 5.0, None, theory("power_rollout"), as_in_float64("power_rollout")),
-    "mean field": Work("forward", 3.0, None, theory("mean_field"), as_in_float64("mean_field")),
+    "power rollout": Work("forward", 5.0, 5.0, theory("power_rollout"), as_in_float64("power_rollout")),
+    "mean field": Work("forward", 3.0, 3.0, theory("mean_field"), as_in_float64("mean_field")),
     "answers, mixed lengths": Work("generate", 1.3, 1.3, answers(requests_of), texts_are_equal(requests_of), MIXED),
     "answers, shared beginnings": Work(
         "generate", 1.0, 1.0, answers(shared_requests), texts_are_equal(shared_requests), RETRIEVAL
@@ -401,7 +430,8 @@ WORKS = {
     "scoring, shared beginnings": Work(
         "padded forward", 1.0, 1.0, scores(shared_requests), scores_are_equal(shared_requests), RETRIEVAL
     ),
-    "fitting a key bias": Work("bare passes", None, None, fitted, fit_descends, RETRIEVAL),
-    "method inside the model": Work("plain forward", 1.15, None, inside, methods_hold_in_mixed_batches, MIXED),
-    "audit": Work("bare passes", 3.0, None, audited, audit_measures),
+    "fitting a key bias": Work("bare passes", 1.2, 1.2, fitted, fit_descends, RETRIEVAL),
+    "method inside the model": Work("plain forward", 1.15, 1.15, inside, methods_hold_in_mixed_batches, MIXED),
+    "method, mixed lengths": Work("plain forward", 1.15, 1.15, inside_mixed, methods_hold_in_mixed_batches, MIXED),
+    "audit": Work("bare passes", 3.0, 3.0, audited, audit_measures),
 }  # fmt: skip

@@ -50,6 +50,28 @@ def test_the_small_table_is_whole_and_everything_is_equal(script, tmp_path):
         assert line.startswith(row["case"]["work"])
 
 
+def test_every_work_is_equal_and_runs_on_a_tiny_shape(script, monkeypatch):
+    run = script("run")
+    monkeypatch.setattr(run, "REPEATS", 0)
+    bench = run.Bench(run.CPU, run.torch.float32)
+    for name, work in run.WORKS.items():
+        if name != "audit":  # seconds: the slow test has it
+            import time; t=time.time()
+            row = bench.row(run.Case(name, "llama", "tiny", work.load))
+            print(name, time.time()-t, row.seconds, row.peer_seconds)
+            assert row.note in ("", f"{work.package} is not installed"), row
+            assert (row.ratio is None) == bool(row.note)
+
+
+def test_a_target_in_seconds_is_met_by_the_clock(script):
+    run = script("run")
+    case = run.Case("audit", "llama", "tiny", run.Load(8), most_seconds=20)
+    row = run.Row(case, "bare passes", 3.0, peer_seconds=10.0, seconds=19.0)
+    assert (row.met, row.cells()[-2]) == (True, "3.00, 20 s")
+    assert not replace(row, seconds=21.0).met
+    assert not replace(row, peer_seconds=6.0).met
+
+
 def test_every_plan_names_works_and_shapes(script):
     run, shapes = script("run"), script("shapes")
     for plan in (run.FULL, run.ON_CPU, run.SMALL):
