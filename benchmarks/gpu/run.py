@@ -94,6 +94,7 @@ GRADIENTS = ("probability gradients", "probability beside captum", "probability 
 MIXED = ("answers, mixed lengths", "scoring, mixed lengths")
 SHARED = ("answers, shared beginnings", "scoring, shared beginnings")
 FORWARD = ("attention statistics", "power rollout")
+ROLLED = ("attention rollout", "mean field")
 INSIDE = ("method inside the model", "method, mixed lengths")
 RETRIEVAL = Load(prompts=24, answer=40, pairs=20)
 FULL = [
@@ -106,7 +107,7 @@ FULL = [
     *[Case(work, "llama", "135M", Load(640, prompts=48, answer=40)) for work in MIXED],
     Case("fitting a key bias", "llama", "135M", Load(prompts=16, pairs=8)),
     *[Case(work, "llama", "135M", Load(256, prompts=32)) for work in GRADIENTS[::3]],
-    *[Case(work, "llama", "135M", Load(512)) for work in (*GRADIENTS[1:3], "mean field", "power rollout")],
+    *[Case(work, "llama", "135M", Load(512)) for work in (*GRADIENTS[1:3], *ROLLED, FORWARD[-1])],
     *[
         Case(work, family, "1.5B", Load(2048))
         for family in ("qwen3", "gemma3", "bloom")
@@ -121,7 +122,7 @@ FULL = [
     Case(GRADIENTS[0], "llama", "7B", Load(32_768, checkpointing=True)),
 ]
 ON_CPU = [
-    *[Case(work, "llama", "135M", Load(256)) for work in (*GRADIENTS, *FORWARD, "mean field")],
+    *[Case(work, "llama", "135M", Load(256)) for work in (*GRADIENTS, *FORWARD, *ROLLED)],
     *[Case(GRADIENTS[0], "llama", "narrow", Load(n, prompts=8)) for n in (64, 128, 256)],
     *[Case(work, "llama", "135M", Load(256, prompts=8, answer=16)) for work in MIXED],
     *[Case(work, "llama", "135M", Load(prompts=4, answer=16, pairs=4)) for work in SHARED],

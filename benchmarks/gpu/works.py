@@ -34,6 +34,7 @@ ROUND_OFF = 2e-3
 """Relative, of float32 sums in another order."""
 LOGPROB_OFF = 1e-4
 """Of a text's log-probability per token, in nats."""
+AttentionMethod = Callable[[HuggingFaceModel, Prompts], attention.Method]
 
 
 @dataclass(frozen=True)
@@ -157,15 +158,25 @@ def statistics(model: HuggingFaceModel, load: Load) -> Pair:
     return Pair(attention.streamed(model, prompts), passes(model, prompts))
 
 
-def statistics_are_those_of_matrices(model: HuggingFaceModel, load: Load) -> None:
-    """Mean distances, from every attention matrix of transformers."""
-    prompts = random_prompts(1, load.positions)
-    found = attention.streamed(model, prompts)()
-    before = model.network.config._attn_implementation
-    model.network.set_attn_implementation("eager")
-    expected = attention.dense_distance(model, prompts)()
-    model.network.set_attn_implementation(before)
-    np.testing.assert_allclose(found, expected, rtol=ROUND_OFF)
+def attention_rollout(model: HuggingFaceModel, load: Load) -> Pair:
+    """The rollout of the model's own attention, beside a forward pass."""
+    prompts = random_prompts(load.prompts, load.positions)
+    return Pair(attention.pulled(model, prompts), passes(model, prompts))
+
+
+def as_from_matrices(streamed: AttentionMethod, dense: AttentionMethod) -> Callable[[HuggingFaceModel, Load], None]:
+    """The numbers are those from every attention matrix of transformers."""
+
+    def check(model: HuggingFaceModel, load: Load) -> None:
+        prompts = random_prompts(1, load.positions)
+        found = streamed(model, prompts)()
+        before = model.network.config._attn_implementation
+        model.network.set_attn_implementation("eager")
+        expected = dense(model, prompts)()
+        model.network.set_attn_implementation(before)
+        np.testing.assert_allclose(found, expected, rtol=ROUND_OFF)
+
+    return check
 
 
 def theory(name: str) -> Callable[[HuggingFaceModel, Load], Pair]:
@@ -417,7 +428,13 @@ WORKS = {
         "inseq", 1.0, 1.0, peer_gradient("inseq"), equal_sides(peer_gradient("inseq")), package="inseq"
     ),
     "Jacobian, 4 probes": Work("bare passes", 1.1, 1.1, measured(f"jacobian(probes={PROBES})"), jacobian_is_exact),
-    "attention statistics": Work("forward", 5.0, 4.0, statistics, statistics_are_those_of_matrices),
+    "attention statistics": Work(
+        "forward", 5.0, 4.0, statistics,
+        as_from_matrices(attention.streamed, attention.dense_distance),
+    ),
+    "attention rollout": Work(
+        "forward", 3.0, 3.0, attention_rollout, as_from_matrices(attention.pulled, attention.dense_rollout)
+    ),
     "power rollout": Work("forward", 5.0, 5.0, theory("power_rollout"), as_in_float64("power_rollout")),
     "mean field": Work("forward", 3.0, 3.0, theory("mean_field"), as_in_float64("mean_field")),
     "answers, mixed lengths": Work("generate", 1.3, 1.3, answers(requests_of), texts_are_equal(requests_of), MIXED),
