@@ -56,7 +56,7 @@ ALONE = RIGHT.keys() - {"evaluate", "LocalResponder", *TAKES_MODELS}
 
 def wrong_values(model, prompts):
     profile = pb.Profile.uniform(4)
-    record = pb.predict(pb.Architecture(depth=1), 4).record({})
+    record = pb.predict(pb.Architecture(depth=1), 4).record
     return ([1, 2], [[1, 2], [3, 4]], np.array([[1, 2]]), torch.tensor([[1, 2]]), "demo", ["a", "b"], None, 7, 1.5,
             {"a": 1}, Path("nowhere"), object(), model, prompts, profile, record)  # fmt: skip
 

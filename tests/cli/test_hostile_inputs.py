@@ -218,7 +218,7 @@ def test_a_template_that_loops_ends_the_command(posbias, tiny_llama, tmp_path, m
 
 @pytest.fixture
 def predicted(tmp_path):
-    pb.predict(pb.Architecture(depth=1), 8).record({}).save(tmp_path / "run")
+    pb.predict(pb.Architecture(depth=1), 8).record.save(tmp_path / "run")
     return tmp_path / "run"
 
 

@@ -263,9 +263,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_prediction_that_others_are_compared_to_is_not_called_measured(audit_record: Build) -> None:
-    one, other = (
-        predict(Architecture(2, encoding=encoding, mixing=0.2), 30).record({}) for encoding in ("none", "alibi")
-    )
+    one, other = (predict(Architecture(2, encoding=encoding, mixing=0.2), 30).record for encoding in ("none", "alibi"))
     compared = compare(one, other).record
     report = report_of(compared)
     (figure,) = report.picture
@@ -286,7 +284,7 @@ def test_a_prediction_that_others_are_compared_to_is_not_called_measured(audit_r
 
 def test_predictions_of_several_runs_are_named_by_what_differs() -> None:
     records = [
-        predict(Architecture(2, encoding=encoding, mixing=mixing), 30).record({})
+        predict(Architecture(2, encoding=encoding, mixing=mixing), 30).record
         for encoding in ("none", "alibi")
         for mixing in (0.1, 0.2)
     ]
@@ -298,7 +296,7 @@ def test_predictions_of_several_runs_are_named_by_what_differs() -> None:
 
 def test_a_theory_beside_a_measurement_is_one_picture(audit_record: Build) -> None:
     """Each sentence of the verdict has one lead, which names its run."""
-    theories = [predict(Architecture(2, encoding=name, mixing=0.2), 300).record({}) for name in ("none", "alibi")]
+    theories = [predict(Architecture(2, encoding=name, mixing=0.2), 300).record for name in ("none", "alibi")]
     measurement = audit_record(n_positions=300)
     del measurement.scalars["subjects"]["initialised"]
     report = report_of(*theories, measurement)

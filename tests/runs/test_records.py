@@ -226,7 +226,7 @@ def test_a_second_run_into_one_directory_is_refused(tmp_path):
 
 def with_report(directory):
     """A finished run with its report, and two pictures of the user's own beside it."""
-    record = Prediction(Profile.uniform(8), "rollout", None, 8).record({})
+    record = Prediction(Profile.uniform(8), "rollout", None, 8).record
     record.save(directory)
     write_report([record], directory, png=True)
     drawn = {path.name for path in directory.glob("*.png")}

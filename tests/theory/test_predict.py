@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from posbias import Architecture, UsageError, predict
-from posbias.theory import THEORIES, rollout_profile
+from posbias import Architecture, UsageError, load_model, load_prompts, load_record, predict
+from posbias.runs.results import result_of
+from posbias.theory import THEORIES, predictions_record, rollout_profile
 
 ARCHITECTURE_THEORIES = ["attention_only", "rollout", "rollout_content", "continuous", "closed_form"]
 UNIFORM = Architecture(depth=6, heads=2, mixing=0.3, content=1.5)
@@ -75,3 +76,40 @@ def test_unknown_theories_list_the_known() -> None:
 def test_without_prompts_a_length_is_needed() -> None:
     with pytest.raises(UsageError, match=r"^predict: without prompts it needs n_positions"):
         predict(UNIFORM)
+
+
+def assert_read_back(fresh, directory):
+    """A saved prediction is read as the fresh one, field by field."""
+    stored = load_record(fresh.save(directory))
+    assert type(stored) is type(fresh)
+    np.testing.assert_equal(vars(stored.profile), vars(fresh.profile))
+    for name in ("theory", "n_positions", "sink_share", "spelled", "seed", "caveats"):
+        assert getattr(stored, name) == getattr(fresh, name), name
+    for name in ("parameters", "numbers"):
+        assert {key: str(value) for key, value in getattr(stored, name).items()} == {
+            key: str(value) for key, value in getattr(fresh, name).items()
+        }, name
+    for name in ("arrays", "per_prompt"):
+        np.testing.assert_equal(getattr(stored, name), getattr(fresh, name), err_msg=name)
+    assert stored.settings() == fresh.settings()
+    assert stored.verdict == fresh.verdict != ()
+
+
+@pytest.mark.parametrize("theory", ["rollout", "attention_only"])
+def test_a_stored_prediction_of_an_architecture_is_the_fresh_one(theory, tmp_path):
+    sinks = [[0.0, -np.inf], [1.5, 1.5]]
+    layers = Architecture(depth=2, heads=2, encoding=["alibi", "none"], mixing=[0.2, 0.7], sinks=sinks)
+    assert_read_back(predict(layers, 12, theory=theory), tmp_path / "run")
+
+
+@pytest.mark.parametrize("theory", ["power_rollout(form=isotropic)", "mean_field"])
+def test_a_stored_prediction_of_a_model_is_the_fresh_one(theory, tiny_llama, tmp_path):
+    model = load_model(tiny_llama, init_seed=3)
+    prompts = load_prompts("synthetic", model, n_positions=12, count=3)
+    assert_read_back(predict(model, theory=theory, prompts=prompts), tmp_path / "run")
+
+
+def test_several_stored_predictions_are_their_profiles(tmp_path):
+    several = [predict(Architecture(depth=2, mixing=mixing), 12) for mixing in (0.1, 0.2)]
+    stored = result_of(predictions_record(several, {}))
+    assert [len(theories := stored.subject.theories), *theories] == [2, "mixing 0.1", "mixing 0.2"]

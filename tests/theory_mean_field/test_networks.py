@@ -55,7 +55,7 @@ def test_a_prediction_says_how_far_one_initialisation_lies(fresh):
     )
     assert f"about {one / 2:.3f}" in caveat_text(scatter_caveat(networks, initialisations=4))
     assert large.numbers["largest_logit_variance"] > 1
-    record = large.record({})
+    record = large.record
     assert record.scalars["caveats"] == list(large.caveats)
     np.testing.assert_array_equal(record.arrays["networks"], networks)
 

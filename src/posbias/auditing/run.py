@@ -15,8 +15,7 @@ from torch import nn
 
 from posbias.checks import check_size, check_whole, checked
 from posbias.comparison import Subject, TheoryProfile, compare_subject, contrast_subjects
-from posbias.comparison.stored import AuditRun, store_subjects
-from posbias.display.showing import Shown
+from posbias.comparison.stored import Audit, store_subjects
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.cost import preflight
@@ -103,20 +102,6 @@ def examine(
     networks = [piece[NETWORKS] for piece in pieces if len(piece.get(NETWORKS, ())) > 1]
     caveats = [scatter_caveat(np.concatenate(networks), initialisations=len(networks))] if networks else []
     return subject, [*measurement.left_out, *left_out], caveats
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Audit(AuditRun):
-    """A finished audit, and where it lies."""
-
-    directory: Path | None = None
-    report: Path | None = None
-    """The HTML page; None if no directory was given."""
-
-    def shown(self) -> Shown:
-        """The profiles, with both states and the page named."""
-        states = ", ".join(subject.name for subject in self.subjects)
-        return replace(super().shown(), title=f"{self.label}: {states}; report: {self.report}")
 
 
 @checked
@@ -218,7 +203,9 @@ def _run(
 
 
 def _finished(record: Record, directory: Path | None, page: Path | None) -> Audit:
-    return Audit(**vars(AuditRun.from_record(record)), directory=directory, report=page)
+    finished = Audit.from_record(record)
+    assert isinstance(finished, Audit)
+    return replace(finished, directory=directory, report=page)
 
 
 def _work(

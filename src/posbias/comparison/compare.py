@@ -26,9 +26,6 @@ from posbias.comparison.names import state_of, told_apart
 from posbias.comparison.stored import (
     MEASURED,
     THEORIES,
-    AuditRun,
-    MeasurementRun,
-    PredictionRun,
     ProfileRun,
     store_subjects,
 )
@@ -137,6 +134,8 @@ class ComparisonRun(ProfileRun):
         return dict(zip(self._entries, names_beside([self.curves[key] for key in self._entries]), strict=True))
 
 
+COMPARED = ("predict", "measure", "audit")
+"""Verbs whose runs hold profiles to compare."""
 COMPARISONS: Registry[Callable[[Result, Result], Result]] = Registry("comparison")
 """How two finished runs that hold no profiles are compared, by their verb."""
 
@@ -219,11 +218,11 @@ def _with_profiles(source: Any) -> ProfileRun:
             "compare takes profiles, predictions, measurements and runs; a model is measured first, as in "
             f"posbias.measure(model, prompts); got {source!r:.80}"
         )
-    if record.verb not in RESULTS or RESULTS[record.verb] not in (PredictionRun, MeasurementRun, AuditRun):
+    if record.verb not in COMPARED:
         raise UsageError(f"a run of {record.verb} cannot be compared; runs of predict, measure and audit can")
     if record.status == "failed":
         raise UsageError(f"a run that failed cannot be compared: {record.error}")
-    run = result_of(record)
+    run = result_of(record, ProfileRun)
     assert isinstance(run, ProfileRun)
     return run
 

@@ -21,7 +21,8 @@ which they are named. Records without `subjects` are read too: `profile/influenc
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -145,16 +146,6 @@ class ProfileRun(Result):
         return Shown(self.record.line, tuple(series))
 
 
-@RESULTS.register("predict")
-class PredictionRun(ProfileRun):
-    """A theory's prediction, or several, as stored."""
-
-    @property
-    def profile(self) -> Profile:
-        """The first prediction."""
-        return next(iter(self.subject.theories.values())).profile
-
-
 @RESULTS.register("measure")
 class MeasurementRun(ProfileRun):
     """A measurement as stored, with the fields of `Measurement`, as far as a record keeps them."""
@@ -182,8 +173,20 @@ class MeasurementRun(ProfileRun):
 
 
 @RESULTS.register("audit")
-class AuditRun(ProfileRun):
-    """An audit as stored: the model as trained (if it was), then at initialisation."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit(ProfileRun):
+    """A finished audit: the model as trained (if it was), then at initialisation."""
+
+    directory: Path | None = None
+    """Where `audit` wrote it."""
+    report: Path | None = None
+    """The HTML page there."""
+
+    def shown(self) -> Shown:
+        """The profiles, with both states and the page named."""
+        states = ", ".join(subject.name for subject in self.subjects)
+        page = "" if self.report is None else f"; report: {self.report}"
+        return replace(super().shown(), title=f"{self.label}: {states}{page}")
 
 
 def store_subjects(

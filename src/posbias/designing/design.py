@@ -310,8 +310,9 @@ def _networks_of(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 
 
 def _profiles_below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[int, Profile]:
-    """Profiles by length."""
-    return {int(n): Profile(values) for n, values in below(arrays, stem).items()}
+    """Profiles by length, ascending."""
+    at = {int(n): values for n, values in below(arrays, stem).items()}
+    return {n: Profile(at[n]) for n in sorted(at)}
 
 
 def distance_apart(profile: Profile, target: Vector) -> float:

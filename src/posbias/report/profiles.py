@@ -45,6 +45,7 @@ from posbias.report.tables import (
     shown_rows,
 )
 from posbias.runs.caveats import caveat_text
+from posbias.runs.results import Result
 
 PREDICTED = " of the predicted influence"
 TENTHS = "tenths and their shares"
@@ -66,13 +67,14 @@ NOTE = (
 @REPORTS.register("measure")
 @REPORTS.register("compare")
 @REPORTS.register("audit")
-def profiles_report(*runs: ProfileRun) -> Report:
+def profiles_report(*runs: Result) -> Report:
     """The report of one run with profiles, or of several, side by side and then each by itself."""
     for run in runs:
         check_finished(run.record)
-    if len(runs) == 1:
-        return _report_of_one(runs[0])
-    views = told_apart(runs)  # every line of a legend names one run
+    views = [run if isinstance(run, ProfileRun) else ProfileRun.from_record(run.record) for run in runs]
+    if len(views) == 1:
+        return _report_of_one(views[0])
+    views = told_apart(views)  # every line of a legend names one run
     sections = [
         Section(
             view.label,

@@ -87,15 +87,14 @@ RESULTS: Registry[type[Result]] = Registry("result")
 """The class of each verb's result, by verb."""
 
 
-def result_of(record: Record) -> Result:
-    """The typed result that a record holds.
+def result_of(record: Record, kind: type[Result] | None = None) -> Result:
+    """The typed result that a record holds, read as that of its verb, or as another class.
 
     Raises:
         UsageError: no room reads records of this verb, or the record is damaged.
     """
     try:
-        kind: type[Result] = RESULTS[record.verb]
-        return kind.from_record(record)
+        return (kind or RESULTS[record.verb]).from_record(record)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise

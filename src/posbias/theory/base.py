@@ -7,29 +7,37 @@ A theory of an architecture is spelled by its name, one of a model with its para
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Architecture
-from posbias.comparison.stored import shared_settings
+from posbias.comparison.stored import ProfileRun, shared_settings
 from posbias.display.naming import Settings, curve_names, differing, names_beside
 from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.registry import Registry
 from posbias.runs.caveats import Caveat, caveat_facts, distinct
+from posbias.runs.parts import below
 from posbias.runs.records import Record
-from posbias.runs.results import Answering
+from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval
 
 THEORIES: Registry["Theory"] = Registry("theory")
 """Complete once `posbias.theory.known_theories` was called: theories of models are imported when they are needed."""
 
 
+PROFILE = "profile/"
+"""The arrays of a record that hold the predicted profile."""
+ABOUT = ("model", "prompts", "command")
+
+
+@RESULTS.register("predict")
 @dataclass(frozen=True, eq=False, repr=False)
-class Prediction(Answering):
+class Prediction(Result):
     """A theory's profile, with the settings it was computed for."""
 
     profile: Profile
@@ -75,11 +83,42 @@ class Prediction(Answering):
         (name,) = names_beside([settings])
         return Shown(title, (self.profile.series(name, settings),), facts=numbers | caveat_facts(self.caveats))
 
-    def as_run(self) -> Record:
-        """The record of a prediction made from Python, which has no arguments of the shell."""
-        return self.record({}, **self.about)
+    @classmethod
+    def from_record(cls, record: Record) -> Result:
+        """The prediction that a record holds; of a failed run, or of several predictions, their profiles alone."""
+        if record.status != "done" or f"{PROFILE}influence" not in record.arrays:
+            return ProfileRun.from_record(record)
+        resolved, described = record.resolved, record.resolved.get("architecture")
+        about: dict[str, Any] = {name: resolved[name] for name in ABOUT if name in resolved}
+        of_profile, parameters = below(record.arrays, PROFILE), resolved.get("parameters", {})
+        profile = Profile(of_profile["influence"], of_profile.get("low"), of_profile.get("high"))
+        prediction = cls(
+            profile=profile,
+            theory=resolved.get("theory", ""),
+            architecture=None if described is None else Architecture.from_description(described),
+            n_positions=profile.n_positions,
+            sink_share=record.scalars.get("sink_share", 0.0),
+            spelled=resolved["title"].removesuffix(_title_of("", record.model)) if parameters else "",
+            parameters=parameters,
+            per_prompt=of_profile.get("per_prompt"),
+            numbers={
+                name: Interval.of_record(stored) if stored.get("low") is not None else float(stored["value"])
+                for name, stored in record.scalars.get("found", {}).items()
+            },
+            arrays={name: array for name, array in record.arrays.items() if not name.startswith(PROFILE)},
+            caveats=tuple(record.scalars.get("caveats", ())),
+            seed=record.seeds.get("theory", 0),
+            about=about,
+        )
+        vars(prediction)["record"] = record
+        return prediction
 
-    def record(
+    @cached_property
+    def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
+        """The record of a prediction made from Python, which has no arguments of the shell."""
+        return self.to_record({}, **self.about)
+
+    def to_record(
         self,
         arguments: Mapping[str, Any],
         *,
@@ -88,9 +127,8 @@ class Prediction(Answering):
         prompts: Mapping[str, Any] | None = None,
     ) -> Record:
         """The prediction as a record, with the user's arguments, a command that repeats it and descriptions."""
-        about = "an architecture" if model is None else str(model.get("source", "a model"))
         resolved = {
-            "title": f"{self.spelled or self.theory} of {about}",
+            "title": _title_of(self.spelled or self.theory, model),
             "theory": self.theory,
             "parameters": dict(self.parameters),
             "n_positions": self.n_positions,
@@ -113,9 +151,14 @@ class Prediction(Answering):
         arrays = {**vars(self.profile), "per_prompt": self.per_prompt}
         for name, array in arrays.items():
             if array is not None and np.any(np.isfinite(array)):
-                record.arrays[f"profile/{name}"] = array
+                record.arrays[PROFILE + name] = array
         record.arrays.update(self.arrays)
         return record
+
+
+def _title_of(theory: str, model: Mapping[str, Any] | None) -> str:
+    """The title of a record."""
+    return f"{theory} of {'an architecture' if model is None else model.get('source', 'a model')}"
 
 
 def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str, Any], *, command: str = "") -> Record:
