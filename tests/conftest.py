@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -145,8 +146,8 @@ def record_schema() -> Any:
 
 
 def without_notes(stderr: str) -> list[str]:
-    """Lines of stderr that are neither about the model that was loaded nor an estimate of the cost."""
-    return [line for line in stderr.splitlines() if not line.startswith(("estimate: ", "model "))]
+    """Lines of stderr that are neither about the model that was loaded or is trained nor an estimate of the cost."""
+    return [line for line in stderr.splitlines() if not re.match(r"estimate: |model |\d+ members?: ", line)]
 
 
 def check_record(path: Path) -> None:

@@ -200,8 +200,13 @@ class Ground:
         self.directory = directory
         self.model = directory / "model"
         shutil.copytree(model, self.model)
-        config = self.model / "tokenizer_config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
+        # The valid evaluations have longer prompts than the tiny model takes.
+        for name, settings in (
+            ("tokenizer_config.json", {"chat_template": TEMPLATE}),
+            ("config.json", {"max_position_embeddings": 512}),
+        ):
+            file = self.model / name
+            file.write_text(json.dumps(json.loads(file.read_text()) | settings))
         self.count = 0
 
     def new(self) -> Path:

@@ -102,6 +102,8 @@ def test_parquet(model, tmp_path):
     refused(path, model, "row group 0, row 1: need text, got NoneType")
     parquet.write_table(pa.table({"text": pa.array([], pa.string())}), path)
     refused(path, model, "holds no records")
+    parquet.write_table(pa.table({"text": pa.array([b"caf\xe9 au lait"] * 3, pa.binary()).view(pa.string())}), path)
+    refused(path, model, "cannot read .*bad.parquet.*: 'utf-8' codec can't decode byte 0xe9")
 
 
 def test_a_text_that_a_parquet_file_stores_once_and_repeats(model, tmp_path, monkeypatch):

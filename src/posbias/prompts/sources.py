@@ -253,7 +253,7 @@ def parquet_file(path: Path, n_positions: int, column: str | None) -> Group:
     try:
         with _open_parquet(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{str(path)!r} is not a readable Parquet file: {str(error).splitlines()[0]}") from None
     chosen = choose_field(column, schema.names, repr(str(path)))
     is_text = _holds_text(schema.field(chosen).type, f"{str(path)!r}, column {chosen!r}")
@@ -309,7 +309,7 @@ def _read_batches(path: Path, column: str, is_text: bool, batches: list[Batch]) 
                 for row, value in _rows(path, file, column, batch):
                     where = partial("{!r}, row group {}, row {}".format, str(path), batch[0], row)
                     documents += as_documents(value, is_text, where)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # texts are decoded without being checked
         raise UsageError(f"cannot read {str(path)!r}: {str(error).splitlines()[0]}") from None
     return documents
 
