@@ -23,6 +23,7 @@ from posbias.measurement.attention.streaming import statistics_of
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import measure_prompt, mixing_of_layers
+from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.runs.caveats import Caveat, fact_of
@@ -199,4 +200,4 @@ def next_token_logs(
 ) -> Float64[np.ndarray, "vocabulary"]:
     """Log-probabilities of the next token."""
     logits = model.last(model.embed(model.token_tensor([token_ids.tolist()]))).logits[0]
-    return np.asarray(logits.double().log_softmax(-1).cpu().numpy())
+    return np.asarray(in_float64(logits).log_softmax(-1).cpu().numpy())

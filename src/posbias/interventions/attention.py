@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from posbias.errors import UsageError
 from posbias.interventions.base import Intervention, around_calls, before_calls
+from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
 
 FUNCTION = "posbias"
@@ -446,15 +447,19 @@ def turned_by(
     precise = torch.promote_types(values.dtype, torch.float32)
     whole = values.to(precise)
     first, second, unturned = whole[..., :pairs], whole[..., pairs : 2 * pairs], whole[..., 2 * pairs :]
-    cosine, sine = cosine.to(precise), sine.to(precise)
+    cosine, sine = cosine.to(whole), sine.to(whole)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine, unturned], -1).to(values.dtype)
 
 
 def rotary_frequencies(model: HuggingFaceModel) -> list[Float[Tensor, "pair"] | None]:
-    """Radians per position of every layer's feature pairs, in float64; None for a layer that turns nothing."""
+    """Radians per position of every layer's feature pairs, in float64; None for a layer that turns nothing.
+
+    They lie on the model's device, or on the CPU if that has no float64.
+    """
     family, network = model.family, model.network
     by_layer = [
         None if block.softmax is None else family.rotary_frequencies(network, block, config=model.config, layer=layer)
         for layer, block in enumerate(family.blocks(network))
     ]
-    return [None if pairs is None else torch.as_tensor(pairs, device=model.device) for pairs in by_layer]
+    device = float64_device(model.device)
+    return [None if pairs is None else torch.as_tensor(pairs, device=device) for pairs in by_layer]

@@ -174,7 +174,7 @@ def biased(
                 table = logits.biases(layer, n_positions)
         # With the largest at 0, which keeps half precision in range, and changes no softmax that is of keys alone.
         added = table if with_sinks else table - table.detach().amax(dim=1, keepdim=True)
-        added = added.to(like.device).to(torch.promote_types(like.dtype, torch.float32))
+        added = added.to(like.device, torch.promote_types(like.dtype, torch.float32))
         if not table.requires_grad:
             tables[layer] = added
         return added

@@ -51,6 +51,10 @@ class AttentionState:
     read: Float[Tensor, "position feature"]
     """Input of the attention module."""
 
+    def on(self, device: torch.device) -> "AttentionState":
+        """The state with queries and keys on a device; values stay with the maps that make them."""
+        return replace(self, query=self.query.to(device), key=self.key.to(device))
+
     @cached_property
     def raw_value(self) -> Float[Tensor, "key_head position value_dim"]:
         """Values as projected and clamped, before their norm."""

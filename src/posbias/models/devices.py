@@ -67,6 +67,14 @@ def has_float64(device: torch.device) -> bool:
     return True
 
 
+def check_precision(device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse weights in float64 on a device that has none."""
+    if dtype == torch.float64 and not has_float64(device):
+        raise UsageError(
+            f"{device} has no float64; allowed there: float32, bfloat16, float16, or float64 on device cpu"
+        )
+
+
 def float64_device(device: torch.device) -> torch.device:
     """The device on which float64 sums of a device's values are taken: the CPU if the device has no float64."""
     return device if has_float64(device) else CPU

@@ -21,6 +21,7 @@ from posbias.models.devices import (
     SPREAD,
     accelerators,
     check_device,
+    check_precision,
     first_with_room,
     free_bytes,
 )
@@ -100,6 +101,7 @@ class LoadingMemory:
                     device = None
         if device is None:
             return self._spread(Place(None, dtype), most, passes=passes_per_position(config) * dtype.itemsize)
+        check_precision(device, dtype)
         refusal = None
         if device.type != "cpu" and plan.device != AUTO:
             refusal = self._refused_by(device, dtype, most)

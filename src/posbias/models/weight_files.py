@@ -176,7 +176,7 @@ def check_frequencies(files: Sequence[Path], network: nn.Module, config: Any, *,
     ]
     buffers = dict(network.named_buffers())
     frequencies = [
-        buffer.double().cpu() for path, buffer in buffers.items() if path.endswith("inv_freq") and not buffer.is_meta
+        buffer.cpu().double() for path, buffer in buffers.items() if path.endswith("inv_freq") and not buffer.is_meta
     ]
     for path in files if frequencies else ():
         with safe_open(path, framework="pt") as file:

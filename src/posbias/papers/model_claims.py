@@ -19,6 +19,7 @@ from posbias.checks import check_choice
 from posbias.errors import RunError, UsageError
 from posbias.measurement.several import MeasurePlan
 from posbias.models.attention import project_attention, query_blocks, rotated
+from posbias.models.devices import in_float64
 from posbias.models.model import Model
 from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import attention_maps
@@ -106,11 +107,11 @@ def _of_reference(
     inputs = tokens if model.config.vocabulary_size is not None else model.embed(tokens)
     maps = attention_maps(shape, stacked([weights]), stacked([constants]), inputs[None])
     norms = model.branch_norms(tokens)
-    stream, branch = (part[:, 0].double().cpu().numpy() for part in (norms.stream, norms.branch))
+    stream, branch = (part[:, 0].cpu().double().numpy() for part in (norms.stream, norms.branch))
     with np.errstate(divide="ignore", invalid="ignore"):
         mixing = (branch / (stream + branch)).mean(axis=1)
     visible = (constants["bias"] > -torch.inf).any(dim=1).cpu().numpy()
-    return maps[:, 0, 0].double().mean(dim=1).cpu().numpy(), mixing, visible
+    return in_float64(maps[:, 0, 0]).mean(dim=1).cpu().numpy(), mixing, visible
 
 
 @torch.no_grad()
@@ -124,7 +125,7 @@ def _of_described(
         layer, inputs = traced.layer, traced.inputs
         state = rotated(project_attention(layer.parts, inputs.read), inputs.cosine, inputs.sine)
         for block in query_blocks(layer.parts, state, mask=layer.mask):
-            kernels[index, block.queries, block.keys] = block.weights.double().mean((0, 1)).cpu().numpy()
+            kernels[index, block.queries, block.keys] = in_float64(block.weights).mean((0, 1)).cpu().numpy()
         visible[index] = layer.mask.visible(len(ids))
     return kernels, mixing.numpy(), visible
 

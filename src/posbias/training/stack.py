@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posbias.models.devices import float64_device
 from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import forward
 from posbias.models.reference.parameters import constants_of, draw_parameters
@@ -106,7 +107,9 @@ class Stack:
             [member.optimiser for member in self.members], dtype=self.values.dtype, device=self.device
         )
         self._data = stack_tasks(
-            [member.task for member in self.members], [member.seed for member in self.members], self.device
+            [member.task for member in self.members],
+            [member.seed for member in self.members],
+            float64_device(self.device),
         )
 
     def load(self, values: np.ndarray, state: Mapping[str, np.ndarray]) -> None:
@@ -123,7 +126,8 @@ class Stack:
         """One update of every member on its own batch; the losses (nats) before the update."""
         drawn = self._data.batch(step, batch)
         leaves = {name: view.detach().requires_grad_() for name, view in self.layout.views(self.values).items()}
-        losses = cross_entropy(self._forward(leaves, drawn.inputs), drawn.targets)
+        targets = drawn.targets.to(self.device)
+        losses = cross_entropy(self._forward(leaves, drawn.inputs), targets)
         # A bias of the keys drops out of the softmax: its gradient is 0.
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         torch._foreach_copy_(list(self.layout.views(self._gradients).values()), list(gradients))
@@ -139,7 +143,7 @@ class Stack:
         """Logits of the scored positions, as every member stands."""
         parameters = self.layout.views(self.values)
         pieces = torch.split(inputs, EVALUATED_AT_ONCE, dim=1)
-        return torch.cat([self._forward(parameters, piece) for piece in pieces], dim=1)
+        return torch.cat([self._forward(parameters, piece) for piece in pieces], dim=1).to(inputs.device)
 
     def evaluate(self, examples: int) -> dict[str, np.ndarray]:
         """The task's own evaluation of every member: arrays with a leading member axis, by name."""
@@ -156,6 +160,5 @@ class Stack:
         return {name: view[0].detach().cpu().clone() for name, view in views.items()}
 
     def _forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        if inputs.is_floating_point():
-            inputs = inputs.to(self.values.dtype)
+        inputs = inputs.to(self.device, self.values.dtype if inputs.is_floating_point() else None)
         return forward(self._shape, parameters, self._constants, inputs, rows=self._rows)

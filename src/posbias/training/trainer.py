@@ -22,7 +22,7 @@ import torch
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, printable
 from posbias.memory import keep_freed_memory
-from posbias.models.devices import training_device
+from posbias.models.devices import check_precision, training_device
 from posbias.progress import report
 from posbias.runs.engines import collect
 from posbias.runs.engines.engine import pinned
@@ -99,6 +99,8 @@ def train_members(
     for member in members:
         member.check()
     options = replace(options, device=training_device(options.device))
+    for member in members:
+        check_precision(torch.device(options.device), member.config.torch_dtype)
     precisions = ", ".join(sorted({member.config.dtype for member in members}))
     report(f"{len(members)} members: {precisions} on {options.device}")
     stacks = group(members, stack_size=options.stack_size)
@@ -217,7 +219,7 @@ class StackTrainer:
     def _window(self, crew: "Crew") -> None:
         """Steps up to the next entry of the loss curve, and what follows from it."""
         start, stop = self._step, min(self._step + self.schedule.window, self.schedule.steps)
-        losses = crew(lambda stack: stack.steps(start, stop, batch=self.schedule.batch).double().cpu(), self._stacks)
+        losses = crew(lambda stack: stack.steps(start, stop, batch=self.schedule.batch).cpu().double(), self._stacks)
         self._step = stop
         for stack, by_step in zip(self._stacks, losses, strict=True):
             # Summed one after another: the order of a vectorised sum may depend on how many members there are.

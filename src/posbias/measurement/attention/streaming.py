@@ -52,7 +52,7 @@ from posbias.models.attention import (
     watch_attention,
 )
 from posbias.models.branches import watch_branches
-from posbias.models.devices import has_float64
+from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model
 from posbias.models.model import Model
@@ -67,7 +67,7 @@ PER_LAYER = ("distance", "entropy", "violated", "gap")
 class Accumulators:
     """Sums over prompts of large quantities, on the model's device, and a row per prompt of small ones.
 
-    Kernels and content logits are in the working precision, the rest in float64.
+    Kernels and content logits are in the working precision, the rest in float64; all on the CPU for a device without.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class Accumulators:
         cells = options.cells(n_positions)
         self.row = {layer.index: row for row, layer in enumerate(layers)}
         """Places of layers among those that have attention."""
-        self.layers, self.options, self.n_positions, self.device = layers, options, n_positions, model.device
+        self.layers, self.options, self.n_positions = layers, options, n_positions
+        self.device = float64_device(model.device)
         zeros = partial(torch.zeros, dtype=dtype, device=self.device)
         self.bounds = -(-torch.arange(cells + 1, device=self.device) * n_positions // cells)
         self.mean, self.squared = zeros(depth, cells, cells), zeros(depth, cells, cells)
@@ -174,8 +175,6 @@ def statistics_of(model: Model, prompts: Prompts, options: AttentionOptions) -> 
             f"attention statistics need prompts of at least {FEWEST_POSITIONS} positions, got {prompts.n_positions}"
         )
     check_prompts(model, prompts)
-    if not has_float64(model.device):
-        raise UsageError(f"attention is summed in float64, which {model.device} lacks; load the model on device cpu")
     layers = describe_attention(model, n_positions=prompts.n_positions)
     if any(layer.mask.reach(prompts.n_positions) == 1 for layer in layers):
         raise UsageError("a window of 1 position leaves attention nothing to choose from; at least 2 is allowed")
@@ -198,9 +197,10 @@ def _reduce_prompt(
 
     def receive(layer: AttentionLayer, inputs: AttentionInput) -> None:
         unrotated, row = project_attention(layer.parts, inputs.read), sums.row[layer.index]
+        place = float64_device(inputs.read.device)
         into = None if sums.content_sum is None else sums.content_sum[row]
-        logits = reduce_content(unrotated, scale=layer.parts.scale, pairs=sums.pairs(layer), into=into)
-        state = rotated(unrotated, inputs.cosine, inputs.sine)
+        logits = reduce_content(unrotated.on(place), scale=layer.parts.scale, pairs=sums.pairs(layer), into=into)
+        state = rotated(unrotated, inputs.cosine, inputs.sine).on(place)
         by_head = None if sums.by_head is None else sums.by_head[sums.row[layer.index]]
         kernels = KernelSums(
             sums.bounds, sums.mean[sums.row[layer.index]], sums.squared[sums.row[layer.index]], by_head

@@ -200,7 +200,7 @@ class Loss:
                     (of_group.sum() / len(indices)).backward()  # type: ignore[no-untyped-call]
             losses.append(of_group.detach())
             order += group
-        by_prompt = dict(zip(order, torch.cat(losses).double().tolist(), strict=True))
+        by_prompt = dict(zip(order, torch.cat(losses).tolist(), strict=True))
         return np.array([by_prompt[index] for index in indices])
 
     def on_text(self, windows: Windows) -> float:

@@ -14,6 +14,7 @@ from posbias.mitigation.fitting.base import FITS, FitOptions
 from posbias.mitigation.fitting.gradient_fit import GradientFit
 from posbias.mitigation.methods.base import Method
 from posbias.mitigation.methods.head_scales import SIDES, HeadScales, scaled_heads
+from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
 
 
@@ -22,7 +23,7 @@ class ScaleNumbers:
 
     def __init__(self, model: HuggingFaceModel, template: HeadScales, options: FitOptions) -> None:
         shape = (model.family.depth(model.config), model.family.heads(model.config), len(template.sides))
-        self.free = torch.zeros(shape, dtype=torch.float64, device=model.device, requires_grad=True)
+        self.free = torch.zeros(shape, dtype=torch.float64, device=float64_device(model.device), requires_grad=True)
         self._template, self._options = template, options
 
     def begin_at(self, method: Method) -> None:

@@ -101,7 +101,7 @@ class Adapter(Mitigation):
             down, up = (self.updates.get(f"{path}.{side}") for side in ("down", "up"))
             if down is None or up is None or down.shape != (self.rank, read) or up.shape != (made, self.rank):
                 raise UsageError(f"{self.name}: it was fitted to another model, which has no {path} of {made} x {read}")
-            numbers = (torch.as_tensor(side, device=model.device).to(dtype) for side in (down, self.strength * up))
+            numbers = (torch.as_tensor(side).to(model.device, dtype) for side in (down, self.strength * up))
             updates[path] = LowRank(*numbers)
         return updates
 

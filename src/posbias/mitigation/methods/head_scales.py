@@ -15,6 +15,7 @@ from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, targets_of
 from posbias.mitigation.methods.key_bias import check_shape, checked_scales
 from posbias.mitigation.methods.weight_changes import LowRank, Scaled
+from posbias.models.devices import float64_device
 from posbias.models.families.projections import check_unpacked, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -97,9 +98,9 @@ class HeadScales(Mitigation):
             raise UsageError(f"{self.name}: it is not fitted yet; give logits, gains or both")
         heads, depth = model.family.heads(model.config), model.family.depth(model.config)
         if table is None:
-            return torch.ones(depth, heads, dtype=torch.float64, device=model.device)
+            return torch.ones(depth, heads, dtype=torch.float64, device=float64_device(model.device))
         check_shape(self.name, table, depth, heads)
-        return torch.tensor(table, dtype=torch.float64, device=model.device) ** self.strength
+        return torch.tensor(table, dtype=torch.float64, device=float64_device(model.device)) ** self.strength
 
 
 @contextmanager

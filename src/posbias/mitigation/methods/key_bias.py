@@ -14,6 +14,7 @@ from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.keys import KeyBiased, KeyLogits, biased
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.passage_attention import question_begins
+from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 
 Table = tuple[tuple[float, ...], ...]
@@ -209,7 +210,7 @@ class Temperature(Mitigation):
         """Multiply every query."""
 
         def attend(call: AttentionCall) -> Attended:
-            factor = (self.scale * call.query_positions.double().log1p()).clamp(min=1.0)
+            factor = (self.scale * in_float64(call.query_positions).log1p()).clamp(min=1.0)
             factor = 1 + self.strength * (factor - 1)
             return call.run(query=call.query * factor.to(call.query)[:, None, :, None])
 

@@ -120,7 +120,7 @@ class _Documents:
         """Queries or keys without rotary positions."""
         if self.frequencies is None:
             return _precise(values)
-        return _turned(_precise(values), -positions[:, None, :, None] * self.frequencies)
+        return _turned(_precise(values), -positions[:, None, :, None].to(self.frequencies) * self.frequencies)
 
     def _owners(self, positions: Int[Tensor, "token"]) -> Int[Tensor, "token"]:
         """The document of every token, or `OUTSIDE`, as of padding at the beginning, whose positions are 0."""
@@ -206,7 +206,7 @@ class _Documents:
         """Queries that are so many positions further from the keys."""
         if self.frequencies is None:
             return query
-        return _turned(query, self.strength * away[..., None].double() * self.frequencies)
+        return _turned(query, self.strength * away[..., None].to(self.frequencies) * self.frequencies)
 
 
 def _turned(values: Tensor, angles: Float[Tensor, "*shown pair"]) -> Tensor:

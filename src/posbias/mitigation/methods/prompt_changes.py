@@ -175,7 +175,7 @@ def last_attention(model: Model, token_ids: Sequence[int]) -> Float64[np.ndarray
     def receive(layer: AttentionLayer, entering: AttentionInput) -> None:
         state = rotated(project_attention(layer.parts, entering.read), entering.cosine, entering.sine)
         last = next(query_blocks(layer.parts, state, mask=layer.mask, block=1))
-        total[last.keys] += last.weights.mean((0, 1, 2)).double().cpu().numpy() / len(layers)
+        total[last.keys] += last.weights.mean((0, 1, 2)).cpu().double().numpy() / len(layers)
 
     with watch_attention(layers, receive, dtype=working_precision(model)):
         model.last(model.embed(model.token_tensor([list(token_ids)])))

@@ -332,7 +332,7 @@ class _Table:
             self.n_positions = max(most + most // 4, 64)
             angles = torch.arange(self.n_positions, device=self.rates.device)[:, None] * self.rates[:, None]
             precise = torch.promote_types(values.dtype, torch.float32)
-            self.cosine, self.sine = angles.cos().to(precise), angles.sin().to(precise)
+            self.cosine, self.sine = (side.to(values.device, precise) for side in (angles.cos(), angles.sin()))
         index = chosen[:, :, None], positions[:, None]
         return turned_by(values, self.cosine[index], self.sine[index])
 

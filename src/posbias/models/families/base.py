@@ -355,7 +355,7 @@ class Family:
         names = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
         buffers = {path.rpartition(".")[2]: buffer for path, buffer in network.named_buffers()}
         buffer = next((buffers[name] for name in names if name in buffers), None)
-        return None if buffer is None else np.asarray(buffer.detach().double().cpu().numpy())
+        return None if buffer is None else np.asarray(buffer.detach().cpu().double().numpy())
 
     def not_recomputable(self, config: Any) -> str | None:
         """Why attention cannot be recomputed from the input of the attention module; None if it can."""

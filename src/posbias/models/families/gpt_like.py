@@ -99,7 +99,7 @@ class GPTJ(Family):
     ) -> Float64[np.ndarray, "pairs"]:
         """The angles of position 1 in the layer's table."""
         table: Any = block.attention.embed_positions
-        sine, cosine = table[1].double().cpu().chunk(2)
+        sine, cosine = table[1].cpu().double().chunk(2)
         return np.asarray(torch.atan2(sine, cosine).numpy())
 
     def logit_scale(self, attention: nn.Module) -> float:

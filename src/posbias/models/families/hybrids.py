@@ -14,6 +14,7 @@ from jaxtyping import Float64
 from torch import nn
 
 from posbias.architecture import Causal, Mask, SlidingWindow
+from posbias.models.devices import in_float64
 from posbias.models.families.base import FAMILIES, Angles, Block, Mixer
 from posbias.models.families.experts import RoutedExperts
 from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
@@ -25,7 +26,7 @@ RG_LRU_POWER = 8.0
 
 def softplus_decays(log_rates: torch.Tensor, steps: torch.Tensor) -> Float64[np.ndarray, "decays"]:
     """exp(log_rates) * softplus(steps), flattened: nats of state lost per position at a bare bias of the step."""
-    rates, sizes = log_rates.detach().double().exp(), nn.functional.softplus(steps.detach().double())
+    rates, sizes = in_float64(log_rates.detach()).exp(), nn.functional.softplus(in_float64(steps.detach()))
     return np.asarray((rates * sizes.reshape(-1, *[1] * (rates.ndim - 1))).flatten().cpu().numpy())
 
 
@@ -285,8 +286,8 @@ class RecurrentGemma(Hybrid):
     def decays(self, layer: nn.Module) -> Float64[np.ndarray, "decays"]:
         """By channel, with its gate as its bias leaves it."""
         unit: Any = layer.get_submodule("rg_lru")
-        gate = readable(unit, "recurrent_gate_bias").detach().double().sigmoid().flatten()
-        fall = nn.functional.softplus(readable(unit, "recurrent_param").detach().double())
+        gate = in_float64(readable(unit, "recurrent_gate_bias").detach()).sigmoid().flatten()
+        fall = nn.functional.softplus(in_float64(readable(unit, "recurrent_param").detach()))
         return np.asarray((RG_LRU_POWER * gate * fall).cpu().numpy())
 
 

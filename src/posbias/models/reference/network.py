@@ -20,6 +20,7 @@ from posbias.architecture import Architecture, Encoding, KeyBias, NoEncoding, Re
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json, write_atomically
 from posbias.models.config_limits import check_numbers
+from posbias.models.devices import check_precision
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
 from posbias.models.reference.forward import (
@@ -156,7 +157,8 @@ class ReferenceTransformer(Model):
         return {"layers": layers, "heads": heads, "key heads": self.config.n_key_value_heads}
 
     def to(self, device: str | torch.device) -> "ReferenceTransformer":
-        """Move the model, in place."""
+        """Move the model, in place; refused in float64 if the device has none."""
+        check_precision(torch.device(device), self.dtype)
         self.device = torch.device(device)
         self.network.to(self.device)
         self.items = None if self.items is None else self.items.to(self.device)
@@ -218,7 +220,7 @@ class ReferenceTransformer(Model):
         for layer, block in enumerate(self.network.blocks):
             if slopes is not None and self.config.linear_layers[layer]:
                 weights = {name: value.detach().cpu()[None] for name, value in block.named_parameters(recurse=False)}
-                (bare,) = bare_decays(weights, {"slopes": slopes[None, layer]}).double().tolist()
+                (bare,) = bare_decays(weights, {"slopes": slopes[None, layer]}).tolist()
                 decays[layer] = Recurrent(bare)
         return decays
 
@@ -226,7 +228,7 @@ class ReferenceTransformer(Model):
         """The bias of every layer's keys that have a trained one: the encoding's plus the trained."""
         biases: list[Encoding] = []
         for block, groups in zip(self.network.blocks, self.config.architecture.head_groups, strict=True):
-            values = block.get_parameter("trained_key_bias").detach().double().cpu().numpy().copy()
+            values = block.get_parameter("trained_key_bias").detach().cpu().double().numpy().copy()
             for group in groups:
                 first_row = group.encoding.pair_logits(np.zeros(1, int), np.arange(n_positions), len(values))[:, 0]
                 values[group.heads] += first_row[group.heads]

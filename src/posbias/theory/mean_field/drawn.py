@@ -70,7 +70,7 @@ class Modules:
             result: Tensor = sum(output[0] if isinstance(output, tuple) else output for output in outputs)
             if back is not None:
                 (result,) = torch.autograd.grad(result, entering, torch.from_numpy(back).to(result))
-        return np.asarray(result.detach().double().cpu().numpy())
+        return np.asarray(result.detach().cpu().double().numpy())
 
 
 def _root(kernel: Kernel) -> Float64[np.ndarray, "p p"]:

@@ -186,7 +186,7 @@ def _entries(model: Model | MeanFieldSpec, spec: MeanFieldSpec, bins: Bins, prom
     if prompts is None:
         return [input_kernel(spec, bins)]
     if isinstance(model, ReferenceTransformer) and model.config.vocabulary_size is None:
-        rows = [model.embed(model.token_tensor([ids.tolist()]))[0].double().cpu().numpy() for ids in prompts.token_ids]
+        rows = [model.embed(model.token_tensor([ids.tolist()]))[0].cpu().double().numpy() for ids in prompts.token_ids]
         return [vector_kernel(spec, bins, vectors) for vectors in rows]
     return [input_kernel(spec, bins, token_ids=ids) for ids in prompts.token_ids]
 

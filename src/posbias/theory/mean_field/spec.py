@@ -17,6 +17,7 @@ from torch import Tensor
 from posbias.architecture import HeadGroup, Rope
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.errors import UsageError
+from posbias.models.devices import float64_device, in_float64
 from posbias.models.families.base import Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
@@ -360,7 +361,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
         heads=np.arange(parts.heads),
         n_heads=parts.heads,
         content=np.zeros(parts.heads),
-        sinks=np.full(parts.heads, -np.inf) if parts.sinks is None else parts.sinks.double().cpu().numpy(),
+        sinks=np.full(parts.heads, -np.inf) if parts.sinks is None else parts.sinks.cpu().double().numpy(),
     )
     return LayerSpec(
         attention=_attention_spec(
@@ -415,7 +416,10 @@ def _linear(weight: Tensor, bias: Tensor | None) -> LinearSpec:
 
 def _power(values: Tensor) -> float:
     """Mean square."""
-    return float(torch.linalg.vector_norm(values.detach(), dtype=torch.float64)) ** 2 / values.numel()
+    return (
+        float(torch.linalg.vector_norm(values.detach().to(float64_device(values.device)), dtype=torch.float64)) ** 2
+        / values.numel()
+    )
 
 
 def _norm(norm: Norm | None, head_dim: int = 0) -> NormSpec | None:
@@ -428,7 +432,7 @@ def _norm(norm: Norm | None, head_dim: int = 0) -> NormSpec | None:
 @torch.no_grad()
 def _embedding_power(model: Model) -> float:
     rows = np.unique(np.linspace(0, model.vocabulary_size - 1, EMBEDDING_ROWS).astype(np.int64))
-    power = model.embed(model.token_tensor([rows.tolist()])).double().square().mean(dim=-1)
+    power = in_float64(model.embed(model.token_tensor([rows.tolist()]))).square().mean(dim=-1)
     return float(power[power > 0].mean())  # a padding token's row is zero
 
 

@@ -34,6 +34,7 @@ from posbias.models.attention import (
     watch_attention,
 )
 from posbias.models.branches import watch_branches
+from posbias.models.devices import float64_device, in_float64
 from posbias.models.families.parts import Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
@@ -327,7 +328,7 @@ def pull_layer(
     transitions = {rule.prepare: rule.prepare(traced, state) for rule in rules.values()}
     reached = {name: torch.zeros_like(row) for name, row in rows.items()}
     for block in query_blocks(layer.parts, state, mask=layer.mask):
-        matrices = {prepare: transition(block).double() for prepare, transition in transitions.items()}
+        matrices = {prepare: in_float64(transition(block)) for prepare, transition in transitions.items()}
         for name, rule in rules.items():
             reached[name][block.keys] += rows[name][block.queries] @ matrices[rule.prepare]
     pulled = {}
@@ -344,7 +345,7 @@ def _pull(
 ) -> dict[str, Row]:
     """The last row of each product, normalised."""
     read = layers[0].inputs.read
-    last = torch.zeros(len(read), dtype=torch.float64, device=read.device)
+    last = torch.zeros(len(read), dtype=torch.float64, device=float64_device(read.device))
     last[-1] = 1
     rows = dict.fromkeys(rules, last)
     for traced, share in zip(reversed(layers), reversed(mixing), strict=True):

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
+from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
@@ -133,7 +134,7 @@ class PromptTrace(Trace):
     def diagonal(self, walk: Walk) -> Float[Tensor, "position"]:
         """Roots of the energies of the diagonal form, from gradient^2 (1 for the whole state); not normalised."""
         gradient = torch.ones_like(self.state) if self.score_gradient is None else self.score_gradient
-        return self.pull(gradient.to(self.state.dtype).square(), walk).double().sum(-1).sqrt()
+        return in_float64(self.pull(gradient.to(self.state.dtype).square(), walk)).sum(-1).sqrt()
 
     @torch.no_grad()
     def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
@@ -156,7 +157,7 @@ class PromptTrace(Trace):
                 if layer.mixer is not None:
                     energy = energy + layer.branch_factor**2 * attention_energy(layer, trace, inner, walk)
             energy = energy / energy.sum()
-        return (energy * even_gain(self.description.embedding_norm, self.embeddings)).double().sqrt()
+        return in_float64(energy * even_gain(self.description.embedding_norm, self.embeddings)).sqrt()
 
     def covectors(self, count: int, generator: torch.Generator) -> Float[Tensor, "count state"]:
         """Random signs v in the channels of the final state, E ||v'J||^2 = ||J||_F^2; a score's own gradient."""
