@@ -26,7 +26,7 @@ from posbias.measurement.prompt import measure_prompt, mixing_of_layers
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat, fact_of
+from posbias.runs.caveats import Caveat, fact_of, failure, refusal
 from posbias.runs.parts import PartStore, facts_below, fingerprint, named_facts
 from posbias.theory import predict
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
@@ -122,7 +122,7 @@ def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict
             measured = measure_prompt(model, token_ids, kinds=case.kinds, key=(case.seed, index), options=UNCHECKED)
             for kind, norms in measured.norms.items():
                 if not norms.sum() > 0:
-                    raise RunError(f"{kind}: every position of prompt {index} has zero influence, so it has no profile")
+                    raise failure("no_influence", kind=kind, prompt=index)
                 rows[kind].append(norms / norms.sum())
     return {kind: np.stack(profiles) for kind, profiles in rows.items()}
 
@@ -130,7 +130,7 @@ def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict
 def architecture_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
     """The residual rollout with each prompt's own mixing and content; the same for every kind."""
     if case.content is None:
-        raise UsageError("content logits need attention that can be recomputed")
+        raise refusal("content_not_recomputable")
     rows = []
     for mixing, content in zip(case.mixing, case.content, strict=True):
         architecture = Architecture.from_model(case.model, mixing=mixing, content=content)
@@ -161,7 +161,7 @@ def power_profiles(case: Examiner, intervention: Intervention | None, *, rerun: 
     with case.changed(intervention if rerun else None):
         model, kind = case.described(intervention, own=rerun), case.kinds[0].name
         if kind not in TARGETS:
-            raise UsageError(f"the power rollout speaks of {', '.join(TARGETS)}, and the first kind measured is {kind}")
+            raise refusal("power_rollout_of_kind", known=list(TARGETS), kind=kind)
         theory = PowerRollout(target=kind)
         return {kind: np.stack([power_rollout_prompt(model, ids, theory) for ids in case.prompts.token_ids])}
 

@@ -18,13 +18,14 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.checks import check_choice, check_size
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_backward, first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment, scored_tokens
 from posbias.measurement.outputs import Influence, Question, Reading
 from posbias.models.devices import in_float64
 from posbias.models.model import Model, Outputs
+from posbias.runs.caveats import failure
 
 FINEST = 2.0**-20
 """Width from which on no piece is halved: float32 embeddings move in steps of 2^-24. A jump of the score, where other
@@ -189,18 +190,20 @@ class IntegratedGradients(Experiment):
             at_start = float(self._score(question.outputs(start), question.reading, tokens))
         if not np.isfinite(reached):
             where = first_in_forward(question.model, end)
-            raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
+            raise failure("output_not_finite", kind=self.name, prompt=question.key[1], where=where)
         if not np.isfinite(at_start):
-            raise RunError(
-                f"{self.name}: the score at the baseline {self.baseline!r} is {at_start} on prompt {question.key[1]}; "
-                "the other baseline, or float32, may be finite"
+            raise failure(
+                "baseline_not_finite",
+                kind=self.name,
+                baseline=self.baseline,
+                score=str(at_start),
+                prompt=question.key[1],
             )
         path = self._integrate(question, start, tokens, (at_start, reached))
         signed = path.values[: question.reading.n_positions]
         if not np.all(np.isfinite(signed)):
-            raise RunError(
-                f"{self.name}: the gradient on prompt {question.key[1]} is not finite{self._fault(question, tokens)}"
-            )
+            where = self._fault(question, tokens)
+            raise failure("gradient_not_finite", kind=self.name, prompt=question.key[1], where=where)
         details = {
             "path_error": path.error,
             "path_gap": path.gap,

@@ -30,7 +30,7 @@ from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat, caveat_text, distinct
+from posbias.runs.caveats import Caveat, caveat_text, distinct, failure
 from posbias.runs.parts import PartStore
 from posbias.runs.records import Record
 from posbias.runs.results import Answering
@@ -310,7 +310,7 @@ def combine(
     per_prompt = {kind.name: _stack([prompt.norms.get(kind.name) for prompt in measured], kind) for kind in resolved}
     for kind in resolved:
         for index in np.flatnonzero(per_prompt[kind.name].sum(axis=1) == 0):
-            raise RunError(f"{kind}: every position of prompt {index} has zero influence, so it has no profile")
+            raise failure("no_influence", kind=str(kind), prompt=int(index))
     errors = {
         kind.name: _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind)
         for kind in resolved

@@ -22,7 +22,7 @@ from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.rotary import AngleLengths, stretched_positions
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
 from posbias.prompts.templates import template_options_of
-from posbias.runs.caveats import Caveat, caveat_text
+from posbias.runs.caveats import Caveat, caveat_text, refusal
 
 CAUSAL_PROBE = 64
 """Positions on which it is tried whether a model looks ahead."""
@@ -108,14 +108,14 @@ class HuggingFaceModel(Model):
             UsageError: there is none, or this configuration does not fit it.
         """
         if self._family is None:
-            raise UsageError(f"model type {self.model_type!r} is not described; known families: {', '.join(FAMILIES)}")
+            raise refusal("family_not_described", family=self.model_type, known=list(FAMILIES))
         if self._misfit is not None and self.intervention is not None:
-            raise UsageError(f"no description fits the model under {self.intervention}: {self._misfit}")
+            raise refusal("no_description_under", intervention=str(self.intervention), because=self._misfit)
         if self._misfit is not None:
-            raise UsageError(f"this {self.model_type} model is not described: {self._misfit}; unset is allowed")
+            raise refusal("model_not_described", family=self.model_type, because=self._misfit)
         return self._family
 
-    def described_by(self, family: Family, *, misfit: str | None = None) -> "HuggingFaceModel":
+    def described_by(self, family: Family, *, misfit: Caveat | None = None) -> "HuggingFaceModel":
         """A view of the network, changed from outside, under another description, or none, for the reason `misfit`."""
         view = copy.copy(self)
         view._family, view._misfit = family, misfit

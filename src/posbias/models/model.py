@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from posbias.display.naming import changed_fields
 from posbias.display.showing import Presented, Shown
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.models.devices import in_float64
+from posbias.runs.caveats import failure
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,7 @@ class BranchNorms:
         total = stream + branch
         wrong = np.flatnonzero(~(np.isfinite(total) & (total > 0)).all(axis=1))
         if len(wrong):
-            raise RunError(
-                f"mixing: |x| + |a| is zero or not finite{where} in layer {wrong[0]}; it must be finite and > 0"
-            )
+            raise failure("mixing_not_finite", where=where, layer=int(wrong[0]))
         return np.asarray(branch / total)
 
 

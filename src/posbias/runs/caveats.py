@@ -9,6 +9,165 @@ from typing import Any
 
 from posbias.errors import RunError, UsageError
 
+INTERVENTIONS = {
+    "architecture_without_sinks": (
+        "an architecture without content has no sinks on its positions, so there is nothing to hide"
+    ),
+    "architecture_without_learned_sinks": "an architecture has no learned sinks to take out",
+    "architecture_without_angle_factor": "the encoding rope of an architecture has no factor on its angles",
+    "architecture_without_learned_positions": (
+        "learned positions add no logit without content, so an architecture has none to take out"
+    ),
+    "architecture_without_encoding": (
+        "{intervention}: the architecture has no {encoding} to take out (rotary positions of a model add no logit of "
+        "their own without content and read as none)"
+    ),
+    "angles_in_activations": "the angles come with the activations, so other angles need the changed network's own",
+    "learned_positions_in_activations": (
+        "learned positions are in the activations, so taking them out needs the changed network's own"
+    ),
+    "stream_passes_alike": "the stream passes by attention and MLPs alike in this theory; one cannot lose it alone",
+    "branches_without_residual": "its attention branches have no residual",
+    "branches_scaled_by_zero": ("{intervention}: this model's branches are scaled by 0 and the stream is all there is"),
+    "window_of_mask_forwards": "{intervention}: the mask {mask} looks forwards; a window needs causal layers",
+    "window_within_chunks": (
+        "{intervention}: no mask has windows within {mask}; allowed are windows of at least a chunk"
+    ),
+    "sinks_beyond_prompt": "{intervention}: positions must be below the prompt's {n_positions}, got {positions}",
+    "no_learned_sinks": "{intervention}: {family} models have no learned sinks",
+    "no_attention": "{intervention}: {family} models have no attention",
+    "no_additive_mask": (
+        "{intervention}: {family} with {implementation} attention takes no additive mask; allowed are {allowed} "
+        "attention of families other than {others}"
+    ),
+    "no_additive_mask_beside_alibi": (
+        "{intervention}: {family} with {implementation} attention and ALiBi takes no additive mask; allowed are "
+        "{allowed} attention of families other than {others}"
+    ),
+    "rope_of_length": (
+        "{intervention}: the rope type {rope} takes its frequencies from the prompt's length; default, linear, yarn "
+        "and llama3 are allowed"
+    ),
+    "no_table_of_positions": "{intervention}: {family} models have no table of learned positions",
+    "no_rotary_module": "{intervention}: this {family} model has no rotary module to change",
+    "made_for_other_families": "{intervention} is made for {allowed}, got a {family} model",
+    "no_scale_of_logits": "{intervention}: attention of {family} models has no scale of q.k that could be changed",
+    "attention_not_replaceable": (
+        "{intervention}: {family} models do not let attention be replaced; allowed are families whose attention goes "
+        "through transformers' attention interface, such as llama, qwen2, qwen3, gemma3 and mistral"
+    ),
+    "key_bias_beside_encoding": "key_biased: no theory has a key bias beside {encoding}; allowed: none and alibi",
+    "key_bias_beside_architecture": (
+        "key_biased: an architecture holds one encoding per head; only none can be replaced"
+    ),
+    "biases_by_layer": "key_biased: {given} biases given for {depth} layers; give one or {depth}",
+}
+"""Why an ingredient cannot be replaced."""
+
+MODELS = {
+    "weights_quantised": "the weights are quantised",
+    "weights_spread": "the weights are spread over devices",
+    "weights_offloaded": "attention and theory read weights in memory, some are offloaded; load the model whole",
+    "weights_not_floating": (
+        "attention and theory read weights as floating-point numbers, {module} holds them as {storage}; load it "
+        "unquantised"
+    ),
+    "adapter_beside_weights": (
+        "attention and theory read weights as they act, and an adapter is beside them; load what merge_and_unload() "
+        "of the PeftModel returns"
+    ),
+    "norm_not_known": "{norm} is not a norm posbias can read; known: LayerNorm and RMS norms",
+    "mixture_of_experts": "MLPs of {family} are mixtures of experts; a single MLP is needed",
+    "mlp_beside_experts": (
+        "MLPs of this {family} model stand beside mixtures of experts with norms of their own; theories of weights "
+        "need a single MLP"
+    ),
+    "rotary_scaling": "rotary positions scale what they turn by {factor:g}; only 1 is allowed",
+    "longrope": "rotary frequencies of longrope depend on the prompt's length; others are allowed",
+    "family_not_described": "model type {family!r} is not described; known families: {known}",
+    "model_not_described": "this {family} model is not described: {because}; unset is allowed",
+    "no_description_under": "no description fits the model under {intervention}: {because}",
+    "setting_is_set": "{setting} is set",
+    "attention_in_multiplier": "attention_in_multiplier is {factor}, only 1 is described",
+    "attention_of_other_models": "attention of {got!r} cannot be recomputed; a Hugging Face model is needed",
+    "attention_not_recomputable": "attention of this {family} model cannot be recomputed: {because}",
+    "attention_implementation": "it runs the attention implementation {got!r}; known are {known}",
+    "attention_looks_forwards": "recomputed attention needs causal layers, layer {layer} has the mask {mask}",
+    "layers_beyond_attention": (
+        "{of} of this {family} model: its layers {layers} mix positions by linear layers, which have no attention "
+        "matrix, or not at all; allowed are models with attention alone in every layer"
+    ),
+    "no_layer_of_attention": (
+        "{of} of this {family} model: its layers {layers} mix positions by linear layers, which have no attention "
+        "matrix, or not at all; allowed are models with attention in some layer"
+    ),
+    "reference_layers_linear": (
+        "attention of this reference model: its layers {layers} are linear ones (recurrent), which have no attention "
+        "matrix; allowed are models with attention in every layer"
+    ),
+    "reference_layer_without_attention": (
+        "a linear layer (recurrent) of this reference model has no attention; theories that take every layer for "
+        "attention are refused, power_rollout and rollout are allowed"
+    ),
+}
+"""Why a model, or a part of it, cannot be read."""
+
+THEORIES = {
+    "theory_of_causal_mask_alone": (
+        "theory {theory} holds for mask causal with encoding none only, got mask {mask} with encoding {encoding}"
+    ),
+    "theory_without_sinks": "theory {theory} holds without attention sinks only",
+    "content_not_recomputable": "content logits need attention that can be recomputed",
+    "power_rollout_of_kind": "the power rollout speaks of {known}, and the first kind measured is {kind}",
+    "power_rollout_on_one_device": "the power rollout needs all weights on one device, got {got}",
+    "no_local_maps": ("the power rollout has no local maps for {got}; give a Hugging Face model or a reference model"),
+    "factors_on_queries": "factors on queries by position",
+    "values_of_latents": "queries, keys and values made of latents",
+    "learned_activation": "a learned activation",
+    "no_theory_of_method": "no theory describes {method}",
+    "no_mean_field": "mean field has no theory for {of}, which {family} models have",
+    "mean_field_of_described_models": "mean field needs a described model, got {got}",
+    "mean_field_width": "mean field needs embeddings as wide as the blocks, got {width}",
+    "mean_field_of_clamped": "mean field has no theory for queries, keys and values clamped to {clip}",
+    "mean_field_of_values": "mean field needs values drawn for every head (gaussian), got {values!r}",
+    "mean_field_without_items": "mean field needs to know this model's input vectors; give it items",
+    "mean_field_norm_before_positions": (
+        "mean field has no embedding norm before positions are added; allowed: either of the two"
+    ),
+    "mean_field_positions": "mean field with {encoding} takes at most {most} positions, got {n_positions}",
+    "mean_field_span": (
+        "mean field takes key biases that span at most {most:g} nats; {encoding} spans {span:.0f} over {n_positions} "
+        "positions"
+    ),
+    "mean_field_bins": (
+        "mean field needs {bins} bins for {n_positions} positions of this model, at most {most} are allowed: sampled "
+        "heads, a distance bias and narrow windows do not reach further"
+    ),
+    "sampled_heads_positions": "sampled heads take at most {most} positions, got {n_positions}",
+    "no_kernel_of_activation": "mean field knows no kernel for this activation; known: {known}",
+}
+"""Why a theory does not apply."""
+
+NOT_FINITE = {
+    "mixing_not_finite": "mixing: |x| + |a| is zero or not finite{where} in layer {layer}; it must be finite and > 0",
+    "output_not_finite": "{kind}: the output on prompt {prompt} is not finite{where}",
+    "gradient_not_finite": "{kind}: the gradient on prompt {prompt} is not finite{where}",
+    "baseline_not_finite": (
+        "{kind}: the score at the baseline {baseline!r} is {score} on prompt {prompt}; the other baseline, or float32, "
+        "may be finite"
+    ),
+    "no_influence": "{kind}: every position of prompt {prompt} has zero influence, so it has no profile",
+    "last_state_not_finite": "the model's last state is not finite on a prompt; check its weights for overflow",
+    "logits_not_finite": "the model's logits are not finite on a prompt; check its weights for NaN or overflow",
+    "energies_not_finite": (
+        "the {form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
+    ),
+    "rollout_not_finite": (
+        "the {rollout} rollout of the model's attention is not finite; load it in a wider type (float32, float64)"
+    ),
+}
+"""Numbers that overflowed, or profiles without any influence."""
+
 SENTENCES = {
     "bloom_rounds_alibi": (
         "BLOOM adds ALiBi in {dtype}: past position {exact} biases, and the logits they are added to, are rounded to "
@@ -59,8 +218,6 @@ SENTENCES = {
     "architecture_without_description": "theories of the architecture: the model's family has no description",
     "mixing_without_description": "mixing: the model's family has no description",
     "precision_not_checked": "precision check: {because}",
-    "weights_quantised": "the weights are quantised",
-    "weights_spread": "the weights are spread over devices",
     "path_not_converged": (
         "{kind}: on some prompts the path did not converge; do not use the profile where path_error is large"
     ),
@@ -72,6 +229,10 @@ SENTENCES = {
         "rollouts of attention: in some layers linear layers mix positions too, or nothing does"
     ),
     "power_of_normalised_stream": "power: the model normalises the stream itself, after adding to it",
+    **INTERVENTIONS,
+    **MODELS,
+    **THEORIES,
+    **NOT_FINITE,
 }
 """By the name of a caveat, with places for its numbers."""
 

@@ -22,7 +22,7 @@ from posbias.limits import CELLS, STEPS
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.registry import parse_literal_call
-from posbias.runs.caveats import Caveat
+from posbias.runs.caveats import Caveat, refusal
 from posbias.theory.base import THEORIES, Prediction, Theory
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.rollout import rollout_profile
@@ -145,12 +145,14 @@ class ArchitectureTheory(Theory):
             odd = [group for group in groups if not isinstance(group.mask, Causal)]
             odd += [group for group in groups if not isinstance(group.encoding, NoEncoding)]
             if odd:
-                raise UsageError(
-                    f"theory {self.name} holds for mask causal with encoding none only, "
-                    f"got mask {odd[0].mask} with encoding {odd[0].encoding}"
+                raise refusal(
+                    "theory_of_causal_mask_alone",
+                    theory=self.name,
+                    mask=str(odd[0].mask),
+                    encoding=str(odd[0].encoding),
                 )
             if np.any(architecture.layer_sinks > -np.inf):
-                raise UsageError(f"theory {self.name} holds without attention sinks only")
+                raise refusal("theory_without_sinks", theory=self.name)
         influence = self.influence(architecture, n_positions)
         caveats = (*_of_constant_content(architecture), *_of_bare_decays(architecture))
         if not np.any(architecture.layer_sinks > -np.inf):

@@ -225,7 +225,7 @@ class Mitigation(Method, Intervention):
         """The model marked as a misfit, unless a method says how theories should read it."""
         if self.strength == 0:
             return model
-        return model.described_by(model.family, misfit=f"no theory describes {self.name}")
+        return model.described_by(model.family, misfit={"caveat": "no_theory_of_method", "method": self.name})
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def support_of(name: str) -> dict[str, str]:
     if linear:
         notes.append("linear layers" if family.attends else "linear layers alone")
     if family.no_mean_field is not None:
-        notes.append(f"mean field: {family.no_mean_field}")
+        notes.append(f"mean field: {SENTENCES[family.no_mean_field]}")
     if family.some_models is not None:
         notes.append(family.some_models)
     answers = {

@@ -17,7 +17,7 @@ from posbias.models.networks import random_network
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat
+from posbias.runs.caveats import Caveat, refusal
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.mean_field.bins import (
     EXACT_POSITIONS,
@@ -206,10 +206,7 @@ def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -
         reaches = {group.mask.reach(n_positions) for group in groups}
         bins = growing_bins(n_positions, windows=reaches - {n_positions})
     if bins.count > MOST_BINS:
-        raise UsageError(
-            f"mean field needs {bins.count} bins for {n_positions} positions of this model, at most {MOST_BINS} are "
-            "allowed: sampled heads, a distance bias and narrow windows do not reach further"
-        )
+        raise refusal("mean_field_bins", bins=bins.count, n_positions=n_positions, most=MOST_BINS)
     return bins
 
 

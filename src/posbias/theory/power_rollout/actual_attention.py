@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from posbias.architecture.mixing import resolve_mixing
 from posbias.checks import checked
-from posbias.errors import RunError, UsageError
 from posbias.models.attention import (
     AttentionBlock,
     AttentionInput,
@@ -41,7 +40,7 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat
+from posbias.runs.caveats import Caveat, failure, refusal
 from posbias.theory.base import Prediction
 from posbias.theory.power_rollout.attention import value_gains
 from posbias.theory.power_rollout.local_maps import gain_and_power
@@ -85,7 +84,7 @@ def trace_attention(
     """
     layers = describe_attention(model, n_positions=len(token_ids), of_all="the rollout of attention")
     if not isinstance(model, HuggingFaceModel):
-        raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
+        raise refusal("attention_of_other_models", got=type(model).__name__)
     inputs: dict[int, AttentionInput] = {}
     powers: dict[nn.Module | None, ScaledNorm] = {}
     blocks = model.family.blocks(model.network)
@@ -354,8 +353,6 @@ def _pull(
     for name, row in rows.items():
         values = np.asarray((row.sqrt() if rules[name].energies else row).cpu().numpy())
         if not np.all(np.isfinite(values)):
-            raise RunError(
-                f"the {name} rollout of the model's attention is not finite; load it in a wider type (float32, float64)"
-            )
+            raise failure("rollout_not_finite", rollout=name)
         profiles[name] = values / values.sum()
     return profiles
