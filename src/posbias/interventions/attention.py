@@ -376,7 +376,7 @@ def attending(model: HuggingFaceModel, intervention: Intervention | str, attend:
     from transformers import AttentionInterface
 
     if not is_wired(model):
-        raise refusal("attention_not_replaceable", intervention=str(intervention), family=model.family.name)
+        raise refusal("attention_not_replaceable", intervention=intervention, family=model.family.name)
     AttentionInterface.register(FUNCTION, _attention)
     padding = Padding()
     layers = {layer: block.attention for layer, block in model.family.attention_blocks(model.network)}

@@ -38,10 +38,10 @@ class Intervention(ABC):
     patterns_stay: ClassVar[bool] = False
     """Set if the attention weights of a layer stay what they were, given the same input."""
     undescribed: ClassVar[str] = ""
-    """Name of the caveat that says why the unchanged network's activations cannot be read with the change, if a subclass
-    does not describe it."""
+    """The caveat that says why the unchanged activations cannot be read with the change, if a subclass does not
+    describe it."""
     no_ingredient: ClassVar[str] = ""
-    """Name of the caveat that says why the change cannot be made in an architecture, if a subclass does not make it."""
+    """The caveat that says why the change cannot be made in an architecture, if a subclass does not make it."""
 
     @abstractmethod
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:

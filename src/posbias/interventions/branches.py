@@ -105,7 +105,7 @@ class NoResidual(Intervention):
         """Let every branch return a - x / s, so that what is added up, s times that, leaves s a of x + s a."""
         blocks = [block for block in model.family.blocks(model.network) if block.mixers]
         if any(scale == 0 for block in blocks for _, scale in block.adds):
-            raise refusal("branches_scaled_by_zero", intervention=str(self))
+            raise refusal("branches_scaled_by_zero", intervention=self)
         with ExitStack() as hooks:
             for block in blocks:
                 adding, scale = block.adds[0]
@@ -146,7 +146,7 @@ class NoContent(Intervention):
         family = model.family
         modules = [block.attention for _, block in family.attention_blocks(model.network)]
         if not all(isinstance(getattr(module, SCALE, None), float) for module in modules):
-            raise refusal("no_scale_of_logits", intervention=str(self), family=family.name)
+            raise refusal("no_scale_of_logits", intervention=self, family=family.name)
         before: list[Any] = [getattr(module, SCALE) for module in modules]
         try:
             for module in modules:

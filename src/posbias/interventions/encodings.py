@@ -36,7 +36,7 @@ def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: fl
     for module in modules:
         kinds = changing_kinds(module)
         if kinds:
-            raise refusal("rope_of_length", intervention=str(intervention), rope=" ".join(sorted(kinds)))
+            raise refusal("rope_of_length", intervention=intervention, rope=" ".join(sorted(kinds)))
     with before_calls((module, scaled) for module in modules):
         yield
 
@@ -101,7 +101,7 @@ class NoLearnedPositions(Intervention):
         """Return zeros from the table."""
         table = model.family.position_table
         if table is None:
-            raise refusal("no_table_of_positions", intervention=str(self), family=model.family.name)
+            raise refusal("no_table_of_positions", intervention=self, family=model.family.name)
         module = model.network.get_submodule(table)
         with module.register_forward_hook(lambda _, _inputs, output: torch.zeros_like(output)):
             yield
@@ -154,7 +154,7 @@ def _without(encoding: Any, kind: type[Encoding], intervention: Intervention) ->
 
     result = replaced(encoding)
     if not replaced_any:
-        raise refusal("architecture_without_encoding", intervention=str(intervention), encoding=kind.name)
+        raise refusal("architecture_without_encoding", intervention=intervention, encoding=kind.name)
     return result
 
 
@@ -165,7 +165,7 @@ def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list
     if not modules or not any(
         family.rotates(block.attention, model.config) for _, block in family.attention_blocks(model.network)
     ):
-        raise refusal("no_rotary_module", intervention=str(intervention), family=family.name)
+        raise refusal("no_rotary_module", intervention=intervention, family=family.name)
     return modules
 
 
@@ -174,7 +174,7 @@ def _check_alibi(model: HuggingFaceModel, intervention: Intervention) -> None:
     if model.family.name not in ALIBI_ARGUMENTS:
         raise refusal(
             "made_for_other_families",
-            intervention=str(intervention),
+            intervention=intervention,
             allowed=list(ALIBI_ARGUMENTS),
             family=model.family.name,
         )

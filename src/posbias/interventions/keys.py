@@ -61,7 +61,7 @@ class AlibiBiased(KeyEncoding):
     def _slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
         slopes = self.alibi.linear_slopes(heads)
         if slopes is None:
-            raise refusal("key_bias_beside_encoding", encoding=str(self.alibi))
+            raise refusal("key_bias_beside_encoding", encoding=self.alibi)
         return slopes
 
 

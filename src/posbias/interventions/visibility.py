@@ -124,9 +124,9 @@ class Window(Visibility):
             return [self._narrowed(item) for item in mask]
         variant = MASKS.parse(mask) if isinstance(mask, str) else mask
         if variant.mutual_prefix(self.width + 1) > 1:
-            raise refusal("window_of_mask_forwards", intervention=str(self), mask=str(variant))
+            raise refusal("window_of_mask_forwards", intervention=self, mask=variant)
         if isinstance(variant, Chunks) and variant.width > self.width:
-            raise refusal("window_within_chunks", intervention=str(self), mask=str(variant))
+            raise refusal("window_within_chunks", intervention=self, mask=variant)
         return variant if variant.reach(self.width + 1) <= self.width else SlidingWindow(width=self.width)
 
 
@@ -161,9 +161,7 @@ class SinkMasked(Visibility):
 
     def _check_length(self, n_positions: int) -> None:
         if self.positions >= n_positions:
-            raise refusal(
-                "sinks_beyond_prompt", intervention=str(self), n_positions=n_positions, positions=self.positions
-            )
+            raise refusal("sinks_beyond_prompt", intervention=self, n_positions=n_positions, positions=self.positions)
 
     def _logits(self, parts: AttentionParts, n_positions: int) -> Float[Tensor, "heads n_positions"]:
         self._check_length(n_positions)
@@ -201,7 +199,7 @@ class NoLearnedSinks(Intervention):
     def _blocks(self, model: HuggingFaceModel) -> list[Block]:
         blocks = [block for _, block in model.family.attention_blocks(model.network)]
         if not all("sinks" in dict(block.attention.named_parameters(recurse=False)) for block in blocks):
-            raise refusal("no_learned_sinks", intervention=str(self), family=model.family.name)
+            raise refusal("no_learned_sinks", intervention=self, family=model.family.name)
         return blocks
 
 
@@ -209,13 +207,13 @@ def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) ->
     """Refuse attention that does not take a plain additive mask."""
     family, config = model.family, model.config
     if not family.attention_blocks(model.network):
-        raise refusal("no_attention", intervention=str(intervention), family=family.name)
+        raise refusal("no_attention", intervention=intervention, family=family.name)
     implementation = getattr(config, "_attn_implementation", None)
     biased = family.name in BIASED_MASKS and not isinstance(family.encoding(config, 0), NoEncoding)
     if family.name in OWN_MASKS or biased or implementation not in WIRED:
         raise refusal(
             "no_additive_mask_beside_alibi" if biased else "no_additive_mask",
-            intervention=str(intervention),
+            intervention=intervention,
             family=family.name,
             implementation=implementation,
             allowed=" and ".join(WIRED),

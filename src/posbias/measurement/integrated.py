@@ -196,7 +196,7 @@ class IntegratedGradients(Experiment):
                 "baseline_not_finite",
                 kind=self.name,
                 baseline=self.baseline,
-                score=str(at_start),
+                score=at_start,
                 prompt=question.key[1],
             )
         path = self._integrate(question, start, tokens, (at_start, reached))

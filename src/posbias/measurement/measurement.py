@@ -310,7 +310,7 @@ def combine(
     per_prompt = {kind.name: _stack([prompt.norms.get(kind.name) for prompt in measured], kind) for kind in resolved}
     for kind in resolved:
         for index in np.flatnonzero(per_prompt[kind.name].sum(axis=1) == 0):
-            raise failure("no_influence", kind=str(kind), prompt=int(index))
+            raise failure("no_influence", kind=kind, prompt=int(index))
     errors = {
         kind.name: _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind)
         for kind in resolved

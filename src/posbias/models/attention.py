@@ -147,7 +147,7 @@ def describe_attention(model: Model, *, n_positions: int, of_all: str = "") -> l
     for index, block in attending:
         mask = family.mask(config, index)
         if mask.mutual_prefix(n_positions) > 1:
-            raise refusal("attention_looks_forwards", layer=index, mask=str(mask))
+            raise refusal("attention_looks_forwards", layer=index, mask=mask)
         layers.append(
             AttentionLayer(
                 index=index,

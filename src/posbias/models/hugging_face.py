@@ -110,7 +110,7 @@ class HuggingFaceModel(Model):
         if self._family is None:
             raise refusal("family_not_described", family=self.model_type, known=list(FAMILIES))
         if self._misfit is not None and self.intervention is not None:
-            raise refusal("no_description_under", intervention=str(self.intervention), because=self._misfit)
+            raise refusal("no_description_under", intervention=self.intervention, because=self._misfit)
         if self._misfit is not None:
             raise refusal("model_not_described", family=self.model_type, because=self._misfit)
         return self._family

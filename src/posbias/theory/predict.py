@@ -148,8 +148,8 @@ class ArchitectureTheory(Theory):
                 raise refusal(
                     "theory_of_causal_mask_alone",
                     theory=self.name,
-                    mask=str(odd[0].mask),
-                    encoding=str(odd[0].encoding),
+                    mask=odd[0].mask,
+                    encoding=odd[0].encoding,
                 )
             if np.any(architecture.layer_sinks > -np.inf):
                 raise refusal("theory_without_sinks", theory=self.name)

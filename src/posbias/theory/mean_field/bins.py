@@ -270,13 +270,11 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator
     sunk = bool(np.any(group.sinks > -np.inf))
     if parts is None or sunk or np.any(group.content) or (not causal and np.any(parts[1])):
         if not bins.exact:
-            raise refusal(
-                "mean_field_positions", encoding=str(group.encoding), most=MOST_BINS, n_positions=bins.n_positions
-            )
+            raise refusal("mean_field_positions", encoding=group.encoding, most=MOST_BINS, n_positions=bins.n_positions)
         return [(share, DenseOperator(matrix)) for matrix in dense_heads(group, n)]
     bias, slopes = parts
     if (span := float(np.ptp(bias, axis=1).max())) > MOST_NATS:
-        raise refusal("mean_field_span", most=MOST_NATS, encoding=str(group.encoding), span=float(span), n_positions=n)
+        raise refusal("mean_field_span", most=MOST_NATS, encoding=group.encoding, span=float(span), n_positions=n)
     parameters = slopes[:, None]
     if isinstance(group.encoding, KeyEncoding):
         parameters = group.encoding.parameters(group.n_heads)[group.heads]
