@@ -16,7 +16,7 @@ from posbias.measurement.kinds import Experiment, Kind, Pullback, Site
 from posbias.measurement.outputs import Influence, Key, PassOptions, Question
 from posbias.models.devices import in_float64
 from posbias.models.model import Model, Outputs
-from posbias.runs.caveats import failure
+from posbias.runs.caveats import Caveat, failure
 
 Pulled = tuple[Site, Float64[Tensor, "prompts outputs _"]]
 """A covector of every prompt to pull back: the site where it lives, and its part at every output."""
@@ -144,7 +144,7 @@ def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled:
     return Influence(norms, np.divide(spread, 2 * norms, out=np.zeros_like(norms), where=norms > 0))
 
 
-def _fault(question: Question, covector: Pulled) -> str:
+def _fault(question: Question, covector: Pulled) -> Caveat:
     """The block in which the gradient of one covector goes wrong, by a second forward and backward pass."""
     with first_in_backward(question.model.network) as answer:
         inputs = embedded_together([question], 1)

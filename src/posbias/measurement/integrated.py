@@ -25,7 +25,7 @@ from posbias.measurement.kinds import KINDS, Experiment, scored_tokens
 from posbias.measurement.outputs import Influence, Question, Reading
 from posbias.models.devices import in_float64
 from posbias.models.model import Model, Outputs
-from posbias.runs.caveats import failure
+from posbias.runs.caveats import Caveat, failure
 
 FINEST = 2.0**-20
 """Width from which on no piece is halved: float32 embeddings move in steps of 2^-24. A jump of the score, where other
@@ -253,7 +253,7 @@ class IntegratedGradients(Experiment):
         prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)
         return start
 
-    def _fault(self, question: Question, tokens: Int64[Tensor, "one outputs"]) -> str:
+    def _fault(self, question: Question, tokens: Int64[Tensor, "one outputs"]) -> Caveat:
         with first_in_backward(question.model.network) as answer:
             self._integrate(question, self._baseline(question), tokens, (0.0, 0.0))
         return answer()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from posbias.errors import RunError, UsageError
+from posbias.errors import UsageError
 from posbias.measurement.blocks import block_outputs, checkpointed, first_in_forward, named_blocks
 from posbias.measurement.influence import (
     Pulled,
@@ -32,7 +32,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat
+from posbias.runs.caveats import Caveat, failure
 from posbias.runs.parts import below, facts_below, named_facts
 
 SeveralTokenIds = Int64[np.ndarray, "prompts n_positions"]
@@ -85,7 +85,7 @@ def influence_by_depth(
             if not np.all(np.isfinite(of_prompt)):
                 name = list(named_blocks(model.network))[layer]
                 where = first_in_forward(model, questions[place].embeddings)
-                raise RunError(f"layers: the gradient of {name} on prompt {keys[place][1]} is not finite{where}")
+                raise failure("gradient_of_layers_not_finite", output=name, prompt=keys[place][1], where=where)
             influences[place].append(from_squares(of_prompt, sampled=kind.sampled))
     return [DepthInfluence.of_layers(layers, of_prompt) for of_prompt in influences]
 
@@ -214,7 +214,7 @@ def mixing_of_first_pass(
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
     """Both mixings of every layer, from the norms of a forward pass of a single prompt; its index is for messages."""
-    share = norms.share(f" on prompt {prompt}")
+    share = norms.share({"caveat": "on_prompt", "prompt": prompt})
     stream, branch = (
         np.linalg.norm(in_float64(values[:, 0]).numpy(force=True), axis=1) for values in (norms.stream, norms.branch)
     )

@@ -18,7 +18,7 @@ from posbias.display.naming import changed_fields
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.models.devices import in_float64
-from posbias.runs.caveats import failure
+from posbias.runs.caveats import Caveat, failure
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class BranchNorms:
     branch: Float[Tensor, "layer batch position"]
     """|a|, what the attention branch adds, after any post-norm."""
 
-    def share(self, where: str = "") -> Float64[np.ndarray, "layers position"]:
+    def share(self, where: Caveat = "") -> Float64[np.ndarray, "layers position"]:
         """|a| / (|x| + |a|) of every position of a single prompt, in [0, 1].
 
         Raises:

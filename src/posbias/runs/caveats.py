@@ -117,6 +117,7 @@ THEORIES = {
         "theory {theory} holds for mask causal with encoding none only, got mask {mask} with encoding {encoding}"
     ),
     "theory_without_sinks": "theory {theory} holds without attention sinks only",
+    "content_not_finite": "content must be finite, got {content}",
     "content_not_recomputable": "content logits need attention that can be recomputed",
     "power_rollout_of_kind": "the power rollout speaks of {known}, and the first kind measured is {kind}",
     "power_rollout_on_one_device": "the power rollout needs all weights on one device, got {got}",
@@ -143,6 +144,7 @@ THEORIES = {
         "mean field needs {bins} bins for {n_positions} positions of this model, at most {most} are allowed: sampled "
         "heads, a distance bias and narrow windows do not reach further"
     ),
+    "mean_field_vectors": "mean field takes given vectors at up to {most} positions, got {n_positions}",
     "sampled_heads_positions": "sampled heads take at most {most} positions, got {n_positions}",
     "no_kernel_of_activation": "mean field knows no kernel for this activation; known: {known}",
 }
@@ -150,6 +152,12 @@ THEORIES = {
 
 NOT_FINITE = {
     "mixing_not_finite": "mixing: |x| + |a| is zero or not finite{where} in layer {layer}; it must be finite and > 0",
+    "on_prompt": " on prompt {prompt}",
+    "in_embeddings": ", already in the embeddings",
+    "first_in_forward": ", first in {block}",
+    "first_in_backward": ", first in {block} on the way back",
+    "first_after_blocks": ", first after {block}, between the output and the blocks",
+    "gradient_of_layers_not_finite": "layers: the gradient of {output} on prompt {prompt} is not finite{where}",
     "output_not_finite": "{kind}: the output on prompt {prompt} is not finite{where}",
     "gradient_not_finite": "{kind}: the gradient on prompt {prompt} is not finite{where}",
     "baseline_not_finite": (
@@ -166,7 +174,7 @@ NOT_FINITE = {
         "the {rollout} rollout of the model's attention is not finite; load it in a wider type (float32, float64)"
     ),
 }
-"""Numbers that overflowed, or profiles without any influence."""
+"""Numbers that overflowed and where, or profiles without any influence."""
 
 SENTENCES = {
     "bloom_rounds_alibi": (
