@@ -383,7 +383,7 @@ def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_b
     plan = announce(plan_trial(responder, task, replace(given, methods="default")))
     assert asked == [1, 2, 1, 2]
     assert [arm.name for arm in plan.arms] == [UNCHANGED, "question_first"]
-    assert plan.left_out == (LeftOut(METHOD, "no room", arm="repeat_prompt"),)
+    assert plan.left_out == (LeftOut(METHOD, {"caveat": "message", "text": "no room"}, arm="repeat_prompt"),)
 
 
 def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
@@ -395,6 +395,7 @@ def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
     left_out = {part["arm"] for part in record.scalars["left_out"] if part["part"] == METHOD}
     judged = set(record.scalars["arms"]) - {UNCHANGED}
     assert judged | left_out == set(MITIGATIONS)
+    assert all(part["reason"]["caveat"] != "message" for part in record.scalars["left_out"] if part["part"] == METHOD)
     assert {each["name"] for each in record.scalars["judgement"]["verdicts"]} == judged
 
 

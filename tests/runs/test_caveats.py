@@ -12,7 +12,8 @@ import posbias
 from posbias.errors import RunError
 from posbias.interventions import INTERVENTIONS
 from posbias.measurement import theories
-from posbias.runs.caveats import SENTENCES, caveat_text, fact_of, failure, refusal
+from posbias.runs.caveats import caveat_text, fact_of, failure, refusal
+from posbias.runs.sentences import SENTENCES
 from tiny_families import shaken_model
 
 SOURCES = Path(posbias.__file__).parent
@@ -38,7 +39,7 @@ def test_every_caveat_has_a_sentence_with_places_for_its_numbers():
 
 
 def test_every_sentence_is_one_that_something_says():
-    said = "".join(path.read_text() for path in SOURCES.rglob("*.py") if path.name != "caveats.py")
+    said = "".join(path.read_text() for path in SOURCES.rglob("*.py") if path.name != "sentences.py")
     assert [name for name in SENTENCES if f'"{name}"' not in said and name != "message"] == []
 
 

@@ -38,6 +38,7 @@ from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT, SERVER, UNASKE
 from posbias.mitigation.trial.result import ArmResult
 from posbias.report.evaluate import measure_words, undecided_text
 from posbias.report.tables import number_text
+from posbias.runs.caveats import caveat_text
 from posbias.statistics import MISSING, POWER, Interval
 
 TEXT_REASONS = {
@@ -251,7 +252,8 @@ def seconds_each(arm: ArmResult) -> str:
 
 def left_out_text(part: LeftOut) -> str:
     """A part of the trial that was left out, and why."""
-    reason = LEFT_OUT_REASONS.get(part.reason, part.reason)
+    reason = caveat_text(part.reason)
+    reason = LEFT_OUT_REASONS.get(reason, reason)
     if part.undecided is not None:
         reason = undecided_text(part.undecided)
     of_arm = f" under {part.arm}" if part.arm else ""

@@ -49,10 +49,8 @@ from posbias.prompts.control_tokens import spelled_in
 from posbias.prompts.prompts import check_vocabulary, tokenise
 from posbias.tasks.language import rendered
 
-WITHIN_THOUGHTS = (
-    "the prompts end where the model's thoughts begin, and an answer would be scored within them; "
-    "--template-options 'enable_thinking=False' closes them in templates that know it"
-)
+WITHIN_THOUGHTS = {"caveat": "within_thoughts"}
+"""Why an answer is not scored."""
 TOGETHER = ("nothing", "equal lengths", "all lengths")
 """Prompts that a model runs together: if its cache proved wrong, if its padding did, and if both proved right."""
 MOST_ROWS, CACHE_BYTES = 256, 1 << 30

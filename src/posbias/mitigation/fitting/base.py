@@ -26,6 +26,7 @@ from posbias.mitigation.fitting.calibration import DISTRACTORS, KEPT, LEAST_SAMP
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, check_strength
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
+from posbias.runs.caveats import refusal
 from posbias.runs.parts import PartStore
 from posbias.runs.records import plain
 from posbias.tasks.language import Example
@@ -205,10 +206,7 @@ class Fit(ABC):
     def check(self, n_samples: int, request: Request, responder: Responder) -> None:
         """Refuse, before any work, what the fit cannot be made from; the request is one of the test."""
         if n_samples < LEAST_SAMPLES:
-            raise UsageError(
-                f"{self.method.name} is fitted: {n_samples} calibration samples given; at least {LEAST_SAMPLES} are "
-                "needed"
-            )
+            raise refusal("few_samples_for_fit", method=self.method.name, given=n_samples, least=LEAST_SAMPLES)
 
     def preflight(self, calibration: Calibration, *, options: FitOptions, max_memory: int | None) -> FitOptions:
         """Say what the fit will take, and refuse what does not fit into memory; the options that it then runs with.

@@ -34,6 +34,7 @@ from posbias.mitigation.fitting.calibration import (
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, identity
 from posbias.mitigation.methods.prompt_changes import Ordered
 from posbias.mitigation.methods.recipe import samples_of_recipe
+from posbias.runs.caveats import refusal
 from posbias.tasks.language import Example
 
 WINDOW = 256
@@ -120,7 +121,4 @@ class OrderFit(Fit):
         """The request must list passages that may change places, and the samples must allow a claim."""
         Ordered(order=range(len(request.passages) or 1)).asked(request, responder)
         if n_samples < SAMPLES_FOR_CLAIM:
-            raise UsageError(
-                f"ordered follows a measured curve, which takes {SAMPLES_FOR_CLAIM} calibration samples; "
-                f"got {n_samples}"
-            )
+            raise refusal("few_samples_for_curve", least=SAMPLES_FOR_CLAIM, given=n_samples)

@@ -36,6 +36,7 @@ from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.mitigation.methods.recipe import read_recipe
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.progress import report
+from posbias.runs.caveats import fact_of, refusal
 from posbias.tasks.language import Example
 
 SHORTER = "calibration prompts of {} tokens"
@@ -169,7 +170,7 @@ class GradientFit(Fit):
                 max_memory=max_memory,
             ).announce()
         except UsageError as error:
-            raise UsageError(f"the fit of {name}: {error}") from None
+            raise refusal("fit_of_method", method=name, because=fact_of(error)) from None
         return options if batch == 1 else replace(options, together=together)
 
     def estimate(self, calibration: Calibration, options: FitOptions) -> StepCost | None:

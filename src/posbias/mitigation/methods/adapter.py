@@ -21,6 +21,7 @@ from posbias.mitigation.methods.weight_changes import LowRank, Scaled, updated
 from posbias.models.families.projections import ROLES, Projection, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import quantised
+from posbias.runs.caveats import refusal
 
 GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}
 """Words for several targets at once."""
@@ -122,15 +123,16 @@ def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projec
     """
     family, roles = model.family, set(adapter.roles)
     if quantised(model.network):
-        raise UsageError(f"{adapter.name}: the weights of {model.origin.source!r} are quantised; others are allowed")
+        raise refusal("adapter_of_quantised", model=model.origin.source)
     projections = list(linear_projections(model.network, family, model.config))
     present = {role for projection in projections for role in projection.rows}
     missing = roles - present
     if missing - {"gate"} or not roles & present:  # an MLP without a gate is one all the same
-        raise UsageError(
-            f"{adapter.name}: no layer of this {family.name} model has linear projections "
-            f"{', '.join(role for role in ROLES if role in missing)} (experts of a mixture are none); allowed targets: "
-            f"{', '.join(role for role in ROLES if role in present) or 'none'}"
+        raise refusal(
+            "no_targets_of_adapter",
+            family=family.name,
+            missing=[role for role in ROLES if role in missing],
+            allowed=[role for role in ROLES if role in present] or ["none"],
         )
     targets = [{role: rows for role, rows in one.rows.items() if role in roles} for one in projections]
     return [replace(one, rows=rows) for one, rows in zip(projections, targets, strict=True) if rows]

@@ -25,6 +25,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import OWN
 from posbias.models.weights import weights_sha256
 from posbias.registry import Registry
+from posbias.runs.caveats import refusal
 
 MITIGATIONS: Registry["Method"] = Registry("mitigation")
 
@@ -201,13 +202,10 @@ class Mitigation(Method, Intervention):
             versions = [(id(one), one.dtype, 0 if one.is_inference() else one._version) for one in weights]
             checked = (self.fitted_to.get("weights_sha256"), versions)
             if vars(model.network).get(CHECKED) != checked and (other := difference(self.fitted_to, model)):
-                raise UsageError(f"{self.name} was fitted to another model, {other}")
+                raise refusal("fitted_to_another", method=self.name, difference=other)
             vars(model.network)[CHECKED] = checked
         if self.in_every_layer and model.described and any(b.linear for b in model.family.blocks(model.network)):
-            raise UsageError(
-                f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
-                "models with attention in every layer"
-            )
+            raise refusal("linear_layers_not_reached", method=self.name, family=model.model_type)
 
     @contextmanager
     def on(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
@@ -273,9 +271,9 @@ class PromptMitigation(Method):
         if int.from_bytes(digest[:8], "big") / 2**64 >= self.strength:
             return [request]
         if self.needs_passages and not request.passages:
-            raise UsageError(f"{self.name} needs prompts that list passages; this one lists none")
+            raise refusal("prompt_without_passages", method=self.name)
         if self.needs_passages and self.rearranges and request.fixed_order:
-            raise UsageError(f"{self.name} rearranges passages, but here the right answer depends on their order")
+            raise refusal("order_is_asked_for", method=self.name)
         return self.rewritten(request, responder)
 
 

@@ -32,6 +32,7 @@ from posbias.interventions.keys import Begins
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.question import Question
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.runs.caveats import refusal
 
 HIDDEN = -1e4
 """Added to the logit of a key that is to be hidden: its weight is 0 in every precision."""
@@ -128,7 +129,7 @@ class AttentionCalibration(Mitigation):
         depth = model.family.depth(model.config)
         first = depth // 2 if self.first_layer is None else self.first_layer
         if first >= depth:
-            raise UsageError(f"attention_calibration: first_layer must be below the {depth} layers, got {first}")
+            raise refusal("first_layer_of_calibration", depth=depth, first=first)
         dummies = _DummyPasses(model, spans, _dummy_tokens(model, self.dummy), together=self.together)
 
         def attend(call: AttentionCall) -> Attended:
@@ -352,7 +353,7 @@ def _subsets(count: int, *, single: bool) -> Float[Tensor, "set element"]:
 def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Tensor, "token"]:
     """A dummy's text in tokens."""
     if isinstance(dummy, str) and model.tokenizer is None:
-        raise UsageError(f"attention_calibration: {model.no_tokenizer}; allowed is a dummy in token ids")
+        raise refusal("dummy_without_tokenizer", because=model.no_tokenizer)
     ids = model.tokenizer(dummy, add_special_tokens=False)["input_ids"] if isinstance(dummy, str) else list(dummy)
     if not ids:
         raise UsageError(f"attention_calibration: dummy must have tokens, got {dummy!r}")

@@ -38,6 +38,7 @@ from posbias.models.attention import (
     watch_attention,
 )
 from posbias.models.model import Model
+from posbias.runs.caveats import refusal
 from posbias.tasks.language.answers import normalise_answer
 from posbias.tasks.language.locating import encode, locate
 
@@ -140,7 +141,7 @@ class AttentionSorting(PromptMitigation):
     def check(self, responder: Responder) -> None:
         """Only a local model shows its attention."""
         if not isinstance(responder, LocalResponder):
-            raise UsageError(f"{self.name} reads a model's attention, which only a local model shows")
+            raise refusal("attention_of_local_models", method=self.name)
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The sorted request; one that does not fit into the context stays as it is, and is skipped."""
@@ -152,7 +153,7 @@ class AttentionSorting(PromptMitigation):
                 break
             spans, _ = locate(request.prompt, request.passages, responder.tokenizer, own_control=own_control)
             if spans is None:
-                raise UsageError(f"{self.name} needs a tokenizer with character offsets")
+                raise refusal("no_character_offsets", method=self.name)
             attention = last_attention(responder.model, token_ids)
             means = [attention[begin:end].mean() for begin, end in spans]
             order = np.argsort(means, kind="stable").tolist()
@@ -248,7 +249,7 @@ class QuestionFirst(PromptMitigation):
         behind = text[request.passages[-1][1] :].lstrip(CLOSING).rstrip()
         question = behind if self.cue else before_cue(behind)
         if not question:
-            raise UsageError(f"{self.name} repeats the question behind the last passage, and here none is")
+            raise refusal("no_question_behind", method=self.name)
         shift = len(question) + len(BETWEEN)
         passages = tuple((begin + shift, end + shift) for begin, end in request.passages)
         return [request.reworded(f"{question}{BETWEEN}{text}", passages)]

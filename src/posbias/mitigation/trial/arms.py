@@ -15,6 +15,7 @@ from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import Method
 from posbias.mitigation.trial.files import is_recipe, recipe_names, run_sha256
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.runs.caveats import Caveat, fact_of, refusal
 
 UNCHANGED = "unchanged"
 """Name of the arm without a method."""
@@ -38,8 +39,8 @@ class LeftOut:
 
     part: str
     """METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT, INFLUENCE or SIDE_EFFECTS."""
-    reason: str = ""
-    """An error's message, or one of the reasons above."""
+    reason: Caveat = ""
+    """The fact of a refusal, or one of the reasons above."""
     arm: str = ""
     """Name of the arm; empty: all of them."""
     form: str = ""
@@ -133,7 +134,7 @@ def resolve_arms(
         except UsageError as error:
             if not unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, str(error), arm=str(entry)))
+            left_out.append(LeftOut(METHOD, fact_of(error), arm=str(entry)))
     all_names = [arm.name for arm in arms]
     twice = [name for name in all_names if all_names.count(name) > 1]
     if twice:
@@ -145,9 +146,9 @@ def _check_fit(fit: Fit, responder: Responder, *, request: Request, calibration:
     """Refuse, before any work, a method that cannot be fitted to what there is."""
     name = fit.method.name
     if fit.needs_model and _model_of(responder) is None:
-        raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
+        raise refusal("fit_behind_server", method=name)
     if not calibration:
-        raise UsageError(f"{name} is fitted and needs calibration samples; got 0")
+        raise refusal("fit_without_samples", method=name)
     fit.check(calibration, request, responder)
 
 
@@ -156,5 +157,5 @@ def _given_arm(entry: Any, responder: Responder, *, name: str) -> Arm:
     model = _model_of(responder)
     method = resolve_method(entry, model)
     if model is None and method.needs_model:
-        raise UsageError(f"{method.name} needs the model itself, not one behind a server")
+        raise refusal("method_behind_server", method=method.name)
     return Arm(name, responder, method, follows=run_sha256(method), path=entry if is_recipe(entry) else "")

@@ -32,6 +32,7 @@ from posbias.mitigation.trial.plan import TrialPlan
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
+from posbias.runs.caveats import fact_of
 from posbias.runs.parts import PartStore
 from posbias.statistics import Interval, mean_of
 from posbias.tasks.language import Example
@@ -81,7 +82,7 @@ def measure_influence(plan: TrialPlan) -> tuple[Shares, list[LeftOut]]:
         except (UsageError, RunError) as error:
             if arm.method is None:
                 raise
-            left_out.append(LeftOut(INFLUENCE, str(error), arm=arm.name))
+            left_out.append(LeftOut(INFLUENCE, fact_of(error), arm=arm.name))
     return shares, left_out
 
 

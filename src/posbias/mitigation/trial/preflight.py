@@ -22,6 +22,7 @@ from posbias.mitigation.trial.influence import preflight_influence
 from posbias.mitigation.trial.ordinary_text import judged_windows, text_reason, window_length
 from posbias.mitigation.trial.plan import TrialPlan
 from posbias.progress import report
+from posbias.runs.caveats import fact_of
 
 GENERATE, SCORE = "generate", "score"
 """Sorts of requests: a text to go on with, and an answer to repeat with its log-probabilities."""
@@ -59,7 +60,7 @@ def announce(plan: TrialPlan) -> TrialPlan:
         except UsageError as error:
             if not plan.options.unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, str(error), arm=arm.name))
+            left_out.append(LeftOut(METHOD, fact_of(error), arm=arm.name))
             continue
         arms.append(arm)
         seconds += arm.passes(n_passages) * arm_cost.get("seconds", 0.0)
@@ -86,7 +87,7 @@ def _try_arms(plan: TrialPlan) -> TrialPlan:
         except UsageError as error:
             if not plan.options.unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, str(error), arm=arm.name))
+            left_out.append(LeftOut(METHOD, fact_of(error), arm=arm.name))
     return plan.with_arms(arms, left_out)
 
 
