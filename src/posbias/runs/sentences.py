@@ -214,6 +214,13 @@ METHODS = {
         "{family}: {path} is {module}, no linear projection with plain weights; allowed are Linear and Conv1D, "
         "unquantised"
     ),
+    "window_beyond_shift": "shifted_distances: window must lie in [0, {shift}] (shift), got {window}",
+    "head_scales_not_fitted": "head_scales: it is not fitted yet; give logits, gains or both",
+    "adapter_not_fitted": "adapter: it is not fitted yet; give what fit returns, or the path of a recipe",
+    "adapter_beside_recipe": (
+        "adapter: its numbers lie beside its recipe; give what fit returns, or the path of a recipe"
+    ),
+    "order_of_nothing": "ordered: give either run, the directory of an evaluation, or order; got run={run!r}",
     "method_behind_server": "{method} needs the model itself, not one behind a server",
 }
 """Why a method against position bias cannot be applied."""

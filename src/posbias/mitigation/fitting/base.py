@@ -7,7 +7,7 @@ registered under the name of its method, in this room.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from itertools import product
 from typing import Any, ClassVar
 
@@ -221,7 +221,11 @@ class GridFit(Fit):
     """The candidate of a method's grid under which the calibration answers are most probable."""
 
     method: type[Method]
-    required: ClassVar[bool] = False
+
+    @property
+    def required(self) -> bool:  # type: ignore[override]
+        """True if a parameter has no default."""
+        return any(field.default is MISSING for field in fields(self.method))
 
     def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
         """Score the answers under every candidate."""

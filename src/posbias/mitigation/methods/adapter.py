@@ -92,8 +92,7 @@ class Adapter(Mitigation):
             UsageError: the numbers are not there, or are those of another model.
         """
         if not self.updates:
-            why = "it is not fitted yet" if self.unfitted else "its numbers lie beside its recipe"
-            raise UsageError(f"{self.name}: {why}; give what fit returns, or the path of a recipe")
+            raise refusal("adapter_not_fitted" if self.unfitted else "adapter_beside_recipe")
         dtype = torch.promote_types(model.dtype, torch.float32)
         updates: dict[str, LowRank | Scaled] = {}
         for projection in target_projections(model, self):

@@ -18,6 +18,7 @@ from posbias.mitigation.methods.weight_changes import LowRank, Scaled
 from posbias.models.devices import float64_device
 from posbias.models.families.projections import check_unpacked, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.runs.caveats import refusal
 
 SIDES = ("logits", "gains")
 """What has a factor for each head."""
@@ -95,7 +96,7 @@ class HeadScales(Mitigation):
     def _factors(self, model: HuggingFaceModel, table: Sequence[Sequence[float]] | None) -> Tensor:
         """Factors [layer, head] at the method's strength."""
         if self.unfitted:
-            raise UsageError(f"{self.name}: it is not fitted yet; give logits, gains or both")
+            raise refusal("head_scales_not_fitted")
         heads, depth = model.family.heads(model.config), model.family.depth(model.config)
         if table is None:
             return torch.ones(depth, heads, dtype=torch.float64, device=float64_device(model.device))

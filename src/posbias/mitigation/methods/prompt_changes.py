@@ -69,9 +69,7 @@ class Ordered(PromptMitigation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.run, str) or bool(self.run) == bool(self.order):
-            raise UsageError(
-                f"{self.name}: give either run, the directory of an evaluation, or order; got run={self.run!r}"
-            )
+            raise refusal("order_of_nothing", run=str(self.run))
         for name in ("scores", "order"):
             if not isinstance(getattr(self, name), tuple | list | range):
                 raise UsageError(f"{self.name}: {name} must be a list of numbers, got {getattr(self, name)!r}")

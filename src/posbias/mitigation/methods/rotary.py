@@ -166,7 +166,7 @@ class ShiftedDistances(Mitigation):
         if shift is None:
             shift = int(getattr(model.config, "max_position_embeddings", None) or 0) // 3
         if self.window > shift:
-            raise UsageError(f"shifted_distances: window must lie in [0, {shift}] (shift), got {self.window}")
+            raise refusal("window_beyond_shift", shift=shift, window=self.window)
         angles = [None if rates is None else self.strength * (shift - self.window) * rates for rates in frequencies]
         turns = [None if angle is None else (angle.cos(), angle.sin()) for angle in angles]
 
