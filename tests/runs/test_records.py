@@ -244,7 +244,7 @@ def test_runs_that_begin_together_are_refused_for_the_right_reason(tmp_path):
     code = """
 import sys
 from posbias.errors import UsageError
-from posbias.runs.records import run_directory
+from posbias.runs.running import run_directory
 
 for _ in range(200):
     try:

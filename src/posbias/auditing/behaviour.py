@@ -13,7 +13,8 @@ from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.models.model import Model
 from posbias.report import conclude, write_report
 from posbias.runs.directories import held
-from posbias.runs.records import REPORT_FILE, Record, run_directory
+from posbias.runs.records import REPORT_FILE, Record
+from posbias.runs.running import run_directory
 
 
 @checked
@@ -51,7 +52,8 @@ def audit_behaviour(
     """
     passed = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
     resume, overwrite = plan.evaluation.resume, plan.evaluation.overwrite
-    with run_directory(out, verb="evaluate", arguments=passed, resume=resume, overwrite=overwrite) as directory:
+    with run_directory(out, verb="evaluate", arguments=passed, resume=resume, overwrite=overwrite) as run:
+        directory = run.directory
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
         plan = preflight_behaviour(model, plan) if plan.cost is None else plan
         evaluation = evaluate_responder(responder, plan.asked, options, beside=plan.measured)

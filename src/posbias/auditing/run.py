@@ -36,7 +36,8 @@ from posbias.report import conclude
 from posbias.runs.caveats import Caveat, distinct
 from posbias.runs.engines import Engine, Local
 from posbias.runs.parts import PartStore, below, fingerprint, finished_run
-from posbias.runs.records import Record, run_directory
+from posbias.runs.records import Record
+from posbias.runs.running import run_directory
 from posbias.theory.mean_field import scatter_caveat
 
 MOST_INITIALISATIONS = 8
@@ -139,8 +140,8 @@ def audit(
         **options.describe(),
     }
     resume, overwrite = options.resume, options.overwrite
-    with run_directory(out, verb="audit", arguments=arguments, resume=resume, overwrite=overwrite) as directory:
-        return _run(model, n_positions, prompts, options, arguments, directory)
+    with run_directory(out, verb="audit", arguments=arguments, resume=resume, overwrite=overwrite) as run:
+        return _run(model, n_positions, prompts, options, arguments, run.directory)
 
 
 def _run(

@@ -51,5 +51,4 @@ def compare(
     with running(context, flags) as run:
         settings = CompareOptions(theory=theory, kind=kind, subject=subject, seed=flags.seed)
         record = compare_runs(read_record(predicted), read_record(measured), options=settings).record
-        record.called(run.arguments, run.command)
         run.finish(record)

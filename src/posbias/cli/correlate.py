@@ -29,5 +29,4 @@ def correlate(
     with running(context, flags) as run:
         evaluations = [load_evaluation(directory, "a correlation") for directory in runs]
         result = correlate_runs(evaluations, options=CorrelateOptions(seed=flags.seed))
-        result.record.called(run.arguments, run.command)
         run.finish(result.record)

@@ -33,7 +33,8 @@ def decompose(
 
     Mask, residual stream, encoding, content and sinks are replaced one at a time, in the model and in theory.
     """
-    from posbias.decomposition import DecomposeOptions, run_decomposition
+    from posbias.decomposition import DecomposeOptions
+    from posbias.decomposition import decompose as decompose_model
     from posbias.interventions import resolve_interventions
     from posbias.measurement.kinds import resolve_kinds
 
@@ -45,9 +46,12 @@ def decompose(
         loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)
         read = prompts.drawn(loaded, seed=flags.seed)
         settings = DecomposeOptions(
-            interventions=replaced, kinds=measured, seed=flags.seed, directory=run.directory, resume=resume
+            interventions=replaced,
+            kinds=measured,
+            seed=flags.seed,
+            directory=run.directory,
+            resume=resume,
+            preflight=True,
+            max_memory=allowed,
         )
-        decomposition, finished = run_decomposition(loaded, read, options=settings, max_memory=allowed)
-        if not finished:
-            decomposition.record.called(run.arguments, run.command)
-        run.finish(decomposition.record, found=finished)
+        run.finish(decompose_model(loaded, read, options=settings).record)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbias.cli import options
-from posbias.cli.output import Run, running, say
+from posbias.cli.output import running, say
 from posbias.errors import RunError, UsageError
 
 if TYPE_CHECKING:
-    from posbias.evaluation import EvaluateOptions, Evaluation
+    from posbias.evaluation import EvaluateOptions
     from posbias.evaluation.requirements import Requirement, RequirementCheck
     from posbias.evaluation.responders import Responder, ServerResponder
     from posbias.tasks.language import LanguageTask
@@ -297,7 +297,9 @@ def evaluate(
     flags: options.RunFlags,
 ) -> None:
     """Measure how well a model answers, by the answer's position. The item that holds the answer is moved."""
+    from posbias.evaluation.evaluation import LengthEvaluation
     from posbias.mitigation.subjects import Unopened
+    from posbias.mitigation.subjects import evaluate as evaluate_subjects
     from posbias.tasks.language import LANGUAGE_TASKS
 
     names = models or []
@@ -321,10 +323,15 @@ def evaluate(
         ]
         subjects += served.responders(run.directory, reuse=resume, template_options=template_options)
         single = len(subjects) == 1 and not settings.methods and settings.repeats == 1
-        evaluate_them = _evaluate if single else _evaluate_several
-        evaluations = evaluate_them(subjects, task, settings, run)
+        result = evaluate_subjects(subjects[0] if single else subjects, task, options=settings)
+        parts = {} if single else dict(result.evaluations)
+        if isinstance(result, LengthEvaluation):
+            parts = {f"length-{length}": evaluation for length, evaluation in result.at.items()}
+        for name, evaluation in parts.items():
+            run.draw(evaluation.record, below=name)
+        run.finish(result.record)
     if required is not None:
-        for evaluation in evaluations:
+        for evaluation in [result] if single else parts.values():
             gate.judge(evaluation.check(required), quiet=flags.json)
 
 
@@ -346,55 +353,6 @@ def check_answerer(context: typer.Context, model: str | None, served: ServerFlag
         options.refuse(context, of_a_model, "goes with a MODEL; a server runs its own")
     else:
         options.refuse(context, of_a_server, "goes with --server; a MODEL runs here")
-
-
-def _evaluate(subjects: list[Any], task: "LanguageTask", settings: "EvaluateOptions", run: Run) -> "list[Evaluation]":
-    """Evaluate one model, save, draw and print; a finished evaluation that is resumed is drawn and printed."""
-    from posbias.evaluation import write_outputs
-    from posbias.evaluation.evaluation import LengthEvaluation
-    from posbias.mitigation.subjects import evaluate as evaluate_subject
-
-    (subject,) = subjects
-    evaluation = evaluate_subject(subject, task, options=settings)
-    if isinstance(evaluation, LengthEvaluation) and run.directory is not None:
-        for length, at_length in evaluation.at.items():
-            _conclude_part(at_length, run.directory / f"length-{length}", run)
-    if not evaluation.found:
-        evaluation.record.called(run.arguments, run.command)
-        if run.directory is not None and not settings.lengths:
-            write_outputs(evaluation, run.directory)
-    run.finish(evaluation.record, found=evaluation.found)
-    return [evaluation]
-
-
-def _evaluate_several(
-    subjects: list[Any], task: "LanguageTask", settings: "EvaluateOptions", run: Run
-) -> "list[Evaluation]":
-    """Evaluate subjects one after another, each in a directory of its own, and compare them with the first."""
-    from posbias.evaluation import compare_evaluations
-    from posbias.mitigation.subjects import evaluate_each
-
-    evaluations = {}
-    for name, evaluation in evaluate_each(subjects, task, settings):
-        evaluations[name] = evaluation
-        if run.directory is not None:
-            _conclude_part(evaluation, run.directory / name, run)
-    record = compare_evaluations(list(evaluations.values())).record
-    record.called(run.arguments, run.command)
-    record.resolved["related"] = {name: f"{name}/report.html" for name in evaluations}
-    run.finish(record)
-    return list(evaluations.values())
-
-
-def _conclude_part(evaluation: "Evaluation", directory: Path, run: Run) -> None:
-    """Keep one of several evaluations with its page; one that was there, finished, is drawn again."""
-    from posbias.evaluation import write_outputs
-    from posbias.report import conclude
-
-    if not evaluation.found:
-        evaluation.record.called(run.arguments, run.command)
-        write_outputs(evaluation, directory)
-    conclude(evaluation.record, directory, found=evaluation.found)
 
 
 def _export(

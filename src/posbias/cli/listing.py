@@ -62,7 +62,8 @@ def list_variants(
 
     These are masks, encodings, theories, kinds of influence, outputs, model families, metrics, claims, tasks ...
     """
-    from posbias.runs.records import Record, run_directory
+    from posbias.runs.records import Record
+    from posbias.runs.running import run_directory
 
     if sort is not None and sort not in SORTS:
         raise UsageError(f"unknown sort {sort!r}; known: {', '.join(SORTS)}")
@@ -75,9 +76,8 @@ def list_variants(
     else:
         catalogue = described_variant(sort, name)
     arguments = options.passed_arguments(context)
-    with run_directory(out, verb="list", arguments=arguments, resume=None, overwrite=overwrite) as directory:
-        if directory is not None:
-            Record(verb="list", arguments=arguments, scalars=dict(catalogue)).write_run(directory)
+    with run_directory(out, verb="list", arguments=arguments, resume=None, overwrite=overwrite) as run:
+        run.finish(Record(verb="list", arguments=arguments, scalars=dict(catalogue)))
     if json:
         print_json(catalogue)
     elif name is not None:

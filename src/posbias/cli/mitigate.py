@@ -82,9 +82,7 @@ def mitigate(
 ) -> None:
     """Try methods against position bias, and say which to apply. Each gets a verdict; no weight is changed."""
     from posbias.mitigation.trial.files import check_files
-    from posbias.mitigation.trial.run import run_trial
-    from posbias.runs.engines.engine import pinned
-    from posbias.runs.records import finished_record
+    from posbias.mitigation.trial.run import mitigate as try_methods
     from posbias.tasks.language import LANGUAGE_TASKS
 
     check_answerer(context, model, served, exported=False)
@@ -100,13 +98,8 @@ def mitigate(
             responder = served.responder(run.directory, reuse=resume, template_options=template_options)
         else:
             responder = local.responder(str(model), template_options=template_options)
-        before = None if run.directory is None else finished_record(run.directory)
-        with pinned(settings.engine.pinned_threads):
-            trial = run_trial(responder, evaluated.task, options=settings, directory=run.directory)
-        taken_over = before is not None and before.run_id == trial.record.run_id
-        if not taken_over:
-            trial.record.called(run.arguments, run.command)
-        run.finish(trial.record, found=taken_over)
+        trial = try_methods(responder, evaluated.task, options=settings, directory=run.directory)
+        run.finish(trial.record)
     if trial.requirement is not None:
         gate.judge(trial.requirement, quiet=flags.json)
 

@@ -18,6 +18,7 @@ from posbias.errors import printable
 
 if TYPE_CHECKING:
     from posbias.runs.records import Record
+    from posbias.runs.running import OpenRun
 
 LONGEST = 500
 """Most characters of an error line."""
@@ -28,21 +29,27 @@ CUT = " ... "
 
 @dataclass(frozen=True)
 class Run:
-    """A run while it runs."""
+    """A run while it runs, and how it is printed."""
 
-    directory: Path | None
-    arguments: dict[str, Any]
-    """Parameters of the command as the user passed them, defaults included."""
-    command: str
-    """Shell line that repeats it."""
+    open: "OpenRun"
     as_json: bool
     """True: one JSON document is printed instead of tables."""
 
-    def finish(self, record: "Record", *, found: bool = False) -> None:
-        """Conclude it in its directory, if any, and print its record; `found`: it lies there from an earlier run."""
+    @property
+    def directory(self) -> Path | None:
+        """The directory that holds it, if there is one."""
+        return self.open.directory
+
+    def draw(self, record: "Record", *, below: str = "") -> Path | None:
+        """Draw the page of the run, or of a part in a directory `below` its own; without a directory there is none."""
         from posbias.report import conclude
 
-        page = None if self.directory is None else conclude(record, self.directory, found=found)
+        return None if self.directory is None else conclude(record, self.directory / below, found=True)
+
+    def finish(self, record: "Record") -> None:
+        """Keep the record in the directory, if there is one, unless the verb has done so; draw its page and print."""
+        self.open.finish(record)
+        page = self.draw(record)
         if self.as_json:
             print_json(record_document(record))
             return
@@ -55,17 +62,17 @@ class Run:
 def running(
     context: typer.Context, flags: RunFlags, *, resume: bool | None = None, arguments: dict[str, Any] | None = None
 ) -> Iterator[Run]:
-    """The run of a verb, in a directory that other runs keep out of; a failure leaves a record of why there.
+    """The run of a verb, opened before the verb opens it: what loads a model belongs to the run, too.
 
     With `resume`, a finished run in the directory is kept (None: the verb takes none over); `arguments` go into the
     record where they are not as passed.
     """
-    from posbias.runs.records import run_directory
+    from posbias.runs.running import run_directory
 
+    ways = {"resume": resume, "overwrite": flags.overwrite, "command": command_line(context)}
     arguments = passed_arguments(context) if arguments is None else arguments
-    verb, overwrite = str(context.info_name), flags.overwrite
-    with run_directory(flags.out, verb=verb, arguments=arguments, resume=resume, overwrite=overwrite) as directory:
-        yield Run(directory, arguments, command_line(context), flags.json)
+    with run_directory(flags.out, verb=str(context.info_name), arguments=arguments, **ways) as run:
+        yield Run(run, flags.json)
 
 
 def record_document(record: "Record") -> dict[str, Any]:

@@ -57,7 +57,6 @@ def place(
         alone = None if oracle is None else load_evaluation(oracle, "placing")
         chosen = PlaceOptions(by, flags.seed)
         placement = order_passages(relevance, evaluation, distractor=second, oracle=alone, options=chosen)
-        placement.record.called(this.arguments, this.command)
         this.finish(placement.record)
 
 

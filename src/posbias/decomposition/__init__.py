@@ -10,7 +10,6 @@ from posbias.decomposition.decomposition import (
     Score,
     Shift,
     decompose,
-    run_decomposition,
     store_decomposition,
 )
 from posbias.decomposition.sources import SOURCES
@@ -26,6 +25,5 @@ __all__ = [
     "Score",
     "Shift",
     "decompose",
-    "run_decomposition",
     "store_decomposition",
 ]

@@ -35,7 +35,8 @@ from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts
 from posbias.measurement.work import Work, calibrate
-from posbias.models.loading import as_model
+from posbias.memory import Bytes
+from posbias.models.loading import as_model, named
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
@@ -44,6 +45,7 @@ from posbias.runs.caveats import Caveat, caveat_text
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.runs.running import run_directory
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 
 DEFAULT_INTERVENTIONS = (
@@ -71,11 +73,15 @@ class DecomposeOptions:
     """Kinds of influence; the power rollout is compared with the first, if that is jacobian, probability or logprob."""
     seed: int = 0
     directory: Path | None = None
-    """Run directory in which every finished piece is kept until the record is saved; None keeps nothing."""
+    """Run directory of the record, and of every finished piece until then; None keeps nothing."""
     resume: bool = False
-    """Continue from finished pieces in the directory."""
+    """Take over what the directory holds of the same decomposition: its record, or finished pieces."""
     overwrite: bool = False
-    """Remove finished pieces in the directory, which are refused otherwise."""
+    """Replace finished work in the directory, which is refused otherwise."""
+    preflight: bool = False
+    """Estimate from short runs what it will cost, announce that, and refuse what does not fit into memory."""
+    max_memory: Bytes | None = None
+    """Bytes that the process may hold, for `preflight`; None: what is free."""
 
 
 @dataclass(frozen=True)
@@ -358,12 +364,33 @@ def decompose(
         RunError: the unchanged model gives something that is not finite.
     """
     options = options or DecomposeOptions()
-    interventions, kinds = resolve_interventions(options.interventions), resolve_kinds(options.kinds)
+    resolve_interventions(options.interventions)
+    resolve_kinds(options.kinds)
     check_seed(options.seed)
-    subject = check_model(as_model(model))
-    check_prompts(subject, prompts)
-    if prompts.n_positions < 3:
-        raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")
+    arguments = {"model": named(model), "seed": options.seed}
+    ways = {"resume": options.resume, "overwrite": options.overwrite}
+    with run_directory(options.directory, verb="decompose", arguments=arguments, **ways) as run:
+        subject = check_model(as_model(model))
+        check_prompts(subject, prompts)
+        if prompts.n_positions < 3:
+            raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")
+        finished = finished_run(
+            options.directory, partial(settings_of, subject, prompts, options), resume=options.resume
+        )
+        if finished is not None:
+            decomposition = Decomposition.from_record(finished)
+        else:
+            cost = preflight_decomposition(subject, prompts, options=options) if options.preflight else {}
+            decomposition = _decomposed(subject, prompts, options)
+            _check_possible(decomposition, options)
+            decomposition.record.scalars |= {"cost": cost} if options.preflight else {}
+        run.finish(decomposition.record)
+    return decomposition
+
+
+def _decomposed(subject: Model, prompts: Prompts, options: DecomposeOptions) -> Decomposition:
+    """A decomposition, whose finished pieces are kept in the directory and taken from there."""
+    interventions, kinds = resolve_interventions(options.interventions), resolve_kinds(options.kinds)
     settings = settings_of(subject, prompts, options, piece=True)
     store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
     examiner = examiner_of(subject, prompts, kinds, seed=options.seed, store=store)
@@ -391,46 +418,29 @@ def decompose(
     return store_decomposition(Decomposition(record, baseline, tuple(counterfactuals), left_out, names))
 
 
-def run_decomposition(
-    model: Model, prompts: Prompts, *, options: DecomposeOptions, max_memory: int | None = None
-) -> tuple[Decomposition, bool]:
-    """Announce what `decompose` will cost and call it, or take over just this run if the directory holds it finished.
-
-    Returns:
-        The decomposition, with its expected cost in its record; and True if it was there, which asks for `resume`.
-
-    Raises:
-        UsageError: as `decompose`; none of the interventions is possible, or the memory does not suffice.
-    """
-    finished = finished_run(options.directory, partial(settings_of, model, prompts, options), resume=options.resume)
-    if finished is not None:
-        return Decomposition.from_record(finished), True
-    cost = preflight_decomposition(model, prompts, options=options, max_memory=max_memory)
-    decomposition = decompose(model, prompts, options=options)
-    if not any(item.profiles for item in decomposition.counterfactuals):
-        if options.directory is not None and not options.resume:  # resumed, pieces of an earlier request may be there
-            clear_parts(options.directory)
-        reasons = [
-            f"{item.name}: {caveat_text(next(iter(item.reasons.values())))}" for item in decomposition.counterfactuals
-        ]
-        raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
-    decomposition.record.scalars["cost"] = cost
-    return decomposition, False
+def _check_possible(decomposition: Decomposition, options: DecomposeOptions) -> None:
+    """Refuse a decomposition none of whose interventions is possible."""
+    if any(item.profiles for item in decomposition.counterfactuals):
+        return
+    if options.directory is not None and not options.resume:  # resumed, pieces of an earlier request may be there
+        clear_parts(options.directory)
+    reasons = [
+        f"{item.name}: {caveat_text(next(iter(item.reasons.values())))}" for item in decomposition.counterfactuals
+    ]
+    raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
 
 
-def preflight_decomposition(
-    model: Model, prompts: Prompts, *, options: DecomposeOptions, max_memory: int | None = None
-) -> dict[str, Any]:
+def preflight_decomposition(model: Model, prompts: Prompts, *, options: DecomposeOptions) -> dict[str, Any]:
     """The expected cost for a record, from short runs of the first intervention; empty if these fail."""
     interventions = resolve_interventions(options.interventions)
     first = replace(options, interventions=interventions[:1], directory=None, resume=False)
 
     def run(token_ids: Int64[np.ndarray, "n"]) -> None:
-        decompose(model, Prompts(token_ids[None]), options=first)
+        _decomposed(model, Prompts(token_ids[None]), first)
 
     def probe() -> CostEstimate | None:
         estimate = calibrate(model, prompts.n_positions, run)
         # A short run is the unchanged model and one intervention.
         return estimate and replace(estimate, seconds=estimate.seconds * (1 + len(interventions)) / 2)
 
-    return Work(model, prompts.n_positions, prompts.count, probe, max_memory=max_memory).announce()
+    return Work(model, prompts.n_positions, prompts.count, probe, max_memory=options.max_memory).announce()

@@ -6,7 +6,7 @@ from posbias.evaluation.correlation import Pair, correlate_pairs
 from posbias.evaluation.evaluation import Evaluation, load_evaluation, write_outputs
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.placement import Placement, PlaceOptions, place
-from posbias.evaluation.run import evaluate_responder
+from posbias.evaluation.run import evaluate_responder, finish_evaluation
 from posbias.evaluation.use import MeasuredUse, measured_use
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "correlate",
     "correlate_pairs",
     "evaluate_responder",
+    "finish_evaluation",
     "load_evaluation",
     "measured_use",
     "place",

@@ -18,7 +18,15 @@ from posbias.evaluation.budget import Spending
 from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.endings import endings_of
-from posbias.evaluation.evaluation import GENERATED, MEASURES, SCORES, Evaluation, LengthEvaluation, measures_of
+from posbias.evaluation.evaluation import (
+    GENERATED,
+    MEASURES,
+    SCORES,
+    Evaluation,
+    LengthEvaluation,
+    measures_of,
+    write_outputs,
+)
 from posbias.evaluation.judges import chosen_slots, judge_verdicts, reading_of
 from posbias.evaluation.lengths import depths_of, length_evaluation, settled
 from posbias.evaluation.options import Budget, EvaluateOptions
@@ -42,6 +50,7 @@ from posbias.progress import track
 from posbias.runs.caveats import caveat_text
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, plain
+from posbias.runs.running import OpenRun
 from posbias.tasks.language import LanguageTask, file_sha256
 
 DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
@@ -144,6 +153,13 @@ def evaluate_responder(
     }
     outputs = tuple(row for piece in pieces for row in read_json(piece, TEXTS))
     return replace(Evaluation.from_record(record), outputs=outputs)
+
+
+def finish_evaluation(evaluation: Evaluation, run: OpenRun, *, below: str = "") -> None:
+    """Write an evaluation with its texts into the directory of its run, or of a part `below` it; a found one stays."""
+    if run.directory is not None and not evaluation.found and not isinstance(evaluation, LengthEvaluation):
+        write_outputs(evaluation, run.directory / below)
+    run.finish(evaluation.record, below=below)
 
 
 @dataclass

@@ -29,15 +29,8 @@ from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.runs.directories import held
 from posbias.runs.parts import clear_parts, fingerprint, finished_run, made_by
-from posbias.runs.records import (
-    Record,
-    check_unfinished,
-    failed_record,
-    finished_record,
-    plain,
-    portable,
-    run_directory,
-)
+from posbias.runs.records import Record, finished_record, plain, portable
+from posbias.runs.running import check_unfinished, failed_record, run_directory
 
 
 @dataclass(frozen=True)

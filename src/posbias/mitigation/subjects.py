@@ -12,13 +12,16 @@ from typing import Any, overload
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, Evaluation, EvaluationComparison, compare_evaluations
+from posbias.evaluation.evaluation import LengthEvaluation
 from posbias.evaluation.responders import LocalResponder, Responder, ServerResponder
 from posbias.evaluation.responders.local import as_responder
-from posbias.evaluation.run import evaluate_responder
+from posbias.evaluation.run import evaluate_responder, finish_evaluation
 from posbias.measurement.several import directory_names
 from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import Method
 from posbias.mitigation.trial.files import check_files, is_recipe
+from posbias.runs.records import REPORT_FILE
+from posbias.runs.running import OpenRun, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 
@@ -67,14 +70,37 @@ def evaluate(
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
     if not options.lengths:
         options.positions_of(task)  # refused before a model is loaded
-    if isinstance(subject, list | tuple):
-        evaluations = dict(evaluate_each(subject, task, options))
-        return replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations)
-    if options.methods or options.repeats > 1:
+    several = isinstance(subject, list | tuple)
+    if not several and (options.methods or options.repeats > 1):
         raise UsageError(
             "evaluate: methods and repeats make several subjects of one; give a list, even of one: [model]"
         )
-    return evaluate_responder(_opened(subject, options), task, options)
+    arguments = {"model": [_name(*entry) for entry in enumerate(subject)] if several else _name(0, subject)}
+    arguments |= {"task": str(task), "count": options.count, "seed": options.seed}
+    ways = {"resume": options.resume, "overwrite": options.overwrite}
+    with run_directory(options.directory, verb="evaluate", arguments=arguments, **ways) as run:
+        if several:
+            return _compared(subject, task, options, run)
+        evaluation = evaluate_responder(_opened(subject, options), task, options)
+        for length, at_length in evaluation.at.items() if isinstance(evaluation, LengthEvaluation) else ():
+            finish_evaluation(at_length, run, below=f"length-{length}")
+        finish_evaluation(evaluation, run)
+    return evaluation
+
+
+def _compared(
+    subjects: Sequence[Any], task: LanguageTask, options: EvaluateOptions, run: OpenRun
+) -> EvaluationComparison:
+    """Evaluations of all subjects, each written as soon as it is done, compared with the first."""
+    evaluations = {}
+    for name, evaluation in evaluate_each(subjects, task, options):
+        evaluations[name] = evaluation
+        finish_evaluation(evaluation, run, below=name)
+    comparison = replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations)
+    if run.directory is not None:
+        comparison.record.resolved["related"] = {name: f"{name}/{REPORT_FILE}" for name in evaluations}
+    run.finish(comparison.record)
+    return comparison
 
 
 def _opened(subject: Any, options: EvaluateOptions) -> Responder:
@@ -138,7 +164,7 @@ def _arms(subjects: Sequence[Any], options: EvaluateOptions) -> dict[str, _Arm]:
     seeds = range(1, options.repeats + 1) if options.repeats > 1 else (0,)
     arms: list[_Arm] = []
     for number, subject in enumerate(subjects):
-        name = _name(subject, number)
+        name = _name(number, subject)
         arms += [_Arm(f"{name}-{seed}" if seed else name, subject, seed=seed) for seed in seeds]
         if number == 0:
             arms += [_Arm(f"{name}-{_method_words(method)}", subject, method, seeds[0]) for method in options.methods]
@@ -149,7 +175,7 @@ def _arms(subjects: Sequence[Any], options: EvaluateOptions) -> dict[str, _Arm]:
     return dict(zip(names, arms, strict=True))
 
 
-def _name(subject: Any, number: int) -> str:
+def _name(number: int, subject: Any) -> str:
     """What a subject is called: as it is given, or by its server, or by its number."""
     if isinstance(subject, str | Path | Unopened):
         return subject.name if isinstance(subject, Unopened) else str(subject)

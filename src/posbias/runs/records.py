@@ -12,8 +12,8 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -28,7 +28,6 @@ from posbias.display.showing import INFLUENCE, Presented, Shown
 from posbias.display.static import PICTURE_SOFTWARE
 from posbias.errors import RunError, UsageError
 from posbias.files import write_atomically
-from posbias.runs.directories import held
 from posbias.version import __version__
 
 FORMAT_VERSION = 1
@@ -52,14 +51,6 @@ PROFILES = "profiles"
 MEASURED_PART = "measured"
 """The part of an array's name that tells a measurement from a prediction."""
 Status = Literal["done", "failed"]
-PIECES = "finished pieces"
-WORK = {
-    PIECES: ("parts/*.safetensors", *(f"{below}/**/parts/*.safetensors" for below in ("arms", "behaviour", "studies"))),
-    "answers of a server": ("answers/*/*.json",),
-    "finished arms": ("arms/*/record.json",),
-    "finished studies": ("studies/*/record.json",),
-}
-"""Files below a run's directory, beside its record, that took work."""
 LONGEST_PROFILE = 1 << 16
 """Positions of the longest measured profile whose numbers the JSON document repeats."""
 NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
@@ -306,70 +297,6 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-@contextmanager
-def run_directory(
-    directory: str | Path | None,
-    *,
-    verb: str,
-    arguments: Mapping[str, Any],
-    resume: bool | None = False,
-    overwrite: bool = False,
-) -> Iterator[Path | None]:
-    """The directory of a run while it runs: writable, held against other runs, with a record of a failure.
-
-    One that holds finished work is refused, unless that is taken over (`resume`; None: the verb cannot) or replaced
-    (`overwrite`): a record stays until the new one is there, pieces of an unfinished run go at once. A request that
-    turns out wrong (UsageError) leaves nothing behind; a run that fails in any other way leaves a record with status
-    "failed" that says why, unless its own record was already saved and only the report failed, or it was to resume a
-    finished one. Without a directory nothing happens.
-    """
-    if directory is None:
-        yield None
-        return
-    with held(directory) as held_directory:
-        if overwrite and not resume:
-            remove_pieces(held_directory)
-        elif not resume:
-            check_unfinished(held_directory, resumable=resume is not None)
-        before = _stamp(held_directory / ARRAYS_FILE)
-        try:
-            yield held_directory
-        except UsageError:
-            raise
-        except Exception as error:
-            still_finished = resume and finished_record(held_directory) is not None
-            if not still_finished and _stamp(held_directory / ARRAYS_FILE) == before:
-                with suppress(RunError):
-                    failed_record(verb, arguments, error).write_run(held_directory)
-            raise
-
-
-def check_unfinished(directory: Path, *, resumable: bool = True) -> None:
-    """Refuse a directory that holds a finished run, or finished work of one that did not end, with its counts."""
-    record = finished_record(directory)
-    contents = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
-    for sort, places in WORK.items():
-        count = sum(1 for place in places for _ in directory.glob(place))
-        contents += [f"{count} {sort}"] if count else []
-    if contents:
-        resume = "--resume takes over what is the same, " if resumable else ""
-        raise UsageError(
-            f"{str(directory)!r} holds {', '.join(contents)}; {resume}--overwrite replaces it, or choose another --out"
-        )
-
-
-def remove_pieces(directory: Path) -> None:
-    """Remove finished pieces of a run that did not end."""
-    for path in (path for place in WORK[PIECES] for path in directory.glob(place)):
-        path.unlink(missing_ok=True)
-
-
-def failed_record(verb: str, arguments: Mapping[str, Any], error: Exception) -> Record:
-    """The record of a run that failed: why, in one line that names no directory."""
-    reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
-    return Record(verb=verb, arguments=dict(arguments), status="failed", error=reason)
-
-
 def without_paths(text: str) -> str:
     """The text with every absolute path cut down to its last part: other libraries' errors name files by them."""
     quoted = QUOTED_PATH.sub(r"\g<before>\g<last>\g<before>", text)
@@ -390,15 +317,6 @@ def portable(value: Any) -> Any:
     quote = next((mark for mark in "'\"`" if mark not in value), "")
     whole = quote and value[:1] in ("/", "~") and not any(mark in value for mark in "\n,")
     return without_paths(f"{quote}{value}{quote}")[1:-1] if whole else without_paths(value)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Inode and time, which change when a file is written anew; None if there is no file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 def describe_environment() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from posbias.errors import UsageError
 from posbias.evaluation import (
     EvaluateOptions,
     evaluate_responder,
-    write_outputs,
+    finish_evaluation,
 )
 from posbias.evaluation.responders import LocalOptions, LocalResponder, Responder
 from posbias.evaluation.run import NothingAnsweredError, answer_samples
@@ -27,8 +27,8 @@ from posbias.models.model import ModelRequest
 from posbias.models.weights import network_sha256
 from posbias.runs.caveats import fact_of
 from posbias.runs.engines import collect
-from posbias.runs.parts import clear_parts
-from posbias.runs.records import Record, run_directory
+from posbias.runs.records import Record
+from posbias.runs.running import run_directory
 from posbias.tasks.language import LanguageTask
 
 
@@ -85,16 +85,10 @@ def _evaluated(
     arguments = {"task": str(questions.task), "method": arm.name}
     resume = questions.options.resume
     # What the whole run may replace is checked once, for the directory of the whole.
-    with run_directory(place, verb="evaluate", arguments=arguments, resume=resume, overwrite=True) as directory:
-        options, responder = replace(questions.options, directory=directory), arm.answering
+    with run_directory(place, verb="evaluate", arguments=arguments, resume=resume, overwrite=True) as run:
+        options, responder = replace(questions.options, directory=run.directory), arm.answering
         evaluation = evaluate_responder(responder, questions.task, options, cost=cost, answered=answered)
-        if not evaluation.found:
-            evaluation.record.called(arguments, "")
-            if directory is not None:
-                write_outputs(evaluation, directory)
-                evaluation.record.write_run(directory)
-        if directory is not None:
-            clear_parts(directory)  # a kill may have left them beside the record
+        finish_evaluation(evaluation, run)
     return evaluation.record
 
 

@@ -20,8 +20,9 @@ from posbias.mitigation.trial.plan import ARMS, TrialPlan, plan_trial
 from posbias.mitigation.trial.preflight import preflight
 from posbias.mitigation.trial.result import MitigationTrial
 from posbias.mitigation.trial.side_effects import measure_side_effects
-from posbias.runs.parts import clear_parts, finished_run
-from posbias.runs.records import finished_record, run_directory
+from posbias.runs.engines.engine import pinned
+from posbias.runs.parts import finished_run
+from posbias.runs.running import run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 RECIPE = "recipe.json"
@@ -56,19 +57,19 @@ def mitigate(
     options = options or MitigateOptions()
     evaluation, arguments = options.evaluation, {"model": str(model), "task": str(task)}
     ways = {"resume": evaluation.resume, "overwrite": evaluation.overwrite}
-    with run_directory(directory, verb="mitigate", arguments=arguments, **ways) as held:
-        before = None if held is None else finished_record(held)
-        trial = run_trial(model, task, options=options, directory=held)
-        if held is not None and (before is None or before.run_id != trial.record.run_id):
-            trial.record.write_run(held)
-            clear_parts(held)
+    with (
+        run_directory(directory, verb="mitigate", arguments=arguments, **ways) as run,
+        pinned(options.engine.pinned_threads),
+    ):
+        trial = _trial(model, task, options=options, directory=run.directory)
+        run.finish(trial.record)
     return trial
 
 
-def run_trial(
+def _trial(
     model: Any, task: str | LanguageTask, *, options: MitigateOptions, directory: Path | None
 ) -> MitigationTrial:
-    """`mitigate` within a directory that the caller holds, and writes the record into."""
+    """The trial, as it is made now or lies finished in the directory."""
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
     responder = as_responder(model, max_memory=options.evaluation.max_memory)
     plan = plan_trial(responder, task, options)

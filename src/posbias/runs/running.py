@@ -1,0 +1,146 @@
+"""A run while it runs: its directory held against other runs, its record written at the end or saying why it failed.
+
+Verbs open the directory of their options themselves. The shell opens it before, so that what it does first belongs to
+the run, too; within it the verb finds the run open, which notes the shell's arguments and command.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posbias.errors import RunError, UsageError
+from posbias.runs.directories import held
+from posbias.runs.parts import clear_parts
+from posbias.runs.records import ARRAYS_FILE, Record, finished_record, without_paths
+
+PIECES = "finished pieces"
+WORK = {
+    PIECES: ("parts/*.safetensors", *(f"{below}/**/parts/*.safetensors" for below in ("arms", "behaviour", "studies"))),
+    "answers of a server": ("answers/*/*.json",),
+    "finished arms": ("arms/*/record.json",),
+    "finished studies": ("studies/*/record.json",),
+}
+"""Files below a run's directory, beside its record, that took work."""
+_OPEN: ContextVar[Mapping[Path, "OpenRun"]] = ContextVar("open runs", default={})  # noqa: B039 (never changed)
+"""Runs of this thread by their directories."""
+
+
+@dataclass
+class OpenRun:
+    """A run that has not ended, in a directory or without one."""
+
+    directory: Path | None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What was asked, for the record."""
+    command: str = ""
+    """Shell line that repeats the run; empty in Python."""
+    finished: str | None = None
+    """Id of the finished run that the directory holds; None if it holds none."""
+
+    def finish(self, record: Record, *, below: str = "") -> None:
+        """Write the record with what was asked, unless the directory holds it; its pieces are removed.
+
+        Args:
+            record: Of the run, or of a part of it.
+            below: The part's directory within that of the run; empty for the run itself.
+        """
+        place = None if self.directory is None else self.directory / below
+        before = self.finished if place is None or not below else _finished_id(place)
+        if record.run_id != before and (place is not None or self.command):
+            record.called(self.arguments, self.command or record.resolved.get("command", ""))
+        if place is None:
+            return
+        if record.run_id != before:
+            record.write_run(place)
+        clear_parts(place)
+        self.finished = self.finished if below else record.run_id
+
+
+@contextmanager
+def run_directory(
+    directory: str | Path | None,
+    *,
+    verb: str,
+    arguments: Mapping[str, Any],
+    command: str = "",
+    resume: bool | None = False,
+    overwrite: bool = False,
+) -> Iterator[OpenRun]:
+    """Open a run in a directory that is writable and held against other runs; if it fails, a record says why.
+
+    One that holds finished work is refused, unless that is taken over (`resume`; None: the verb cannot) or replaced
+    (`overwrite`): a record stays until the new one is there, pieces of an unfinished run go at once. A request that
+    turns out wrong (UsageError) leaves nothing behind; a run that fails in any other way leaves a record with status
+    "failed" that says why, unless its own record was already saved and only the report failed, or it was to resume a
+    finished one. Within a run its own directory stands for it; without a directory nothing is kept.
+    """
+    if directory is None:
+        yield OpenRun(None, arguments, command)
+        return
+    place = Path(directory).absolute()
+    if place in _OPEN.get():
+        yield _OPEN.get()[place]
+        return
+    with held(directory) as held_directory:
+        if overwrite and not resume:
+            remove_pieces(held_directory)
+        elif not resume:
+            check_unfinished(held_directory, resumable=resume is not None)
+        before = _stamp(held_directory / ARRAYS_FILE)
+        run = OpenRun(held_directory, arguments, command, _finished_id(held_directory) if resume else None)
+        token = _OPEN.set({**_OPEN.get(), place: run})
+        try:
+            yield run
+        except UsageError:
+            raise
+        except Exception as error:
+            still_finished = resume and finished_record(held_directory) is not None
+            if not still_finished and _stamp(held_directory / ARRAYS_FILE) == before:
+                with suppress(RunError):
+                    failed_record(verb, arguments, error).write_run(held_directory)
+            raise
+        finally:
+            _OPEN.reset(token)
+
+
+def _finished_id(directory: Path) -> str | None:
+    record = finished_record(directory)
+    return None if record is None else record.run_id
+
+
+def check_unfinished(directory: Path, *, resumable: bool = True) -> None:
+    """Refuse a directory that holds a finished run, or finished work of one that did not end, with its counts."""
+    record = finished_record(directory)
+    contents = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
+    for sort, places in WORK.items():
+        count = sum(1 for place in places for _ in directory.glob(place))
+        contents += [f"{count} {sort}"] if count else []
+    if contents:
+        resume = "--resume takes over what is the same, " if resumable else ""
+        raise UsageError(
+            f"{str(directory)!r} holds {', '.join(contents)}; {resume}--overwrite replaces it, or choose another --out"
+        )
+
+
+def remove_pieces(directory: Path) -> None:
+    """Remove finished pieces of a run that did not end."""
+    for path in (path for place in WORK[PIECES] for path in directory.glob(place)):
+        path.unlink(missing_ok=True)
+
+
+def failed_record(verb: str, arguments: Mapping[str, Any], error: Exception) -> Record:
+    """The record of a run that failed: why, in one line that names no directory."""
+    reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
+    return Record(verb=verb, arguments=dict(arguments), status="failed", error=reason)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Inode and time, which change when a file is written anew; None if there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
