@@ -78,13 +78,13 @@ def test_a_kill_before_the_findings_are_saved_loses_nothing(tmp_path, monkeypatc
     assert sentence.endswith(": first, second; read back here.")
 
 
-@pytest.mark.parametrize("moment", ["training_record", "clear_parts"])
+@pytest.mark.parametrize("moment", ["Record.write_run", "clear_parts"])
 def test_checkpoints_stay_until_the_record_is_on_the_disk(tmp_path, monkeypatch, moment):
     def killed(*arguments, **named):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(study_runs, moment, killed)
+        patch.setattr(f"posbias.runs.running.{moment}", killed)
         with pytest.raises(Killed):
             reproduced(settings(tmp_path), told)
     recorded = (tmp_path / "studies" / "first" / "record.json").exists()

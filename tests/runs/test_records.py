@@ -27,9 +27,9 @@ from posbias.runs.records import (
     commit_of,
     portable,
     read_record,
-    run_directory,
     without_paths,
 )
+from posbias.runs.running import run_directory
 from posbias.theory import Prediction
 
 
@@ -82,8 +82,8 @@ def test_a_report_that_fails_does_not_cost_the_finished_record(tmp_path):
     example(0.25).save(tmp_path / "run")
 
     def run():
-        with run_directory(tmp_path / "run", verb="predict", arguments={}, overwrite=True) as directory:
-            example(0.5).write_run(directory)
+        with run_directory(tmp_path / "run", verb="predict", arguments={}, overwrite=True) as run:
+            run.finish(example(0.5))
             raise RunError("no picture")
 
     with pytest.raises(RunError, match="no picture"):

@@ -12,7 +12,7 @@ from posbias.report import verdict
 from posbias.runs.parts import _digest, made_by
 from posbias.runs.records import read_record
 from posbias.runs.results import result_of
-from posbias.training import StoredStudyRun, TrainingSchedule, study_of, train_members, training_record
+from posbias.training import StoredStudyRun, TrainingSchedule, study_of, train_members
 from posbias.training.running import finished_training
 from posbias.training.trainer import DECIDING, StackWork
 from training_cases import assert_same, copier
@@ -36,7 +36,6 @@ def trained(directory, study=STUDY, **settings):
 def finished(tmp_path):
     done = trained(tmp_path)
     assert done.earlier is None
-    training_record(done, {}).save(tmp_path)
     return tmp_path, done
 
 
@@ -53,7 +52,7 @@ def test_a_finished_study_is_read_back_to_the_last_bit(finished, monkeypatch):
         assert_same(first, second)
     assert again.models == done.models
     assert again.trained.resumed == again.trained.n_stacks == done.trained.n_stacks
-    assert training_record(again, {"other": 1}).run_id == read_record(directory).run_id
+    assert again.record.run_id == done.record.run_id == read_record(directory).run_id
 
 
 def test_a_loaded_run_has_the_members_of_the_fresh_one_but_their_parameters(finished):
@@ -97,11 +96,11 @@ def test_what_differs_from_the_record_is_not_taken_from_it(finished):
 
 def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(finished):
     directory, done = finished
-    with pytest.raises(UsageError, match=r"holds a finished run of posbias train .*--overwrite replaces it"):
+    with pytest.raises(UsageError, match=r"holds a finished run of posbias train .*overwrite=True replaces it"):
         trained(directory)
     assert finished_training(done.study.members(), done.study.schedule, directory) is not None
-    assert trained(directory, overwrite=True).earlier is None
-    training_record(done, {}).save(directory)
+    done = trained(directory, overwrite=True)
+    assert done.earlier is None
     study = study_of(STUDY, name="tiny")
     assert finished_training(study.members(), study.schedule, directory) is not None
     assert done.models[0] is not None
@@ -113,7 +112,7 @@ def test_without_resume_and_where_files_are_missing_or_damaged_it_is_trained(fin
     weights.unlink()
     assert trained(directory, resume=True).earlier is None
     assert weights.read_bytes() == content
-    replace(training_record(done, {}), status="failed", error="all diverged").save(directory, overwrite=True)
+    replace(done.record, status="failed", error="all diverged").save(directory, overwrite=True)
     assert finished_training(study.members(), study.schedule, directory) is None
     assert finished_training(study.members(), study.schedule, directory / "elsewhere") is None
 

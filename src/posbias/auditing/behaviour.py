@@ -52,7 +52,9 @@ def audit_behaviour(
     """
     passed = {"task": str(plan.asked), "count": plan.evaluation.count} if arguments is None else dict(arguments)
     resume, overwrite = plan.evaluation.resume, plan.evaluation.overwrite
-    with run_directory(out, verb="evaluate", arguments=passed, resume=resume, overwrite=overwrite) as run:
+    with run_directory(
+        out, verb="evaluate", arguments=passed, command=command, resume=resume, overwrite=overwrite
+    ) as run:
         directory = run.directory
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
         plan = preflight_behaviour(model, plan) if plan.cost is None else plan

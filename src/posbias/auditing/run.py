@@ -140,7 +140,9 @@ def audit(
         **options.describe(),
     }
     resume, overwrite = options.resume, options.overwrite
-    with run_directory(out, verb="audit", arguments=arguments, resume=resume, overwrite=overwrite) as run:
+    with run_directory(
+        out, verb="audit", arguments=arguments, command=options.command, resume=resume, overwrite=overwrite
+    ) as run:
         return _run(model, n_positions, prompts, options, arguments, run.directory)
 
 

@@ -76,7 +76,9 @@ def list_variants(
     else:
         catalogue = described_variant(sort, name)
     arguments = options.passed_arguments(context)
-    with run_directory(out, verb="list", arguments=arguments, resume=None, overwrite=overwrite) as run:
+    with run_directory(
+        out, verb="list", arguments=arguments, command=options.command_line(context), resume=None, overwrite=overwrite
+    ) as run:
         run.finish(Record(verb="list", arguments=arguments, scalars=dict(catalogue)))
     if json:
         print_json(catalogue)

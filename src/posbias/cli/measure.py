@@ -93,10 +93,7 @@ def measure(
         _measure_several(models, plan, flags, arguments=arguments, command=options.command_line(context))
         return
     with running(context, flags, resume=resume, arguments={"model": models[0], **arguments}) as run:
-        record, found = measure_source(
-            models[0], plan, directory=run.directory, arguments=run.arguments, command=run.command
-        )
-        run.finish(record, found=found)
+        run.finish(measure_source(models[0], plan, directory=run.directory).record)
 
 
 def _measure_several(

@@ -40,6 +40,16 @@ class Run:
         """The directory that holds it, if there is one."""
         return self.open.directory
 
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Parameters of the command as the user passed them, defaults included."""
+        return self.open.arguments
+
+    @property
+    def command(self) -> str:
+        """Shell line that repeats it."""
+        return self.open.command
+
     def draw(self, record: "Record", *, below: str = "") -> Path | None:
         """Draw the page of the run, or of a part in a directory `below` its own; without a directory there is none."""
         from posbias.report import conclude
@@ -69,9 +79,15 @@ def running(
     """
     from posbias.runs.running import run_directory
 
-    ways = {"resume": resume, "overwrite": flags.overwrite, "command": command_line(context)}
     arguments = passed_arguments(context) if arguments is None else arguments
-    with run_directory(flags.out, verb=str(context.info_name), arguments=arguments, **ways) as run:
+    with run_directory(
+        flags.out,
+        verb=str(context.info_name),
+        arguments=arguments,
+        command=command_line(context),
+        resume=resume,
+        overwrite=flags.overwrite,
+    ) as run:
         yield Run(run, flags.json)
 
 

@@ -92,7 +92,7 @@ def reproduce(
     with running(context, flags, resume=resume) as run:
         finished = experiment.finished(settings) if resume else None
         record = finished or experiment.record(settings, run.arguments, command=run.command)
-        run.finish(record, found=finished is not None)
+        run.finish(record)
 
 
 def _settings_of(experiment: "Experiment | type[Experiment]") -> list[str]:

@@ -31,7 +31,7 @@ def train(
 
     A study is a grid of masks, encodings, depths and task settings, times seeds.
     """
-    from posbias.training import TrainOptions, load_study, training_record
+    from posbias.training import TrainOptions, load_study
     from posbias.training import train as train_study
 
     options.check_resume(resume, flags.out)
@@ -47,7 +47,6 @@ def train(
             confirmed=yes,
         )
         trained = train_study(members, options=settings)
-        record = training_record(trained, run.arguments, command=run.command)
-        run.finish(record, found=trained.earlier is not None)
-        if record.error is not None:
-            raise RunError(record.error)
+        run.finish(trained.record)
+        if trained.record.error is not None:
+            raise RunError(trained.record.error)

@@ -26,6 +26,8 @@ class MeasuredKind:
     """Influence per unit, raw or normalised; without it nothing gets an interval and no claim is made."""
     scales: Float64[np.ndarray, "n_units"] | None = None
     """How much each unit counts in `profile`: its raw total, if raw influences were averaged; None: all the same."""
+    standard_errors: Float64[np.ndarray, "n_units n_positions"] | None = None
+    """Errors of raw influence, if it was estimated by random covectors."""
 
     @property
     def sample(self) -> Sample | None:

@@ -5,6 +5,7 @@ exist):
 
     SUBJECT/measured/KIND/{influence,low,high}     [n_positions]
     SUBJECT/measured/KIND/per_prompt               [n_units n_positions]
+    SUBJECT/measured/KIND/standard_errors          [n_units n_positions]
     SUBJECT/measured/KIND/scales                   [n_units] how much each unit counts, if not all the same
     SUBJECT/theories/NAME/{influence,low,high}     [n_positions]             SUBJECT/theories/NAME/per_prompt
     SUBJECT/mixing/DEFINITION/{value,low,high}     [n_layers]
@@ -160,6 +161,12 @@ class MeasurementRun(ProfileRun):
         """Raw norms of every prompt, by kind; empty if only means were kept."""
         entries = self.subject.measured.items()
         return {kind: entry.per_prompt for kind, entry in entries if entry.per_prompt is not None}
+
+    @property
+    def standard_errors(self) -> dict[str, np.ndarray]:
+        """Errors of the raw norms, for kinds estimated by random covectors; empty if only means were kept."""
+        entries = self.subject.measured.items()
+        return {kind: entry.standard_errors for kind, entry in entries if entry.standard_errors is not None}
 
     @property
     def mixing(self) -> np.ndarray | None:

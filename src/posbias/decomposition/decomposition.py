@@ -36,6 +36,7 @@ from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts
 from posbias.measurement.work import Work, calibrate
 from posbias.memory import Bytes
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model, named
 from posbias.models.model import Model
 from posbias.profiles import Profile
@@ -368,8 +369,9 @@ def decompose(
     resolve_kinds(options.kinds)
     check_seed(options.seed)
     arguments = {"model": named(model), "seed": options.seed}
-    ways = {"resume": options.resume, "overwrite": options.overwrite}
-    with run_directory(options.directory, verb="decompose", arguments=arguments, **ways) as run:
+    with run_directory(
+        options.directory, verb="decompose", arguments=arguments, resume=options.resume, overwrite=options.overwrite
+    ) as run:
         subject = check_model(as_model(model))
         check_prompts(subject, prompts)
         if prompts.n_positions < 3:
@@ -388,7 +390,7 @@ def decompose(
     return decomposition
 
 
-def _decomposed(subject: Model, prompts: Prompts, options: DecomposeOptions) -> Decomposition:
+def _decomposed(subject: HuggingFaceModel, prompts: Prompts, options: DecomposeOptions) -> Decomposition:
     """A decomposition, whose finished pieces are kept in the directory and taken from there."""
     interventions, kinds = resolve_interventions(options.interventions), resolve_kinds(options.kinds)
     settings = settings_of(subject, prompts, options, piece=True)
@@ -430,7 +432,7 @@ def _check_possible(decomposition: Decomposition, options: DecomposeOptions) -> 
     raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
 
 
-def preflight_decomposition(model: Model, prompts: Prompts, *, options: DecomposeOptions) -> dict[str, Any]:
+def preflight_decomposition(model: HuggingFaceModel, prompts: Prompts, *, options: DecomposeOptions) -> dict[str, Any]:
     """The expected cost for a record, from short runs of the first intervention; empty if these fail."""
     interventions = resolve_interventions(options.interventions)
     first = replace(options, interventions=interventions[:1], directory=None, resume=False)

@@ -6,6 +6,7 @@ norms and normalises once (arXiv 2602.16837's code), so that prompts with large 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +16,31 @@ from torch import nn
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
-from posbias.comparison.stored import shared_settings, store_subjects
+from posbias.comparison.stored import MeasurementRun, shared_settings, store_subjects
 from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Shown
 from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
-from posbias.measurement.cost import prompts_together
+from posbias.measurement.cost import preflight, prompts_together
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts
 from posbias.measurement.tokens import TokenMap, token_texts
 from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
-from posbias.models.loading import as_model
+from posbias.models.loading import as_model, named
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.runs.caveats import Caveat, caveat_text, distinct, failure
-from posbias.runs.parts import PartStore
+from posbias.runs.parts import PartStore, fingerprint, finished_run
 from posbias.runs.records import Record
-from posbias.runs.results import Answering
+from posbias.runs.results import Answering, result_of
+from posbias.runs.running import run_directory
 from posbias.statistics import estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
+RECORDED = ("averaging", "confidence", "keep", "together")
+"""Settings that decide a record, beside those of the passes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +51,16 @@ class DepthProfiles:
     """Ascending; layer 0 is nearest the input."""
     profiles: tuple[Profile, ...]
     """One per layer, averaged over prompts, with intervals."""
-    per_prompt: Float64[np.ndarray, "count layers n_positions"]
-    """Raw norms of every prompt, not normalised."""
-    standard_errors: Float64[np.ndarray, "count layers n_positions"] | None
+    per_prompt: Float64[np.ndarray, "count layers n_positions"] | None = None
+    """Raw norms of every prompt, not normalised; in memory alone."""
+    standard_errors: Float64[np.ndarray, "count layers n_positions"] | None = None
+
+    @classmethod
+    def of(cls, stored: Depth) -> "DepthProfiles":
+        """The profiles of a record."""
+        ends = [[None] * len(stored.layers) if end is None else end for end in (stored.low, stored.high)]
+        profiles = tuple(Profile(*rows) for rows in zip(stored.influence, *ends, strict=True))
+        return cls(tuple(map(int, stored.layers)), profiles)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -139,17 +150,18 @@ class Measurement(Answering):
 
     def as_run(self) -> Record:
         """The record that the shell writes of the same measurement; its command is `python`."""
-        return self.to_record({}, command=self.python)
+        return self.record
 
-    def to_record(self, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+    @cached_property
+    def record(self) -> Record:
         """The measurement with model, prompts, intervals and, unless only means are kept, every prompt's own values."""
         described = self.model or {}
         record = Record(
             verb="measure",
-            arguments=dict(arguments),
+            arguments={},
             resolved={
                 "title": self._source,
-                "command": command,
+                "command": self.python,
                 "model": described,
                 "prompts": None if self.prompts is None else self.prompts.describe(),
                 "measurement": self.describe(),
@@ -188,20 +200,64 @@ class Measurement(Answering):
         if self.depth is not None:
             profiles = self.depth.profiles
             depth = Depth(np.array(self.depth.layers), np.stack([profile.influence for profile in profiles]))
-            if len(self.depth.per_prompt) > 1:  # a single prompt gives no intervals
+            if self.count > 1:  # a single prompt gives no intervals
                 low, high = ([getattr(profile, end) for profile in profiles] for end in ("low", "high"))
                 depth = replace(depth, low=np.stack(low), high=np.stack(high))
         return Subject(
             name=name or ("trained" if (self.model or {}).get("init_seed") is None else "initialised"),
             measured={
-                kind: MeasuredKind(profile, norms, scales=norms.sum(axis=1) if by_norm else None)
+                kind: MeasuredKind(
+                    profile,
+                    norms := self.per_prompt.get(kind),
+                    norms.sum(axis=1) if by_norm and norms is not None else None,
+                    self.standard_errors.get(kind),
+                )
                 for kind, profile in self.profiles.items()
-                for norms in [self.per_prompt[kind]]
             },
             theories=dict(theories or {}),
             mixing=mixing,
             depth=depth,
         )
+
+    @classmethod
+    def from_record(cls, record: Record) -> "Measurement":
+        """The measurement that a record holds: all but the prompts, and what `keep` left out.
+
+        Raises:
+            UsageError: the record is damaged, or the run failed.
+        """
+        run = result_of(record)
+        assert isinstance(run, MeasurementRun)
+        subject, described = run.subject, record.resolved["measurement"]
+        mixing = {name: subject.mixing.get(name) for name in ("token_mean", "frobenius")}
+        measurement = cls(
+            kinds=resolve_kinds(described["kinds"]),
+            profiles=run.profiles,
+            per_prompt=run.per_prompt,
+            standard_errors=run.standard_errors,
+            mixing=getattr(mixing["token_mean"], "value", None),
+            mixing_low=getattr(mixing["token_mean"], "low", None),
+            mixing_high=getattr(mixing["token_mean"], "high", None),
+            mixing_frobenius=getattr(mixing["frobenius"], "value", None),
+            mixing_frobenius_low=getattr(mixing["frobenius"], "low", None),
+            mixing_frobenius_high=getattr(mixing["frobenius"], "high", None),
+            left_out=run.left_out,
+            seeds=dict(record.seeds),
+            options=MeasureOptions(**described["passes"], **{name: described[name] for name in RECORDED}),
+            details={
+                kind: {name: np.array(values, dtype=np.float64) for name, values in of_kind.items()}
+                for kind, of_kind in run.details.items()
+            },
+            depth=None if subject.depth is None else DepthProfiles.of(subject.depth),
+            precision={
+                kind: PrecisionLoss(**{name: np.array(values, dtype=np.float64) for name, values in loss.items()})
+                for kind, loss in run.precision.items()
+            },
+            model=record.resolved["model"],
+            python=record.command,
+        )
+        measurement.__dict__["record"] = record
+        return measurement
 
     @property
     def _source(self) -> str:
@@ -210,12 +266,14 @@ class Measurement(Answering):
     @property
     def count(self) -> int:
         """Prompts measured."""
+        if not self.per_prompt:  # read back, and only means were kept
+            return int(self.record.resolved["measurement"]["count"])
         return len(next(iter(self.per_prompt.values())))
 
     @property
     def n_positions(self) -> int:
         """Positions of every prompt."""
-        return int(next(iter(self.per_prompt.values())).shape[1])
+        return next(iter(self.profiles.values())).n_positions
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record: what was measured and how."""
@@ -261,31 +319,59 @@ def measure(
     """
     resolved, options = resolve_kinds(kinds), options or MeasureOptions()
     check_seed(seed)
-    model = as_model(model)
-    check_prompts(model, prompts)
     for kind in resolved:
         kind.check_output(options.read_output)
-    asked, together = options, prompts_together(model, prompts, kinds=resolved, options=options)
-    options = replace(options, together=together)
-    of_units = {"kinds": [str(kind) for kind in resolved], "seed": seed, "passes": vars(options.passes)}
-    settings = settings_of_units(model, prompts, of_units | {"together": together}, engine=options.engine)
-    store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
+    arguments = {"model": named(model), "kinds": [str(kind) for kind in resolved], "seed": seed}
+    with run_directory(
+        options.directory, verb="measure", arguments=arguments, resume=options.resume, overwrite=options.overwrite
+    ) as run:
+        model = as_model(model)
+        check_prompts(model, prompts)
+        of_units = {"kinds": [str(kind) for kind in resolved], "seed": seed, "passes": vars(options.passes)}
+        settings = settings_of_units(model, prompts, of_units, engine=options.engine)
+        of_record = {"verb": "measure", **settings, **{name: getattr(options, name) for name in RECORDED}}
+        finished = finished_run(run.directory, lambda: of_record, resume=options.resume)
+        if finished is not None:
+            measurement = Measurement.from_record(finished)
+            measurement = replace(measurement, options=options, prompts=prompts, tokenizer=model.tokenizer)
+            measurement.__dict__["record"] = finished
+        else:
+            cost: dict[str, Any] = {}
+            if options.preflight:
+                cost = preflight(model, prompts, kinds=resolved, options=options, max_memory=options.max_memory)
+            together = cost.get("together") or prompts_together(model, prompts, kinds=resolved, options=options)
+            measurement = _measured(model, prompts, resolved, replace(options, together=together), settings)
+            spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *options.python]
+            measurement = replace(measurement, python=model.in_call("posbias.measure", spelled))
+            if options.preflight:
+                measurement.record.scalars["cost"] = cost
+            if run.directory is not None:
+                measurement.record.resolved["fingerprint"] = fingerprint(of_record)
+        run.finish(measurement.record)
+    return measurement
+
+
+def _measured(
+    model: Model, prompts: Prompts, kinds: tuple[Kind, ...], options: MeasureOptions, settings: Mapping[str, Any]
+) -> Measurement:
+    """A measurement by these settings, in batches that are kept in the directory and taken from there."""
+    together = options.together or 1
+    pieces_of = {**settings, "together": together}
+    store = PartStore(options.directory, pieces_of, resume=options.resume, overwrite=options.overwrite)
     work = UnitWork(
         request=model.reload_request,
         network_sha256=None if options.engine.in_process else network_sha256(model.network, settings["model"]),
         token_ids=prompts.token_ids,
         units=tuple(map(Unit, range(prompts.count))),
-        kinds=resolved,
-        seed=seed,
+        kinds=kinds,
+        seed=settings["seed"],
         passes=options.passes,
         together=together,
     )
     pieces = work.collected("prompt", engine=options.engine, store=store, model=model)
     measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
-    measurement = combine(measured, kinds=resolved, seed=seed, options=options)
-    spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *asked.python]
-    python = model.in_call("posbias.measure", spelled)
-    return replace(measurement, model=settings["model"], python=python, prompts=prompts, tokenizer=model.tokenizer)
+    measurement = combine(measured, kinds=kinds, seed=settings["seed"], options=options)
+    return replace(measurement, model=settings["model"], prompts=prompts, tokenizer=model.tokenizer)
 
 
 def combine(

@@ -14,9 +14,8 @@ from torch import nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import Kind, resolve_kinds
-from posbias.measurement.measurement import DEFAULT_KINDS, measure
+from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, measure
 from posbias.measurement.units import MeasureOptions
 from posbias.memory import Bytes
 from posbias.models.devices import AUTO
@@ -28,8 +27,7 @@ from posbias.progress import report
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.runs.directories import held
-from posbias.runs.parts import clear_parts, fingerprint, finished_run, made_by
-from posbias.runs.records import Record, finished_record, plain, portable
+from posbias.runs.records import Record, finished_record, plain
 from posbias.runs.running import check_unfinished, failed_record, run_directory
 
 
@@ -79,21 +77,6 @@ class MeasurePlan(Loading):
         """Source of the prompts: the same text for all models, in each one's own tokens."""
         return load_prompts(self.source, model, n_positions=self.n_positions, count=self.count, seed=self.seed)
 
-    def settings(self, model: Mapping[str, Any], prompts: Prompts) -> dict[str, Any]:
-        """Everything the record of a model's measurement depends on; `model`: the model's description."""
-        options = self.options
-        return {
-            "verb": "measure",
-            "model": portable(plain(model)),
-            "prompts": portable(plain(prompts.describe())),
-            "kinds": [str(kind) for kind in resolve_kinds(list(self.kinds))],
-            "seed": self.seed,
-            **{name: getattr(options, name) for name in ("averaging", "confidence", "keep", "together")},
-            "passes": vars(options.passes),
-            "threads": options.engine.pinned_threads,
-            "made_by": made_by(),
-        }
-
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
         return {
@@ -108,33 +91,14 @@ class MeasurePlan(Loading):
 
 
 @checked
-def measure_source(
-    source: str, plan: MeasurePlan, *, directory: Path | None, arguments: Mapping[str, Any], command: str = ""
-) -> tuple[Record, bool]:
-    """Load one model, say what its measurement will cost, measure it; finished prompts are kept in the directory.
-
-    Returns:
-        The record, and whether it is the directory's own: on resuming, the same measurement of the same model by the
-        same software is not made again.
-    """
+def measure_source(source: str, plan: MeasurePlan, *, directory: Path | None) -> Measurement:
+    """Load one model, say what its measurement will cost, and measure it into the directory."""
     model = plan.load(source)
     if len(model.places) > 1:  # else every weight would stay in place from the forward to the backward pass
         plan = replace(plan, options=replace(plan.options, checkpointing=True))
     prompts = plan.prompts(model)
-    resume = plan.options.resume
-    finished = finished_run(directory, lambda: plan.settings(model.describe(), prompts), resume=resume)
-    if finished is not None:
-        return finished, True
-    options = replace(plan.options, directory=directory)
-    kinds = resolve_kinds(list(plan.kinds))
-    cost = preflight(model, prompts, kinds=kinds, options=options, max_memory=plan.max_memory)
-    options = replace(options, together=cost.get("together", options.together))
-    measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=options)
-    record = measurement.to_record(arguments, command=command)
-    record.scalars["cost"] = cost
-    if directory is not None:
-        record.resolved["fingerprint"] = fingerprint(plan.settings(record.resolved["model"], prompts))
-    return record, False
+    options = replace(plan.options, directory=directory, preflight=True, max_memory=plan.max_memory)
+    return measure(model, prompts, kinds=list(plan.kinds), seed=plan.seed, options=options)
 
 
 @checked
@@ -176,19 +140,18 @@ def measure_models(
     with nullcontext() if out is None else held(out) as directory:
         if directory is not None and not (resume or overwrite):
             for name in names:
-                check_unfinished(directory / name)  # of all, before hours go into the first
+                check_unfinished(directory / name, shell=bool(command))  # of all, before hours go into the first
         for name, source in names.items():
             passed = {"model": source, **shared}
             own = None if directory is None else directory / name
             try:
-                with run_directory(own, verb="measure", arguments=passed, resume=resume, overwrite=overwrite) as path:
-                    record, found = measure_source(source, plan, directory=path, arguments=passed, command=command)
-                    if path is not None:
-                        if not found:
-                            record.write_run(path)
-                        if page is not None:
-                            page([record], path)
-                        clear_parts(path)
+                with run_directory(
+                    own, verb="measure", arguments=passed, command=command, resume=resume, overwrite=overwrite
+                ) as run:
+                    record = measure_source(source, plan, directory=run.directory).record
+                    run.finish(record)
+                    if run.directory is not None and page is not None:
+                        page([record], run.directory)
             except (RunError, UsageError) as error:
                 if isinstance(error, UsageError) and not records:
                     raise

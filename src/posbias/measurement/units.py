@@ -20,6 +20,7 @@ from posbias.limits import AT_ONCE
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions, TokenIds
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt, measure_together
+from posbias.memory import Bytes
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
@@ -28,6 +29,9 @@ from posbias.prompts.prompts import Prompts
 from posbias.runs.engines import Arrays, Engine, Local, collect
 from posbias.runs.parts import PartStore, below, made_by
 from posbias.statistics import CONFIDENCE
+
+UNRECORDED = ("engine", "directory", "resume", "overwrite", "preflight", "max_memory")
+"""Settings of `measure` that change no result, the engine's threads apart."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +131,15 @@ class MeasureOptions(PassOptions):
     """Processes or machines that measure; of this setting and those below, only the engine's threads can change
     results."""
     directory: Path | None = None
-    """Run directory that keeps finished prompts (in `parts/`) until `posbias.runs.parts.clear_parts`; None: nothing."""
+    """Run directory of the record, and of finished prompts (in `parts/`) until then; None keeps nothing."""
     resume: bool = False
-    """Take finished prompts of the same measurement from the directory."""
+    """Take over what the directory holds of the same measurement: its record, or finished prompts."""
     overwrite: bool = False
     """Replace finished work in the directory, which is refused otherwise."""
+    preflight: bool = False
+    """Estimate from short runs what it will cost, announce that, and refuse what does not fit into memory."""
+    max_memory: Bytes | None = None
+    """Bytes that the process may hold, for `preflight`; None: what is free."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,7 +158,7 @@ class MeasureOptions(PassOptions):
     @property
     def python(self) -> list[str]:
         """The keyword argument of `measure` that says the same in Python; empty for the defaults."""
-        changed = changed_fields(self, without=("engine", "directory", "resume", "overwrite"))
+        changed = changed_fields(self, without=UNRECORDED)
         return [f"options=posbias.MeasureOptions({', '.join(changed)})"] if changed else []
 
     def describe(self) -> dict[str, Any]:

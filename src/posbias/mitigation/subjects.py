@@ -75,10 +75,13 @@ def evaluate(
         raise UsageError(
             "evaluate: methods and repeats make several subjects of one; give a list, even of one: [model]"
         )
-    arguments = {"model": [_name(*entry) for entry in enumerate(subject)] if several else _name(0, subject)}
+    arguments: dict[str, Any] = {
+        "model": [_name(*entry) for entry in enumerate(subject)] if several else _name(0, subject)
+    }
     arguments |= {"task": str(task), "count": options.count, "seed": options.seed}
-    ways = {"resume": options.resume, "overwrite": options.overwrite}
-    with run_directory(options.directory, verb="evaluate", arguments=arguments, **ways) as run:
+    with run_directory(
+        options.directory, verb="evaluate", arguments=arguments, resume=options.resume, overwrite=options.overwrite
+    ) as run:
         if several:
             return _compared(subject, task, options, run)
         evaluation = evaluate_responder(_opened(subject, options), task, options)

@@ -167,6 +167,13 @@ def as_model(subject: Any, *, max_memory: int | None = None) -> Model:
     return subject if isinstance(subject, Model) else load_model(subject, max_memory=max_memory)
 
 
+def named(subject: Any) -> str:
+    """The name of what a function is asked about: a model's own, a hub id, a path, or the class of a network."""
+    if isinstance(subject, Model):
+        return str(subject.identity["source"])
+    return str(subject) if isinstance(subject, str | Path) else type(subject).__name__
+
+
 def as_token_model(subject: Any, *, weights: bool) -> TokenModel:
     """A subject as far as prompts need a model; of one that is only named, weights are read if `weights` asks for them.
 

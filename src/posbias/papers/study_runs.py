@@ -6,7 +6,6 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any, ClassVar
 from posbias.errors import UsageError
 from posbias.papers.reproduction import Experiment, Reproduction
 from posbias.report.reproduce import Facts
-from posbias.runs.directories import held
-from posbias.runs.parts import clear_parts, fingerprint, finished_run, made_by
+from posbias.runs.parts import fingerprint, finished_run, made_by
 from posbias.runs.records import Record, describe_environment, finished_record
+from posbias.runs.running import run_directory
 from posbias.training import (
     Study,
     StudyRun,
@@ -26,7 +25,6 @@ from posbias.training import (
     TrainOptions,
     study_of,
     train,
-    training_record,
 )
 from posbias.training.running import planned
 from posbias.training.study import read_yaml
@@ -127,13 +125,16 @@ class StudyExperiment(Experiment):
         arguments = {"paper": self.name, "size": settings.size}
         completed = {}
         for name, study in studies.items():
-            directory = runs[name].directory
-            with nullcontext() if directory is None else held(directory):
-                completed[name] = finished[name] or train(study, options=runs[name])
-                if directory is not None:
-                    if completed[name].earlier is None:
-                        training_record(completed[name], {**arguments, "study": name}).write_run(directory)
-                    clear_parts(directory)
+            options = runs[name]
+            with run_directory(
+                options.directory,
+                verb="train",
+                arguments={**arguments, "study": name},
+                resume=options.resume,
+                overwrite=options.overwrite,
+            ) as run:
+                completed[name] = finished[name] or train(study, options=options)
+                run.finish(completed[name].record)
         return completed
 
     def finished(self, settings: StudySettings) -> Record | None:

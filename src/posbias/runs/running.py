@@ -24,6 +24,8 @@ WORK = {
     "finished studies": ("studies/*/record.json",),
 }
 """Files below a run's directory, beside its record, that took work."""
+REMEDIES = {False: ("resume=True", "overwrite=True", "directory"), True: ("--resume", "--overwrite", "--out")}
+"""Settings that take over or replace what a directory holds, and what names it: in Python and (True) in the shell."""
 _OPEN: ContextVar[Mapping[Path, "OpenRun"]] = ContextVar("open runs", default={})  # noqa: B039 (never changed)
 """Runs of this thread by their directories."""
 
@@ -88,7 +90,7 @@ def run_directory(
         if overwrite and not resume:
             remove_pieces(held_directory)
         elif not resume:
-            check_unfinished(held_directory, resumable=resume is not None)
+            check_unfinished(held_directory, resumable=resume is not None, shell=bool(command))
         before = _stamp(held_directory / ARRAYS_FILE)
         run = OpenRun(held_directory, arguments, command, _finished_id(held_directory) if resume else None)
         token = _OPEN.set({**_OPEN.get(), place: run})
@@ -111,17 +113,21 @@ def _finished_id(directory: Path) -> str | None:
     return None if record is None else record.run_id
 
 
-def check_unfinished(directory: Path, *, resumable: bool = True) -> None:
-    """Refuse a directory that holds a finished run, or finished work of one that did not end, with its counts."""
+def check_unfinished(directory: Path, *, resumable: bool = True, shell: bool = False) -> None:
+    """Refuse a directory that holds a finished run, or finished work of one that did not end, with its counts.
+
+    `shell`: the remedies are spelled as on a command line.
+    """
     record = finished_record(directory)
     contents = [] if record is None else [f"a finished run of posbias {record.verb} ({record.created})"]
     for sort, places in WORK.items():
         count = sum(1 for place in places for _ in directory.glob(place))
         contents += [f"{count} {sort}"] if count else []
     if contents:
-        resume = "--resume takes over what is the same, " if resumable else ""
+        resume, overwrite, other = REMEDIES[shell]
+        takes = f"{resume} takes over what is the same, " if resumable else ""
         raise UsageError(
-            f"{str(directory)!r} holds {', '.join(contents)}; {resume}--overwrite replaces it, or choose another --out"
+            f"{str(directory)!r} holds {', '.join(contents)}; {takes}{overwrite} replaces it, or choose another {other}"
         )
 
 

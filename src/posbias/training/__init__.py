@@ -3,7 +3,7 @@
 from posbias.training.members import Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS, SGD, Adam, AdamW, Optimiser
 from posbias.training.options import STOPPING, Below, Never, Plateau, StoppingRule, TrainingSchedule, TrainOptions
-from posbias.training.running import StudyRun, train, training_record
+from posbias.training.running import StudyRun, train
 from posbias.training.stored import ENDED_WELL, StoredStudyRun
 from posbias.training.study import Study, load_study, study_of
 from posbias.training.trainer import Trained, train_members
@@ -32,5 +32,4 @@ __all__ = [
     "study_of",
     "train",
     "train_members",
-    "training_record",
 ]

@@ -135,8 +135,8 @@ class TrainOptions:
     device: str = AUTO
     """Device that trains members, as for `load_model`; `auto`: the first accelerator, or the CPU if there is none."""
     directory: Path | None = None
-    """Run directory: models are saved under `models/`, checkpoints and finished stacks kept in `parts/` until
-    `posbias.runs.parts.clear_parts`. None: nothing is kept."""
+    """Run directory: the record, models under `models/`, and checkpoints and finished stacks in `parts/` until all is
+    trained. None: nothing is kept."""
     resume: bool = False
     """Read back a study that the directory holds finished, whatever commit trained it, and continue an unfinished one
     from its checkpoints."""

@@ -12,10 +12,10 @@ record names it, and whoever wants the study anew leaves `resume` out.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +28,9 @@ from posbias.errors import RunError, UsageError
 from posbias.memory import show_bytes
 from posbias.models.reference.network import ITEMS, load_parameters, save_reference
 from posbias.models.reference.parameters import draw_parameters
-from posbias.runs.records import Record, check_unfinished, plain, read_record, remove_record
+from posbias.runs.records import Record, plain, read_record, remove_record
 from posbias.runs.results import Answering
+from posbias.runs.running import run_directory
 from posbias.tasks.synthetic import stack_tasks
 from posbias.training.members import Member, TrainedMember
 from posbias.training.options import TrainingSchedule, TrainOptions
@@ -65,8 +66,13 @@ class StudyRun(Answering):
         return shown_losses(self.study.name, self.trained)
 
     def as_run(self) -> Record:
-        """The record of the run; see `training_record`."""
-        return training_record(self, {})
+        """The record of the run."""
+        return self.record
+
+    @cached_property
+    def record(self) -> Record:
+        """The record of the run, "failed" if no member ended well; that of a run that was read back is its own."""
+        return self.earlier or _record_of(self)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write to a file by its ending, or complete the run directory with its record; see `Showing.save`.
@@ -95,13 +101,22 @@ def train(study: Study | str | Path, *, options: TrainOptions | None = None) -> 
     """
     study = study if isinstance(study, Study) else load_study(study)
     options = TrainOptions() if options is None else options
-    members, earlier = planned(study, options)
-    if earlier is not None:
-        return earlier
-    directory = options.directory
-    if directory is not None and not (options.resume or options.overwrite):
-        check_unfinished(directory)
-    trained = train_members(members, study.schedule, options=options)
+    with run_directory(
+        options.directory,
+        verb="train",
+        arguments={"study": study.name},
+        resume=options.resume,
+        overwrite=options.overwrite,
+    ) as run:
+        members, earlier = planned(study, options)
+        result = earlier or _trained(study, members, options)
+        run.finish(result.record)
+    return result
+
+
+def _trained(study: Study, members: list[Member], options: TrainOptions) -> StudyRun:
+    """The study, trained, its models saved."""
+    trained, directory = train_members(members, study.schedule, options=options), options.directory
     if directory is not None:
         remove_record(directory)  # of an earlier study, whose models are about to be replaced
     models = tuple(_saved(index, member, directory) for index, member in enumerate(trained.members))
@@ -167,17 +182,14 @@ def items_of(member: Member) -> Float[Tensor, "item feature"] | None:
     return vectors[0]
 
 
-def training_record(run: StudyRun, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-    """A study's run as a record, "failed" if no member ended well; a run that was read back keeps its record."""
-    if run.earlier is not None:
-        return run.earlier
+def _record_of(run: StudyRun) -> Record:
     study, trained = run.study, run.trained
     record = Record(
         verb="train",
-        arguments=dict(arguments),
+        arguments={},
         resolved={
             "title": study.name,
-            "command": command,
+            "command": "",
             "options": trained.schedule.describe(),
             "task": plain(study.task),
             "model": plain(study.model),

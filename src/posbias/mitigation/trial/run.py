@@ -56,9 +56,10 @@ def mitigate(
     """
     options = options or MitigateOptions()
     evaluation, arguments = options.evaluation, {"model": str(model), "task": str(task)}
-    ways = {"resume": evaluation.resume, "overwrite": evaluation.overwrite}
     with (
-        run_directory(directory, verb="mitigate", arguments=arguments, **ways) as run,
+        run_directory(
+            directory, verb="mitigate", arguments=arguments, resume=evaluation.resume, overwrite=evaluation.overwrite
+        ) as run,
         pinned(options.engine.pinned_threads),
     ):
         trial = _trial(model, task, options=options, directory=run.directory)
