@@ -21,7 +21,8 @@ from journal import VERB, Table, journal
 from random_models import CONFIGS, QWEN, write_config, write_gguf
 
 from posbias.memory import parse_bytes
-from posbias.runs.records import Record, run_directory
+from posbias.runs.records import Record
+from posbias.runs.running import run_directory
 
 PAUSE = 0.01
 """Seconds between two readings of the processes."""
@@ -55,9 +56,9 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path, help="a GGUF file to measure as `named`")
     parser.add_argument("--out", type=Path, metavar="DIR", help="directory for the record of all numbers")
     arguments = parser.parse_args()
-    with run_directory(arguments.out, verb=VERB, arguments=vars(arguments)) as directory:
+    with run_directory(arguments.out, verb=VERB, arguments=vars(arguments)) as run:
         record = Record(verb=VERB, arguments=vars(arguments), scalars={"load_before": os.getloadavg()})
-        with journal(record, directory) as kept, tempfile.TemporaryDirectory() as folder:
+        with journal(record, run.directory) as kept, tempfile.TemporaryDirectory() as folder:
             for name in arguments.models:
                 model = source(name, Path(folder), named=arguments.gguf)
                 kept.add(name, table(name, model, SETTINGS[name]))

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from posbias.runs.records import Record, failed_record
+from posbias.runs.records import Record
+from posbias.runs.running import failed_record
 
 VERB = "benchmark"
 UNFINISHED = "the run was stopped before its end; the tables are those it had printed"

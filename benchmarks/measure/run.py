@@ -23,7 +23,8 @@ from journal import VERB, journal
 from parts import PARTS, Plan
 
 from posbias.errors import UsageError
-from posbias.runs.records import Record, run_directory
+from posbias.runs.records import Record
+from posbias.runs.running import run_directory
 
 
 def main() -> None:
@@ -75,11 +76,11 @@ def run(plan: Plan, parts: list[str], *, arguments: Mapping[str, Any], out: Path
     load = os.getloadavg()
     resolved = {**asdict(plan), "parts": parts, "threads": threads}
     peers = {name: version(name) for name in sorted(set(gradients.PACKAGES.values()))}
-    with run_directory(out, verb=VERB, arguments=arguments) as directory:
+    with run_directory(out, verb=VERB, arguments=arguments) as opened:
         record = Record(verb=VERB, arguments=dict(arguments), resolved=resolved, scalars={"load_before": load})
         record.environment["packages"] |= peers
         header(record.environment["packages"], threads=threads, load=load)
-        with journal(record, directory) as kept:
+        with journal(record, opened.directory) as kept:
             for part in parts:
                 for table in PARTS[part](plan):
                     kept.add(part, table)

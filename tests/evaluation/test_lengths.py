@@ -114,7 +114,7 @@ def test_each_length_is_resumed_from_its_own_directory(reader, tmp_path):
     evaluate(reader, "key_value", options=options)
     again = evaluate(reader, "key_value", options=replace(options, resume=True))
     assert again.reused == 16
-    with pytest.raises(UsageError, match="holds 8 finished pieces"):
+    with pytest.raises(UsageError, match="holds a finished run of posbias evaluate"):
         evaluate(reader, "key_value", options=options)
 
 

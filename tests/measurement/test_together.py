@@ -89,10 +89,18 @@ def test_a_target_is_read_in_batches() -> None:
     np.testing.assert_allclose(found, expected, rtol=EQUAL[model.dtype])
 
 
-def test_a_batch_is_kept_whole_and_taken_up_again(tmp_path) -> None:
+def test_a_batch_is_kept_whole_and_taken_up_again(tmp_path, monkeypatch) -> None:
     model = shaken_model("llama")
     options = MeasureOptions(together=2, directory=tmp_path)
-    whole = measure(model, PROMPTS, kinds=KINDS, options=options)
+    whole = measure(model, PROMPTS, kinds=KINDS, options=replace(options, directory=None))
+
+    def interrupted(*_, **__) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("posbias.measurement.measurement.combine", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            measure(model, PROMPTS, kinds=KINDS, options=options)
     parts = sorted((tmp_path / "parts").iterdir())
     assert [path.stem for path in parts] == ["prompt-000000", "prompt-000002", "prompt-000004"]
     parts[1].unlink()

@@ -6,7 +6,10 @@ import pytest
 
 import posbias as pb
 from evaluation.serving import chat, stand_in
+from posbias.evaluation.evaluation import OUTPUTS_FILE
 from posbias.evaluation.responders import ServerOptions
+from posbias.runs.directories import LOCK_FILE
+from posbias.runs.records import ARRAYS_FILE, RECORD_FILE
 
 OPTIONS = pb.EvaluateOptions(count=7, max_tokens=2)
 
@@ -21,7 +24,10 @@ def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama
     assert (plain.tables["logprob"] == again.tables["logprob"]).all()
     alone = pb.evaluate(model, "example_order(shots=4)", options=OPTIONS)
     assert (plain.tables["logprob"] == alone.tables["logprob"]).all()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(result.evaluations)
+    own = {LOCK_FILE, ARRAYS_FILE, RECORD_FILE}
+    assert {path.name for path in tmp_path.iterdir()} == {*result.evaluations} | own
+    for name in result.evaluations:
+        assert {path.name for path in (tmp_path / name).iterdir()} == {ARRAYS_FILE, RECORD_FILE, OUTPUTS_FILE}
 
 
 def test_a_server_is_repeated_with_seeds_of_its_own() -> None:

@@ -4,6 +4,8 @@ Every sample is requested once per position. Scores go into score[sample, positi
 paired statistics; finished samples are kept, so that a killed run or one whose server went away goes on from there.
 """
 
+import itertools
+import json
 import math
 import time
 from collections import Counter
@@ -21,6 +23,7 @@ from posbias.evaluation.endings import endings_of
 from posbias.evaluation.evaluation import (
     GENERATED,
     MEASURES,
+    OUTPUTS_FILE,
     SCORES,
     Evaluation,
     LengthEvaluation,
@@ -49,7 +52,7 @@ from posbias.evaluation.sequential import Sequential, decides, looks_of, savings
 from posbias.progress import track
 from posbias.runs.caveats import caveat_text
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
-from posbias.runs.records import Record, plain
+from posbias.runs.records import Record, finished_record, plain
 from posbias.runs.running import OpenRun
 from posbias.tasks.language import LanguageTask, file_sha256
 
@@ -123,10 +126,14 @@ def evaluate_responder(
     settings = _settings(task, options, described)
     depends = {"evaluation": _fingerprint(settings, samples, options), **(beside or {})}
     if (record := finished_run(options.directory, lambda: depends, resume=options.resume)) is not None:
-        return replace(Evaluation.from_record(record), found=True)
+        evaluation = Evaluation.from_record(record)
+        return replace(evaluation, found=True, reused=evaluation.count)
     data = file_sha256(task)
     store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
-    finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
+    finished = _answered_before(samples, settings, options, responder, beside=beside)
+    store.reused += len(finished)
+    waiting = [sample for sample in samples if sample.piece not in finished]
+    finished |= {sample.piece: piece for sample in waiting if (piece := store.find(sample.piece)) is not None}
     finished |= answered or {}
     waiting = [sample for sample in samples if sample.piece not in finished]
     cost = preflight_answers(waiting, task, options, responder) if cost is None else cost
@@ -153,6 +160,47 @@ def evaluate_responder(
     }
     outputs = tuple(row for piece in pieces for row in read_json(piece, TEXTS))
     return replace(Evaluation.from_record(record), outputs=outputs)
+
+
+def _answered_before(
+    samples: Sequence[Sample],
+    settings: Mapping[str, Any],
+    options: EvaluateOptions,
+    responder: Responder,
+    *,
+    beside: Mapping[str, Any] | None,
+) -> dict[str, Pieces]:
+    """The pieces of the first samples if the directory to resume holds their evaluation, finished and whole; else none.
+
+    So one may ask for more samples of a finished evaluation, whose pieces are gone.
+    """
+    directory = options.directory
+    record = finished_record(directory) if options.resume and directory is not None else None
+    if record is None or directory is None or record.verb != "evaluate" or record.resolved.get("lengths"):
+        return {}
+    before = Evaluation.from_record(record)
+    first = samples[: before.count]
+    depends = {"evaluation": _fingerprint(settings, first, options), **(beside or {})}
+    places = [(example.sample, example.gold_position) for sample in first for example in sample.examples]
+    try:
+        lines = (directory / OUTPUTS_FILE).read_text(encoding="utf-8").split("\n")
+        rows = [json.loads(line) for line in lines if line]
+        read = {"endings": endings_of(before.tables, rows).as_record(), "unjudged": unjudged_in(rows)}
+        whole = [(row["sample"], row["position"]) for row in rows] == places
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    whole &= read.items() <= record.scalars.items()
+    if record.resolved.get("fingerprint") != fingerprint(depends) or not whole:  # someone may have edited the texts
+        return {}
+    counts = {name: before.responder[name] for name in responder.counts() if name in before.responder}
+    effort = {"counts": counts, "learnt": {}, "cost": before.cost, "seconds": before.seconds}
+    pieces, remaining = {}, iter(rows)
+    for number, sample in enumerate(first):
+        tables = {name: table[number] for name, table in before.tables.items()}
+        texts = as_bytes(list(itertools.islice(remaining, len(sample.examples))))
+        pieces[sample.piece] = {**tables, TEXTS: texts, EFFORT: as_bytes(effort)}
+        effort = {**effort, "counts": {}, "seconds": 0.0}  # what all took is the first one's
+    return pieces
 
 
 def finish_evaluation(evaluation: Evaluation, run: OpenRun, *, below: str = "") -> None:
