@@ -1,7 +1,7 @@
 """`posbias evaluate`: how well a model answers, by the position of the answer in its context."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -306,21 +306,17 @@ def evaluate(
     check_answerer(context, next(iter(names), None), served, exported=bool(lm_eval or inspect_ai))
     options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
-    required = gate.requirement
     settings = evaluated.settings(
-        seed=flags.seed, resume=resume, max_memory=local.max_memory, design=design, require=required
+        seed=flags.seed, resume=resume, max_memory=local.max_memory, design=design, require=gate.requirement
     )
     template_options = evaluated.for_template(task, served=bool(served.server))
     if lm_eval or inspect_ai:
-        if len(names) > 1:
-            raise UsageError(f"an export takes one model's tokenizer, got {', '.join(names)}")
-        _export(task, settings, model=next(iter(names), served.tokenizer), lm_eval=lm_eval, inspect_ai=inspect_ai)
+        _export(task, settings, names or [served.tokenizer], lm_eval=lm_eval, inspect_ai=inspect_ai)
         return
     with running(context, flags, resume=resume) as run:
         settings = replace(settings, directory=run.directory)
-        subjects: list[Any] = [
-            Unopened(name, partial(local.responder, name, template_options=template_options)) for name in names
-        ]
+        opened = partial(local.responder, template_options=template_options)
+        subjects: list[Any] = [Unopened(name, partial(opened, name)) for name in names]
         subjects += served.responders(run.directory, reuse=resume, template_options=template_options)
         single = len(subjects) == 1 and not settings.methods and settings.repeats == 1
         result = evaluate_subjects(subjects[0] if single else subjects, task, options=settings)
@@ -330,9 +326,9 @@ def evaluate(
         for name, evaluation in parts.items():
             run.draw(evaluation.record, below=name)
         run.finish(result.record)
-    if required is not None:
+    if settings.require is not None:
         for evaluation in [result] if single else parts.values():
-            gate.judge(evaluation.check(required), quiet=flags.json)
+            gate.judge(evaluation.check(settings.require), quiet=flags.json)
 
 
 def check_answerer(context: typer.Context, model: str | None, served: ServerFlags, *, exported: bool) -> None:
@@ -358,8 +354,8 @@ def check_answerer(context: typer.Context, model: str | None, served: ServerFlag
 def _export(
     task: "LanguageTask",
     settings: "EvaluateOptions",
+    names: Sequence[str | None],
     *,
-    model: str | None,
     lm_eval: Path | None,
     inspect_ai: Path | None,
 ) -> None:
@@ -370,7 +366,9 @@ def _export(
     from posbias.report.layout import notice_sentences
     from posbias.runs.directories import held
 
-    tokenizer = None if model is None else load_tokenizer(model)
+    if len(names) > 1:
+        raise UsageError(f"an export takes one model's tokenizer, got {', '.join(map(str, names))}")
+    tokenizer = None if names[0] is None else load_tokenizer(names[0])
     examples = list(
         task.examples(tokenizer, count=settings.count, positions=settings.positions_of(task), seed=settings.seed)
     )

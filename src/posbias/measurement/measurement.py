@@ -336,9 +336,8 @@ def measure(
             measurement = replace(measurement, options=options, prompts=prompts, tokenizer=model.tokenizer)
             measurement.__dict__["record"] = finished
         else:
-            cost: dict[str, Any] = {}
-            if options.preflight:
-                cost = preflight(model, prompts, kinds=resolved, options=options, max_memory=options.max_memory)
+            limits: dict[str, Any] = {"options": options, "max_memory": options.max_memory}
+            cost = preflight(model, prompts, kinds=resolved, **limits) if options.preflight else {}
             together = cost.get("together") or prompts_together(model, prompts, kinds=resolved, options=options)
             measurement = _measured(model, prompts, resolved, replace(options, together=together), settings)
             spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *options.python]
