@@ -164,6 +164,20 @@ def test_settings_are_spelled_in_python_as_in_the_shell(model, prompts):
     assert (list(audited.kinds), audited.engine.gpus) == (["jacobian(probes=8)", "logit"], 1)
     for spelled in (audited.max_memory, pb.EvaluateOptions(max_memory="6 GB").max_memory):
         assert spelled == 6 * 10**9
+    assert pb.MitigateOptions("key_bias,ordered(k=2)").entries == ["key_bias", "ordered(k=2)"]
+    assert [pb.MitigateOptions(word).methods for word in (" all ", "default", "temperature")] == [
+        "all", "default", ["temperature"],
+    ]  # fmt: skip
+    asked = pb.EvaluateOptions(lengths="512, 1024", methods="repeat_prompt,temperature(scale=0.5)")
+    assert (list(asked.lengths), len(asked.methods)) == ([512, 1024], 2)
+    assert [pb.MeasureOptions(layers=text).layers for text in ("11, 0", " all")] == [(0, 11), "all"]
+    assert pb.AttentionOptions(sink_thresholds="0.2,.5").sink_thresholds == (0.2, 0.5)
+    assert pb.DesignOptions(depth=2, n_positions="64,16").lengths == (16, 64)
+    free = pb.design("u_shape(middle=0.25)", "alibi,mixing", options=pb.DesignOptions(depth=2, n_positions=8, starts=1))
+    assert free.over == ("alibi", "mixing")
+    for wrong in ({"lengths": "512,x"}, {"lengths": "1e3"}, {"lengths": "512,,1024"}, {"methods": "a,,b"}):
+        with pytest.raises(pb.UsageError, match=r"'[^']*'(: allowed are whole| has an empty item)"):
+            pb.EvaluateOptions(**wrong)
     for options, field in (("engine", "cloud"), ("require", "best>1"), ("fitting", "colour=3")):
         with pytest.raises(pb.UsageError, match=r"known: local, ray|allowed: worst|parameters of options: steps"):
             pb.MitigateOptions(**{options: field})

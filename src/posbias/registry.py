@@ -159,6 +159,19 @@ def split_literals(text: str) -> list[str]:
     return [] if items == [""] else items
 
 
+def split_numbers(text: str, sort: type[int] | type[float] = int) -> list[float]:
+    """Read numbers separated by commas, whole ones by default: "512,1024" is two.
+
+    Raises:
+        UsageError: something else stands there, or nothing.
+    """
+    try:
+        return [sort(part) for part in split_literals(text)]
+    except ValueError:
+        numbers = "whole numbers, such as 512,1024" if sort is int else "numbers, such as 0.2,0.3"
+        raise UsageError(f"{text!r}: allowed are {numbers}") from None
+
+
 def _unquoted(text: str) -> str:
     """Advice if a parameter's value is a text without quotation marks, such as a file's name; else empty."""
     for match in UNQUOTED.finditer(text):

@@ -394,3 +394,15 @@ def test_an_average_of_raw_norms_has_intervals_of_that_very_average(tiny_llama):
     assert block["metrics"]["wasserstein"] == pytest.approx(expected)
     assert block["prompts"]["distance"]["value"] == pytest.approx(expected, rel=1e-9)
     assert block["prompts"]["n_units"] == COUNT
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("init_seed", 0), ("dtype", "bfloat16"), ("device", "cpu"), ("template_options", {"enable_thinking": False})],
+)
+def test_settings_of_loading_are_refused_beside_a_loaded_model(tiny_llama, tmp_path, setting, value):
+    model = pb.load_model(tiny_llama)
+    for loaded in (model, model.network):
+        with pytest.raises(UsageError, match=f"{setting}={value!r} goes with a model's name; .* is loaded already"):
+            pb.audit(loaded, n_positions=16, prompts=2, out=tmp_path, options=AuditOptions(**{setting: value}))
+    assert not list(tmp_path.iterdir())

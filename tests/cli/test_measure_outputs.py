@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from posbias import UsageError
-from posbias.cli.options import layers_of
+from posbias import MeasureOptions, UsageError
 from posbias.comparison.stored import ProfileRun
 from posbias.runs.records import read_record
 
@@ -83,7 +82,7 @@ def test_a_target_is_measured(tiny_llama) -> None:
         (["--output", "first"], "unknown output 'first'"),
         (["--output", "at(position=99)"], "output position 99 is outside the prompt"),
         (["--output", "target(text='a')"], "jacobian looks at no given tokens"),
-        (["--depth-profiles", "some"], "need 'all' or layer indices"),
+        (["--depth-profiles", "some"], 'layers must be "all" or layer indices, such as "0,5,11"'),
         (["--depth-profiles", "0,7"], "layer 7 is not in the network"),
         (["--keep", "nothing"], "keep must be one of prompts, mean"),
     ],
@@ -99,8 +98,8 @@ def test_wrong_flags_are_refused(tiny_llama, arguments, words) -> None:
 
 
 def test_layers_are_parsed() -> None:
-    assert layers_of(None) is None
-    assert layers_of("all") == "all"
-    assert layers_of("0,5, 11") == (0, 5, 11)
+    assert MeasureOptions(layers=None).layers is None
+    assert MeasureOptions(layers="all").layers == "all"
+    assert MeasureOptions(layers="0,5, 11").layers == (0, 5, 11)
     with pytest.raises(UsageError):
-        layers_of("")
+        MeasureOptions(layers="")

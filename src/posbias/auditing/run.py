@@ -27,6 +27,7 @@ from posbias.measurement.several import Loading
 from posbias.measurement.theories import NETWORKS, THEORY, architecture_theories, beside_measured
 from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
 from posbias.models.hugging_face import HuggingFaceModel
+from posbias.models.loading import named
 from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.prompts.loading import load_prompts
@@ -130,11 +131,10 @@ def audit(
     """
     options = options or AuditOptions()
     resolve_kinds(list(options.kinds))
-    if isinstance(model, nn.Module):
-        model = replace(options, max_memory=None).load(model)  # its weights are in place
-    named = model.identity["source"] if isinstance(model, Model) else model
+    if not isinstance(model, str | Path):
+        model = options.opened(model)
     arguments = {
-        "model": str(named),
+        "model": named(model),
         "n_positions": n_positions,
         "prompts": "given prompts" if isinstance(prompts, Prompts) else prompts,
         **options.describe(),
@@ -147,14 +147,14 @@ def audit(
 
 
 def _run(
-    source: str | Path | Model,
+    subject: str | Path | Model,
     n_positions: int,
     prompts: int | Prompts,
     options: AuditOptions,
     arguments: dict[str, Any],
     directory: Path | None,
 ) -> Audit:
-    model = source if isinstance(source, Model) else options.load(source)
+    model = subject if isinstance(subject, Model) else options.load(subject)
     if not isinstance(prompts, Prompts):
         prompts = load_prompts(options.source, model, n_positions=n_positions, count=prompts, seed=options.seed)
     check_prompts(model, prompts)

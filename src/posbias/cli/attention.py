@@ -7,7 +7,6 @@ import typer
 
 from posbias.cli import options
 from posbias.cli.output import running
-from posbias.errors import UsageError
 
 if TYPE_CHECKING:
     from posbias.measurement.attention.statistics import AttentionOptions
@@ -48,15 +47,10 @@ class StatisticsFlags:
     def options(self) -> "AttentionOptions":
         """Parse them into the options of the library."""
         from posbias.measurement.attention.statistics import MEMORY_LIMIT, AttentionOptions
+        from posbias.registry import split_numbers
 
-        try:
-            thresholds = tuple(float(part) for part in self.thresholds.split(","))
-        except ValueError:
-            raise UsageError(
-                f"--thresholds must be numbers with commas between them, got {self.thresholds!r}"
-            ) from None
         return AttentionOptions(
-            thresholds,
+            split_numbers(self.thresholds, float),
             kernel_cells=self.kernel_cells,
             by_head=self.by_head,
             memory_limit=options.bytes_of(self.max_memory) or MEMORY_LIMIT,

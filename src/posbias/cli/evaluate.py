@@ -68,14 +68,6 @@ class DesignFlags:
         ),
     ] = None
 
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """The lengths as numbers; none for the task's own."""
-        try:
-            return tuple(int(part) for part in self.lengths.split(",")) if self.lengths.strip() else ()
-        except ValueError:
-            raise UsageError(f"--lengths {self.lengths!r}: allowed: whole numbers such as 1024,4096") from None
-
 
 @dataclass(frozen=True)
 class TaskFlags:
@@ -117,14 +109,12 @@ class TaskFlags:
     ) -> "EvaluateOptions":
         """The options of the library; positions that the task lacks are refused at once, before a model is loaded."""
         from posbias.evaluation import EvaluateOptions
-        from posbias.registry import split_literals
         from posbias.tasks.language import LANGUAGE_TASKS
 
         flags = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
         asked: dict[str, Any] = {**flags, "seed": seed, "resume": resume, "max_memory": options.bytes_of(max_memory)}
         if design is not None:
-            methods = split_literals(design.methods) if design.methods.strip() else []
-            asked |= {**vars(design), "lengths": design.tokens, "methods": methods, "require": require}
+            asked |= {**vars(design), "require": require}
         settings = EvaluateOptions(**asked)
         if not settings.lengths:
             settings.positions_of(LANGUAGE_TASKS.parse(self.task))

@@ -70,7 +70,7 @@ def measure(
     settings = MeasureOptions(
         checkpointing=measured.checkpointing,
         output=measured.output,
-        layers=options.layers_of(measured.depth_profiles),
+        layers=measured.depth_profiles,
         precision_prompts=measured.precision_prompts,
         averaging=measured.averaging,
         keep=measured.keep,

@@ -115,12 +115,10 @@ def _settings(
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
     from posbias.mitigation.fitting.base import FitOptions
-    from posbias.mitigation.trial.options import ALL, DEFAULT, MitigateOptions
-    from posbias.registry import split_literals
+    from posbias.mitigation.trial.options import MitigateOptions
 
-    methods = split_literals(chosen.methods)
     return MitigateOptions(
-        methods=methods[0] if methods in ([ALL], [DEFAULT]) else methods,
+        methods=chosen.methods,
         calibration=chosen.calibration,
         fitting=FitOptions.parse(chosen.fit),
         evaluation=evaluated.settings(seed=flags.seed, resume=resume, max_memory=max_memory),

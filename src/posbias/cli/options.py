@@ -357,16 +357,6 @@ def _distinct(name: str, text: str, values: list[Any]) -> list[Any]:
     return values
 
 
-def layers_of(text: str | None) -> str | tuple[int, ...] | None:
-    """Parse `--depth-profiles`: 'all', or indices of layers."""
-    if text is None or text.strip() == "all":
-        return None if text is None else "all"
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--depth-profiles {text!r}: need 'all' or layer indices such as 0,5,11") from None
-
-
 def bytes_of(text: str | None) -> int | None:
     """Parse `--max-memory` into bytes."""
     from posbias.memory import parse_bytes

@@ -84,6 +84,10 @@ class DecomposeOptions:
     max_memory: Bytes | None = None
     """Bytes that the process may hold, for `preflight`; None: what is free."""
 
+    def __post_init__(self) -> None:
+        if self.max_memory is not None and not self.preflight:
+            raise UsageError(f"max_memory={self.max_memory} goes with preflight=True")
+
 
 @dataclass(frozen=True)
 class Shift:
@@ -372,7 +376,7 @@ def decompose(
     with run_directory(
         options.directory, verb="decompose", arguments=arguments, resume=options.resume, overwrite=options.overwrite
     ) as run:
-        subject = check_model(as_model(model))
+        subject = check_model(as_model(model, max_memory=options.max_memory))
         check_prompts(subject, prompts)
         if prompts.n_positions < 3:
             raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")

@@ -38,6 +38,7 @@ from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased
 from posbias.limits import STEPS
 from posbias.profiles import Profile
+from posbias.registry import split_literals
 from posbias.runs.parts import below
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
@@ -344,8 +345,8 @@ def design(
             per layer: exact at every length for flat and power targets), "gamma_alibi" (the same, and a slope per
             head), "spline" (a smooth bias of ln(1 + j) per layer), "alibi" (a slope per head), "windows" (a width per
             layer), "mixing" (m_l of every layer, which is the scale of its attention branch beside the stream),
-            "sinks" (a logit per layer), or a list with one encoding and any of the last three. For a model also
-            "norm_placement": pre, post, output or sandwich.
+            "sinks" (a logit per layer), or one encoding and any of the last three, as a list
+            or with commas. For a model also "norm_placement": pre, post, output or sandwich.
         architecture: The architecture to change, in place of depth, heads and mixing among the options.
         model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", "gamma_alibi", "alibi" (both
             in place of the model's own slopes) or "spline", "norm_placement", or one of the first and the last.
@@ -371,7 +372,7 @@ def design(
 
 def _checked_names(over: str | Sequence[str], theory: str) -> tuple[str, ...]:
     """Names of the free parameters, at least one, all of which the theory has."""
-    names = (over,) if isinstance(over, str) else tuple(over)
+    names = tuple(split_literals(over) if isinstance(over, str) else over)
     if not names:
         raise UsageError(f"nothing is free; over takes {KEY_BIAS} or some of {', '.join(FREE)}")
     if RESIDUAL_SCALE in names:

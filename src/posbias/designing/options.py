@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from posbias.architecture.mixing import RESIDUAL_MIXING
 from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import CELLS, REPEATS
+from posbias.registry import split_numbers
 
 STARTS = {"rollout": 8, "mean_field": 2}
 """Searches that each theory tries by default: for a rollout as many as there are sorts of starts, for networks, which
@@ -27,7 +28,7 @@ class DesignOptions:
     """Mixing as in `Architecture`; by default that of a residual network."""
     theory: str = "rollout"
     """The theory that gives the profiles: "rollout", or for a model at initialisation "mean_field"."""
-    n_positions: int | Sequence[int] = 512
+    n_positions: int | Annotated[Sequence[int], split_numbers] = 512
     """Context length N >= 3, or several, whose misfits are averaged."""
     starts: int | None = None
     """Number of searches, of which the best counts; None: 8, and by mean field 2."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.limits import AT_ONCE, EXAMPLES, REPEATS, TOKENS
 from posbias.memory import Bytes
-from posbias.registry import parse_literal_call
+from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import LanguageTask
 from posbias.tasks.language.verdict_parsing import check_own
 
@@ -64,8 +64,9 @@ class EvaluateOptions:
     positions: str | Sequence[int] = "spread"
     """Positions at which the moved item is put: a list such as (0, 4, 9) or its spelling "0,4,9"; "all"; "spread(5)":
     at most 5 positions, evenly spread, both ends among them; "spread": at most SPREAD_POSITIONS."""
-    lengths: Sequence[int] = ()
-    """Lengths of prompts in tokens, ascending, each evaluated at as many positions; empty: the task's own length."""
+    lengths: Annotated[Sequence[int], split_numbers] = ()
+    """Lengths of prompts in tokens, ascending, such as "1024,4096", each evaluated at as many positions; empty: the
+    task's own length."""
     threshold: float = 0.8
     """Accuracy that the effective length asks for at every position, in [0.4, 1)."""
     require: Requirement | None = None
@@ -73,7 +74,7 @@ class EvaluateOptions:
     sequential: bool = False
     """Add samples, up to `count`, until the required bound, or the threshold at each of several lengths, is decided;
     skip lengths that can no longer change the answer."""
-    methods: Sequence[Any] = ()
+    methods: Annotated[Sequence[Any], split_literals] = ()
     """Methods against position bias under which the first of a list of subjects is evaluated, too: spellings, paths of
     recipes that `mitigate` wrote, or objects."""
     repeats: int = 1
@@ -130,8 +131,6 @@ class EvaluateOptions:
         if self.lengths and not self.generate:
             raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
         check_size("evaluate: repeats", self.repeats, REPEATS)
-        if isinstance(self.methods, str):
-            raise UsageError(f"evaluate: methods must be a list, such as [{self.methods!r}], got a text")
         if self.max_cost is not None:
             Budget.parse(self.max_cost)
         if self.require is not None:

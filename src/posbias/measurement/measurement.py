@@ -325,7 +325,7 @@ def measure(
     with run_directory(
         options.directory, verb="measure", arguments=arguments, resume=options.resume, overwrite=options.overwrite
     ) as run:
-        model = as_model(model)
+        model = as_model(model, max_memory=options.max_memory)
         check_prompts(model, prompts)
         of_units = {"kinds": [str(kind) for kind in resolved], "seed": seed, "passes": vars(options.passes)}
         settings = settings_of_units(model, prompts, of_units, engine=options.engine)

@@ -21,7 +21,7 @@ from posbias.checks import check_choice, check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, EXAMPLES
 from posbias.models.model import Model, Outputs
-from posbias.registry import Registry
+from posbias.registry import Registry, split_numbers
 from posbias.runs.caveats import Caveat
 
 OUTPUTS: Registry["Output"] = Registry("output")
@@ -228,7 +228,7 @@ class PassOptions:
     output: str | Output = "last"
     """The output that influence is measured on: `last`, `at(position=-5)`, `mean(last=16)`, `target(text=" Paris")`."""
     layers: str | tuple[int, ...] | None = None
-    """Layers whose own output's influence profile is measured too: "all", or indices; None for none."""
+    """Layers whose own output's influence profile is measured too: "all", or indices, also as "0,5"; None for none."""
     precision_prompts: int = 1
     """Number of prompts of a model below float32 that are measured again with its weights in float32, >= 0."""
 
@@ -237,10 +237,16 @@ class PassOptions:
         check_size("precision_prompts", self.precision_prompts, EXAMPLES, least=0)
         object.__setattr__(self, "output", str(resolve_output(self.output)))
         layers = self.layers
-        if layers is None or layers == ALL_LAYERS:
+        if layers is None or (isinstance(layers, str) and layers.strip() == ALL_LAYERS):
+            object.__setattr__(self, "layers", layers and ALL_LAYERS)
             return
+        if isinstance(layers, str):
+            try:
+                layers = tuple(map(int, split_numbers(layers)))
+            except UsageError:
+                layers = ()
         if not isinstance(layers, list | tuple) or not layers:
-            raise UsageError(f'layers must be "all" or a list of layer indices, got {layers!r}')
+            raise UsageError(f'layers must be "all" or layer indices, such as "0,5,11", got {self.layers!r}')
         for layer in layers:
             check_whole("a layer", layer, least=0)
         if len(set(layers)) < len(layers):

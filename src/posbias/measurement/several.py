@@ -6,11 +6,9 @@ unfinished one continues from its finished prompts (docs/measure).
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
@@ -20,7 +18,7 @@ from posbias.measurement.units import MeasureOptions
 from posbias.memory import Bytes
 from posbias.models.devices import AUTO
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.loading import load_model
+from posbias.models.loading import as_model, load_model, refuse_loaded
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import report
@@ -44,18 +42,22 @@ class Loading:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat template that renders conversations."""
 
-    def load(self, source: str | Path | nn.Module) -> HuggingFaceModel | ReferenceTransformer:
+    def load(self, source: str | Path) -> HuggingFaceModel | ReferenceTransformer:
         """Load the model of a source, and say in what precision it runs where."""
-        model = load_model(
-            source,
-            init_seed=self.init_seed,
-            dtype=self.dtype,
-            device=self.device,
-            max_memory=self.max_memory,
-            template_options=self.template_options,
-        )
+        model = load_model(source, **{entry.name: getattr(self, entry.name) for entry in fields(Loading)})
         report(f"model {model.identity['source']}: {model.precision}")
         return model
+
+    def opened(self, subject: Any) -> Model:
+        """The model of a subject: loaded so, unless it is loaded already, and then these settings are refused.
+
+        `max_memory` bounds the passes of a loaded model, too.
+        """
+        if isinstance(subject, str | Path):
+            return self.load(subject)
+        of_loading = {entry.name: getattr(self, entry.name) for entry in fields(Loading)}
+        refuse_loaded(subject, {**of_loading, "max_memory": None})
+        return as_model(subject)
 
 
 @checked

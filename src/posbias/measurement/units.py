@@ -147,6 +147,8 @@ class MeasureOptions(PassOptions):
         check_choice("keep", self.keep, ("prompts", "mean"))
         if self.together is not None:
             check_size("together", self.together, AT_ONCE)
+        if self.max_memory is not None and not self.preflight:
+            raise UsageError(f"max_memory={self.max_memory} goes with preflight=True")
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
 

@@ -105,10 +105,7 @@ def load_model(
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
     if isinstance(source, nn.Module):
-        if (init_seed, dtype, device, max_memory) != (None, AUTO, AUTO, None):
-            raise UsageError(
-                "init_seed, dtype, device and max_memory go with a model's name; this one is loaded already"
-            )
+        refuse_loaded(source, {"init_seed": init_seed, "dtype": dtype, "device": device, "max_memory": max_memory})
         model = model_in_hand(source, with_template_options(tokenizer, template_options))
         _check_usable(model)
         return model
@@ -162,9 +159,19 @@ def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
     return model
 
 
+def refuse_loaded(subject: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse settings of `load_model` other than its defaults beside a model that is loaded."""
+    for name, value in settings.items():
+        if value not in (None, AUTO, {}):
+            raise UsageError(f"{name}={value!r} goes with a model's name; {named(subject)!r} is loaded already")
+
+
 def as_model(subject: Any, *, max_memory: int | None = None) -> Model:
     """The model that a function is asked about: a loaded one as it is, anything else as `load_model` loads it."""
-    return subject if isinstance(subject, Model) else load_model(subject, max_memory=max_memory)
+    if isinstance(subject, Model):
+        return subject
+    # Of a network the weights are in place; what is left to the passes is theirs to check.
+    return load_model(subject, max_memory=None if isinstance(subject, nn.Module) else max_memory)
 
 
 def named(subject: Any) -> str:

@@ -4,9 +4,10 @@ A number that depends on prompts is kept per prompt if it is small, and carries 
 are infinite with a single prompt.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -16,6 +17,7 @@ from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, CELLS
 from posbias.memory import Bytes, show_bytes
+from posbias.registry import split_numbers
 from posbias.runs.caveats import Caveat, caveat_facts, caveat_text
 from posbias.runs.records import Record
 from posbias.runs.results import Answering
@@ -378,7 +380,7 @@ NUMBER_BYTES = 4
 class AttentionOptions:
     """Settings of `attention`: thresholds, the matrices that are kept, and their memory."""
 
-    sink_thresholds: tuple[float, ...] = (0.2, 0.3)
+    sink_thresholds: Annotated[Sequence[float], partial(split_numbers, sort=float)] = (0.2, 0.3)
     """Thresholds of the sink score, in (0, 1), at least one; 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""
     kernel_cells: int | None = None
     """Side of the kept mean kernels, 1 to N; N keeps every entry. None: N up to KERNEL_POSITIONS, else KERNEL_CELLS."""

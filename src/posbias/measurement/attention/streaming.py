@@ -245,7 +245,7 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
             scale=np.array([layer.parts.scale for layer in sums.layers]),
         ),
         similarity=_similarity(sums, count),
-        sink_thresholds=sums.options.sink_thresholds,
+        sink_thresholds=tuple(sums.options.sink_thresholds),
         sinks=sums.average("sinks"),
         sinks_by_layer=sums.sinks_by_layer / count,
         monotonicity=Monotonicity(sums.average("violated"), sums.average("gap"), monotonicity),

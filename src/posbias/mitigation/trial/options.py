@@ -11,6 +11,7 @@ from posbias.evaluation.requirements import Requirement
 from posbias.limits import EXAMPLES, TOKENS
 from posbias.mitigation.fitting.base import FitOptions
 from posbias.mitigation.methods.base import MITIGATIONS
+from posbias.registry import split_literals
 from posbias.runs.engines import Engine, Local
 
 ALL, DEFAULT = "all", "default"
@@ -26,9 +27,9 @@ class MitigateOptions:
     """Methods that are tried, the samples that judge them, and the measure that decides."""
 
     methods: str | Sequence[Any] = DEFAULT
-    """Spellings, objects or paths of recipes; `all`: every registered method that applies; `default`: those of
-    `DEFAULT_METHODS` that apply. A method with parameters to fit that is named without any is fitted to the calibration
-    samples; `ordered` follows the unchanged model's curve on them."""
+    """Spellings, objects or paths of recipes, listed or with commas between them; `all`: every registered method that
+    applies; `default`: those of `DEFAULT_METHODS` that apply. A method with parameters to fit that is named without any
+    is fitted to the calibration samples; `ordered` follows the unchanged model's curve on them."""
     calibration: int = 12
     """Number of samples for fitting, which come first, >= 0."""
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=40))
@@ -56,6 +57,9 @@ class MitigateOptions:
     """A bound on the recommended model's curve, or on the unchanged one's if none is recommended."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.methods, str):
+            methods = split_literals(self.methods)
+            object.__setattr__(self, "methods", methods[0] if methods in ([ALL], [DEFAULT]) else methods)
         check_size("mitigate: influence", self.influence, EXAMPLES, least=0)
         check_size("mitigate: calibration", self.calibration, EXAMPLES, least=0)
         check_size("mitigate: documents", self.documents, EXAMPLES, least=0)
@@ -86,6 +90,5 @@ class MitigateOptions:
     def entries(self) -> list[Any]:
         """Spellings, objects and paths one by one, those of `all` and `default` among them."""
         if isinstance(self.methods, str):
-            several = {ALL: list(MITIGATIONS), DEFAULT: list(DEFAULT_METHODS)}
-            return several.get(self.methods, [self.methods])
+            return list(MITIGATIONS if self.methods == ALL else DEFAULT_METHODS)
         return list(self.methods)
