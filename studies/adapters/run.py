@@ -1,8 +1,8 @@
 """Does one adapter carry, what trains it, and what is learnt first: `studies/adapters/run.py run DIRECTORY`.
 
 One JSON file a question, all cells of a seed before the next seed; what is done is kept, and another call goes on.
-Every fit is an adapter of rank 4 on the demo model in bfloat16, in few steps on short prompts, so that two cores can do
-it:
+Every fit is an adapter of rank 4 on the demo model in bfloat16 (float32 if a cell says so), in few steps on short
+prompts, so that two cores can do it:
 - `families`: fitted to 2, 4, 8 and 12 families of tasks, judged on one that was left out; `oracle`: the unchanged model
   on every family, with the gold item alone
 - `draws`: even draws against draws by loss, one number of rows against several, judged at 1, 2 and 4 times the rows
@@ -472,7 +472,9 @@ def table(directory: Path) -> None:
         judged = {name: _judged(of_name) for name, of_name in by_name.items()}
         columns = list(dict.fromkeys(column for scores in judged.values() for column in scores))
         print(f"\n| {question} | {' | '.join(columns)} | text, nats per token |\n|{'---|' * (len(columns) + 2)}")
-        unchanged = {column: scores for of_name in judged.values() for column, (scores, _) in of_name.items()}
+        # Fits of fewer seeds than others stand beside them: the unchanged model is shown on all samples.
+        most_last = sorted(judged.values(), key=lambda of_name: max(len(before) for before, _ in of_name.values()))
+        unchanged = {column: before for of_name in most_last for column, (before, _) in of_name.items()}
         exact = partial(_exact, places=question != "families")
         print(f"| unchanged | {' | '.join(exact(unchanged[column]) for column in columns)} | |")
         for name, of_name in by_name.items():
