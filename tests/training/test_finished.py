@@ -12,7 +12,7 @@ from posbias.report import verdict
 from posbias.runs.parts import _digest, made_by
 from posbias.runs.records import read_record
 from posbias.runs.results import result_of
-from posbias.training import StoredStudyRun, TrainingSchedule, study_of, train_members
+from posbias.training import StudyRun, TrainingSchedule, study_of, train_members
 from posbias.training.running import finished_training
 from posbias.training.trainer import DECIDING, StackWork
 from training_cases import assert_same, copier
@@ -58,9 +58,10 @@ def test_a_finished_study_is_read_back_to_the_last_bit(finished, monkeypatch):
 def test_a_loaded_run_has_the_members_of_the_fresh_one_but_their_parameters(finished):
     directory, done = finished
     loaded = load_record(directory)
-    assert isinstance(loaded, StoredStudyRun)
+    assert isinstance(loaded, StudyRun)
     assert loaded.trained.schedule == done.trained.schedule
-    assert loaded.models == ("models/0000", "models/0001", "models/0002", "models/0003", *[None] * 4)
+    assert (loaded.models, loaded.directory) == (done.models, directory)
+    assert [model is None for model in loaded.models] == [False] * 4 + [True] * 4
     for stored, fresh in zip(loaded.trained.members, done.trained.members, strict=True):
         assert stored.member.describe() == fresh.member.describe()
         assert_same(stored, replace(fresh, parameters=None))

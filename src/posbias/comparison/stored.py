@@ -37,7 +37,7 @@ from posbias.display.showing import INFLUENCE, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.runs.caveats import Caveat
-from posbias.runs.records import MEASURED_PART, Record
+from posbias.runs.records import MEASURED_PART, REPORT_FILE, Record
 from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval
 
@@ -185,9 +185,14 @@ class Audit(ProfileRun):
     """A finished audit: the model as trained (if it was), then at initialisation."""
 
     directory: Path | None = None
-    """Where `audit` wrote it."""
+    """Where it lies; None if it was kept in memory alone."""
     report: Path | None = None
     """The HTML page there."""
+
+    def in_directory(self, directory: Path) -> "Audit":
+        """The audit with its page, if one lies in the directory from which it was read."""
+        page = directory / REPORT_FILE
+        return replace(self, directory=directory, report=page if page.is_file() else None)
 
     def shown(self) -> Shown:
         """The profiles, with both states and the page named."""

@@ -41,7 +41,7 @@ from posbias.profiles import Profile
 from posbias.registry import split_literals
 from posbias.runs.parts import below
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.runs.results import RESULTS, FailedRun, Result, from_stored
 from posbias.statistics import StoredInterval, StoredNumber
 from posbias.theory.mean_field.prediction import check_drawn
 from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
@@ -95,31 +95,31 @@ class MeasuredNetworks:
 @RESULTS.register("design")
 @dataclass(frozen=True, eq=False, repr=False)
 class Design(Result):
-    """An architecture for a target, and what it does at several lengths; a failed run has its record alone.
+    """An architecture for a target, and what it does at several lengths.
 
     Arrays of the record, by length: `profile/N`, `before/N`, `target/N` and `choice/NAME/N` [n_positions];
     `measured/N/{influence,low,high}` [n_positions] and `measured/N/{networks,networks_before}` [networks n_positions];
     `rows` [n_positions n_positions], every row of a short rollout at the longest length asked for.
     """
 
-    target: Target = field(default_factory=Flat)
-    over: tuple[str, ...] = ()
+    target: Target
+    over: tuple[str, ...]
     """Free parameters of the design."""
-    theory: str = ""
-    architecture: Architecture | None = None
+    theory: str
+    architecture: Architecture
     """The designed architecture; that of a model has mixing 1, which mean field does not need."""
-    exact: bool = False
+    exact: bool
     """True if the target is met to rounding at the length asked for, not searched for."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[int, ...]
     """Lengths asked for; `profiles` has half the least and twice the largest, too, if the bias reaches them."""
-    profiles: Mapping[int, Profile] = field(default_factory=dict)
-    before: Mapping[int, Profile] = field(default_factory=dict)
+    profiles: Mapping[int, Profile]
+    before: Mapping[int, Profile]
     """Profiles of the architecture before it was changed."""
-    targets: Mapping[int, Vector] = field(default_factory=dict)
+    targets: Mapping[int, Vector]
     """Whole profiles that were aimed at; for a theory of models without the last position's own."""
-    parameters: dict[str, list[Any]] = field(default_factory=dict)
+    parameters: dict[str, list[Any]]
     """Values of every free parameter, layer 0 nearest the input."""
-    residual: float = 0.0
+    residual: float
     """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
     base: Architecture | None = None
     """The architecture before it was changed; None for a stored design."""
@@ -133,9 +133,11 @@ class Design(Result):
     """Measurements of a stored model's design, by length."""
 
     @classmethod
-    def from_record(cls, record: Record) -> "Design":
-        """The design that a record holds; nothing but the record if it failed."""
-        design = cls() if record.status != "done" else _of_record(record)
+    def from_record(cls, record: Record) -> Result:
+        """The design that a record holds."""
+        if record.status != "done":
+            return FailedRun(record)
+        design = _of_record(record)
         vars(design)["record"] = record
         return design
 
@@ -154,7 +156,7 @@ class Design(Result):
             "target": str(self.target),
             "over": list(self.over),
             "theory": self.theory,
-            "architecture": None if self.architecture is None else self.architecture.describe(),
+            "architecture": self.architecture.describe(),
             "model": model,
             "command": command,
         }
@@ -164,8 +166,7 @@ class Design(Result):
     @property
     def range_nats(self) -> float:
         """Largest difference between the biases of two keys in any layer, at the longest length asked for; else 0."""
-        layers = () if self.architecture is None else self.architecture.head_groups
-        groups = [group for groups in layers for group in groups]
+        groups = [group for groups in self.architecture.head_groups for group in groups]
         keyed = [group for group in groups if isinstance(group.encoding, KeyEncoding)]
         biases = [group.encoding.key_logits(max(self.lengths), group.n_heads) for group in keyed]  # type: ignore[attr-defined]
         return max((float(np.ptp(bias, axis=1).max()) for bias in biases), default=0.0)
@@ -200,7 +201,6 @@ class Design(Result):
         """
         ended, count = self.at_ends.get(Mixings.name, (0, 0))
         low, high = Mixings.range
-        assert self.architecture is not None
         off = 0 < ended == count and bool((self.architecture.layer_mixing <= low + NEAR_END * (high - low)).all())
         return not off and all(self.distances[n][0] <= TOLERANCE for n in self.lengths)
 
@@ -220,7 +220,6 @@ class Design(Result):
                 continue
             with suppress(UsageError):  # masks, content or a span that this one does not allow
                 other = _by_rollout(self.base, self.target, names, self.lengths, starts=4, seed=self.seed)
-                assert other.architecture is not None
                 mixing = float(other.architecture.layer_mixing.mean())
                 tried.append(TriedDesign(names, mixing, other.met, {n: other.distances[n][0] for n in other.lengths}))
         return tuple(tried)
@@ -228,8 +227,8 @@ class Design(Result):
     @cached_property
     def rows(self) -> Float64[np.ndarray, "n_positions n_positions"] | None:
         """Every row of the designed rollout at the longest length asked for, for the heat map; None if that is long."""
-        longest = max(self.lengths, default=0)
-        if self.architecture is None or self.theory != "rollout" or longest > DRAWN_ROWS:
+        longest = max(self.lengths)
+        if self.theory != "rollout" or longest > DRAWN_ROWS:
             return None
         return rollout_rows(self.architecture, np.arange(longest), n_positions=longest)
 
@@ -245,7 +244,6 @@ class Design(Result):
                 f"norms of a loaded model stay where they are; build it with norm placement "
                 f"{self.parameters[NORM_PLACEMENT][0]}"
             )
-        assert self.architecture is not None
         layers = [groups[0].encoding for groups in self.architecture.head_groups]
         if not all(isinstance(encoding, KeyEncoding) for encoding in layers):
             raise UsageError(f"a design over {', '.join(self.over)} is no key bias, so no model can be given it")
@@ -253,8 +251,6 @@ class Design(Result):
 
     def shown(self) -> Shown:
         """The profile designed, before and aimed at, at the longest length asked for; W1 to the target at all."""
-        if not self.profiles:
-            return Shown(self.record.line)
         distances = ", ".join(f"N={n}: {after:.2g} (before {was:.2g})" for n, (after, was) in self.distances.items())
         apart = "" if self.target.whole else ", last position apart"
         met = "met" if self.met else "not met"

@@ -9,27 +9,26 @@ from posbias.display.figures import RUNS, Curve, Figure
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, mean_ends, mean_of
-from posbias.training import ENDED_WELL, StoredStudyRun, Trained, TrainedMember
+from posbias.training import ENDED_WELL, StudyRun, Trained, TrainedMember
 
 Point = tuple[str, ...]
 """A point of the grid: its value on every axis."""
 
 
 @REPORTS.register("train")
-def training_report(run: StoredStudyRun) -> Report:
+def training_report(run: StudyRun) -> Report:
     """How members ended, their losses by step, and their last losses over the grid."""
     trained = run.trained
-    assert trained is not None  # a run that failed before it trained anything is refused
     points: dict[Point, list[TrainedMember]] = {}
     for outcome in trained.members:
         point = tuple(str(outcome.member.coordinates[axis]) for axis in run.axes)
         points.setdefault(point, []).append(outcome)
     figure, endings = _loss_figure(points, list(run.axes), window=trained.schedule.window), _endings(trained)
     header = [*(axis.removeprefix("model.") for axis in run.axes), "seeds", "loss"]
-    title = f"{run.name}: mean loss at the end (nats) with its 95 % interval over seeds"
+    title = f"{run.title}: mean loss at the end (nats) with its 95 % interval over seeds"
     rows = [[*point, *_last_losses(members)] for point, members in points.items()]
     return Report(
-        run.name,
+        run.title,
         kicker="posbias · small models, trained at once",
         verdict=[endings[0], *_extremes(rows)],
         picture=() if figure is None else (figure,),

@@ -6,6 +6,7 @@ beside its verb and is registered here under the verb's name; `load_record` give
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from posbias.checks import checked
-from posbias.display.showing import Showing
+from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.registry import Registry
 from posbias.runs.records import Record, read_record
@@ -52,6 +53,10 @@ class Result(Answering):
     def from_record(cls, record: Record) -> "Result":
         """The result that a record holds. KeyError, TypeError or ValueError: the record is damaged."""
 
+    def in_directory(self, directory: Path) -> "Result":
+        """The result with the paths of the directory from which it was read, if it has any."""
+        return self
+
     def as_run(self) -> Record:
         """The record that `save` writes into a directory."""
         return self.record
@@ -61,6 +66,22 @@ class Result(Answering):
         if self.record.status == "failed":
             return {"failed": str(self.record.error)}
         return {"verdict": "\n".join(verdict)} if (verdict := self.verdict) else {}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FailedRun(Result):
+    """A run that failed before there was anything to read; its record says why."""
+
+    record: Record
+
+    @classmethod
+    def from_record(cls, record: Record) -> "FailedRun":
+        """The run of the record."""
+        return cls(record)
+
+    def shown(self) -> Shown:
+        """The run in one line, and why it failed."""
+        return Shown(self.record.line, facts=self.facts())
 
 
 _adapter = cache(TypeAdapter)
@@ -108,4 +129,4 @@ def load_record(directory: str | Path) -> Result:
     Raises:
         UsageError: no run there, an unknown format version, or a damaged file.
     """
-    return result_of(read_record(directory))
+    return result_of(read_record(directory)).in_directory(Path(directory))

@@ -23,7 +23,7 @@ from posbias.registry import Registry
 from posbias.runs.caveats import Caveat, caveat_facts, distinct
 from posbias.runs.parts import below
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, Result
+from posbias.runs.results import RESULTS, FailedRun, Result
 from posbias.statistics import Interval
 
 THEORIES: Registry["Theory"] = Registry("theory")
@@ -85,8 +85,10 @@ class Prediction(Result):
 
     @classmethod
     def from_record(cls, record: Record) -> Result:
-        """The prediction that a record holds; of a failed run, or of several predictions, their profiles alone."""
-        if record.status != "done" or f"{PROFILE}influence" not in record.arrays:
+        """The prediction that a record holds; of several their profiles alone."""
+        if record.status != "done":
+            return FailedRun(record)
+        if f"{PROFILE}influence" not in record.arrays:
             return ProfileRun.from_record(record)
         resolved, described = record.resolved, record.resolved.get("architecture")
         about: dict[str, Any] = {name: resolved[name] for name in ABOUT if name in resolved}

@@ -3,8 +3,8 @@
 from posbias.training.members import Member, TrainedMember
 from posbias.training.optimisers import OPTIMISERS, SGD, Adam, AdamW, Optimiser
 from posbias.training.options import STOPPING, Below, Never, Plateau, StoppingRule, TrainingSchedule, TrainOptions
-from posbias.training.running import StudyRun, train
-from posbias.training.stored import ENDED_WELL, StoredStudyRun
+from posbias.training.result import ENDED_WELL, StudyRun
+from posbias.training.running import train
 from posbias.training.study import Study, load_study, study_of
 from posbias.training.trainer import Trained, train_members
 
@@ -21,7 +21,6 @@ __all__ = [
     "Optimiser",
     "Plateau",
     "StoppingRule",
-    "StoredStudyRun",
     "Study",
     "StudyRun",
     "TrainOptions",

@@ -13,77 +13,33 @@ record names it, and whoever wants the study anew leaves `resume` out.
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posbias.checks import checked
-from posbias.display.showing import FILES, Shown
 from posbias.errors import RunError, UsageError
 from posbias.memory import show_bytes
 from posbias.models.reference.network import ITEMS, load_parameters, save_reference
 from posbias.models.reference.parameters import draw_parameters
 from posbias.runs.records import Record, plain, read_record, remove_record
-from posbias.runs.results import Answering
 from posbias.runs.running import run_directory
 from posbias.tasks.synthetic import stack_tasks
 from posbias.training.members import Member, TrainedMember
 from posbias.training.options import TrainingSchedule, TrainOptions
+from posbias.training.result import ENDED_WELL, MODELS, StudyRun
 from posbias.training.stack import Layout
-from posbias.training.stored import ENDED_WELL, StoredStudyRun, shown_losses
 from posbias.training.study import Study, load_study
 from posbias.training.trainer import Trained, group, train_members
 
-MODELS = "models"
-"""Folder of a run that holds its members' models."""
 COPIES = 6
 """Times that a member's values may lie on the disk at once: the values and two moments of a checkpoint and of the one
 that replaces it, less what is written only after these are gone."""
 RECORD_AND_PAGE = 16 * 2**20
 """Bytes kept free for what is written when all is trained: the record, and a page with its drawing library (5 MB)."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class StudyRun(Answering):
-    """A trained study: its members, their loss curves and their saved models."""
-
-    study: Study
-    trained: Trained
-    models: tuple[Path | None, ...]
-    """Every member's directory, for `load_model`; None if nothing was saved."""
-    directory: Path | None = None
-    """The run directory, in which `models` lie."""
-    earlier: Record | None = None
-    """Record of the run that trained it, if the directory held it finished; None: trained now."""
-
-    def shown(self) -> Shown:
-        """Training loss by step of every point of the grid, the mean over the seeds that ended well."""
-        return shown_losses(self.study.name, self.trained)
-
-    def as_run(self) -> Record:
-        """The record of the run."""
-        return self.record
-
-    @cached_property
-    def record(self) -> Record:
-        """The record of the run, "failed" if no member ended well; that of a run that was read back is its own."""
-        return self.earlier or _record_of(self)
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write to a file by its ending, or complete the run directory with its record; see `Showing.save`.
-
-        Raises:
-            UsageError: another directory than that of the saved models, which the record refers to.
-        """
-        saved = None if self.directory is None else self.directory.absolute()
-        if Path(path).suffix.lower() not in FILES and any(self.models) and Path(path).absolute() != saved:
-            raise UsageError(f"the models of this run lie in {str(saved)!r}; its record can be saved there alone")
-        return super().save(path, overwrite=overwrite)
 
 
 @checked
@@ -120,7 +76,7 @@ def _trained(study: Study, members: list[Member], options: TrainOptions) -> Stud
     if directory is not None:
         remove_record(directory)  # of an earlier study, whose models are about to be replaced
     models = tuple(_saved(index, member, directory) for index, member in enumerate(trained.members))
-    return StudyRun(study, trained, models, directory)
+    return StudyRun(trained, models, study, directory)
 
 
 def planned(study: Study, options: TrainOptions) -> tuple[list[Member], StudyRun | None]:
@@ -135,7 +91,7 @@ def planned(study: Study, options: TrainOptions) -> tuple[list[Member], StudyRun
     trained, record = finished
     saved = (entry["model"] for entry in record.scalars["members"])
     models = tuple(None if place is None else directory / place for place in saved)
-    return members, StudyRun(study, trained, models, directory, record)
+    return members, StudyRun(trained, models, study, directory, record)
 
 
 def check_disk(members: list[Member], options: TrainOptions) -> int:
@@ -182,72 +138,6 @@ def items_of(member: Member) -> Float[Tensor, "item feature"] | None:
     return vectors[0]
 
 
-def _record_of(run: StudyRun) -> Record:
-    study, trained = run.study, run.trained
-    record = Record(
-        verb="train",
-        arguments={},
-        resolved={
-            "title": study.name,
-            "command": "",
-            "options": trained.schedule.describe(),
-            "task": plain(study.task),
-            "model": plain(study.model),
-            "optimiser": plain(study.optimiser),
-            "axes": {axis: plain([value for value, _ in points]) for axis, points in study.axes.items()},
-            "stacks": trained.n_stacks,
-            "device": trained.device,
-            "members": [plain(member.member.describe()) for member in trained.members],
-        },
-        seeds={f"member_{seed}": seed for seed in study.seeds},
-        arrays=_arrays(trained.members),
-    )
-    entries = [
-        {
-            "name": outcome.member.name,
-            "coordinates": plain(dict(outcome.member.coordinates)),
-            "seed": outcome.member.seed,
-            "status": outcome.status,
-            "reason": outcome.reason,
-            "steps": outcome.steps,
-            "loss": plain(outcome.losses[-1]) if len(outcome.losses) else None,
-            "model": None if model is None else f"{MODELS}/{model.name}",
-        }
-        for outcome, model in zip(trained.members, run.models, strict=True)
-    ]
-    record.scalars = {"counts": trained.counts(), "members": entries}
-    if not any(member.status in ENDED_WELL for member in trained.members):
-        first = trained.members[0]
-        record.status = "failed"
-        record.error = f"none of {len(trained.members)} members ended well; the first {first.status}: {first.reason}"
-    return record
-
-
-def _arrays(members: Sequence[TrainedMember]) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {
-        "losses": _padded([member.losses for member in members], np.nan),
-        "evaluation_steps": _padded([member.evaluation_steps for member in members], -1),
-    }
-    for name in dict.fromkeys(name for member in members for name in member.evaluations):
-        rows = {index: member.evaluations[name] for index, member in enumerate(members) if name in member.evaluations}
-        shapes = {values.shape[1:] for values in rows.values()}
-        if len(shapes) == 1:
-            empty = np.empty((0, *shapes.pop()))
-            arrays[f"evaluations/{name}"] = _padded([rows.get(index, empty) for index in range(len(members))], np.nan)
-        else:
-            arrays |= {f"evaluations/{name}/{index:04d}": values for index, values in rows.items()}
-    return arrays
-
-
-def _padded(rows: list[np.ndarray], missing: float) -> np.ndarray:
-    """Rows of different lengths as one array, the missing ends filled."""
-    longest = max(len(row) for row in rows)
-    padded = np.full((len(rows), longest, *rows[0].shape[1:]), missing, dtype=np.result_type(*rows))
-    for target, row in zip(padded, rows, strict=True):
-        target[: len(row)] = row
-    return padded
-
-
 def finished_training(
     members: Sequence[Member], schedule: TrainingSchedule, directory: Path
 ) -> tuple[Trained, Record] | None:
@@ -260,8 +150,8 @@ def finished_training(
         record = read_record(directory)
         if record.verb != "train" or record.status != "done":
             return None
-        run = StoredStudyRun.from_record(record)
-        assert run.trained is not None  # it is done
+        run = StudyRun.from_record(record)
+        assert isinstance(run, StudyRun)  # it is done
         recorded = [plain(outcome.member.describe()) for outcome in run.trained.members]
         if run.trained.schedule != schedule or recorded != [plain(member.describe()) for member in members]:
             return None
@@ -272,7 +162,7 @@ def finished_training(
     return replace(run.trained, members=outcomes), record
 
 
-def _with_parameters(member: Member, outcome: TrainedMember, directory: Path, model: str | None) -> TrainedMember:
+def _with_parameters(member: Member, outcome: TrainedMember, directory: Path, model: Path | None) -> TrainedMember:
     """A member as its record has it, with the parameters of its model if it ended well."""
     parameters = None
     if outcome.status in ENDED_WELL:
