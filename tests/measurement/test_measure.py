@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from posbias import MeasureOptions, RunError, UsageError, measure
+from posbias import MeasureOptions, RunError, UsageError, load_model, load_prompts, load_record, measure
 from posbias.measurement.kinds import Jacobian, resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
@@ -264,3 +264,21 @@ def test_wrong_seed_and_rows_are_refused(llama: Model, make_prompts: MakePrompts
         measure(llama, make_prompts(llama, 1, 4), seed=-1)
     with pytest.raises(UsageError, match="rows must be a whole number >= 1, got 0"):
         PassOptions(rows=0)
+
+
+def test_a_stored_measurement_is_the_fresh_one(tiny_llama, tmp_path):
+    model = load_model(tiny_llama)
+    prompts = load_prompts("synthetic", model, n_positions=8, count=3)
+    fresh = measure(model, prompts, kinds="jacobian(probes=2),logprob", options=MeasureOptions(layers=[0, 1]))
+    stored = load_record(fresh.save(tmp_path / "run"))
+    assert type(stored) is type(fresh)
+    for name in ("per_prompt", "standard_errors", "mixing", "mixing_low", "mixing_frobenius", "details"):
+        np.testing.assert_equal(getattr(stored, name), getattr(fresh, name), err_msg=name)
+    for kind, profile in fresh.profiles.items():
+        np.testing.assert_equal(vars(stored.profiles[kind]), vars(profile))
+    assert (stored.kinds, stored.seeds, stored.count) == (fresh.kinds, fresh.seeds, fresh.count)
+    assert stored.options.describe() == fresh.options.describe()
+    assert [layer.influence.tolist() for layer in stored.depth.profiles] == [
+        layer.influence.tolist() for layer in fresh.depth.profiles
+    ]
+    assert stored.verdict == fresh.verdict != ()

@@ -147,38 +147,6 @@ class ProfileRun(Result):
         return Shown(self.record.line, tuple(series))
 
 
-@RESULTS.register("measure")
-class MeasurementRun(ProfileRun):
-    """A measurement as stored, with the fields of `Measurement`, as far as a record keeps them."""
-
-    @property
-    def profiles(self) -> dict[str, Profile]:
-        """Average over prompts with its interval, by kind."""
-        return {kind: measured.profile for kind, measured in self.subject.measured.items()}
-
-    @property
-    def per_prompt(self) -> dict[str, np.ndarray]:
-        """Raw norms of every prompt, by kind; empty if only means were kept."""
-        entries = self.subject.measured.items()
-        return {kind: entry.per_prompt for kind, entry in entries if entry.per_prompt is not None}
-
-    @property
-    def standard_errors(self) -> dict[str, np.ndarray]:
-        """Errors of the raw norms, for kinds estimated by random covectors; empty if only means were kept."""
-        entries = self.subject.measured.items()
-        return {kind: entry.standard_errors for kind, entry in entries if entry.standard_errors is not None}
-
-    @property
-    def mixing(self) -> np.ndarray | None:
-        """Mean over tokens and prompts of |a| / (|x| + |a|) in every layer; None if left out."""
-        return self.subject.mixing["token_mean"].value if "token_mean" in self.subject.mixing else None
-
-    @property
-    def mixing_frobenius(self) -> np.ndarray | None:
-        """Mean over prompts of ||a||_F / (||x||_F + ||a||_F) in every layer; None if left out."""
-        return self.subject.mixing["frobenius"].value if "frobenius" in self.subject.mixing else None
-
-
 @RESULTS.register("audit")
 @dataclass(frozen=True, eq=False, repr=False)
 class Audit(ProfileRun):

@@ -16,7 +16,7 @@ from torch import nn
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
 from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
-from posbias.comparison.stored import MeasurementRun, shared_settings, store_subjects
+from posbias.comparison.stored import ProfileRun, shared_settings, store_subjects
 from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Shown
 from posbias.display.wording import KINDS, THEORIES, label
@@ -34,11 +34,13 @@ from posbias.prompts.prompts import Prompts
 from posbias.runs.caveats import Caveat, caveat_text, distinct, failure
 from posbias.runs.parts import PartStore, fingerprint, finished_run
 from posbias.runs.records import Record
-from posbias.runs.results import Answering, result_of
+from posbias.runs.results import RESULTS, FailedRun, Result
 from posbias.runs.running import run_directory
 from posbias.statistics import estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
+STORED = ("profile", "per_prompt", "standard_errors")
+"""Arrays of a kind in a record."""
 RECORDED = ("averaging", "confidence", "keep", "together")
 """Settings that decide a record, beside those of the passes."""
 
@@ -63,8 +65,9 @@ class DepthProfiles:
         return cls(tuple(map(int, stored.layers)), profiles)
 
 
+@RESULTS.register("measure")
 @dataclass(frozen=True, eq=False, repr=False)
-class Measurement(Answering):
+class Measurement(Result):
     """A model's influence profiles and mixing, with pointwise intervals over prompts."""
 
     kinds: tuple[Kind, ...]
@@ -148,12 +151,8 @@ class Measurement(Answering):
         texts = token_texts(self.prompts.token_ids[prompt], self.tokenizer)
         return TokenMap(prompt, texts, tuple(curves), None if errors is None else errors[prompt] / norms.sum())
 
-    def as_run(self) -> Record:
-        """The record that the shell writes of the same measurement; its command is `python`."""
-        return self.record
-
     @cached_property
-    def record(self) -> Record:
+    def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
         """The measurement with model, prompts, intervals and, unless only means are kept, every prompt's own values."""
         described = self.model or {}
         record = Record(
@@ -220,21 +219,21 @@ class Measurement(Answering):
         )
 
     @classmethod
-    def from_record(cls, record: Record) -> "Measurement":
-        """The measurement that a record holds: all but the prompts, and what `keep` left out.
-
-        Raises:
-            UsageError: the record is damaged, or the run failed.
-        """
-        run = result_of(record)
-        assert isinstance(run, MeasurementRun)
+    def from_record(cls, record: Record) -> Result:
+        """The measurement that a record holds, without prompts and what `keep` left out; or its profiles alone."""
+        if record.status != "done":
+            return FailedRun(record)
+        if "measurement" not in record.resolved:
+            return ProfileRun.from_record(record)
+        run = ProfileRun.from_record(record)
         subject, described = run.subject, record.resolved["measurement"]
+        arrays = {name: {kind: getattr(entry, name) for kind, entry in subject.measured.items()} for name in STORED}
         mixing = {name: subject.mixing.get(name) for name in ("token_mean", "frobenius")}
         measurement = cls(
             kinds=resolve_kinds(described["kinds"]),
-            profiles=run.profiles,
-            per_prompt=run.per_prompt,
-            standard_errors=run.standard_errors,
+            profiles=arrays["profile"],
+            per_prompt={kind: rows for kind, rows in arrays["per_prompt"].items() if rows is not None},
+            standard_errors={kind: rows for kind, rows in arrays["standard_errors"].items() if rows is not None},
             mixing=getattr(mixing["token_mean"], "value", None),
             mixing_low=getattr(mixing["token_mean"], "low", None),
             mixing_high=getattr(mixing["token_mean"], "high", None),
@@ -256,7 +255,7 @@ class Measurement(Answering):
             model=record.resolved["model"],
             python=record.command,
         )
-        measurement.__dict__["record"] = record
+        vars(measurement)["record"] = record
         return measurement
 
     @property
@@ -332,9 +331,9 @@ def measure(
         of_record = {"verb": "measure", **settings, **{name: getattr(options, name) for name in RECORDED}}
         finished = finished_run(run.directory, lambda: of_record, resume=options.resume)
         if finished is not None:
-            measurement = Measurement.from_record(finished)
-            measurement = replace(measurement, options=options, prompts=prompts, tokenizer=model.tokenizer)
-            measurement.__dict__["record"] = finished
+            stored: Any = Measurement.from_record(finished)
+            measurement: Measurement = replace(stored, options=options, prompts=prompts, tokenizer=model.tokenizer)
+            vars(measurement)["record"] = finished
         else:
             limits: dict[str, Any] = {"options": options, "max_memory": options.max_memory}
             cost = preflight(model, prompts, kinds=resolved, **limits) if options.preflight else {}
