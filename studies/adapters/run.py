@@ -472,14 +472,21 @@ def table(directory: Path) -> None:
         judged = {name: _judged(of_name) for name, of_name in by_name.items()}
         columns = list(dict.fromkeys(column for scores in judged.values() for column in scores))
         print(f"\n| {question} | {' | '.join(columns)} | text, nats per token |\n|{'---|' * (len(columns) + 2)}")
-        # Fits of fewer seeds than others stand beside them: the unchanged model is shown on all samples.
-        most_last = sorted(judged.values(), key=lambda of_name: max(len(before) for before, _ in of_name.values()))
-        unchanged = {column: before for of_name in most_last for column, (before, _) in of_name.items()}
+        # Fits of fewer seeds, or in float32, stand beside others: the first of the longest shows the unchanged model.
+        unchanged: dict[str, np.ndarray] = {}
+        for column, before in (
+            (column, scores[0]) for of_name in judged.values() for column, scores in of_name.items()
+        ):
+            if len(before) > len(unchanged.get(column, ())):
+                unchanged[column] = before
         exact = partial(_exact, places=question != "families")
-        print(f"| unchanged | {' | '.join(exact(unchanged[column]) for column in columns)} | |")
+        if question != "models":
+            print(f"| unchanged | {' | '.join(exact(unchanged[column]) for column in columns)} | |")
         for name, of_name in by_name.items():
             texts = [np.subtract(cell["text"]["after"], cell["text"]["before"]) for cell in of_name if "text" in cell]
             text = _plain(mean_of(np.mean(texts, axis=0)).interval().text("+.3f")) if texts else ""
+            if question == "models":
+                print(f"| {name}, unchanged | {' | '.join(exact(judged[name][column][0]) for column in columns)} | |")
             after = [exact(judged[name][column][1]) if column in judged[name] else "" for column in columns]
             print(f"| {name} | {' | '.join(after)} | {text} |")
 

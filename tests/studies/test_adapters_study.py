@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posbias.statistics import mean_ends
+
 STUDY = Path(__file__).parents[2] / "studies" / "adapters"
 
 
@@ -26,9 +28,10 @@ def test_the_table_of_results_says_what_the_answers_say(study, capsys):
     for row, seeds, told in (
         ("| 12 families |", ".39 (.83 .28 .06)", "exact answers .00 to .83, the others .28 and .06"),
         ("| 12 families |", ".26 (.50 .11 .17)", "at four times the entries .50, .11, .17"),
-        ("| unchanged |", ".23 (.33 .27 .08)", "Twenty samples mend their own task (.23 to .98)"),
-        ("| adapter, 20 samples |", ".98 (.98 .98 .98)", "Twenty samples mend their own task (.23 to .98)"),
-        ("| adapter, 5 samples |", ".72 (.98 .60 .58)", "five for one seed of three"),
+        ("| unchanged |", ".23 (.33 .27 .08)", "Twenty samples mend their own task (.23 to .98;"),
+        ("| adapter, 20 samples |", ".98 (.98 .98 .98)", "Twenty samples mend their own task (.23 to .98;"),
+        ("| gemma-3-270m, 20 samples |", "1.00 (1.00 1.00 1.00)", "Gemma .00 to 1.00)"),
+        ("| exchanged |", ".88 (.96 .88 .79)", "five nearly if exchanged (.88)"),
         ("| q, k, gold always first |", "1.00 .00 .00 .00", "with the gold row always first only that row is found"),
     ):
         assert any(line.startswith(row) and seeds in line for line in printed.splitlines()), seeds
@@ -63,10 +66,29 @@ def test_the_tables_shown_are_those_of_the_answers(study, capsys):
     shown = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| families |")]
     assert len(shown) == 20
     assert all(any(line.startswith(row.removesuffix(" |")) for line in printed) for row in shown)
-    for told in (".79 (.50 .90 .97)", ".87 (.63 1.00 .97)", ".73 (.40 .93 .87)"):
+    for told in (
+        *(".79 (.50 .90 .97)", ".87 (.63 1.00 .97)", ".73 (.40 .93 .87)"),
+        *(".23 (.35 .23 .10)", ".45 (.56 .35 .44)", ".96 [.86, 1.00]"),
+    ):
         assert told in page.replace("\n", " ")
         assert any(told in line for line in printed), told
     correlations = [line.split(" | ")[2:] for line in printed if line.count("(p ") == 3]
-    for column, (least, most) in enumerate(((0.17, 0.29), (0.30, 0.42), (0.66, 0.78))):
-        values = [float(cells[column].split()[0]) for cells in correlations]
-        assert (min(values), max(values)) == (least, most)
+    influence, _, nearness = ([float(cells[column].split()[0]) for cells in correlations] for column in range(3))
+    assert (min(influence), max(influence)) == (0.17, 0.52)
+    assert sorted(nearness)[-5:] == [0.66, 0.70, 0.72, 0.75, 0.78]
+
+
+def test_five_samples_that_exchange_their_distractors_gain_over_the_same_five_as_they_are(study):
+    cells = json.loads((STUDY / "distractors.json").read_text())
+    exact = {
+        how: np.concatenate(
+            [np.array(cells[f"{how}, seed {seed}"]["scores"]["after"])[..., 1].mean(axis=1) for seed in study.SEEDS]
+        )
+        for how in study.DISTRACTORS
+    }
+    page = (STUDY / "README.md").read_text()
+    for how, told in (("exchanged", "+.15 [.03, .29]"), ("shuffled", "-.11 [-.29, .02]")):
+        gain = exact[how] - exact["kept"]
+        low, high = mean_ends(gain, least=-1.0, most=1.0)
+        assert f"{gain.mean():+.2f} [{low:.2f}, {high:.2f}]".replace("0.", ".") == told
+        assert told in page
