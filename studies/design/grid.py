@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 
 from posbias import design
-from posbias.designing.design import TOLERANCE, Design
 from posbias.designing.options import STARTS, DesignOptions
+from posbias.designing.result import TOLERANCE, Design
 from posbias.runs.records import describe_environment
 
 TARGETS = ("flat", "power(exponent=2.0)", "recency(rate=5.0)", "u_shape")

@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 
 from posbias import design
 from posbias.architecture import Architecture, GammaKey
-from posbias.designing.design import distance_apart
 from posbias.designing.exact import telescoping_alphas
 from posbias.designing.options import DesignOptions
+from posbias.designing.result import distance_apart
 from posbias.designing.solving import GammaKeys, Problem
 from posbias.designing.targets import Flat
 from posbias.papers.design_claims import shared_alpha

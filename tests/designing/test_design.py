@@ -19,9 +19,9 @@ from posbias import (
 )
 from posbias.architecture import GammaKey
 from posbias.designing import Design, design_record, distance_apart, resolve_target
-from posbias.designing.design import TOLERANCE
 from posbias.designing.exact import closed_profile, key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation
+from posbias.designing.result import TOLERANCE
 from posbias.designing.solving import FREE, Problem
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer

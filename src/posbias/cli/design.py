@@ -104,7 +104,7 @@ def design(
 
 
 def _missed(design: "Design") -> RunError:
-    from posbias.designing.design import TOLERANCE
+    from posbias.designing.result import TOLERANCE
 
     left = ", ".join(f"{design.distances[n][0]:.2g} at {n}" for n in design.lengths)
     return RunError(f"required W1 <= {TOLERANCE:g} to the target, got {left} positions")

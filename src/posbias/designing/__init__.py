@@ -1,8 +1,9 @@
 """Design: the architecture, or the key bias of a model, whose profile is the one that is asked for."""
 
-from posbias.designing.design import Design, MeasuredNetworks, TriedDesign, design, distance_apart
+from posbias.designing.design import design
 from posbias.designing.measured import MeasuredDesign, design_record, measure_design
 from posbias.designing.options import DesignOptions
+from posbias.designing.result import Design, MeasuredNetworks, TriedDesign, distance_apart
 from posbias.designing.targets import TARGETS, Target, resolve_target
 
 __all__ = [

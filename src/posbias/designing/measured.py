@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.comparison import PromptComparison, Sample, compare_with_prompts
-from posbias.designing.design import Design
+from posbias.designing.result import Design
 from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from posbias.designing import Design
-from posbias.designing.design import TOLERANCE
+from posbias.designing.result import TOLERANCE
 from posbias.display.figures import (
     BLUE,
     MEASURED,
