@@ -433,6 +433,25 @@ def random_adapter(model: HuggingFaceModel, spelling: str = "adapter(rank=2)", *
     return adapter_of(template, tensors)
 
 
+SCALES = [[2.0, 0.5, 1.0, 0.1]] * 3
+SPELLED = {
+    "key_bias": f"key_bias(biases='gamma_key(alpha=3.0)', scales={SCALES})",
+    "context_bias": f"context_bias(values={[[2.0, -1.0, 1.0, -3.0]] * 3}, scales={SCALES})",
+    "head_scales": f"head_scales(logits={SCALES}, gains={[[0.5, 1.5, 1.0, 2.0]] * 3})",
+    "initial_token": "initial_token(gamma=3.0)",
+    "temperature": "temperature(scale=0.6)",
+    "attention_calibration": "attention_calibration(dummy=[7, 4])",
+    "positional_channel": "positional_channel(channel=5)",
+    "shifted_distances": "shifted_distances(shift=4, window=2)",
+}
+"""Of methods whose parameters have no defaults that would change a short prompt, in three layers of four heads."""
+
+
+def spelled(name, model=None):
+    """A method for a tiny model by its name: spelled with parameters, or an adapter of that model."""
+    return random_adapter(model) if name == "adapter" and model is not None else SPELLED.get(name, name)
+
+
 _PER_LAYER = {
     **_LLAMA,
     "num_hidden_layers": 2,

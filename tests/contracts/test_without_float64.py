@@ -19,7 +19,7 @@ from posbias.tasks.language import KeyValue
 from posbias.theory.power_rollout import attention_rollout_prompt, attention_rollouts
 from posbias.training.stack import Stack
 from single_device import on_single
-from tiny_families import VOCABULARY, random_adapter, shaken_model
+from tiny_families import SCALES, VOCABULARY, shaken_model, spelled
 from training_cases import copier, retriever
 
 PROMPTS = Prompts(np.random.default_rng(3).integers(3, VOCABULARY, (2, 12)))
@@ -95,23 +95,13 @@ def test_attention(family):
     np.testing.assert_allclose(found.kernels.mean, expected.kernels.mean, rtol=1e-5, atol=1e-9)
 
 
-SCALES = [[2.0, 0.5, 1.0, 0.1]] * 3
-SPELLED = {
-    "key_bias": f"key_bias(biases='gamma_key(alpha=3.0)', scales={SCALES}, from_question=True)",
-    "context_bias": f"context_bias(values={[[2.0, -1.0, 1.0, -3.0]] * 3}, scales={SCALES})",
-    "head_scales": f"head_scales(logits={SCALES}, gains={[[0.5, 1.5, 1.0, 2.0]] * 3})",
-    "initial_token": "initial_token(gamma=3.0)",
-    "temperature": "temperature(scale=0.6)",
-    "attention_calibration": "attention_calibration(dummy=[7, 4])",
-    "positional_channel": "positional_channel(channel=5)",
-    "shifted_distances": "shifted_distances(shift=4, window=2)",
-}
+FROM_QUESTION = f"key_bias(biases='gamma_key(alpha=3.0)', scales={SCALES}, from_question=True)"
 
 
 @pytest.mark.parametrize("name", [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation)])
 def test_methods_inside_the_model(name):
     def answered(model):
-        method = random_adapter(model) if name == "adapter" else SPELLED.get(name, name)
+        method = FROM_QUESTION if name == "key_bias" else spelled(name, model)
         tokens = model.token_tensor(PROMPTS.token_ids[:1].tolist())
         with mitigated(model, method, passages=SPANS), torch.no_grad():
             return model.network(tokens, use_cache=False).logits.cpu().numpy()

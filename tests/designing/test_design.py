@@ -391,6 +391,7 @@ def test_a_stored_design_has_the_numbers_of_the_fresh_one(tmp_path):
     for n, profile in fresh.profiles.items():
         np.testing.assert_array_equal(stored.profiles[n].influence, profile.influence)
         np.testing.assert_array_equal(stored.targets[n], fresh.targets[n])
+    assert list(stored.targets) == list(stored.profiles) == list(fresh.targets)  # files sort names of arrays as text
     assert stored.alternatives == fresh.alternatives
     assert stored.architecture.describe() == fresh.architecture.describe()
     assert str(stored.target) == str(fresh.target)

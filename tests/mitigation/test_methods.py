@@ -11,22 +11,10 @@ import torch
 import posbias as pb
 from posbias import UsageError, mitigated
 from posbias.mitigation import MITIGATIONS, Mitigation, resolve_method
-from tiny_families import VOCABULARY, random_adapter, shaken_model
+from tiny_families import SCALES, SPELLED, VOCABULARY, shaken_model, spelled
 
 POSITIONS = 14
 SPANS = [(2, 5), (6, 9), (9, 11)]
-SCALES = [[2.0, 0.5, 1.0, 0.1]] * 3
-SPELLED = {
-    "key_bias": f"key_bias(biases='gamma_key(alpha=3.0)', scales={SCALES})",
-    "context_bias": f"context_bias(values={[[2.0, -1.0, 1.0, -3.0]] * 3}, scales={SCALES})",
-    "head_scales": f"head_scales(logits={SCALES}, gains={[[0.5, 1.5, 1.0, 2.0]] * 3})",
-    "initial_token": "initial_token(gamma=3.0)",
-    "temperature": "temperature(scale=0.6)",
-    "attention_calibration": "attention_calibration(dummy=[7, 4])",
-    "positional_channel": "positional_channel(channel=5)",
-    "shifted_distances": "shifted_distances(shift=4, window=2)",
-}
-"""Of methods whose parameters have no defaults that would change a short prompt."""
 FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
 INSIDE = [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], Mitigation)]
 BATCHED = [name for name in INSIDE if name != "attention_calibration"]
@@ -44,10 +32,6 @@ SHORT, LONG = 12, 16
 TURNED = {"rtol": 1e-4, "atol": 1e-4}
 """Tolerance where padding moves positions, whose cosines the network takes in float32; in float64 else."""
 GENERATED = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "return_dict_in_generate": True}
-
-
-def spelled(name, model=None):
-    return random_adapter(model) if name == "adapter" and model is not None else SPELLED.get(name, name)
 
 
 @pytest.fixture(scope="module")

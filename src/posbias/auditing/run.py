@@ -166,7 +166,8 @@ def _run(
     settings = settings_of_units(model, prompts, {"options": options.describe()}, engine=options.engine)
     finished = finished_run(directory, lambda: settings, resume=options.resume)
     if finished is not None and directory is not None:
-        return _finished(finished, directory, conclude(finished, directory, found=True))
+        conclude(finished, directory, found=True)
+        return _finished(finished, directory)
     states = _states(model, prompts, options)
     cost = preflight(
         model,
@@ -202,13 +203,15 @@ def _run(
     store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
     record.scalars["cost"] = cost
     record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
-    return _finished(record, directory, None if directory is None else conclude(record, directory))
+    if directory is not None:
+        conclude(record, directory)
+    return _finished(record, directory)
 
 
-def _finished(record: Record, directory: Path | None, page: Path | None) -> Audit:
+def _finished(record: Record, directory: Path | None) -> Audit:
     finished = Audit.from_record(record)
     assert isinstance(finished, Audit)
-    return replace(finished, directory=directory, report=page)
+    return finished if directory is None else finished.in_directory(directory)
 
 
 def _work(

@@ -129,7 +129,7 @@ def predict(
         if model is None:
             predictions = architecture.predict(theory, n_positions=prompts.length, options_given=options.given(context))
             if len(predictions) == 1:
-                run.finish(predictions[0].to_record(arguments, command=run.command))
+                run.finish(predictions[0].record)
             else:
                 run.finish(predictions_record(predictions, arguments, command=run.command))
             return
@@ -144,7 +144,7 @@ def predict(
             run.finish(ingredient_record(model, plan, theory=theory, arguments=arguments, command=run.command))
             return
         prediction = _of_model(model, plan, theory, prompted=prompts.prompts is not None)
-        run.finish(prediction.to_record(arguments, **{**prediction.about, "command": run.command}))
+        run.finish(prediction.record)
 
 
 def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> None:

@@ -23,12 +23,7 @@ from posbias.comparison.model_profiles import (
     contrast_subjects,
 )
 from posbias.comparison.names import state_of, told_apart
-from posbias.comparison.stored import (
-    MEASURED,
-    THEORIES,
-    ProfileRun,
-    store_subjects,
-)
+from posbias.comparison.stored import MEASURED, THEORIES, ProfileRun, store_subjects
 from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError

@@ -109,9 +109,7 @@ class Design(Result):
         """The design that a record holds."""
         if record.status != "done":
             return FailedRun(record)
-        design = _of_record(record)
-        vars(design)["record"] = record
-        return design
+        return _of_record(record).with_record(record)
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for: it may search for others
@@ -143,12 +141,12 @@ class Design(Result):
         biases = [group.encoding.key_logits(max(self.lengths), group.n_heads) for group in keyed]  # type: ignore[attr-defined]
         return max((float(np.ptp(bias, axis=1).max()) for bias in biases), default=0.0)
 
-    @property
+    @cached_property
     def distances(self) -> dict[int, tuple[float, float]]:
         """W1 of the profile to the target by length, designed and before; NaN if attention moves nothing."""
         return {n: (self.distance(self.profiles[n]), self.distance(self.before[n])) for n in self.profiles}
 
-    @property
+    @cached_property
     def flat(self) -> dict[int, float]:
         """W1 of the flat line to the target, by length."""
         return {n: self.distance(Profile.uniform(n)) for n in self.profiles}
@@ -237,7 +235,7 @@ class Design(Result):
 def _of_record(record: Record) -> Design:
     """A finished design from its record."""
     resolved, scalars, arrays = record.resolved, record.scalars, record.arrays
-    targets = {int(n): values for n, values in below(arrays, "target/").items()}
+    targets = _by_length(arrays, "target/")
     design = Design(
         target=_target_of(resolved["target"], targets, whole=scalars["whole"]),
         over=tuple(resolved["over"]),
@@ -279,9 +277,13 @@ def _networks_of(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 
 
 def _profiles_below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[int, Profile]:
-    """Profiles by length, ascending."""
+    return {n: Profile(values) for n, values in _by_length(arrays, stem).items()}
+
+
+def _by_length(arrays: Mapping[str, np.ndarray], stem: str) -> dict[int, Vector]:
+    """Arrays by length, ascending: a file sorts their names as text."""
     at = {int(n): values for n, values in below(arrays, stem).items()}
-    return {n: Profile(at[n]) for n in sorted(at)}
+    return dict(sorted(at.items()))
 
 
 def distance_apart(profile: Profile, target: Vector) -> float:

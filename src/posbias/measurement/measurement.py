@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float64
@@ -223,13 +223,13 @@ class Measurement(Result):
         """The measurement that a record holds, without prompts and what `keep` left out; or its profiles alone."""
         if record.status != "done":
             return FailedRun(record)
-        if "measurement" not in record.resolved:
-            return ProfileRun.from_record(record)
         run = ProfileRun.from_record(record)
+        if "measurement" not in record.resolved:
+            return run
         subject, described = run.subject, record.resolved["measurement"]
         arrays = {name: {kind: getattr(entry, name) for kind, entry in subject.measured.items()} for name in STORED}
         mixing = {name: subject.mixing.get(name) for name in ("token_mean", "frobenius")}
-        measurement = cls(
+        return cls(
             kinds=resolve_kinds(described["kinds"]),
             profiles=arrays["profile"],
             per_prompt={kind: rows for kind, rows in arrays["per_prompt"].items() if rows is not None},
@@ -254,9 +254,7 @@ class Measurement(Result):
             },
             model=record.resolved["model"],
             python=record.command,
-        )
-        vars(measurement)["record"] = record
-        return measurement
+        ).with_record(record)
 
     @property
     def _source(self) -> str:
@@ -331,9 +329,9 @@ def measure(
         of_record = {"verb": "measure", **settings, **{name: getattr(options, name) for name in RECORDED}}
         finished = finished_run(run.directory, lambda: of_record, resume=options.resume)
         if finished is not None:
-            stored: Any = Measurement.from_record(finished)
-            measurement: Measurement = replace(stored, options=options, prompts=prompts, tokenizer=model.tokenizer)
-            vars(measurement)["record"] = finished
+            stored = cast(Measurement, Measurement.from_record(finished))
+            measurement = replace(stored, options=options, prompts=prompts, tokenizer=model.tokenizer)
+            measurement.with_record(finished)
         else:
             limits: dict[str, Any] = {"options": options, "max_memory": options.max_memory}
             cost = preflight(model, prompts, kinds=resolved, **limits) if options.preflight else {}

@@ -42,9 +42,14 @@ class Loading:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat template that renders conversations."""
 
+    @property
+    def of_loading(self) -> dict[str, Any]:
+        """The settings above, as `load_model` takes them, without those of a subclass."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(Loading)}
+
     def load(self, source: str | Path) -> HuggingFaceModel | ReferenceTransformer:
         """Load the model of a source, and say in what precision it runs where."""
-        model = load_model(source, **{entry.name: getattr(self, entry.name) for entry in fields(Loading)})
+        model = load_model(source, **self.of_loading)
         report(f"model {model.identity['source']}: {model.precision}")
         return model
 
@@ -55,8 +60,7 @@ class Loading:
         """
         if isinstance(subject, str | Path):
             return self.load(subject)
-        of_loading = {entry.name: getattr(self, entry.name) for entry in fields(Loading)}
-        refuse_loaded(subject, {**of_loading, "max_memory": None})
+        refuse_loaded(subject, {**self.of_loading, "max_memory": None})
         return as_model(subject)
 
 

@@ -53,6 +53,11 @@ class Result(Answering):
     def from_record(cls, record: Record) -> "Result":
         """The result that a record holds. KeyError, TypeError or ValueError: the record is damaged."""
 
+    def with_record(self: Kind, record: Record) -> Kind:
+        """The result itself, whose record is the one that it was read from, not one that is made anew."""
+        vars(self)["record"] = record
+        return self
+
     def in_directory(self, directory: Path) -> "Result":
         """The result with the paths of the directory from which it was read, if it has any."""
         return self

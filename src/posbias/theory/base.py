@@ -94,7 +94,7 @@ class Prediction(Result):
         about: dict[str, Any] = {name: resolved[name] for name in ABOUT if name in resolved}
         of_profile, parameters = below(record.arrays, PROFILE), resolved.get("parameters", {})
         profile = Profile(of_profile["influence"], of_profile.get("low"), of_profile.get("high"))
-        prediction = cls(
+        return cls(
             profile=profile,
             theory=resolved.get("theory", ""),
             architecture=None if described is None else Architecture.from_description(described),
@@ -111,24 +111,12 @@ class Prediction(Result):
             caveats=tuple(record.scalars.get("caveats", ())),
             seed=record.seeds.get("theory", 0),
             about=about,
-        )
-        vars(prediction)["record"] = record
-        return prediction
+        ).with_record(record)
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
-        """The record of a prediction made from Python, which has no arguments of the shell."""
-        return self.to_record({}, **self.about)
-
-    def to_record(
-        self,
-        arguments: Mapping[str, Any],
-        *,
-        command: str = "",
-        model: Mapping[str, Any] | None = None,
-        prompts: Mapping[str, Any] | None = None,
-    ) -> Record:
-        """The prediction as a record, with the user's arguments, a command that repeats it and descriptions."""
+        """The prediction as a record, with the call in Python that repeats it and descriptions."""
+        model = self.about.get("model")
         resolved = {
             "title": _title_of(self.spelled or self.theory, model),
             "theory": self.theory,
@@ -136,10 +124,10 @@ class Prediction(Result):
             "n_positions": self.n_positions,
             "architecture": None if self.architecture is None else self.architecture.describe(),
             "model": model,
-            "prompts": prompts,
-            "command": command,
+            "prompts": self.about.get("prompts"),
+            "command": self.about.get("command", ""),
         }
-        record = Record("predict", dict(arguments), resolved, scalars={"sink_share": self.sink_share})
+        record = Record("predict", {}, resolved, scalars={"sink_share": self.sink_share})
         if self.parameters:
             record.seeds["theory"] = self.seed
         if self.numbers:

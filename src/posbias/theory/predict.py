@@ -114,7 +114,7 @@ def _python_of(subject: Any, arguments: list[str]) -> str:
         return f"posbias.predict({', '.join(['subject', *arguments])})"
     described = subject.describe()
     if described["sinks"] is not None:
-        described["sinks"] = [[float("-inf") if sink is None else sink for sink in row] for row in described["sinks"]]
+        described["sinks"] = subject.layer_sinks.tolist()
     values = ", ".join(f"{name}={value!r}" for name, value in described.items() if value is not None)
     return f"posbias.predict({', '.join([f'posbias.Architecture({values})', *arguments])})".replace(
         "-inf", "float('-inf')"

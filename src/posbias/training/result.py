@@ -63,9 +63,7 @@ class StudyRun(Result):
         stacks = int(resolved["stacks"])
         trained = Trained(members, schedule, stacks, resumed=stacks, device=str(resolved.get("device", "cpu")))
         models = (entry["model"] for entry in record.scalars["members"])
-        run = cls(trained, tuple(None if model is None else Path(model) for model in models))
-        vars(run)["record"] = record
-        return run
+        return cls(trained, tuple(None if model is None else Path(model) for model in models)).with_record(record)
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
@@ -89,9 +87,7 @@ class StudyRun(Result):
     def in_directory(self, directory: Path) -> "StudyRun":
         """The run with the models of the directory from which it was read."""
         models = tuple(None if model is None else directory / MODELS / model.name for model in self.models)
-        run = replace(self, models=models, directory=directory)
-        vars(run)["record"] = self.record
-        return run
+        return replace(self, models=models, directory=directory).with_record(self.record)
 
     def shown(self) -> Shown:
         """Training loss by step of every point of the grid, the mean over the seeds that ended well."""

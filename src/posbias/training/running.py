@@ -25,7 +25,7 @@ from posbias.errors import RunError, UsageError
 from posbias.memory import show_bytes
 from posbias.models.reference.network import ITEMS, load_parameters, save_reference
 from posbias.models.reference.parameters import draw_parameters
-from posbias.runs.records import Record, plain, read_record, remove_record
+from posbias.runs.records import plain, read_record, remove_record
 from posbias.runs.running import run_directory
 from posbias.tasks.synthetic import stack_tasks
 from posbias.training.members import Member, TrainedMember
@@ -33,7 +33,7 @@ from posbias.training.options import TrainingSchedule, TrainOptions
 from posbias.training.result import ENDED_WELL, MODELS, StudyRun
 from posbias.training.stack import Layout
 from posbias.training.study import Study, load_study
-from posbias.training.trainer import Trained, group, train_members
+from posbias.training.trainer import group, train_members
 
 COPIES = 6
 """Times that a member's values may lie on the disk at once: the values and two moments of a checkpoint and of the one
@@ -88,10 +88,7 @@ def planned(study: Study, options: TrainOptions) -> tuple[list[Member], StudyRun
     if finished is None:
         check_disk(members, options)
         return members, None
-    trained, record = finished
-    saved = (entry["model"] for entry in record.scalars["members"])
-    models = tuple(None if place is None else directory / place for place in saved)
-    return members, StudyRun(trained, models, study, directory, record)
+    return members, replace(finished, study=study)
 
 
 def check_disk(members: list[Member], options: TrainOptions) -> int:
@@ -138,10 +135,8 @@ def items_of(member: Member) -> Float[Tensor, "item feature"] | None:
     return vectors[0]
 
 
-def finished_training(
-    members: Sequence[Member], schedule: TrainingSchedule, directory: Path
-) -> tuple[Trained, Record] | None:
-    """These members as they were trained before into a directory, to the last bit, and the record of that run.
+def finished_training(members: Sequence[Member], schedule: TrainingSchedule, directory: Path) -> StudyRun | None:
+    """The run that trained these members before into a directory, with their parameters to the last bit.
 
     None if there is no whole record of just these members and schedule, if no member ended well, or if a model is
     missing or damaged.
@@ -152,22 +147,23 @@ def finished_training(
             return None
         run = StudyRun.from_record(record)
         assert isinstance(run, StudyRun)  # it is done
+        run = run.in_directory(directory)
         recorded = [plain(outcome.member.describe()) for outcome in run.trained.members]
         if run.trained.schedule != schedule or recorded != [plain(member.describe()) for member in members]:
             return None
         places = zip(members, run.trained.members, run.models, strict=True)
-        outcomes = tuple(_with_parameters(member, outcome, directory, model) for member, outcome, model in places)
+        outcomes = tuple(_with_parameters(member, outcome, model) for member, outcome, model in places)
     except (UsageError, RunError, LookupError, ValueError, TypeError, AttributeError):
         return None  # another format, or damaged: trained again
-    return replace(run.trained, members=outcomes), record
+    return replace(run, trained=replace(run.trained, members=outcomes), earlier=record)
 
 
-def _with_parameters(member: Member, outcome: TrainedMember, directory: Path, model: Path | None) -> TrainedMember:
+def _with_parameters(member: Member, outcome: TrainedMember, model: Path | None) -> TrainedMember:
     """A member as its record has it, with the parameters of its model if it ended well."""
     parameters = None
     if outcome.status in ENDED_WELL:
         if model is None:
             raise UsageError(f"member {member.name!r} was not saved")
-        parameters = load_parameters(directory / model, member.config)
+        parameters = load_parameters(model, member.config)
         parameters.pop(ITEMS, None)
     return replace(outcome, member=member, parameters=parameters)
