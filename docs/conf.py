@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LISTS = {"README": ROOT / "docs/README.md", "studies/README": ROOT / "studies/README.md"}
 """Page, and the file whose tables list what hangs below it: the first link of every row."""
 ROW = re.compile(r"^\|[^|\n]*?\[([^]]+)\]\(([\w./-]+)\.md\)", re.M)
+COLON = "\ue000"
 
 project, author = "posbias", "The posbias authors"
 copyright = f"2026, {author}"
@@ -105,8 +106,15 @@ def list_messages(app: Any, page: str, source: list[str]) -> None:
 
 
 def plain_text(app: Any, what: str, name: str, described: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text, in which | and * stand for themselves and the first colon of a field for itself."""
-    lines[:] = ["", *(re.sub(r"([|*])", r"\\\1", line) for line in lines)]
+    """Docstrings are plain text: | and * stand for themselves, and a field's first colon does not end its type."""
+    lines[:] = [re.sub(r"([|*])", r"\\\1", line) for line in lines]
+    if what in {"attribute", "property"} and lines:
+        lines[0] = lines[0].replace(":", COLON)
+
+
+def restore_colons(app: Any, what: str, name: str, described: Any, options: Any, lines: list[str]) -> None:
+    """After napoleon, which takes what stands before the first colon of a field for the field's type."""
+    lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
 def write_mathml(page: Any, formula: nodes.Element) -> None:
@@ -123,4 +131,5 @@ def setup(app: Any) -> None:
     app.connect("source-read", add_navigation)
     app.connect("source-read", describe_names)
     app.connect("source-read", list_messages)
-    app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", plain_text, priority=400)  # napoleon has 500
+    app.connect("autodoc-process-docstring", restore_colons, priority=600)
