@@ -160,7 +160,7 @@ class Fitted(Presented):
 
     method: Method
     how: dict[str, Any]
-    """Options, calibration samples and what the fit saw of them, as plain values for a recipe or a record; `samples` are
+    """Options, calibration samples and what the fit saw of them, as plain values for a recipe or record; `samples` are
     `contents` of these, by which a run refuses to judge the recipe on them."""
 
     def shown(self) -> Shown:
