@@ -7,8 +7,7 @@ settings as one `options=`; results show themselves in a notebook, `save` into a
 Ask about a model or an architecture:
     audit: Examine one model: influence as trained and at initialisation, theories beside a flat line, and a verdict.
     measure: Measure how much every input position influences the output, and how strongly each layer mixes.
-    attention: Measure a model's attention: distance, entropy, sinks, content logits, similarity, monotonicity, kernels,
-        mixing.
+    attention: Measure a model's attention: distance, entropy, sinks, content logits, kernels, mixing and rollouts.
     predict: Predict the profile of an architecture or a model by a theory.
     compare: Compare two profiles by every registered distance, beside the flat line's.
     decompose: Replace one ingredient at a time, in the model and in the theories, and keep every prompt's profile.
@@ -80,8 +79,8 @@ if TYPE_CHECKING:
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.exporting import export
     from posbias.interventions import intervened
-    from posbias.measurement.attention.statistics import AttentionOptions
-    from posbias.measurement.attention.streaming import attention
+    from posbias.measurement.attention.options import AttentionOptions
+    from posbias.measurement.attention.run import attention
     from posbias.measurement.measurement import measure
     from posbias.measurement.units import MeasureOptions
     from posbias.mitigation import MitigateOptions, mitigate, mitigated
@@ -155,8 +154,8 @@ _HOMES = {
         "evaluation.responders": "LocalResponder ServerResponder",
         "exporting": "export",
         "interventions": "intervened",
-        "measurement.attention.statistics": "AttentionOptions",
-        "measurement.attention.streaming": "attention",
+        "measurement.attention.options": "AttentionOptions",
+        "measurement.attention.run": "attention",
         "measurement.measurement": "measure",
         "measurement.units": "MeasureOptions",
         "mitigation": "MitigateOptions mitigate mitigated",

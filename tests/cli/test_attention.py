@@ -1,7 +1,9 @@
 """`posbias attention` leaves behind what the library measures, and its report is drawn from that record alone."""
 
+import dataclasses
 import json
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -9,12 +11,14 @@ import pytest
 import posbias as pb
 from conftest import save_byte_tokenizer, without_notes
 from posbias import AttentionOptions
-from posbias.measurement.attention.record import AttentionRun
-from posbias.measurement.attention.statistics import MAP_CELLS
+from posbias.measurement.attention.result import AttentionStatistics
+from posbias.measurement.attention.statistics import MAP_CELLS, MeanKernels
 from posbias.models.networks import random_network
+from posbias.prompts.prompts import Prompts
 from posbias.runs.records import read_record
+from posbias.statistics import Interval
 from posbias.theory.power_rollout import attention_rollouts
-from tiny_families import DESCRIBED
+from tiny_families import DESCRIBED, VOCABULARY, shaken_model
 
 ROLLOUTS = {"rollout", "attention_only", "norm_weighted", "power"}
 
@@ -55,7 +59,6 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
         "kernels/mean": statistics.kernels.mean,
         "kernels/squared": statistics.kernels.squared,
         "kernels/by_head": statistics.kernels.by_head,
-        "rollouts/mixing": rollouts.mixing,
         "rollouts/norm_weighted/per_prompt": rollouts.rollouts["norm_weighted"],
         "rollouts/power/influence": rollouts.rollouts["power"].mean(axis=0),
         "rollouts/rollout/high": pb.Profile.mean_of(rollouts.rollouts["rollout"]).high,
@@ -68,10 +71,7 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     assert record.resolved["command"].startswith("posbias attention ")
     assert str(tmp_path) not in json.dumps(record.resolved["model"])
     loaded = pb.load_record(run)
-    assert isinstance(loaded, AttentionRun)
-    assert loaded.sink_thresholds == (0.1, 0.5)
-    np.testing.assert_allclose(loaded.by_layer("distance"), statistics.distance.by_layer, rtol=1e-4)
-    np.testing.assert_allclose(loaded.shown().series[0].values, statistics.shown().series[0].values, rtol=1e-4)
+    assert isinstance(loaded, AttentionStatistics)
 
     page = (run / "report.html").read_text()
     for name in ("distance", "kernels", "content-heads", "mixing-positions", "rollouts"):
@@ -95,6 +95,36 @@ def test_attention_of_a_hybrid_is_measured_without_its_rollouts(posbias, tmp_pat
     assert record.scalars["rollouts"] == {}
     assert any(reason == {"caveat": "rollouts_beyond_attention"} for reason in record.scalars["left_out"])
     assert record.arrays["distance/per_prompt"].shape == (2, {"falcon_h1": 3, "nemotron_h": 1}[name], 4)
+
+
+def plain_of(value):
+    """A statistic with those within it, as plain values."""
+    if isinstance(value, Interval):
+        return value.as_record()  # an open end takes the other with it
+    if dataclasses.is_dataclass(value):
+        return {name: plain_of(part) for name, part in vars(value).items()}
+    return {name: plain_of(part) for name, part in value.items()} if isinstance(value, Mapping) else value
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "nemotron_h"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_stored_statistics_are_the_fresh_ones_field_by_field(family, count, tmp_path):
+    model, prompts = shaken_model(family), Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (count, 16)))
+    directory = tmp_path / "run"
+    options = AttentionOptions(by_head=True, whole_kernels=True, directory=directory, preflight=True)
+    fresh = pb.attention(model, prompts, options=options)
+    stored = pb.load_record(directory)
+    assert type(stored) is type(fresh) is AttentionStatistics
+    assert fresh.rollout_shares.keys() == fresh.rollouts.keys() == (set() if family == "nemotron_h" else ROLLOUTS)
+    assert fresh.record.scalars["cost"]
+    np.testing.assert_equal(plain_of(stored), plain_of(fresh))
+    assert stored.facts() == fresh.facts()
+    assert stored.verdict == fresh.verdict != ()
+    with pytest.raises(pb.UsageError, match="holds a finished run of posbias attention"):
+        pb.attention(model, prompts, options=options)
+    alone = pb.attention(model, prompts, options=AttentionOptions(rollouts=False, directory=directory, overwrite=True))
+    assert alone.rollouts == {}
+    assert pb.load_record(directory).rollouts == {}
 
 
 def test_the_summary_of_a_rollout_is_that_of_its_profile(posbias, tiny_llama, library):
@@ -126,24 +156,20 @@ def test_one_prompt_has_no_intervals_and_is_drawn_all_the_same(posbias, tiny_lla
 
 
 def test_kernels_are_drawn_in_cells_unless_asked_for(library):
-    from posbias.measurement.attention.statistics import _map
-
     statistics = library[0]
     assert statistics.kernels.mean.shape[-1] <= MAP_CELLS
-    np.testing.assert_array_equal(_map(statistics.kernels).mean, statistics.kernels.mean)
+    np.testing.assert_array_equal(statistics.kernels.drawn().mean, statistics.kernels.mean)
 
 
 @pytest.mark.parametrize(
     ("kept", "drawn"), [(1, 1), (128, 128), (129, 65), (200, 100), (251, 126), (256, 128), (300, 128), (257, 86)]
 )
 def test_kept_cells_are_drawn_in_runs_as_equal_as_can_be(kept, drawn):
-    from posbias.measurement.attention.statistics import MeanKernels, _map
-
     n_positions = 300
     bounds = -(-np.arange(kept + 1) * n_positions // kept)
     rows = np.random.default_rng(0).random((2, kept, kept))
     rows /= rows.sum(-1, keepdims=True)
-    found = _map(MeanKernels(rows, rows**2, None, bounds))
+    found = MeanKernels(rows, rows**2, bounds).drawn()
     assert found.mean.shape == (2, drawn, drawn)
     np.testing.assert_allclose(found.mean.sum(-1), 1)
     shares = np.diff(found.bounds) / n_positions  # the mean over positions is what it was

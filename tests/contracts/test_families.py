@@ -403,7 +403,9 @@ def test_gemma_4_with_experts_has_everything_of_attention_and_no_theory_of_weigh
     model = HuggingFaceModel(random_network(config, seed=0), origin=Origin("tiny", init_seed=0))
     prompts = Prompts(token_ids.numpy())
     assert model.branch_norms(token_ids).branch.shape[0] == 3
-    pb.attention(model, prompts)
+    statistics = pb.attention(model, prompts)
+    assert statistics.left_out == ({"caveat": "power_without_head_gains"},)
+    assert statistics.rollouts.keys() == {"rollout", "attention_only", "norm_weighted"}
     pb.predict(model, theory="rollout", prompts=prompts)
     for theory in ("power_rollout", "mean_field"):
         with pytest.raises(UsageError, match="stand beside mixtures of experts with norms of their own"):

@@ -18,7 +18,7 @@ from posbias.measurement.attention.layer_statistics import (
     reduce_content,
     reduce_layer,
 )
-from posbias.measurement.attention.statistics import AttentionStatistics
+from posbias.measurement.attention.result import AttentionStatistics
 from posbias.measurement.prompt import mixing_of_layers
 from posbias.models import attention as model_attention
 from posbias.models.attention import AttentionLayer, block_ranges, blocks_of, elements_at_once, project_attention

@@ -42,9 +42,10 @@ def attention(cells: int = 12) -> Record:
     arrays["sinks/by_layer"] = random.random((2, 3, 12))
     arrays |= {f"kernels/{name}": np.tril(random.random((3, cells, cells))) for name in ("mean", "squared")}
     arrays["kernels/bounds"] = np.arange(cells + 1)
-    arrays |= {f"rollouts/power/{part}": np.full(12, 1 / 12) for part in ("influence", "low", "high")}
+    arrays |= {"rollouts/power/per_prompt": np.full((2, 12), 1 / 12), "content/scale": np.ones(3)}
+    arrays["similarity/edges"] = np.zeros((2, 2))
     shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token", "flat")
-    scalars = {"sink_thresholds": [0.2, 0.3], "left_out": [], "caveats": []}
+    scalars = {"sink_thresholds": [0.2, 0.3], "left_out": [], "caveats": [], "row_error": 0.0}
     scalars["rollouts"] = {"power": dict.fromkeys(shares, EXCEEDING)}
     return Record("attention", {}, {"title": "demo"}, arrays=arrays, scalars=scalars)
 

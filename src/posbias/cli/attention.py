@@ -1,7 +1,7 @@
 """`posbias attention`: what attention looks like in a model, and what its rollouts predict."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,7 +9,7 @@ from posbias.cli import options
 from posbias.cli.output import running
 
 if TYPE_CHECKING:
-    from posbias.measurement.attention.statistics import AttentionOptions
+    from posbias.measurement.attention.options import AttentionOptions
 
 EXAMPLE = (
     "Examples: `posbias attention demo --length 512 --count 8 --out runs/attention` · a long prompt: `--length 8192 "
@@ -46,14 +46,18 @@ class StatisticsFlags:
 
     def options(self) -> "AttentionOptions":
         """Parse them into the options of the library."""
-        from posbias.measurement.attention.statistics import MEMORY_LIMIT, AttentionOptions
+        from posbias.measurement.attention.options import MEMORY_LIMIT, AttentionOptions
         from posbias.registry import split_numbers
 
+        allowed = options.bytes_of(self.max_memory)
         return AttentionOptions(
             split_numbers(self.thresholds, float),
             kernel_cells=self.kernel_cells,
             by_head=self.by_head,
-            memory_limit=options.bytes_of(self.max_memory) or MEMORY_LIMIT,
+            memory_limit=allowed or MEMORY_LIMIT,
+            whole_kernels=self.kernels,
+            preflight=True,
+            max_memory=allowed,
         )
 
 
@@ -71,12 +75,12 @@ def attention(
 
     Distance, entropy, sinks, content, kernels and mixing are averaged over prompts; no whole matrix is ever held.
     """
-    from posbias.measurement.attention.record import attention_record
+    from dataclasses import replace
 
-    allowed = options.bytes_of(statistics.max_memory)
+    from posbias.measurement.attention.run import attention as measured
+
     settings = statistics.options()
     with running(context, flags) as run:
-        loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)
+        loaded = loading.load(model, prompts=prompts.prompts, max_memory=settings.max_memory)
         read = prompts.drawn(loaded, seed=flags.seed)
-        call: dict[str, Any] = {"arguments": run.arguments, "command": run.command}
-        run.finish(attention_record(loaded, read, options=settings, max_memory=allowed, **call))
+        run.finish(measured(loaded, read, options=replace(settings, directory=run.directory)).record)

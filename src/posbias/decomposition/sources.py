@@ -18,7 +18,7 @@ from jaxtyping import Float64, Int64
 from posbias.architecture import Architecture
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention
-from posbias.measurement.attention.statistics import AttentionOptions
+from posbias.measurement.attention.options import AttentionOptions
 from posbias.measurement.attention.streaming import statistics_of
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions

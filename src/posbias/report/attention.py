@@ -22,22 +22,19 @@ from posbias.display.figures import (
     profiles_figure,
 )
 from posbias.display.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
-from posbias.measurement.attention.record import AttentionRun
-from posbias.measurement.attention.statistics import MeanKernels
+from posbias.measurement.attention.result import AttentionStatistics
+from posbias.measurement.attention.statistics import HeadStatistic, PromptMean
 from posbias.profiles import Profile
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report, check_finished
 from posbias.report.tables import Table, number_text
 from posbias.runs.caveats import caveat_text
-from posbias.statistics import Interval
 
 LAYER = "layer (0 is nearest the input)"
 PANELS = 6
 """Layers whose mean kernel is drawn."""
 MAP_POSITIONS = 256
 """Columns of a map over positions; longer prompts are averaged in cells."""
-KERNEL_CELLS = 128
-"""Side of a mean kernel as it is drawn; larger ones are averaged."""
 KERNEL_DECADES = 4.0
 """Decades of attention that the colours of a mean kernel span."""
 ROLLOUT_DECADES = 5.0
@@ -56,7 +53,7 @@ Line = Float64[np.ndarray, "n_points"]
 
 
 @REPORTS.register("attention")
-def attention_report(run: AttentionRun) -> Report:
+def attention_report(run: AttentionStatistics) -> Report:
     """Report of what attention looks like: the whole model, every layer, and the rollouts."""
     check_finished(run.record)
     figures = attention_figures(run)
@@ -75,66 +72,61 @@ def attention_report(run: AttentionRun) -> Report:
     )
 
 
-def _verdict(run: AttentionRun) -> list[str]:
+def _verdict(run: AttentionStatistics) -> list[str]:
     """How far attention looks back, what the first position takes, and how much of a layer attention is."""
-    even, (share, low, high) = run.array("distance/even").mean(), run.sinks(len(run.sink_thresholds) - 1)
-    sink = Interval(float(share[0]), *(np.inf if end is None else float(end[0]) for end in (low, high)))
     return [
-        f"Attention looks back {run.overall('distance').text('.0f', unit=' positions')} on average; even attention "
-        f"would look back {even:.0f}.",
+        f"Attention looks back {run.distance.overall.text('.0f', unit=' positions')} on average; even attention "
+        f"would look back {run.even_distance.mean():.0f}.",
         f"The first position takes more than {run.sink_thresholds[-1]:g} of the attention in "
-        f"{sink.text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
-        f"Attention contributes {run.overall('mixing/tokens').text('.2f')} of a layer's output; the residual stream "
+        f"{run.first_sink(-1).text('.0f', scale=100, unit=' %')} of queries, layers and heads.",
+        f"Attention contributes {run.mixing.tokens.overall.text('.2f')} of a layer's output; the residual stream "
         "carries the rest.",
     ]
 
 
-def _whole_table(run: AttentionRun) -> Table:
+def _whole_table(run: AttentionStatistics) -> Table:
+    content, similarity, mixing, monotonicity = run.content, run.similarity, run.mixing, run.monotonicity
     rows = [
-        ("attention distance, positions", "distance", 1, f"{run.array('distance/even').mean():.1f} (even attention)"),
-        ("entropy / largest", "entropy", 3, "1 (even attention)"),
-        ("content logit, diagonal", "content/diagonal", 3, ""),
-        ("content logit, off-diagonal", "content/off_diagonal", 3, ""),
-        ("content logit, difference", "content/difference", 3, "0 (no content)"),
-        ("the same without the model's scale, as published", "content/published", 2, "0 (no content)"),
-        ("similarity, diagonal", "similarity/diagonal", 3, "1 (all equal)"),
-        ("similarity, off-diagonal", "similarity/off_diagonal", 3, "1 (all equal)"),
-        ("diagonal entries outside the bins", "similarity/diagonal_outside", 3, ""),
-        ("off-diagonal entries outside the bins", "similarity/off_diagonal_outside", 3, ""),
-        ("mixing, token mean", "mixing/tokens", 3, ""),
-        ("mixing, Frobenius", "mixing/frobenius", 3, ""),
-        ("prefixes whose mass rises", "monotonicity/violated", 3, "0 (monotone)"),
-        ("mean rise of those", "monotonicity/gap", 4, "0 (monotone)"),
+        ("attention distance, positions", run.distance, 1, f"{run.even_distance.mean():.1f} (even attention)"),
+        ("entropy / largest", run.entropy, 3, "1 (even attention)"),
+        ("content logit, diagonal", content.diagonal, 3, ""),
+        ("content logit, off-diagonal", content.off_diagonal, 3, ""),
+        ("content logit, difference", content.difference, 3, "0 (no content)"),
+        ("the same without the model's scale, as published", content.published, 2, "0 (no content)"),
+        ("similarity, diagonal", similarity.diagonal, 3, "1 (all equal)"),
+        ("similarity, off-diagonal", similarity.off_diagonal, 3, "1 (all equal)"),
+        ("diagonal entries outside the bins", similarity.diagonal_outside, 3, ""),
+        ("off-diagonal entries outside the bins", similarity.off_diagonal_outside, 3, ""),
+        ("mixing, token mean", mixing.tokens, 3, ""),
+        ("mixing, Frobenius", mixing.frobenius, 3, ""),
+        ("prefixes whose mass rises", monotonicity.violated, 3, "0 (monotone)"),
+        ("mean rise of those", monotonicity.gap, 4, "0 (monotone)"),
     ]
-    if "learned_sink/per_prompt" in run.record.arrays:
-        rows.append(("share of the learned sinks", "learned_sink", 3, ""))
-    cells = [[text, run.overall(name).text(f".{digits}f"), flat] for text, name, digits, flat in rows]
-    for name in ("diagonal", "off_diagonal"):
-        key = f"similarity/of_mean/{name}"
-        if key in run.record.arrays:
-            text = f"similarity of the mean over prompts, as published, {name.replace('_', '-')}"
-            cells.append([text, number_text(float(run.array(key).mean())), "1 (all equal)"])
+    if run.learned_sink is not None:
+        rows.append(("share of the learned sinks", run.learned_sink, 3, ""))
+    cells = [[text, statistic.overall.text(f".{digits}f"), flat] for text, statistic, digits, flat in rows]
+    if (of_mean := similarity.of_mean) is not None:
+        for name, values in {"diagonal": of_mean.diagonal, "off-diagonal": of_mean.off_diagonal}.items():
+            text = f"similarity of the mean over prompts, as published, {name}"
+            cells.append([text, number_text(float(values.mean())), "1 (all equal)"])
     for index, threshold in enumerate(run.sink_thresholds):
-        value, low, high = (np.inf if line is None else float(line[0]) for line in run.sinks(index))
-        text = f"queries that give position 0 more than {threshold:g}"
-        cells.append([text, Interval(value, low, high).text(), ""])
+        cells.append([f"queries that give position 0 more than {threshold:g}", run.first_sink(index).text(), ""])
     return Table(f"Attention of {run.title}, {_prompts(run)}", ("what", "mean [95 %]", "flat line"), cells)
 
 
-def _layer_table(run: AttentionRun) -> Table:
+def _layer_table(run: AttentionStatistics) -> Table:
     shown = {
-        "distance": ("distance", 1),
-        "entropy": ("entropy", 3),
-        "content/difference": ("content diff", 2),
-        "similarity/diagonal": ("sim diag", 3),
-        "similarity/off_diagonal": ("sim off", 3),
-        "mixing/tokens": ("mixing", 3),
-        "monotonicity/violated": ("monotone rise", 3),
+        "distance": (run.distance, 1),
+        "entropy": (run.entropy, 3),
+        "content diff": (run.content.difference, 2),
+        "sim diag": (run.similarity.diagonal, 3),
+        "sim off": (run.similarity.off_diagonal, 3),
+        "mixing": (run.mixing.tokens, 3),
+        "monotone rise": (run.monotonicity.violated, 3),
     }
-    header = ["layer", *(text for text, _ in shown.values())]
-    header += [f"sink 0 > {threshold:g}" for threshold in run.sink_thresholds]
-    columns = [(run.by_layer(name), digits) for name, (_, digits) in shown.items()]
-    columns += [(sinks[:, 0], 3) for sinks in run.array("sinks/by_layer")]
+    header = ["layer", *shown, *(f"sink 0 > {threshold:g}" for threshold in run.sink_thresholds)]
+    columns = [(statistic.value, digits) for statistic, digits in shown.values()]
+    columns += [(sinks[:, 0], 3) for sinks in run.sinks_by_layer]
     cells = [
         [str(layer), *(number_text(float(values[layer]), digits) for values, digits in columns)]
         for layer in range(run.depth)
@@ -142,20 +134,21 @@ def _layer_table(run: AttentionRun) -> Table:
     return Table("Layer by layer, means over prompts and heads", header, cells)
 
 
-def _rollout_table(run: AttentionRun) -> Table:
+def _rollout_table(run: AttentionStatistics) -> Table:
     header = ("rollout", "first tenth", "middle tenth", "last tenth", "first position", "W1 to the flat line")
     shares = ("first_tenth", "middle_tenth", "last_tenth", "first_token")
     cells = []
-    for name, summary in run.rollouts.items():
+    for name, summary in run.rollout_shares.items():
         texts = [summary[share].text(".1f", scale=100, unit=" %") for share in shares]
         cells.append([label(ATTENTION_ROLLOUTS, name), *texts, summary["flat"].text()])
     return Table("Rollouts of its own attention (flat line: 10 % in every tenth)", header, cells)
 
 
-def attention_figures(run: AttentionRun) -> list[Figure | HeatMap]:
+def attention_figures(run: AttentionStatistics) -> list[Figure | HeatMap]:
     """All figures, in the order of the page."""
-    even, distance, entropy = run.array("distance/even"), run.overall("distance"), run.overall("entropy")
-    content, mixing = run.overall("content/difference"), run.overall("mixing/tokens")
+    even, distance, entropy = run.even_distance, run.distance.overall, run.entropy.overall
+    difference = run.content.difference
+    content, mixing = difference.overall, run.mixing.tokens.overall
     return [
         _layer_figure(
             run,
@@ -163,14 +156,14 @@ def attention_figures(run: AttentionRun) -> list[Figure | HeatMap]:
             f"attention looks back {distance.text('.0f', unit=' positions')} on average; "
             f"even attention would look back {even.mean():.0f}",
             "attention distance (positions)",
-            [*_head_curves(run, "distance"), _over_layers("even attention", even, FLAT)],
+            [*_head_curves(run.distance), _over_layers("even attention", even, FLAT)],
         ),
         _layer_figure(
             run,
             "entropy",
             f"the entropy of attention is {entropy.text('.2f')} of the largest possible",
             "entropy / log(visible keys)",
-            [*_head_curves(run, "entropy"), _over_layers("even attention", np.ones(run.depth), FLAT)],
+            [*_head_curves(run.entropy), _over_layers("even attention", np.ones(run.depth), FLAT)],
         ),
         _kernel_map(run),
         _sink_figure(run),
@@ -182,7 +175,7 @@ def attention_figures(run: AttentionRun) -> list[Figure | HeatMap]:
             f"{content.text('+.2f')} in the logit on average",
             "content logit, diagonal less off-diagonal",
             [
-                *_head_curves(run, "content/difference", "diagonal less off-diagonal, mean over heads"),
+                *_head_curves(difference, "diagonal less off-diagonal, mean over heads"),
                 _over_layers("no content", np.zeros(run.depth), FLAT),
             ],
         ),
@@ -194,8 +187,8 @@ def attention_figures(run: AttentionRun) -> list[Figure | HeatMap]:
             f"attention contributes {mixing.text('.2f')} of a layer's output, token mean",
             "mixing coefficient",
             [
-                _layer_curve(run, "mixing/tokens", "token mean (code)", Stroke(BLUE, "solid")),
-                _layer_curve(run, "mixing/frobenius", "Frobenius (paper)", ANOTHER),
+                _layer_curve("token mean (code)", run.mixing.tokens, Stroke(BLUE, "solid")),
+                _layer_curve("Frobenius (paper)", run.mixing.frobenius, ANOTHER),
             ],
         ),
         _mixing_map(run),
@@ -204,25 +197,31 @@ def attention_figures(run: AttentionRun) -> list[Figure | HeatMap]:
     ]
 
 
-def _prompts(run: AttentionRun) -> str:
+def _prompts(run: AttentionStatistics) -> str:
     return f"{'1 prompt' if run.count == 1 else f'{run.count} prompts'} of {run.n_positions} tokens"
 
 
-def _layer_figure(run: AttentionRun, slug: str, title: str, y_label: str, curves: list[Curve]) -> Figure:
+def _layer_figure(run: AttentionStatistics, slug: str, title: str, y_label: str, curves: list[Curve]) -> Figure:
     return Figure(slug, f"{run.title}: {title}", LAYER, y_label, tuple(curves), markers=True)
 
 
-def _layer_curve(run: AttentionRun, name: str, text: str, stroke: Stroke) -> Curve:
+def _layer_curve(name: str, statistic: PromptMean, stroke: Stroke) -> Curve:
     """Means of every layer with their intervals."""
-    return _over_layers(text, run.by_layer(name), stroke, *run.ends(name))
+    return _over_layers(name, statistic.value, stroke, *_ends(statistic))
 
 
-def _head_curves(run: AttentionRun, name: str, text: str = "mean over heads") -> list[Curve]:
+def _ends(statistic: PromptMean) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Ends of an interval; None if a single prompt leaves it open."""
+    ends = statistic.low, np.minimum(statistic.high, statistic.most)
+    return ends if np.isfinite([statistic.low, statistic.high]).any() else (None, None)
+
+
+def _head_curves(statistic: HeadStatistic, name: str = "mean over heads") -> list[Curve]:
     """Means of every layer, and the heads at both ends."""
-    heads = run.by_head(name)
+    heads = statistic.by_head
     ends = {"highest head": heads.max(axis=1), "lowest head": heads.min(axis=1)} if heads.shape[1] > 1 else {}
     outer = [_over_layers(end, values, Stroke(BLUE, "dot")) for end, values in ends.items()]
-    return [_layer_curve(run, name, text, Stroke(BLUE, "solid")), *outer]
+    return [_layer_curve(name, statistic, Stroke(BLUE, "solid")), *outer]
 
 
 def _over_layers(
@@ -231,10 +230,9 @@ def _over_layers(
     return Curve(name, np.arange(values.size, dtype=np.float64), values, stroke, low=low, high=high)
 
 
-def _kernel_map(run: AttentionRun) -> HeatMap:
-    mean, squared, bounds = (run.array(f"kernels/{name}") for name in ("mean", "squared", "bounds"))
-    cells = min(mean.shape[-1], KERNEL_CELLS)
-    kernels = MeanKernels(mean, squared, None, bounds).coarser(cells).mean.astype(np.float64)
+def _kernel_map(run: AttentionStatistics) -> HeatMap:
+    kernels = run.kernels.drawn().mean.astype(np.float64)
+    cells = kernels.shape[-1]
     chosen = np.unique(np.linspace(0, run.depth - 1, min(PANELS, run.depth)).round().astype(int))
     hidden = np.triu(np.ones((cells, cells), bool), 1)
     panels = tuple(Panel(f"layer {layer}", np.where(hidden, np.nan, kernels[layer])) for layer in chosen)
@@ -254,12 +252,12 @@ def _kernel_map(run: AttentionRun) -> HeatMap:
     )
 
 
-def _sink_figure(run: AttentionRun) -> Figure:
+def _sink_figure(run: AttentionStatistics) -> Figure:
     shown = drawn_positions(run.n_positions)
     curves = []
     for index, threshold in enumerate(run.sink_thresholds):
-        value, low, high = (None if line is None else line[shown] for line in run.sinks(index))
-        assert value is not None
+        low, high = (None if end is None else end[index, shown] for end in _ends(run.sinks))
+        value = run.sinks.value[index, shown]
         stroke = Stroke(THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)], "solid")
         curves.append(Curve(f"attention above {threshold:g}", shown.astype(np.float64), value, stroke, low, high))
     first = float(curves[-1].y[0])
@@ -278,8 +276,8 @@ def _sink_figure(run: AttentionRun) -> Figure:
     )
 
 
-def _sink_layer_figure(run: AttentionRun) -> Figure:
-    by_layer = run.array("sinks/by_layer")
+def _sink_layer_figure(run: AttentionStatistics) -> Figure:
+    by_layer = run.sinks_by_layer
     curves = []
     for index, threshold in enumerate(run.sink_thresholds):
         colour = THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)]
@@ -291,8 +289,8 @@ def _sink_layer_figure(run: AttentionRun) -> Figure:
     return _layer_figure(run, "sinks-by-layer", title, "share of queries and heads", curves)
 
 
-def _content_map(run: AttentionRun) -> HeatMap:
-    values = run.by_head("content/difference")
+def _content_map(run: AttentionStatistics) -> HeatMap:
+    values = run.content.difference.by_head
     return HeatMap(
         "content-heads",
         f"{run.title}: diagonal less off-diagonal content logit of every head, mean over prompts",
@@ -306,24 +304,24 @@ def _content_map(run: AttentionRun) -> HeatMap:
     )
 
 
-def _similarity_figure(run: AttentionRun) -> Figure:
-    colours = {"diagonal": VERMILION, "off_diagonal": BLUE}
+def _similarity_figure(run: AttentionStatistics) -> Figure:
+    colours = {"diagonal": VERMILION, "off-diagonal": BLUE}
+    parts = {"diagonal": run.similarity.diagonal, "off-diagonal": run.similarity.off_diagonal}
     curves = [
-        _layer_curve(run, f"similarity/{name}", f"{name.replace('_', '-')}, single prompts", Stroke(colour, "solid"))
-        for name, colour in colours.items()
+        _layer_curve(f"{name}, single prompts", statistic, Stroke(colours[name], "solid"))
+        for name, statistic in parts.items()
     ]
-    for name, colour in colours.items():
-        key = f"similarity/of_mean/{name}"
-        if key in run.record.arrays:
-            text = f"{name.replace('_', '-')}, mean over prompts"
-            curves.append(_over_layers(text, run.array(key).mean(axis=1), Stroke(colour, "dash")))
-    diagonal, off = (run.overall(f"similarity/{name}").value for name in colours)
+    if (of_mean := run.similarity.of_mean) is not None:
+        for name, values in {"diagonal": of_mean.diagonal, "off-diagonal": of_mean.off_diagonal}.items():
+            stroke = Stroke(colours[name], "dash")
+            curves.append(_over_layers(f"{name}, mean over prompts", values.mean(axis=1), stroke))
+    diagonal, off = (statistic.overall.value for statistic in parts.values())
     title = f"similarity of content logits, {diagonal:.2f} on the diagonal and {off:.2f} off it (1: all equal)"
     return _layer_figure(run, "similarity", title, "1 - entropy / log(bins)", curves)
 
 
-def _mixing_map(run: AttentionRun) -> HeatMap:
-    values = run.array("mixing/by_position")
+def _mixing_map(run: AttentionStatistics) -> HeatMap:
+    values = run.mixing.by_position
     cells = min(run.n_positions, MAP_POSITIONS)
     first = -(-np.arange(cells) * run.n_positions // cells)
     size = np.diff(np.append(first, run.n_positions))
@@ -340,23 +338,21 @@ def _mixing_map(run: AttentionRun) -> HeatMap:
     )
 
 
-def _monotonicity_figure(run: AttentionRun) -> Figure:
-    curves = [_layer_curve(run, "monotonicity/violated", "single prompts", Stroke(BLUE, "solid"))]
-    if "monotonicity/of_mean/violated" in run.record.arrays:
-        curves.append(_over_layers("mean over prompts", run.array("monotonicity/of_mean/violated"), ANOTHER))
-    share = run.overall("monotonicity/violated").text(".0f", scale=100, unit=" %")
+def _monotonicity_figure(run: AttentionStatistics) -> Figure:
+    violated, of_mean = run.monotonicity.violated, run.monotonicity.of_mean
+    curves = [_layer_curve("single prompts", violated, Stroke(BLUE, "solid"))]
+    if of_mean is not None:
+        curves.append(_over_layers("mean over prompts", of_mean.violated, ANOTHER))
+    share = violated.overall.text(".0f", scale=100, unit=" %")
     title = f"{share} of neighbouring queries' prefix masses rise, single prompts"
     return _layer_figure(run, "monotonicity", title, "share of prefixes that rise", curves)
 
 
-def _rollout_figure(run: AttentionRun) -> Figure:
+def _rollout_figure(run: AttentionStatistics) -> Figure:
     """Every rollout's profile, in the order of the record."""
-    profiles = {
-        name: Profile(run.array(f"rollouts/{name}/influence"), *run.ends(f"rollouts/{name}")) for name in run.rollouts
-    }
     theories = {
-        label(ATTENTION_ROLLOUTS, name): (profile, ROLLOUT_STROKES.get(name, Stroke(INK, "dot")))
-        for name, profile in profiles.items()
+        label(ATTENTION_ROLLOUTS, name): (Profile.mean_of(rows), ROLLOUT_STROKES.get(name, Stroke(INK, "dot")))
+        for name, rows in run.rollouts.items()
     }
     title = f"{run.title}: what rolling out its own attention says of each position's influence on the last"
     figure = profiles_figure("rollouts", title, theories)

@@ -320,6 +320,7 @@ SENTENCES = {
     "rollouts_beyond_attention": (
         "rollouts of attention: in some layers linear layers mix positions too, or nothing does"
     ),
+    "power_without_head_gains": "power: heads whose values are normalised or made of latents have no one gain",
     "power_of_normalised_stream": "power: the model normalises the stream itself, after adding to it",
     **INTERVENTIONS,
     **MODELS,

@@ -1,4 +1,4 @@
-"""`attention`: one forward pass per prompt, reduced layer by layer while it runs.
+"""One forward pass per prompt, reduced to attention statistics layer by layer while it runs.
 
 Large quantities are summed over prompts, small ones kept for each, and mean kernels lie in cells; there is never an
 array of layers x heads x positions x positions unless it is asked for or small (`AttentionOptions`).
@@ -6,16 +6,14 @@ array of layers x heads x positions x positions unless it is asked for or small 
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
-from posbias.checks import checked
 from posbias.errors import RunError, UsageError
 from posbias.measurement.attention.layer_statistics import (
     KernelSums,
@@ -28,10 +26,9 @@ from posbias.measurement.attention.layer_statistics import (
     reduce_mean_content,
     similarity_of,
 )
+from posbias.measurement.attention.options import FEWEST_POSITIONS, AttentionOptions
+from posbias.measurement.attention.result import AttentionStatistics
 from posbias.measurement.attention.statistics import (
-    FEWEST_POSITIONS,
-    AttentionOptions,
-    AttentionStatistics,
     ContentLogits,
     HeadStatistic,
     MeanKernels,
@@ -54,7 +51,6 @@ from posbias.models.attention import (
 from posbias.models.branches import watch_branches
 from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.models.loading import as_model
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
@@ -138,38 +134,9 @@ def working_precision(model: Model) -> torch.dtype:
     return torch.float64 if model.dtype == torch.float64 else torch.float32
 
 
-@checked
-def attention(
-    model: Model | str | Path | nn.Module, prompts: Prompts, *, options: AttentionOptions | None = None
-) -> AttentionStatistics:
-    """Measure a model's attention: distance, entropy, sinks, content logits, similarity, monotonicity, kernels, mixing.
-
-    Attention is recomputed in float32 (float64 for float64 models) from the inputs of each attention module, whatever
-    its implementation: a model in half precision gives the inputs, and nothing more is rounded. Pairs that a window
-    hides do not count.
-
-    Cost beyond the forward pass: 4 N^2 d flops per layer and prompt and some passes over the N^2 / 2 weights of every
-    head. Memory: blocks of weights (heads x queries x N), fine histograms (layers x heads x 8192 numbers), and the
-    kept matrices, which `options.memory_limit` bounds.
-
-    Args:
-        model: A model of a described family, loaded; or a hub id, a path, "demo" or a model of transformers.
-        prompts: Equally long prompts of at least 3 tokens.
-        options: Settings, among them what is kept.
-
-    Raises:
-        UsageError: another family, an argument outside its range, or matrices that exceed the memory limit.
-        RunError: attention that is not finite.
-    """
-    options, loaded = options or AttentionOptions(), as_model(model)
-    statistics = statistics_of(loaded, prompts, options)
-    described, read = loaded.describe(), prompts.describe()
-    about = {"title": str(described["source"]), "model": described, "prompts": read, "options": options.describe()}
-    return replace(statistics, about=about)
-
-
 def statistics_of(model: Model, prompts: Prompts, options: AttentionOptions) -> AttentionStatistics:
-    """`attention` without a description of the model: its fingerprint takes a second per gigabyte."""
+    """The statistics alone, without rollouts and without a description of the model: its fingerprint takes a second
+    per gigabyte."""
     if prompts.n_positions < FEWEST_POSITIONS:
         raise UsageError(
             f"attention statistics need prompts of at least {FEWEST_POSITIONS} positions, got {prompts.n_positions}"

@@ -42,7 +42,7 @@ from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.runs.caveats import Caveat, failure, refusal
 from posbias.theory.base import Prediction
-from posbias.theory.power_rollout.attention import value_gains
+from posbias.theory.power_rollout.attention import has_head_gains, value_gains
 from posbias.theory.power_rollout.local_maps import gain_and_power
 from posbias.theory.power_rollout.rollout import PromptTrace
 
@@ -265,6 +265,9 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
         if any(traced.before is None and traced.after is None for traced in layers):
             del rules["power"]
             left_out = ({"caveat": "power_of_normalised_stream"},)
+        elif not all(has_head_gains(traced.layer.parts) for traced in layers):
+            del rules["power"]
+            left_out = ({"caveat": "power_without_head_gains"},)
         for name, row in _pull(layers, rules, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)

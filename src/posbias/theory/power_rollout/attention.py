@@ -202,9 +202,14 @@ def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_
     return torch.where(gains > 0, gains.mean() / gains, torch.ones_like(gains))[..., None, None]
 
 
+def has_head_gains(parts: AttentionParts) -> bool:
+    """True if a head's values are one linear map of the stream, which latents and a norm after it are not."""
+    return not parts.latents and parts.value_norm is None
+
+
 def _values_of_stream(parts: AttentionParts) -> Tensor:
-    """The value map, where a head has one gain; refused if it reads latents, or a norm follows."""
-    if parts.latents or parts.value_norm is not None:
+    """The value map, if heads have gains; else refused."""
+    if not has_head_gains(parts):
         raise UsageError(
             "heads whose values are normalised or made of latents have no one gain; allowed: form='diagonal', own heads"
         )

@@ -1,0 +1,63 @@
+"""`attention`: what a model's attention looks like over prompts, and what its rollouts say."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from posbias.checks import checked
+from posbias.measurement.attention.cost import preflight_attention
+from posbias.measurement.attention.options import AttentionOptions
+from posbias.measurement.attention.result import AttentionStatistics
+from posbias.measurement.attention.streaming import statistics_of
+from posbias.models.loading import as_model, named
+from posbias.models.model import Model
+from posbias.prompts.prompts import Prompts
+from posbias.runs.running import run_directory
+from posbias.theory.power_rollout import attention_rollouts
+
+
+@checked
+def attention(
+    model: Model | str | Path | nn.Module, prompts: Prompts, *, options: AttentionOptions | None = None
+) -> AttentionStatistics:
+    """Measure a model's attention: distance, entropy, sinks, content logits, kernels, mixing and rollouts.
+
+    Attention is recomputed in float32 (float64 for float64 models) from the inputs of each attention module, whatever
+    its implementation: a model in half precision gives the inputs, and nothing more is rounded. Pairs that a window
+    hides do not count.
+
+    Cost beyond the forward pass: 4 N^2 d flops per layer and prompt and some passes over the N^2 / 2 weights of every
+    head, and about as much again for the rollouts. Memory: blocks of weights (heads x queries x N), fine histograms
+    (layers x heads x 8192 numbers), and the kept matrices, which `options.memory_limit` bounds.
+
+    Args:
+        model: A model of a described family, loaded; or a hub id, a path, "demo" or a model of transformers.
+        prompts: Equally long prompts of at least 3 tokens.
+        options: Settings, among them what is kept, and the directory of the record.
+
+    Raises:
+        UsageError: another family, an argument outside its range, or matrices that exceed the memory limit.
+        RunError: attention that is not finite.
+    """
+    options = options or AttentionOptions()
+    with run_directory(
+        options.directory,
+        verb="attention",
+        arguments={"model": named(model)},
+        resume=None,
+        overwrite=options.overwrite,
+    ) as run:
+        loaded = as_model(model, max_memory=options.max_memory)
+        cost = {"cost": preflight_attention(loaded, prompts, options=options)} if options.preflight else {}
+        statistics = statistics_of(loaded, prompts, options)
+        if options.rollouts:
+            rolled_out = attention_rollouts(loaded, prompts)
+            left_out = (*statistics.left_out, *rolled_out.left_out)
+            statistics = replace(statistics, rollouts=rolled_out.rollouts, left_out=left_out)
+        described, read = loaded.describe(), prompts.describe()
+        about = {"title": str(described["source"]), "model": described, "prompts": read, "options": options.describe()}
+        statistics = replace(statistics, about=about)
+        statistics.record.scalars |= cost
+        run.finish(statistics.record)
+    return statistics
