@@ -60,7 +60,8 @@ class Refusal:
 
     sample: str
     position: int | None
-    reason: str
+    reason: Caveat
+    """The server's words."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Unjudged:
     position: int | None
     reason: str
     """A key of `UNJUDGED`."""
-    detail: str = ""
+    detail: Caveat = ""
     """The server's words, or by what a prompt is too long."""
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from posbias.errors import UsageError
 from posbias.memory import resident_bytes, show_at_most, show_bytes
 from posbias.models.devices import CPU, free_bytes
+from posbias.runs.caveats import Caveat, caveat_text, refusal
 
 FEWEST = 8
 """Positions below which no length is suggested."""
@@ -93,7 +93,8 @@ class CostEstimate:
         """The announcement of the cost, for a reader."""
         seconds = self.seconds * -(-count // workers)
         needed = self.needed(workers)
-        peak = f"{show_at_most(max(needed, self.loading_bytes))} for {self._whose(workers)} ({self._parts(workers)})"
+        whose, parts = caveat_text(self._whose(workers)), caveat_text(self._parts(workers))
+        peak = f"{show_at_most(max(needed, self.loading_bytes))} for {whose} ({parts})"
         loading = ", its peak while loading," if self.loading_bytes > needed else ""
         redrawn = ", re-initialised networks included" if self.redrawn_bytes else ""
         time = f" and {show_seconds(seconds)} for {count} prompts" if seconds else ""  # 0: it was not timed
@@ -126,10 +127,14 @@ class CostEstimate:
         ways += [] if fewer is None else [f"--workers {fewer}"]
         fits = self.longest_fitting(room, workers=workers)
         ways = [self.shorter.format(fits), *ways] if fits else ways
-        raise UsageError(
-            f"{self.n_positions} positions need up to {show_bytes(self.needed(workers))} for {self._whose(workers)} "
-            f"({self._parts(workers)}); {show_bytes(allowed)} are {'free' if max_memory is None else 'allowed'}; "
-            f"try {' or '.join(ways) or self._least(workers)}"
+        raise refusal(
+            "exceeds_memory",
+            n_positions=self.n_positions,
+            needed=show_bytes(self.needed(workers)),
+            whose=self._whose(workers),
+            parts=self._parts(workers),
+            allowed={"caveat": "memory_free" if max_memory is None else "memory_allowed", "size": show_bytes(allowed)},
+            ways=" or ".join(ways) or self._least(workers),
         )
 
     def allowed(self, max_memory: int | None) -> int | None:
@@ -153,24 +158,26 @@ class CostEstimate:
             low, high = (middle, high) if fits else (low, middle - 1)
         return low if low >= FEWEST else 0
 
-    def _least(self, workers: int) -> str:
+    def _least(self, workers: int) -> Caveat:
         """The advice when nothing else fits: the least memory, for the fewest positions."""
         least = replace(self, n_positions=min(FEWEST, self.n_positions))
         size = least.needed(workers) * (1 + MARGIN)
-        return f"a smaller model; {show_at_most(size, digits=2)} would do for {least.n_positions} positions"
+        return {"caveat": "smaller_model", "size": show_at_most(size, digits=2), "n_positions": least.n_positions}
 
-    def _whose(self, workers: int) -> str:
+    def _whose(self, workers: int) -> Caveat:
         if self.device.type != "cpu":
-            return f"the memory of {self.device}"
-        return "the process" if workers == 1 else f"{workers + 1} processes"
+            return {"caveat": "memory_of_device", "device": str(self.device)}
+        if workers == 1:
+            return {"caveat": "memory_of_process"}
+        return {"caveat": "memory_of_several", "count": workers + 1}
 
-    def _parts(self, workers: int) -> str:
+    def _parts(self, workers: int) -> Caveat:
         """The parts that the peak of a process consists of."""
         sizes = {"weights": self.weights_bytes, "re-initialised weights": self.redrawn_bytes}
         sizes |= {"float32 copy": self.copy_bytes, "passes": self.passes_bytes}
         sizes |= {"Python, libraries and the rest": self.process_bytes}
-        parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes.items() if size)
-        return parts if workers == 1 else f"each: {parts}"
+        parts = [f"{name} {show_bytes(size)}" for name, size in sizes.items() if size]
+        return {"caveat": "parts_of_memory" if workers == 1 else "parts_of_memory_each", "parts": parts}
 
 
 def show_seconds(seconds: float) -> str:

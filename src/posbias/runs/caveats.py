@@ -28,7 +28,7 @@ def caveat_text(caveat: Caveat) -> str:
 def _shown(value: Any) -> Any:
     """A number of a caveat as its sentence has it."""
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(str(_shown(entry)) for entry in value)
     return caveat_text(value) if isinstance(value, Mapping) else value
 
 

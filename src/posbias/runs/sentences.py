@@ -255,10 +255,17 @@ ANSWERS = {
     "chat_repeats_nothing": "a chat server does not repeat prompts",
     "no_log_probabilities": "the server repeats no log-probabilities",
     "influence_within_thoughts": "there is no influence on the answer: {because}",
+    "prompt_too_long": "{tokens} tokens and {following} of the answer; the model takes {most}",
     "all_too_long": "No example was answered: all {count} are too long for the model (the first: {first})",
     "none_answered": "No example was answered: all {count} were refused or are too long (the first: {first})",
 }
 """Why there are no answers or scores."""
+
+ENDINGS = {
+    "loss_diverged": "the mean loss over steps {first} ... {last} was {loss}",
+    "parameters_not_finite": "its parameters are not finite after step {step}",
+}
+"""Why the training of a member ended early."""
 
 SENTENCES = {
     "bloom_rounds_alibi": (
@@ -304,6 +311,16 @@ SENTENCES = {
         "at least W1 {one:.3f} from the mean of all, the mean of {count} about {mean:.3f}, a flat line {flat:.3f}; a "
         "distance no larger than that is chance"
     ),
+    # Memory.
+    "exceeds_memory": "{n_positions} positions need up to {needed} for {whose} ({parts}); {allowed}; try {ways}",
+    "memory_free": "{size} are free",
+    "memory_allowed": "{size} are allowed",
+    "memory_of_process": "the process",
+    "memory_of_several": "{count} processes",
+    "memory_of_device": "the memory of {device}",
+    "parts_of_memory": "{parts}",
+    "parts_of_memory_each": "each: {parts}",
+    "smaller_model": "a smaller model; {size} would do for {n_positions} positions",
     # Parts of a result that are missing, or are to be read with care.
     "message": "{text}",
     "theory_left_out": "{theory}: {because}",
@@ -329,5 +346,6 @@ SENTENCES = {
     **METHODS,
     **FITS,
     **ANSWERS,
+    **ENDINGS,
 }
 """By the name of a caveat, with places for its numbers."""

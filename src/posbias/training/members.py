@@ -18,6 +18,7 @@ from posbias.errors import UsageError
 from posbias.limits import CELLS
 from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.parameters import constants_of
+from posbias.runs.caveats import Caveat
 from posbias.runs.parts import below
 from posbias.tasks.synthetic import SyntheticTask
 from posbias.training.optimisers import AdamW, Optimiser
@@ -98,7 +99,7 @@ class TrainedMember:
 
     member: Member
     status: MemberStatus = "training"
-    reason: str = ""
+    reason: Caveat = ""
     """The reason why it ended before all steps; empty when done."""
     steps: int = 0
     """Updates made."""

@@ -156,8 +156,8 @@ def too_long(
         length = len(tokens.prompt)
         following = max(request.max_tokens if generate else 0, len(tokens.answer) + behind * bool(len(tokens.answer)))
         if max_positions is not None and length + following > max_positions:
-            reason = f"{length} tokens and {following} of the answer; the model takes {max_positions}"
-            skipped[index] = Response("", SKIPPED, prompt_tokens=length, tokens=0, skipped=reason)
+            fact = {"caveat": "prompt_too_long", "tokens": length, "following": following, "most": max_positions}
+            skipped[index] = Response("", SKIPPED, prompt_tokens=length, tokens=0, skipped=fact)
     return skipped
 
 
