@@ -115,7 +115,7 @@ def checked(function: Public) -> Public:
             raise UsageError(f"{name}: {fault}; allowed: {', '.join(allowed)}") from None
         for parameter, given in bound.arguments.items():
             hint = hints().get(parameter, Any)
-            value = bound.arguments[parameter] = _read(given, hint) if isinstance(given, str) else given
+            value = bound.arguments[parameter] = _read(parameter, given, hint) if isinstance(given, str) else given
             if not _fits(value, hint):
                 raise UsageError(f"{name}: {parameter} must be {_described(hint)}, got {_shown(value)}")
         return function(*bound.args, **bound.kwargs)
@@ -134,14 +134,20 @@ def _power(number: int) -> str:
     return f"2^{exponent}" if exponent >= 16 and number == 1 << exponent else str(number)
 
 
-def _read(text: str, hint: Any) -> Any:
+def _read(parameter: str, text: str, hint: Any) -> Any:
     """What a text stands for if an annotation takes no texts: a path, or an object that its class, or a function in an
     annotation such as `Annotated[int, parse_bytes]`, reads from its spelling."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for member in () if str in members else members:
-        read: Any = member.__metadata__[0] if get_origin(member) is Annotated else getattr(member, "parse", None)
-        if member is Path or read is not None:
-            return Path(text) if member is Path else read(text)
+        if member is Path:
+            return Path(text)
+        if get_origin(member) is Annotated:
+            try:
+                return member.__metadata__[0](text)
+            except UsageError as error:
+                raise UsageError(f"{parameter}: {error}") from None
+        if (parse := getattr(member, "parse", None)) is not None:
+            return parse(text)
     return text
 
 

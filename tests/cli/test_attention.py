@@ -204,7 +204,7 @@ def test_short_prompts_are_held_against_the_memory_allowed(posbias, tiny_llama, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--thresholds", "a"], "'a': allowed are numbers, such as 0.2,0.3"),
+        (["--thresholds", "a"], "sink_thresholds: 'a': allowed are numbers, such as 0.2,0.3"),
         (["--thresholds", "0.2,1.5"], "sink_thresholds"),
         (["--length", 2], "at least 3 positions"),
         (["--kernel-cells", 40], "kernel_cells must be 1 to 24"),

@@ -47,11 +47,10 @@ class StatisticsFlags:
     def options(self) -> "AttentionOptions":
         """Parse them into the options of the library."""
         from posbias.measurement.attention.options import MEMORY_LIMIT, AttentionOptions
-        from posbias.registry import split_numbers
 
         allowed = options.bytes_of(self.max_memory)
         return AttentionOptions(
-            split_numbers(self.thresholds, float),
+            self.thresholds,  # type: ignore[arg-type]  # spelled as here
             kernel_cells=self.kernel_cells,
             by_head=self.by_head,
             memory_limit=allowed or MEMORY_LIMIT,
