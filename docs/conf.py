@@ -15,6 +15,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 
 import posbias
 from posbias.display.showing import Showing
+from posbias.runs.sentences import SENTENCES
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = {"README": ROOT / "docs/README.md", "studies/README": ROOT / "studies/README.md"}
@@ -98,6 +99,8 @@ def list_messages(app: Any, page: str, source: list[str]) -> None:
                     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
                     words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
                     messages.setdefault(room, []).append(" ".join(words.split()))
+                case ast.Call(func=ast.Name(id="refusal" | "failure"), args=[ast.Constant(name)]):
+                    messages.setdefault(room, []).append(re.sub(r"\{.*?\}", "…", SENTENCES[name]))
     rooms = [
         f"## {room}\n\n" + "\n".join(f"- ``{' '}{words}{' '}``" for words in sorted({*told}))
         for room, told in messages.items()

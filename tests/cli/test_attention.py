@@ -33,8 +33,8 @@ def library(tiny_llama):
 
 def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     run = tmp_path / "run"
-    result = posbias("attention", tiny_llama, "--length", 24, "--count", 3, "--seed", 1, "--thresholds", "0.1,0.5",
-                     "--by-head", "--kernels", "--out", run)  # fmt: skip
+    result = posbias("attention", tiny_llama, "--length", 24, "--count", 3, "--seed", 1, "--sink-thresholds", "0.1,0.5",
+                     "--by-head", "--whole-kernels", "--out", run)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "Attention of tiny-llama, 3 prompts of 24 tokens" in result.stdout
     assert "norm-weighted" in result.stdout
@@ -106,7 +106,11 @@ def plain_of(value):
     return {name: plain_of(part) for name, part in value.items()} if isinstance(value, Mapping) else value
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_oss", "nemotron_h"])
+ROLLED_OUT = {"nemotron_h": set(), **dict.fromkeys(("deepseek_v3", "gemma4_text"), ROLLOUTS - {"power"})}
+"""Families that lack rollouts, and what they have; values of DeepSeek-V3 and MiMo-V2 are no heads wide."""
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "mimo_v2_flash", *ROLLED_OUT])
 @pytest.mark.parametrize("count", [1, 3])
 def test_stored_statistics_are_the_fresh_ones_field_by_field(family, count, tmp_path):
     model, prompts = shaken_model(family), Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (count, 16)))
@@ -115,8 +119,11 @@ def test_stored_statistics_are_the_fresh_ones_field_by_field(family, count, tmp_
     fresh = pb.attention(model, prompts, options=options)
     stored = pb.load_record(directory)
     assert type(stored) is type(fresh) is AttentionStatistics
-    assert fresh.rollout_shares.keys() == fresh.rollouts.keys() == (set() if family == "nemotron_h" else ROLLOUTS)
+    assert fresh.rollout_shares.keys() == fresh.rollouts.keys() == ROLLED_OUT.get(family, ROLLOUTS)
     assert fresh.record.scalars["cost"]
+    assert fresh.record.resolved["command"] == (
+        "posbias.attention(model, prompts, options=posbias.AttentionOptions(by_head=True, whole_kernels=True))"
+    )
     np.testing.assert_equal(plain_of(stored), plain_of(fresh))
     assert stored.facts() == fresh.facts()
     assert stored.verdict == fresh.verdict != ()
@@ -183,7 +190,7 @@ def test_a_prime_number_of_kept_cells_is_drawn(posbias, tiny_llama, tmp_path, mo
     monkeypatch.setattr("posbias.measurement.attention.statistics.MAP_CELLS", 8)
     flags = ("--length", 24, "--count", 1, "--kernel-cells", 13)
     assert posbias("attention", tiny_llama, *flags, "--out", tmp_path / "drawn").returncode == 0
-    assert posbias("attention", tiny_llama, *flags, "--kernels", "--out", tmp_path / "kept").returncode == 0
+    assert posbias("attention", tiny_llama, *flags, "--whole-kernels", "--out", tmp_path / "kept").returncode == 0
     drawn, kept = (read_record(tmp_path / name).arrays for name in ("drawn", "kept"))
     assert drawn["kernels/mean"].shape == (2, 7, 7)
     assert kept["kernels/mean"].shape == (2, 13, 13)
@@ -204,8 +211,8 @@ def test_short_prompts_are_held_against_the_memory_allowed(posbias, tiny_llama, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--thresholds", "a"], "sink_thresholds: 'a': allowed are numbers, such as 0.2,0.3"),
-        (["--thresholds", "0.2,1.5"], "sink_thresholds"),
+        (["--sink-thresholds", "a"], "sink_thresholds: 'a': allowed are numbers, such as 0.2,0.3"),
+        (["--sink-thresholds", "0.2,1.5"], "sink_thresholds"),
         (["--length", 2], "at least 3 positions"),
         (["--kernel-cells", 40], "kernel_cells must be 1 to 24"),
         (["--max-memory", "1KB"], "1 KB are allowed; try"),

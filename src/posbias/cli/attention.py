@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Examples: `posbias attention demo --length 512 --count 8 --out runs/attention` · a long prompt: `--length 8192 "
-    "--count 1` · the mean kernel of every head, saved whole: `--by-head --kernels`"
+    "--count 1` · the mean kernel of every head, saved whole: `--by-head --whole-kernels`"
 )
 
 
@@ -21,7 +21,7 @@ EXAMPLE = (
 class StatisticsFlags:
     """Statistics that are measured and kept."""
 
-    thresholds: Annotated[str, typer.Option(help="Comma-separated thresholds of the sink score, in (0, 1).")] = (
+    sink_thresholds: Annotated[str, typer.Option(help="Comma-separated thresholds of the sink score, in (0, 1).")] = (
         "0.2,0.3"
     )
     kernel_cells: Annotated[
@@ -33,8 +33,8 @@ class StatisticsFlags:
         ),
     ] = None
     by_head: Annotated[bool, typer.Option("--by-head", help="Keep the mean kernel of every head too.")] = False
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Save the mean kernels as kept, not drawn in at most 128 cells.")
+    whole_kernels: Annotated[
+        bool, typer.Option("--whole-kernels", help="Save the mean kernels as kept, not drawn in at most 128 cells.")
     ] = False
     max_memory: Annotated[
         str | None,
@@ -50,11 +50,11 @@ class StatisticsFlags:
 
         allowed = options.bytes_of(self.max_memory)
         return AttentionOptions(
-            self.thresholds,  # type: ignore[arg-type]  # spelled as here
+            self.sink_thresholds,  # type: ignore[arg-type]  # spelled as here
             kernel_cells=self.kernel_cells,
             by_head=self.by_head,
             memory_limit=allowed or MEMORY_LIMIT,
-            whole_kernels=self.kernels,
+            whole_kernels=self.whole_kernels,
             preflight=True,
             max_memory=allowed,
         )

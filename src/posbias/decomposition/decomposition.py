@@ -25,7 +25,7 @@ from jaxtyping import Float64, Int64
 from pydantic import InstanceOf
 from torch import nn
 
-from posbias.checks import check_seed, checked
+from posbias.checks import check_preflight, check_seed, checked
 from posbias.comparison import STATISTICS, decided
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, examiner_of
 from posbias.display.showing import Shown
@@ -85,8 +85,7 @@ class DecomposeOptions:
     """Bytes that the process may hold, for `preflight`; None: what is free."""
 
     def __post_init__(self) -> None:
-        if self.max_memory is not None and not self.preflight:
-            raise UsageError(f"max_memory={self.max_memory} goes with preflight=True")
+        check_preflight(self.max_memory, preflight=self.preflight)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Refusal:
 
     sample: str
     position: int | None
-    reason: Caveat
+    reason: str
     """The server's words."""
 
 

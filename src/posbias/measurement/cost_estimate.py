@@ -176,7 +176,9 @@ class CostEstimate:
         sizes = {"weights": self.weights_bytes, "re-initialised weights": self.redrawn_bytes}
         sizes |= {"float32 copy": self.copy_bytes, "passes": self.passes_bytes}
         sizes |= {"Python, libraries and the rest": self.process_bytes}
-        parts = [f"{name} {show_bytes(size)}" for name, size in sizes.items() if size]
+        parts = [
+            {"caveat": "part_of_memory", "part": name, "size": show_bytes(size)} for name, size in sizes.items() if size
+        ]
         return {"caveat": "parts_of_memory" if workers == 1 else "parts_of_memory_each", "parts": parts}
 
 

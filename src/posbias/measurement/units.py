@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.checks import check_choice, check_size, checked
+from posbias.checks import check_choice, check_preflight, check_size, checked
 from posbias.display.naming import changed_fields
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE
@@ -147,8 +147,7 @@ class MeasureOptions(PassOptions):
         check_choice("keep", self.keep, ("prompts", "mean"))
         if self.together is not None:
             check_size("together", self.together, AT_ONCE)
-        if self.max_memory is not None and not self.preflight:
-            raise UsageError(f"max_memory={self.max_memory} goes with preflight=True")
+        check_preflight(self.max_memory, preflight=self.preflight)
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
 

@@ -23,7 +23,7 @@ from posbias.display.figures import (
 )
 from posbias.display.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
 from posbias.measurement.attention.result import AttentionStatistics
-from posbias.measurement.attention.statistics import HeadStatistic, PromptMean
+from posbias.measurement.attention.statistics import HeadStatistic, PerPrompt
 from posbias.profiles import Profile
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report, check_finished
@@ -205,15 +205,9 @@ def _layer_figure(run: AttentionStatistics, slug: str, title: str, y_label: str,
     return Figure(slug, f"{run.title}: {title}", LAYER, y_label, tuple(curves), markers=True)
 
 
-def _layer_curve(name: str, statistic: PromptMean, stroke: Stroke) -> Curve:
+def _layer_curve(name: str, statistic: PerPrompt, stroke: Stroke) -> Curve:
     """Means of every layer with their intervals."""
-    return _over_layers(name, statistic.value, stroke, *_ends(statistic))
-
-
-def _ends(statistic: PromptMean) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Ends of an interval; None if a single prompt leaves it open."""
-    ends = statistic.low, np.minimum(statistic.high, statistic.most)
-    return ends if np.isfinite([statistic.low, statistic.high]).any() else (None, None)
+    return _over_layers(name, statistic.value, stroke, statistic.low, statistic.high)
 
 
 def _head_curves(statistic: HeadStatistic, name: str = "mean over heads") -> list[Curve]:
@@ -256,7 +250,7 @@ def _sink_figure(run: AttentionStatistics) -> Figure:
     shown = drawn_positions(run.n_positions)
     curves = []
     for index, threshold in enumerate(run.sink_thresholds):
-        low, high = (None if end is None else end[index, shown] for end in _ends(run.sinks))
+        low, high = run.sinks.low[index, shown], run.sinks.high[index, shown]
         value = run.sinks.value[index, shown]
         stroke = Stroke(THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)], "solid")
         curves.append(Curve(f"attention above {threshold:g}", shown.astype(np.float64), value, stroke, low, high))

@@ -26,7 +26,7 @@ from posbias.report.layout import DEMO_NAME, conditions_of, real_name, shown_rec
 from posbias.report.tables import Table, condensed, print_notes, print_tables
 from posbias.runs.parts import clear_parts
 from posbias.runs.records import REPORT_FILE, Record, remove_report
-from posbias.runs.results import Answering, Result, result_of
+from posbias.runs.results import Result, result_of
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def verdict(run: Result | Record) -> tuple[str, ...]:
     return tuple(report_of(run).verdict)
 
 
-Answering.wording = verdict
+Result.wording = verdict
 
 
 @checked

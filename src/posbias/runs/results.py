@@ -22,31 +22,12 @@ from posbias.runs.records import Record, read_record
 Kind = TypeVar("Kind")
 
 
-class Answering(Showing):
-    """A result that answers in sentences, which `posbias.report` makes of its stored form."""
-
-    wording: ClassVar[Callable[[Record], Iterable[str]] | None] = None
-    """Puts a run into sentences. `posbias.report` sets this when it is imported: no room below words its results."""
-
-    @abstractmethod
-    def as_run(self) -> Record:
-        """The record that `save` writes into a directory."""
-
-    @property
-    def verdict(self) -> tuple[str, ...]:
-        """The answer in a few lines, each only as strong as its interval.
-
-        Raises:
-            UsageError: the run failed, or its record is damaged.
-        """
-        worded = type(self).wording
-        return () if worded is None else tuple(worded(self.as_run()))
-
-
-class Result(Answering):
+class Result(Showing):
     """The answer of one verb in typed fields, with the record in which it is stored."""
 
     record: Record
+    wording: ClassVar[Callable[[Record], Iterable[str]] | None] = None
+    """Puts a run into sentences. `posbias.report` sets this when it is imported: no room below words its results."""
 
     @classmethod
     @abstractmethod
@@ -65,6 +46,16 @@ class Result(Answering):
     def as_run(self) -> Record:
         """The record that `save` writes into a directory."""
         return self.record
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """The answer in a few lines, each only as strong as its interval.
+
+        Raises:
+            UsageError: the run failed, or its record is damaged.
+        """
+        worded = type(self).wording
+        return () if worded is None else tuple(worded(self.as_run()))
 
     def facts(self) -> Mapping[str, str]:
         """The verdict, or why the run failed."""

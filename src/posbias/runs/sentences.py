@@ -318,6 +318,7 @@ SENTENCES = {
     "memory_of_process": "the process",
     "memory_of_several": "{count} processes",
     "memory_of_device": "the memory of {device}",
+    "part_of_memory": "{part} {size}",
     "parts_of_memory": "{parts}",
     "parts_of_memory_each": "each: {parts}",
     "smaller_model": "a smaller model; {size} would do for {n_positions} positions",

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from posbias.checks import check_size, check_whole, checked
+from posbias.checks import check_preflight, check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, CELLS
 from posbias.memory import Bytes, show_bytes
@@ -60,8 +60,7 @@ class AttentionOptions:
     """Bytes that the process may hold, for `preflight`; None: what is free."""
 
     def __post_init__(self) -> None:
-        if self.max_memory is not None and not self.preflight:
-            raise UsageError(f"max_memory={self.max_memory} goes with preflight=True")
+        check_preflight(self.max_memory, preflight=self.preflight)
         thresholds = tuple(map(float, self.sink_thresholds))
         if not thresholds or not all(0 < threshold < 1 for threshold in thresholds):
             raise UsageError(f"sink_thresholds must be numbers in (0, 1), at least one; got {self.sink_thresholds!r}")

@@ -1,6 +1,6 @@
 """`AttentionStatistics`, the result of `attention`: its statistics in typed fields, and the record that holds them.
 
-The record has this layout, with `/per_prompt`, `/low` and `/high` below each name where they exist:
+The record has this layout, with `/per_prompt`, `/low` and `/high` below the names of the first lines:
 
     distance, entropy, content/{diagonal,off_diagonal,difference,published}           [count layers heads], [layers]
     learned_sink (families that have them)                                            [count layers heads], [layers]
@@ -10,7 +10,7 @@ The record has this layout, with `/per_prompt`, `/low` and `/high` below each na
     monotonicity/{violated,gap} [count layers], monotonicity/of_mean/{violated,gap} [layers]
     mixing/{tokens,frobenius} [count layers], mixing/by_position [layers n_positions]
     kernels/{mean,squared} [layers cells cells], kernels/by_head [layers heads cells cells], kernels/bounds [cells + 1]
-    rollouts/NAME [count n_positions], rollouts/NAME/influence
+    rollouts/NAME/per_prompt [count n_positions], rollouts/NAME/{influence,low,high} [n_positions]
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,7 @@ from posbias.measurement.attention.statistics import (
     MeanSimilarity,
     MixingStatistics,
     Monotonicity,
+    PerPrompt,
     PrefixMonotonicity,
     PromptMean,
     Similarity,
@@ -84,7 +85,7 @@ class AttentionStatistics(Result):
     rollouts: Mapping[str, Float64[np.ndarray, "count n_positions"]] = field(default_factory=dict)
     """Each prompt's profile by every rollout of its attention (`theory.power_rollout.ROLLOUTS`); rows sum to 1."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Title, model, prompts and options, as a record describes them."""
+    """Title, model, prompts, options and what repeats it, as a record describes them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entropy", self.entropy.as_share())
@@ -111,7 +112,7 @@ class AttentionStatistics(Result):
             "left_out": list(self.left_out),
             "caveats": list(self.caveats),
         }
-        return Record("attention", {}, {**self.about, "command": ""}, scalars, _arrays(self))
+        return Record("attention", {}, dict(self.about), scalars, _arrays(self))
 
     @property
     def title(self) -> str:
@@ -141,8 +142,12 @@ class AttentionStatistics(Result):
     def shown(self) -> Shown:
         """Attention distance of every layer beside even attention's; the means over the whole model, with intervals."""
         distance, even = self.distance.overall, float(self.even_distance.mean())
+        model, prompts = (
+            self.about.get("title", "attention"),
+            "1 prompt" if self.count == 1 else f"{self.count} prompts",
+        )
         title = (
-            f"{self.count} prompts of {self.n_positions} tokens: attention looks back {distance.value:.1f} positions "
+            f"{model} on {prompts} of {self.n_positions} tokens: attention looks back {distance.value:.1f} positions "
             f"on average, even attention {even:.1f}"
         )
         series = (
@@ -165,10 +170,10 @@ class AttentionStatistics(Result):
         left_out = {"left out": "; ".join(map(caveat_text, self.left_out))} if self.left_out else {}
         return facts | left_out | caveat_facts(self.caveats)
 
-    def first_sink(self, threshold: int) -> Interval:
-        """Share of queries, layers and heads that give position 0 more than a threshold, by its number."""
+    def first_sink(self, number: int) -> Interval:
+        """Share of queries, layers and heads that give position 0 more than the threshold of that number."""
         statistic = self.sinks
-        return Interval(*(float(values[threshold, 0]) for values in (statistic.value, statistic.low, statistic.high)))
+        return Interval(*(float(values[number, 0]) for values in (statistic.value, statistic.low, statistic.high)))
 
 
 def _shares(sample: Sample) -> dict[str, Interval]:
@@ -177,10 +182,10 @@ def _shares(sample: Sample) -> dict[str, Interval]:
     return {**shares, "flat": compare_with_prompts(flat, sample, generator=np.random.default_rng(0)).distance}
 
 
-def _per_prompt(statistics: AttentionStatistics) -> dict[str, PromptMean]:
+def _per_prompt(statistics: AttentionStatistics) -> dict[str, PerPrompt]:
     """What has a number per prompt, by its name in a record."""
     content, monotonicity, mixing = statistics.content, statistics.monotonicity, statistics.mixing
-    named: dict[str, PromptMean | None] = {
+    named: dict[str, PerPrompt | None] = {
         "distance": statistics.distance,
         "entropy": statistics.entropy,
         "learned_sink": statistics.learned_sink,
@@ -262,7 +267,7 @@ def _of_record(record: Record) -> AttentionStatistics:
         left_out=tuple(scalars["left_out"]),
         caveats=tuple(scalars["caveats"]),
         rollouts={name: arrays[f"rollouts/{name}/per_prompt"] for name in scalars["rollouts"]},
-        about={name: value for name, value in record.resolved.items() if name != "command"},
+        about=record.resolved,
     )
     stored = {
         name: {share: Interval.of_record(interval) for share, interval in shares.items()}

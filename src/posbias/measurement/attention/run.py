@@ -6,8 +6,9 @@ from pathlib import Path
 from torch import nn
 
 from posbias.checks import checked
+from posbias.display.naming import changed_fields
 from posbias.measurement.attention.cost import preflight_attention
-from posbias.measurement.attention.options import AttentionOptions
+from posbias.measurement.attention.options import UNRECORDED, AttentionOptions
 from posbias.measurement.attention.result import AttentionStatistics
 from posbias.measurement.attention.streaming import statistics_of
 from posbias.models.loading import as_model, named
@@ -55,8 +56,15 @@ def attention(
             rolled_out = attention_rollouts(loaded, prompts)
             left_out = (*statistics.left_out, *rolled_out.left_out)
             statistics = replace(statistics, rollouts=rolled_out.rollouts, left_out=left_out)
-        described, read = loaded.describe(), prompts.describe()
-        about = {"title": str(described["source"]), "model": described, "prompts": read, "options": options.describe()}
+        described, changed = loaded.describe(), changed_fields(options, without=UNRECORDED)
+        spelled = [prompts.python, *([f"options=posbias.AttentionOptions({', '.join(changed)})"] if changed else [])]
+        about = {
+            "title": str(described["source"]),
+            "command": loaded.in_call("posbias.attention", spelled),
+            "model": described,
+            "prompts": prompts.describe(),
+            "options": options.describe(),
+        }
         statistics = replace(statistics, about=about)
         statistics.record.scalars |= cost
         run.finish(statistics.record)

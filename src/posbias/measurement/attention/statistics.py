@@ -4,6 +4,7 @@ A number that depends on prompts is kept per prompt if it is small, and carries 
 are infinite with a single prompt.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -15,34 +16,24 @@ from posbias.statistics import Interval, mean_ends, mean_of
 
 MAP_CELLS = 128
 """Side of the mean kernels in a picture, and in a record unless they are saved whole."""
-Statistic = TypeVar("Statistic", bound="PromptMean")
+Statistic = TypeVar("Statistic", bound="PerPrompt")
 
 
 @dataclass(frozen=True, eq=False)
-class PromptMean:
-    """An array of shares, in [0, 1], per prompt and its mean over prompts."""
+class PerPrompt(ABC):
+    """A statistic per prompt, and its mean over prompts with an interval."""
 
     per_prompt: Float64[np.ndarray, "count *axes"]
     low: Float64[np.ndarray, "*points"]
     """Ends of the pointwise interval of `value`."""
     high: Float64[np.ndarray, "*points"]
-    most: float = 1.0
+    most: float
     """The largest value that the truth can have: 1 for a share."""
 
-    @classmethod
-    def of(cls, per_prompt: Float64[np.ndarray, "count *axes"]) -> "PromptMean":
-        """The statistic of these values, with its interval."""
-        return cls(per_prompt, *mean_ends(per_prompt, least=0.0, most=1.0))
-
-    def as_share(self: Statistic) -> Statistic:
-        """The statistic of a share, whose interval ends at 1; an open end stays open."""
-        high = np.maximum(np.minimum(self.high, 1.0), self.value)
-        return replace(self, high=np.where(np.isfinite(self.high), high, self.high), most=1.0)
-
     @property
+    @abstractmethod
     def value(self) -> Float64[np.ndarray, "*points"]:
-        """Mean over prompts."""
-        return np.asarray(self.per_prompt.mean(axis=0))
+        """Mean over prompts, and over heads if there is a number for every head."""
 
     @property
     def overall(self) -> Interval:
@@ -50,9 +41,31 @@ class PromptMean:
         means = self.per_prompt.reshape(len(self.per_prompt), -1).mean(axis=1)
         return mean_of(means).interval(least=0.0 if means.min() >= 0 else -np.inf, most=self.most)
 
+    def as_share(self: Statistic) -> Statistic:
+        """The statistic of a share, whose interval ends at 1; an open end stays open."""
+        high = np.maximum(np.minimum(self.high, 1.0), self.value)
+        return replace(self, high=np.where(np.isfinite(self.high), high, self.high), most=1.0)
+
 
 @dataclass(frozen=True, eq=False)
-class HeadStatistic(PromptMean):
+class PromptMean(PerPrompt):
+    """An array of shares, in [0, 1], per prompt and its mean over prompts."""
+
+    most: float = 1.0
+
+    @classmethod
+    def of(cls, per_prompt: Float64[np.ndarray, "count *axes"]) -> "PromptMean":
+        """The statistic of these values, with its interval."""
+        return cls(per_prompt, *mean_ends(per_prompt, least=0.0, most=1.0))
+
+    @property
+    def value(self) -> Float64[np.ndarray, "*axes"]:
+        """Mean over prompts."""
+        return np.asarray(self.per_prompt.mean(axis=0))
+
+
+@dataclass(frozen=True, eq=False)
+class HeadStatistic(PerPrompt):
     """One number per prompt, layer and head, [count layers heads]; `low` and `high` are the interval of `by_layer`."""
 
     most: float = np.inf

@@ -195,7 +195,7 @@ def _head_products(traced: AttentionTraceLayer, state: AttentionState) -> Float[
     """f_h(x_j) . f_h'(x_j) of every position."""
     parts, value = traced.layer.parts, state.value
     output = parts.output.to(value) * _gain(traced.after, value).reshape(-1, 1)
-    output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.head_dim)
+    output = output.reshape(-1, parts.key_heads, parts.heads // parts.key_heads, parts.value_dim)
     rows = max(1, elements_at_once(value.device) // (parts.heads * len(output)))
     products = [torch.einsum("wkgc,kjc->jkgw", output, some).flatten(1, 2) for some in torch.split(value, rows, dim=1)]
     return torch.cat([vectors @ vectors.transpose(1, 2) for vectors in products]).permute(1, 2, 0).contiguous()

@@ -203,7 +203,7 @@ def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_
 
 
 def has_head_gains(parts: AttentionParts) -> bool:
-    """True if a head's values are one linear map of the stream, which latents and a norm after it are not."""
+    """True if a head's values are one linear map of the stream: no latents between, no norm behind."""
     return not parts.latents and parts.value_norm is None
 
 
