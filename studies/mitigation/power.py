@@ -1,4 +1,4 @@
-"""How many samples an effect takes: the table of docs/mitigate.md, a minute.
+"""How many samples an effect takes: the table of docs/mitigate.md, which shows no method that draws anew; a minute.
 
 Run it as `PYTHONPATH=tests python studies/mitigation/power.py`. Answers are drawn as a model gives them that is right
 in .8, .5, .3, .5, .7 of cases at five positions, under methods without effect; given is the smallest rise that `posbias
