@@ -2,9 +2,9 @@
 
 Run it as `PYTHONPATH=tests python studies/mitigation/bounds.py`; docs/mitigate.md has the share of the interval in use.
 Answers are drawn as models with a known curve give them, before and after a method, for 14 pairs of curves, 20 or 40
-samples, 5 or 9 positions, right or wrong and continuous. Three intervals claim 95 %: a bootstrap over samples that chooses the worst
-positions anew every time, the change at positions chosen on nine tenths of the samples and taken on the others, and the
-one in use (`posbias.mitigation.judging.judge`).
+samples, 5 or 9 positions, right or wrong and continuous. Three intervals claim 95 %: a bootstrap over samples that
+chooses the worst positions anew every time, the change at positions chosen on nine tenths of the samples and taken on
+the others, and the one in use (`posbias.mitigation.judging.judge`).
 """
 
 import itertools
