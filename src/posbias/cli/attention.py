@@ -1,6 +1,6 @@
 """`posbias attention`: what attention looks like in a model, and what its rollouts predict."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,8 +74,6 @@ def attention(
 
     Distance, entropy, sinks, content, kernels and mixing are averaged over prompts; no whole matrix is ever held.
     """
-    from dataclasses import replace
-
     from posbias.measurement.attention.run import attention as measured
 
     settings = statistics.options()
