@@ -46,10 +46,10 @@ from posbias.display.figures import (
 )
 from posbias.display.static import DASHES, STYLE
 from posbias.display.wording import THEORIES, label
-from posbias.papers.birth2603.claims import continuous_density
 from posbias.report import report_of
 from posbias.report.correlate import figures
 from posbias.report.explore import explorer_page
+from posbias_papers.birth2603.claims import continuous_density
 
 IMAGES = Path(__file__).parent / "images"
 STUDY = Path(__file__).parents[1] / "studies" / "trained_models" / "record"

@@ -68,7 +68,7 @@ def long_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def rollout() -> Any:
     """The rollouts of a paper, which take seconds, reproduced once."""
-    from posbias.papers import reproduce
+    from posbias_papers import reproduce
 
     return reproduce("rollout-2602.16837")
 

@@ -114,4 +114,4 @@ CHECKED_CALLS = 5
 """Of each function in each test."""
 
 jaxtyping.jaxtyped = jaxtyped
-install_import_hook("posbias", "posbias_typecheck.check")
+install_import_hook(["posbias", "posbias_papers"], "posbias_typecheck.check")

@@ -66,6 +66,7 @@ Errors:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from posbias.published import published_work
 from posbias.version import __version__
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def __getattr__(name: str) -> Any:
     if name in _ANSWERS.split():
         import_module("posbias.report")  # words and tables of their results, which no room below it makes
     if name in _READERS.split():
-        import_module("posbias.papers")  # has the words of published claims and experiments
+        published_work("published")  # has the words of published claims and experiments
     return getattr(import_module(f"posbias.{_HOMES[name]}"), name)
 
 

@@ -4,7 +4,7 @@ import csv
 import re
 from pathlib import Path
 
-from posbias.papers import Verdict, verify
+from posbias_papers import Verdict, verify
 
 HERE = Path(__file__).parent
 HOLDS = "holds"

@@ -13,9 +13,9 @@ from jaxtyping import Float64
 
 from posbias import load_model, load_prompts
 from posbias.comparison.metrics import wasserstein
-from posbias.papers.later2026.scrambling import LAST, conductance
 from posbias.prompts.prompts import PromptSource
 from posbias.statistics import mean_of
+from posbias_papers.later2026.scrambling import LAST, conductance
 
 HERE = Path(__file__).parent
 N_POSITIONS, COUNT = 48, 8

@@ -21,9 +21,9 @@ from posbias.designing.options import DesignOptions
 from posbias.designing.result import distance_apart
 from posbias.designing.solving import GammaKeys, Problem
 from posbias.designing.targets import Flat
-from posbias.papers.design_claims import shared_alpha
 from posbias.profiles import Profile
 from posbias.theory.rollout import rollout_profile
+from posbias_papers.design_claims import shared_alpha
 
 N_POSITIONS, HEADS = 512, 8
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)

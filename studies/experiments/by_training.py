@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from posbias.papers.findings import Difference, difference
 from posbias.runs.records import Record, read_record
+from posbias_papers.findings import Difference, difference
 
 HERE = Path(__file__).parent
 FIRST_LAST = 1

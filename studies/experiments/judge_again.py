@@ -7,9 +7,9 @@ directory with models is judged anew by the command that made it, with `--resume
 from dataclasses import replace
 from pathlib import Path
 
-from posbias.papers.liu2026.experiment import position_copy_page, recorded_outcome
-from posbias.papers.reproduction import reproduction_record
 from posbias.runs.records import Record, read_record
+from posbias_papers.liu2026.experiment import position_copy_page, recorded_outcome
+from posbias_papers.reproduction import reproduction_record
 
 HERE = Path(__file__).parent
 SETTINGS = ("size", "studies", "steps", "trained_with")

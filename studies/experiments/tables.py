@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from posbias.papers.findings import NOT_RUN, findings_of, findings_tables
 from posbias.runs.records import Record, read_record
+from posbias_papers.findings import NOT_RUN, findings_of, findings_tables
 
 
 def findings(records: Mapping[str, Record]) -> str:

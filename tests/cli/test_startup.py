@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from pkgutil import walk_packages
 
@@ -13,6 +14,7 @@ import pytest
 import typer
 
 import posbias as posbias_package
+import posbias_papers
 from posbias.cli.app import app
 from posbias.cli.listing import SORTS, described_variant, registered_variants
 from posbias.registry import Registry
@@ -48,7 +50,8 @@ def test_import_help_and_list_import_nothing_heavy():
 
 def test_what_is_listed_is_what_is_registered():
     live = {}
-    for module in walk_packages(posbias_package.__path__, "posbias."):
+    core = walk_packages(posbias_package.__path__, "posbias.")
+    for module in chain(core, walk_packages(posbias_papers.__path__, "posbias_papers.")):
         for name, value in vars(import_module(module.name)).items():
             if isinstance(value, Registry):
                 live[name] = {variant: (value[variant].__doc__ or "").strip().split("\n")[0] for variant in value}

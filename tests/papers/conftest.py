@@ -2,7 +2,7 @@
 
 import pytest
 
-from posbias.papers import Verdict, verify
+from posbias_papers import Verdict, verify
 
 
 class Verdicts(dict[str, Verdict]):

@@ -9,8 +9,8 @@ import torch
 
 from posbias import UsageError, closed_form
 from posbias.comparison.metrics import wasserstein
-from posbias.papers import reproduce
-from posbias.papers.birth2603.models import (
+from posbias_papers import reproduce
+from posbias_papers.birth2603.models import (
     SIZES,
     BirthSettings,
     ByteTokenizer,

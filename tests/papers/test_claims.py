@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.papers import CLAIMS, verify
-from posbias.papers.claims import claim_generator, selected
-from posbias.report.verify import Finding
+from posbias_papers import CLAIMS, verify
+from posbias_papers.claims import claim_generator, selected
+from posbias_papers.pages.verify import Finding
 
 HOLDS, CORRECTED, FAILS = "holds", "holds with a correction", "fails as stated"
 WRONG_IN_PART = {

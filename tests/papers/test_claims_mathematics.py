@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from posbias import UsageError
 from posbias.architecture import Causal, Full, Prefix, SlidingWindow
-from posbias.papers import centre_nodes, verify_mask
-from posbias.papers.birth2603.claims import interior_recency, published_profile, uniform_profile
-from posbias.papers.birth2603.gradient import linear_norms, measured_norms, squared_norms
-from posbias.papers.kernels import (
+from posbias.theory.kernels import masked_softmax
+from posbias_papers import centre_nodes, verify_mask
+from posbias_papers.birth2603.claims import interior_recency, published_profile, uniform_profile
+from posbias_papers.birth2603.gradient import linear_norms, measured_norms, squared_norms
+from posbias_papers.kernels import (
     ROUNDING,
     Network,
     closed_positions,
@@ -27,10 +28,9 @@ from posbias.papers.kernels import (
     transition,
     violated_share,
 )
-from posbias.papers.rollout2602.claims import averaged_kernels
-from posbias.papers.wu2025.decay import decay_logits, distances, envelope_mode, log_paths
-from posbias.papers.wu2025.rope import least_squared_steps
-from posbias.theory.kernels import masked_softmax
+from posbias_papers.rollout2602.claims import averaged_kernels
+from posbias_papers.wu2025.decay import decay_logits, distances, envelope_mode, log_paths
+from posbias_papers.wu2025.rope import least_squared_steps
 
 kernels = st.tuples(st.integers(2, 14), st.integers(0, 2**32 - 1), st.sampled_from([None, 2, 3, 5]))
 

@@ -13,9 +13,9 @@ from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.forward import attention_maps
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.models.reference.parameters import constants_of, stacked
-from posbias.papers import CLAIMS, MODEL_CLAIMS, verify_model
-from posbias.papers.kernels import random_monotone_kernel
-from posbias.papers.model_claims import ModelRun, run_model
+from posbias_papers import CLAIMS, MODEL_CLAIMS, verify_model
+from posbias_papers.kernels import random_monotone_kernel
+from posbias_papers.model_claims import ModelRun, run_model
 from published_networks import copy_network, retrieval_network
 
 N = 8

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from posbias.papers import CLAIMS
+from posbias_papers import CLAIMS
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "studies" / "claims"

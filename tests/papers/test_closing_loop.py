@@ -11,8 +11,12 @@ from posbias.display.interactive import interactive
 from posbias.display.static import image_of
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.papers import reproduction_record
-from posbias.papers.closing_loop import (
+from posbias.prompts.prompts import Prompts
+from posbias.runs.records import read_record
+from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
+from posbias.training import Member
+from posbias_papers import reproduction_record
+from posbias_papers.closing_loop import (
     CONTROL,
     POOLED,
     Loop,
@@ -23,13 +27,9 @@ from posbias.papers.closing_loop import (
     unit_measures,
     with_control,
 )
-from posbias.papers.influence_profiles import influence_profiles, initial, mean_field_profiles
-from posbias.papers.reproduction import Reproduction
-from posbias.prompts.prompts import Prompts
-from posbias.report.reproduce import ReproductionRun
-from posbias.runs.records import read_record
-from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
-from posbias.training import Member
+from posbias_papers.influence_profiles import influence_profiles, initial, mean_field_profiles
+from posbias_papers.pages.reproduce import ReproductionRun
+from posbias_papers.reproduction import Reproduction
 from published_networks import copy_network, retrieval_network
 from theory_calls import power_rollout
 
@@ -154,8 +154,8 @@ def test_every_profile_sums_to_one_and_stacking_changes_nothing():
 
 def test_the_jacobian_is_that_of_the_model():
     """Against the exact Jacobian of the same network, sequence by sequence."""
-    from posbias.papers.influence_profiles import SEQUENCES
     from posbias.tasks.synthetic import stack_tasks
+    from posbias_papers.influence_profiles import SEQUENCES
 
     member = trained(residual="added")
     start = initial(member)
@@ -185,7 +185,7 @@ def test_mean_field_is_computed_once_per_start_and_none_where_it_does_not_apply(
 
 def test_mean_field_of_retrieval_networks_is_that_of_many_initialisations(monkeypatch):
     """From the sequences' own vectors; a single Jacobian is as near as initialisations are to each other."""
-    monkeypatch.setattr("posbias.papers.influence_profiles.SEQUENCES", 8)
+    monkeypatch.setattr("posbias_papers.influence_profiles.SEQUENCES", 8)
     for residual in (False, True):
         network = retrieval_network(Architecture(depth=4), width=32, residual=residual)
         task = InContextRetrieval(features=32)
@@ -201,8 +201,8 @@ def test_mean_field_of_retrieval_networks_is_that_of_many_initialisations(monkey
 
 def test_the_power_rollout_is_that_of_the_model():
     """Sequence by sequence, as `posbias predict --theory power_rollout` computes it."""
-    from posbias.papers.influence_profiles import SEQUENCES
     from posbias.tasks.synthetic import stack_tasks
+    from posbias_papers.influence_profiles import SEQUENCES
 
     start = initial(trained(residual="added"))
     model = ReferenceTransformer(start.member.config, start.parameters)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.papers import PAPERS
-from posbias.papers.liu2026.partial_information import partial_information_losses
-from posbias.papers.study_runs import StudySettings
-from posbias.report.reproduce import ReproductionRun
 from posbias.runs.records import read_record
 from posbias.training import load_study
+from posbias_papers import PAPERS
+from posbias_papers.liu2026.partial_information import partial_information_losses
+from posbias_papers.pages.reproduce import ReproductionRun
+from posbias_papers.study_runs import StudySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = {"position-copy": "position-copy-liu2026", "icl": "icl-2502.01951"}

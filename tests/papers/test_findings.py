@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from posbias import RunError, UsageError
-from posbias.papers.findings import (
+from posbias.runs.records import plain
+from posbias_papers.findings import (
     STATEMENTS,
     Finding,
     Outcome,
@@ -24,7 +25,6 @@ from posbias.papers.findings import (
     tally,
     weighed,
 )
-from posbias.runs.records import plain
 
 
 def of(values):

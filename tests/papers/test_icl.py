@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from posbias.papers import PAPERS, reproduce
-from posbias.papers.findings import Outcome, Outcomes
-from posbias.papers.influence_profiles import KINDS
-from posbias.papers.study_runs import SIZES, StudySettings
-from posbias.papers.wu2025.icl import icl_reproduction, reached
-from posbias.papers.wu2025.icl_outcomes import by_place
-from posbias.papers.wu2025.icl_statements import (
+from posbias_papers import PAPERS, reproduce
+from posbias_papers.findings import Outcome, Outcomes
+from posbias_papers.influence_profiles import KINDS
+from posbias_papers.study_runs import SIZES, StudySettings
+from posbias_papers.wu2025.icl import icl_reproduction, reached
+from posbias_papers.wu2025.icl_outcomes import by_place
+from posbias_papers.wu2025.icl_statements import (
     ABOVE,
     PLAIN,
     Cells,

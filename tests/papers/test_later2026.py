@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from posbias.architecture import Rope
-from posbias.papers.later2026.birth import relu_cosine
-from posbias.papers.later2026.distractors import ITEMS, accuracy
-from posbias.papers.later2026.rope_length import PAIRS, draw_contents, frequencies, normal_failure
-from posbias.papers.later2026.sinks import planted
+from posbias_papers.later2026.birth import relu_cosine
+from posbias_papers.later2026.distractors import ITEMS, accuracy
+from posbias_papers.later2026.rope_length import PAIRS, draw_contents, frequencies, normal_failure
+from posbias_papers.later2026.sinks import planted
 
 ROPE, AGGREGATION = "rope-2605.15514/", "aggregation-2605.06611/variance"
 

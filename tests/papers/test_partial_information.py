@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.papers.liu2026.partial_information import partial_information_losses
+from posbias_papers.liu2026.partial_information import partial_information_losses
 
 
 @pytest.mark.parametrize(("context", "vocabulary"), [(2, 2), (4, 3), (5, 3), (3, 6)])

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from posbias import TrainOptions, UsageError, load_model, write_report
-from posbias.papers import PAPERS, influence_profiles, reproduce, reproduction_record
-from posbias.papers.findings import Seeded
-from posbias.papers.liu2026.experiment import losses_table, position_copy_figures
-from posbias.papers.liu2026.partial_information import partial_information_losses
-from posbias.papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss
-from posbias.papers.liu2026.statements import position_copy_findings
-from posbias.papers.study_runs import SIZES, StudySettings
-from posbias.report.reproduce import ReproductionRun
 from posbias.runs.records import read_record
+from posbias_papers import PAPERS, influence_profiles, reproduce, reproduction_record
+from posbias_papers.findings import Seeded
+from posbias_papers.liu2026.experiment import losses_table, position_copy_figures
+from posbias_papers.liu2026.partial_information import partial_information_losses
+from posbias_papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss
+from posbias_papers.liu2026.statements import position_copy_findings
+from posbias_papers.pages.reproduce import ReproductionRun
+from posbias_papers.study_runs import SIZES, StudySettings
 
 PAPER = "position-copy-liu2026"
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from posbias.papers.later2026.recall import MixedDemands, Sizes, ends, recalled
 from posbias.tasks.synthetic import RecallAndSpan
+from posbias_papers.later2026.recall import MixedDemands, Sizes, ends, recalled
 
 
 def test_primacy_and_recency_are_first_and_last_places_less_the_middle() -> None:

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from posbias import write_report
-from posbias.papers import reproduction_record
 from posbias.report import report_of, show_report
 from posbias.report.page import html_of
 from posbias.runs.records import read_record
+from posbias_papers import reproduction_record
 
 
 def test_the_rollouts_record_and_offline_page(rollout, tmp_path):

@@ -7,8 +7,8 @@ import pytest
 
 from posbias import UsageError
 from posbias.architecture.published_models import bloom_influence, published_models, read_data
-from posbias.papers import reproduce
-from posbias.papers.rollout2602.table import TABLE_DIGIT
+from posbias_papers import reproduce
+from posbias_papers.rollout2602.table import TABLE_DIGIT
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ import pytest
 from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
-from posbias.papers.later2026.scrambling import (
+from posbias_papers.later2026.scrambling import (
     MARK,
     ScramblingInvariance,
     Sizes,

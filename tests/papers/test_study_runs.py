@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from posbias import TrainOptions, UsageError
-from posbias.papers import study_runs
-from posbias.papers.reproduction import Reproduction
-from posbias.papers.study_runs import StudyExperiment, StudySettings, trained_before
-from posbias.papers.wu2025.icl import FINAL, SPEED, icl_loops
-from posbias.papers.wu2025.icl_outcomes import icl_outcomes
 from posbias.training import TrainingSchedule, running, study_of, train_members
+from posbias_papers import study_runs
+from posbias_papers.reproduction import Reproduction
+from posbias_papers.study_runs import StudyExperiment, StudySettings, trained_before
+from posbias_papers.wu2025.icl import FINAL, SPEED, icl_loops
+from posbias_papers.wu2025.icl_outcomes import icl_outcomes
 from training_cases import assert_same, retriever
 
 

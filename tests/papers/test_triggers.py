@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from posbias.papers.claims import claim_generator
-from posbias.papers.later2026.triggers import (
+from posbias_papers.claims import claim_generator
+from posbias_papers.later2026.triggers import (
     NORMALISATIONS,
     SoftmaxSinks,
     SoftpickSinks,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.papers import CLAIMS, claims_record, read_mask
-from posbias.papers.claims import selected
 from posbias.report import report_of
 from posbias.report.page import html_of
 from posbias.runs.records import plain, read_record
+from posbias_papers import CLAIMS, claims_record, read_mask
+from posbias_papers.claims import selected
 
 
 @pytest.fixture

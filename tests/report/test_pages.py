@@ -8,9 +8,9 @@ import pytest
 from behaviour_runs import saved
 from browser import BROWSER, looked_at
 from posbias import Record, write_report
-from posbias.papers import reproduction_record
-from posbias.papers.reproduction import Reproduction
 from posbias.runs.records import read_record
+from posbias_papers import reproduction_record
+from posbias_papers.reproduction import Reproduction
 
 HERE = Path(__file__).parent
 SMALL = ["--length", "24", "--count", "2"]

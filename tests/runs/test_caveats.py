@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import posbias
+import posbias_papers
 from posbias.errors import RunError, UsageError
 from posbias.interventions import INTERVENTIONS
 from posbias.measurement import theories
@@ -18,14 +19,14 @@ from posbias.runs.caveats import caveat_text, fact_of, failure, refusal
 from posbias.runs.sentences import SENTENCES
 from tiny_families import shaken_model
 
-SOURCES = Path(posbias.__file__).parent
+SOURCES = [*Path(posbias.__file__).parent.rglob("*.py"), *Path(posbias_papers.__file__).parent.rglob("*.py")]
 MODELS = ("apertus", "deepseek_v3", "llama4_text", "mpt-clip", "opt-350m", "phi3-longrope")
 """Families of which a theory does not speak."""
 
 
 def facts_in_sources() -> Iterator[tuple[str, set[str]]]:
     """The name of every caveat that a module spells, and the names of its numbers."""
-    for path in SOURCES.rglob("*.py"):
+    for path in SOURCES:
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if "caveat" in text else ():
             match node:
@@ -41,7 +42,7 @@ def test_every_caveat_has_a_sentence_with_places_for_its_numbers():
 
 
 def test_every_sentence_is_one_that_something_says():
-    said = "".join(path.read_text() for path in SOURCES.rglob("*.py") if path.name != "sentences.py")
+    said = "".join(path.read_text() for path in SOURCES if path.name != "sentences.py")
     assert [name for name in SENTENCES if f'"{name}"' not in said and name != "message"] == []
 
 

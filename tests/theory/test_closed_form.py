@@ -9,9 +9,9 @@ import pytest
 from scipy import special
 
 from posbias import Architecture, UsageError, closed_form
-from posbias.papers.birth2603.claims import continuous_density
 from posbias.theory import continuous_profile, rollout_profile
 from posbias.theory.closed_form import attention_steps, reciprocal_power_sums
+from posbias_papers.birth2603.claims import continuous_density
 
 MIXINGS = {
     "constant": [0.125] * 12,

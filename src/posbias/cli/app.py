@@ -27,19 +27,19 @@ from posbias.cli import (
     place,
     predict,
     report,
-    reproduce,
     train,
-    verify,
 )
 from posbias.cli.output import fail, prepare
 from posbias.errors import RunError, UsageError
 from posbias.files import check_text
+from posbias.published import published_work
 from posbias.version import __version__
 
 WrongUse: type[Exception] = typer.BadParameter.__bases__[0]
 """Error that typer raises for wrong flags and arguments; it exports only its children."""
 INTERRUPTED = 130
 
+published = published_work("commands")
 app = typer.Typer(
     name="posbias",
     no_args_is_help=True,
@@ -62,8 +62,8 @@ app.command(epilog=mitigate.EXAMPLE)(mitigate.mitigate)
 app.command(epilog=export.EXAMPLE)(export.export)
 app.command(epilog=correlate.EXAMPLE)(correlate.correlate)
 app.command(epilog=place.EXAMPLE)(place.place)
-app.command(epilog=verify.EXAMPLE)(verify.verify)
-app.command(epilog=reproduce.EXAMPLE)(reproduce.reproduce)
+app.command(epilog=published.verify.EXAMPLE)(published.verify.verify)
+app.command(epilog=published.reproduce.EXAMPLE)(published.reproduce.reproduce)
 app.command(epilog=train.EXAMPLE)(train.train)
 app.command(epilog=report.EXAMPLE)(report.report)
 app.command("list", epilog=listing.EXAMPLE)(listing.list_variants)

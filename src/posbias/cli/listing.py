@@ -12,6 +12,7 @@ import re
 import textwrap
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ import typer
 from posbias.cli import options
 from posbias.cli.output import print_document, print_json
 from posbias.errors import UsageError
+from posbias.published import PACKAGE
 
 EXAMPLE = "Examples: `posbias list masks` · with parameters: `posbias list mitigations temperature`"
 MODELS = typer.Typer(no_args_is_help=True, help="Obtain models.", rich_markup_mode=None)
@@ -43,7 +45,8 @@ SORTS = {
 }
 """Registry of each sort that is listed."""
 _REGISTERED = re.compile(r"^@([A-Z_]+)\.register\(", re.MULTILINE)
-_PACKAGE = Path(__file__).parents[1]
+_SOURCES = Path(__file__).parents[2]
+_PACKAGES = ("posbias", PACKAGE)
 _WIDTH = 100
 SAMPLE_ITEMS = 3
 """Items of the prompt that shows a task."""
@@ -105,7 +108,7 @@ def described_variant(sort: str, name: str) -> dict[str, Any]:
     if name not in definitions:
         raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(sorted(definitions))}")
     node, path = definitions[name]
-    module = import_module(".".join(path.relative_to(_PACKAGE.parent).with_suffix("").parts))
+    module = import_module(".".join(path.relative_to(_SOURCES).with_suffix("").parts))
     variant = getattr(module, node.name)
     parameters: dict[str, dict[str, Any]] = {}
     if dataclasses.is_dataclass(variant):
@@ -134,7 +137,7 @@ def _sample(task: Any) -> str:
 def _definitions() -> dict[str, dict[str, tuple[ast.ClassDef | ast.FunctionDef, Path]]]:
     """Definition and file of everything that a decorator registers, by registry and name."""
     definitions: dict[str, dict[str, tuple[ast.ClassDef | ast.FunctionDef, Path]]] = {}
-    for file in _PACKAGE.rglob("*.py"):
+    for file in chain.from_iterable((_SOURCES / package).rglob("*.py") for package in _PACKAGES):
         source = file.read_text(encoding="utf-8")
         if not _REGISTERED.search(source):
             continue

@@ -11,9 +11,7 @@ from posbias.report import (  # noqa: F401
     mitigate,
     place,
     profiles,
-    reproduce,
     train,
-    verify,
 )
 from posbias.report.findings import Finding, grouped_findings
 from posbias.report.page import REPORTS, Report, conclude, report_of, show_report, verdict, write_report

@@ -1,6 +1,0 @@
-"""On the Emergence of Position Bias in Transformers (Wu et al., ICML 2025, arXiv 2502.01951).
-
-Its theorems on where attention collapses, as claims; its in-context retrieval, trained again.
-"""
-
-from posbias.papers.wu2025 import decay, graphs, icl, masks, on_models, rope  # noqa: F401 (registered where defined)

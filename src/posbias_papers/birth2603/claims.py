@@ -1,0 +1,301 @@
+"""'Lost in the Middle at Birth' (arXiv 2603.10123) on profiles: four statements, as printed and as they hold.
+
+Uniform causal attention, C_ij = 1/(i+1), mixed into a residual stream. Published: the continuous limit's density plus
+an atom. Exact at every length: homogeneous symmetric polynomials of the reciprocals. docs/theory, section 2.
+"""
+
+from collections.abc import Sequence
+from math import factorial
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import special
+
+from posbias.display.figures import Figure
+from posbias.errors import UsageError
+from posbias.theory.closed_form import attention_steps, closed_form
+from posbias_papers.claims import Claim, evidence
+from posbias_papers.pages.verify import CLAIMS, Facts, Finding
+
+PAPER = "Lost in the Middle at Birth, arXiv 2603.10123"
+UNIFORM = "uniform causal attention, as at initialisation"
+RESIDUAL = "residual connections: mixing m < 1"
+
+N_POSITIONS = 2048
+DEPTH = 24
+MIXINGS = (0.2, 0.1, 0.05)
+CLOSE = 0.1
+"""Relative error up to which a printed mass counts as right."""
+HEAD = 64
+"""First positions drawn where the head is the point."""
+EXACT = 1e-10
+"""Relative error allowed between the finite-N form and the product of matrices."""
+ALIBI_SLOPE = 0.02
+"""A gentle recency-favouring encoding, for contrast (logits per position)."""
+DEAD = 0.01
+"""Share of the flat profile below which a position counts as dead."""
+
+
+def continuous_density(
+    relative_positions: Float64[np.ndarray, "chosen"], mixing: Sequence[float] | np.ndarray
+) -> Float64[np.ndarray, "chosen"]:
+    """Density of the continuous limit at x in (0, 1], without the atom P(K = 0) = prod_l (1 - m_l) at x = 1.
+
+    sum_{k >= 1} P(K = k) u^(k-1) / (k-1)!,  u = ln(1/x).
+
+    Source: arXiv 2603.10123; equal to (1-m)^L a L^(1)_(L-1)(-a u), a = m / (1 - m), for constant mixing m < 1.
+    """
+    steps = attention_steps(mixing)
+    if relative_positions.size and not (relative_positions.min() > 0 and relative_positions.max() <= 1):
+        raise UsageError("the continuous density is defined for relative positions in (0, 1]")
+    depth_scale = -np.log(relative_positions)
+    orders = np.arange(len(steps) - 1)
+    terms = special.xlogy(orders[:, None], depth_scale[None, :]) - special.gammaln(orders + 1)[:, None]
+    return np.asarray(steps[1:] @ np.exp(terms))
+
+
+def uniform_profile(
+    n_positions: int, mixing: Sequence[float] | Float64[np.ndarray, "layers"], *, slope: float = 0.0
+) -> Float64[np.ndarray, "n_positions"]:
+    """Rollout of uniform (or ALiBi, by recursion) causal attention, one O(N) pull per layer."""
+    rate = np.exp(-slope)
+    sums = np.cumsum(rate ** np.arange(n_positions, dtype=np.float64))
+    profile = np.zeros(n_positions)
+    profile[-1] = 1.0
+    for share in reversed(np.asarray(mixing, dtype=np.float64)):
+        scaled = profile / sums
+        pulled = np.cumsum(scaled[::-1])[::-1] if slope == 0 else _geometric_suffix(scaled, rate)
+        profile = (1 - share) * profile + share * pulled
+    return profile
+
+
+def _geometric_suffix(values: Float64[np.ndarray, "n"], rate: float) -> Float64[np.ndarray, "n"]:
+    """y_j = values_j + rate y_{j+1}."""
+    result = values.copy()
+    for position in range(len(values) - 2, -1, -1):
+        result[position] += rate * result[position + 1]
+    return result
+
+
+def published_profile(n_positions: int, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "n_positions"]:
+    """The published density sampled at the cells' midpoints, over N, with the atom on the last position."""
+    midpoints = (np.arange(n_positions) + 0.5) / n_positions
+    profile: Float64[np.ndarray, n_positions] = continuous_density(midpoints, mixing) / n_positions
+    profile[-1] += attention_steps(mixing)[0]
+    return profile
+
+
+def _profiles_figure(profiles: Sequence[tuple[str, Float64[np.ndarray, "_"]]]) -> Figure:
+    """Profiles on logarithmic axes, thinned to 200 points each."""
+    series = []
+    for label, profile in profiles:
+        count = len(profile)
+        chosen = np.unique(np.concatenate([np.geomspace(1, count, 150).astype(int) - 1, np.arange(0, count, 41)]))
+        series.append((label, chosen + 1, np.maximum(profile[chosen], 1e-30)))
+    return evidence("position (1-based)", "influence on the last position", series, log_x=True, log_y=True)
+
+
+@CLAIMS.register("birth-2603.10123/claim-1-closed-form")
+class ClosedForm(Claim):
+    """The density at the head of the context."""
+
+    paper = PAPER
+    source = "abstract and main theorem; theory section 2, item 1"
+    statement = "The closed-form density gives the exact influence of every position, the first token included."
+    assumptions = (UNIFORM, "continuous limit")
+    broken_by = "attention is not uniform: ALiBi with slope 0.02"
+    computed = "density's first-token mass at H = 12, N = {positions:.0f}; the true one is {true_first_12:.3f}"
+    sharper = (
+        "the limit needs L << ln N: true first-token mass {true_first_12:.3f} (H=12), {true_first_24:.4f} (H=24), "
+        "density {density_first_12:.3f}, {density_first_24:.0e}; (1/N) h_(H-1)(1/(j+1) ... 1/N) is exact at every N "
+        "(relative error {finite_form_relative_error:.0e}); at H = 2, N = 1e9 the density is off by "
+        "{shallow_error:.3f}"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """First-token mass of C^H at N = 2048: density at midpoints against the product; finite-N form against it."""
+        slope = 0.02 if broken else 0.0
+        true, density, errors = {}, {}, []
+        for depth in (12, DEPTH):
+            profile = uniform_profile(N_POSITIONS, np.ones(depth), slope=slope)
+            exact = closed_form(N_POSITIONS, np.arange(N_POSITIONS), np.ones(depth))
+            errors.append(float(np.max(np.abs(exact / profile - 1))))
+            true[depth], density[depth] = float(profile[0]), float(published_profile(N_POSITIONS, np.ones(depth))[0])
+        # For two layers L << ln N begins to hold.
+        many = 10**9
+        limit = continuous_density(np.array([0.5 / many]), [1.0, 1.0])[0] / many
+        shallow = float(limit / closed_form(many, [0], [1.0, 1.0])[0])
+        worst = max(abs(density[depth] / true[depth] - 1) for depth in true)
+        finite_exact = max(errors) <= EXACT
+        return Finding(
+            value=density[12],
+            as_stated=worst <= CLOSE and finite_exact,
+            corrected=finite_exact and abs(shallow - 1) <= CLOSE,
+            figure=_profiles_figure(
+                [
+                    ("product of matrices, H = 12", uniform_profile(N_POSITIONS, np.ones(12), slope=slope)[:HEAD]),
+                    ("published density, H = 12", published_profile(N_POSITIONS, np.ones(12))[:HEAD]),
+                    ("finite-N form, H = 12", closed_form(N_POSITIONS, np.arange(HEAD), np.ones(12))),
+                ]
+            ),
+            numbers={
+                "positions": N_POSITIONS,
+                "true_first_12": true[12],
+                "true_first_24": true[DEPTH],
+                "density_first_12": density[12],
+                "density_first_24": density[DEPTH],
+                "finite_form_relative_error": max(errors),
+                "shallow_error": abs(shallow - 1),
+            },
+        )
+
+
+@CLAIMS.register("birth-2603.10123/claim-2-dead-zone")
+class DeadZone(Claim):
+    """How dead the middle is."""
+
+    paper = PAPER
+    source = "abstract; theory section 2, item 2"
+    statement = "With residual connections the middle is a factorial dead zone of order 1/(H-1)!."
+    assumptions = (UNIFORM, RESIDUAL)
+    broken_by = "no residual connections (m = 1), where the k = H term stands alone"
+    computed = "least N * profile at the middle over mixings; promised {promised:.0e}, flat profile 1"
+    sharper = (
+        "1/(H-1)! is the k = H term alone; at H = {layers:.0f} the middle has {middles} of an even share, and next to "
+        "the end the profile is L m (1-m)^(L-1) / N"
+    )
+
+    @staticmethod
+    def phrases(numbers: Facts) -> Facts:
+        """The middle's share for every mixing."""
+        middles = {name[9:]: middle for name, middle in numbers.items() if name.startswith("middle_m_")}
+        return {"middles": ", ".join(f"{middle:.2g} (m = {mixing})" for mixing, middle in middles.items())}
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """N times the profile at the middle for three mixings, H = 24, N = 2048."""
+        mixings = (1.0,) if broken else MIXINGS
+        profiles = {mixing: uniform_profile(N_POSITIONS, np.full(DEPTH, mixing)) for mixing in mixings}
+        middles = {mixing: float(N_POSITIONS * profile[N_POSITIONS // 2]) for mixing, profile in profiles.items()}
+        one_step = {mixing: DEPTH * mixing * (1 - mixing) ** (DEPTH - 1) for mixing in mixings}  # share of walks
+        near_end = {
+            mixing: float(N_POSITIONS * profile[-2]) / max(one_step[mixing], 1e-300)
+            for mixing, profile in profiles.items()
+        }
+        promised = 1 / factorial(DEPTH - 1)
+        return Finding(
+            value=min(middles.values()),
+            as_stated=max(middles.values()) <= 10 * promised,
+            corrected=max(middles.values()) <= DEAD,
+            figure=_profiles_figure([(f"m = {mixing:g}", profile) for mixing, profile in profiles.items()]),
+            numbers={
+                "layers": DEPTH,
+                "promised": promised,
+                **{f"middle_m_{mixing:g}": middle for mixing, middle in middles.items()},
+                **{f"end_over_one_step_m_{mixing:g}": ratio for mixing, ratio in near_end.items()},
+            },
+            instances=len(mixings),
+        )
+
+
+@CLAIMS.register("birth-2603.10123/claim-3-recency-anchor")
+class RecencyAnchor(Claim):
+    """The weight of the last token's atom."""
+
+    paper = PAPER
+    source = "abstract; theory section 2, item 3"
+    statement = "Residual connections give the last token an isolated anchor of order 1, whatever the depth."
+    assumptions = (UNIFORM, RESIDUAL)
+    broken_by = "mixing falls slower than 1/L (m = L^-1/2), where the correction no longer holds either"
+    computed = "atom at 192 layers over atom at 12 layers, m = 0.1 (order 1 means near 1)"
+    sharper = (
+        "the atom is (1-m)^L, exponentially small in depth ({atom_24_layers:.4f} at m=.2, L=24); it is of order "
+        "1 only for m = O(1/L): from 12 to 192 layers {law} keeps {kept_scaled_mixing:.2g} of it"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """(1 - m)^L over depths at fixed mixing, and at mixing 1/L."""
+        depths = [12, 24, 48, 96, 192]
+        exponent, law = (-0.5, "m = L^-1/2") if broken else (-1.0, "m = 1/L")
+        fixed = {mixing: np.array([_atom(depth, mixing) for depth in depths]) for mixing in MIXINGS}
+        scaled = np.array([_atom(depth, depth**exponent) for depth in depths])
+        shares = {mixing: float(atoms[-1] / atoms[0]) for mixing, atoms in fixed.items()}
+        scaled_kept = float(scaled[-1] / scaled[0])
+        return Finding(
+            value=shares[0.1],
+            as_stated=min(shares.values()) >= 0.5,
+            corrected=scaled_kept >= 0.5,
+            figure=evidence(
+                "layers",
+                "atom on the last position",
+                [(f"m = {mixing:g}", depths, atoms) for mixing, atoms in fixed.items()] + [(law, depths, scaled)],
+                log_x=True,
+                log_y=True,
+            ),
+            numbers={
+                "law": law,
+                **{f"kept_m_{mixing:g}": share for mixing, share in shares.items()},
+                "kept_scaled_mixing": scaled_kept,
+                "atom_24_layers": float(fixed[0.2][1]),
+            },
+            instances=len(MIXINGS),
+        )
+
+
+def _atom(depth: int, mixing: float) -> float:
+    """Share of walks that never take an attention step."""
+    return float(attention_steps(np.full(depth, mixing))[0])
+
+
+@CLAIMS.register("birth-2603.10123/claim-4-u-shape")
+class UShape(Claim):
+    """A rise of the profile before its last token."""
+
+    paper = PAPER
+    source = "title and abstract; theory section 2, item 4"
+    statement = "Causal masking and residual connections alone give a U: influence rises again towards the end."
+    assumptions = (UNIFORM, RESIDUAL)
+    broken_by = "no residual connections (m = 1): not even the last token stands out"
+    computed = "interior recency: penultimate position over the interior minimum (1 means no rise)"
+    sharper = (
+        "an L and one spike: the minimum is the penultimate token (position {last_minimum_position:.0f} of "
+        "{positions:.0f}), only the last token stands out ({least_spike:.0f} to {largest_spike:.0f} times it); ALiBi "
+        "(slope {alibi_slope:g}) gives a U: interior recency {alibi_interior_recency:.2g}, minimum at "
+        "{alibi_minimum_position:.0f} of {alibi_positions:.0f}"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Interior recency, the penultimate position over the interior minimum, uniform and with ALiBi."""
+        mixings = (1.0,) if broken else MIXINGS
+        profiles = {mixing: uniform_profile(N_POSITIONS, np.full(DEPTH, mixing)) for mixing in mixings}
+        recencies = [interior_recency(profile) for profile in profiles.values()]
+        minima = [int(np.argmin(profile)) for profile in profiles.values()]
+        spikes = [float(profile[-1] / profile[-2]) for profile in profiles.values()]
+        # Without the encoding's own recency there is no U; the contrast shows what one looks like.
+        shorter = 512
+        alibi = uniform_profile(shorter, np.full(DEPTH, 0.1), slope=ALIBI_SLOPE)
+        return Finding(
+            value=max(recencies),
+            as_stated=max(recencies) > 1 + EXACT,
+            corrected=all(place == N_POSITIONS - 2 for place in minima) and min(spikes) > 1,
+            figure=_profiles_figure(
+                [(f"uniform, m = {mixing:g}", profile) for mixing, profile in profiles.items()]
+                + [(f"ALiBi slope {ALIBI_SLOPE}, m = 0.1, N = 512", alibi)]
+            ),
+            numbers={
+                "positions": N_POSITIONS,
+                "minimum_position": float(minima[0]),
+                "last_minimum_position": float(minima[-1]),
+                "least_spike": min(spikes),
+                "largest_spike": max(spikes),
+                "alibi_positions": shorter,
+                "alibi_slope": ALIBI_SLOPE,
+                "alibi_interior_recency": interior_recency(alibi),
+                "alibi_minimum_position": float(np.argmin(alibi)),
+            },
+            instances=len(mixings),
+        )
+
+
+def interior_recency(profile: Float64[np.ndarray, "n_positions"]) -> float:
+    """The penultimate position over the least of all but the last: 1 where the profile only falls."""
+    return float(profile[-2] / profile[:-1].min())

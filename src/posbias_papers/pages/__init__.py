@@ -1,0 +1,1 @@
+"""Pages of `verify` and `reproduce`, drawn from records alone, with the results that they read."""

@@ -1,0 +1,31 @@
+"""Everything that this package offers; importing it registers each paper's claims, experiment and pages."""
+
+# Each folder registers its claims and its experiment.
+from posbias_papers import birth2603, design_claims, later2026, liu2026, rollout2602, wu2025  # noqa: F401
+from posbias_papers.claims import Claim, claims_record, tally, verify
+from posbias_papers.kernels import centre_nodes
+from posbias_papers.model_claims import ModelClaim, verify_model, verify_source
+from posbias_papers.pages.reproduce import PAPERS
+from posbias_papers.pages.verify import CLAIMS, MODEL_CLAIMS, Verdict
+from posbias_papers.reproduction import Experiment, reproduce, reproduction_record
+from posbias_papers.wu2025.graphs import read_mask, verify_mask
+
+__all__ = [
+    "CLAIMS",
+    "MODEL_CLAIMS",
+    "PAPERS",
+    "Claim",
+    "Experiment",
+    "ModelClaim",
+    "Verdict",
+    "centre_nodes",
+    "claims_record",
+    "read_mask",
+    "reproduce",
+    "reproduction_record",
+    "tally",
+    "verify",
+    "verify_mask",
+    "verify_model",
+    "verify_source",
+]

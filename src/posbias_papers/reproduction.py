@@ -1,0 +1,148 @@
+"""Published experiments by the name of their paper, and their results: facts, rows, tables and figures.
+
+Each is registered in its paper's folder, with the words on what comes out: a record has none (pages/reproduce.py).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from posbias.display.figures import Figure
+from posbias.errors import UsageError
+from posbias.report.tables import Table
+from posbias.runs.records import Record, plain
+from posbias_papers.pages.reproduce import CURVE_PARTS, PAPERS, Facts, Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction:
+    """A published experiment, run again."""
+
+    experiment: str
+    """Its name in `PAPERS`."""
+    title: str
+    rows: Rows
+    """One row per comparison, plain JSON values."""
+    tables: Sequence[Table]
+    """Tables of numbers that the rows do not hold."""
+    figures: Sequence[Figure]
+    facts: Facts = field(default_factory=dict)
+    """What else its sentences say."""
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Profiles and mixing by slash-separated name."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def statements(self) -> list[str]:
+        """Outcomes, one or two sentences each, with their numbers."""
+        statements: list[str] = PAPERS[self.experiment]().statements(plain(self.rows), plain(self.facts))
+        return statements
+
+
+def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+    """The reproduction as a record of verb "reproduce".
+
+    Returns:
+        Scalars `experiment`, `rows`, `facts`, `tables` and `figures` (labels and array names); the curves are arrays
+        `figures/<slug>/<number>/x`, `/y` and, where there is a band, `/low` and `/high`.
+    """
+    record = Record(
+        verb="reproduce",
+        arguments=dict(arguments),
+        resolved={"title": reproduction.title, "command": command, **plain(reproduction.settings)},
+        seeds=dict(reproduction.seeds),
+        arrays=dict(reproduction.arrays),
+    )
+    record.scalars = {
+        "experiment": reproduction.experiment,
+        "rows": plain(reproduction.rows),
+        "facts": plain(reproduction.facts),
+        "tables": [plain(vars(table)) for table in reproduction.tables],
+        "figures": [store_figure(figure, record.arrays) for figure in reproduction.figures],
+    }
+    return record
+
+
+def store_figure(figure: Figure, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """A figure as plain values, its curves put into `arrays`; pages/reproduce.py reads it back."""
+    curves = []
+    for number, curve in enumerate(figure.curves):
+        stem = f"figures/{figure.slug}/{number}"
+        arrays.update(
+            {f"{stem}/{part}": values for part in CURVE_PARTS if (values := getattr(curve, part)) is not None}
+        )
+        look = {"colour": curve.stroke.colour, "dash": curve.stroke.dash, "emphasis": curve.emphasis}
+        curves.append({"name": curve.name, "arrays": stem, **look})
+    names = ("slug", "title", "x_label", "y_label", "log_range", "linear_range", "rows")
+    return {**{name: plain(getattr(figure, name)) for name in names}, "curves": curves}
+
+
+class Experiment(ABC):
+    """A published experiment that can be run again, registered under the name of its paper."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    """Title of the paper."""
+    settings: ClassVar[type | None] = None
+    """The class of its settings; None: everything is as published."""
+
+    def check(self, settings: Any) -> Any:
+        """Refuse settings that the experiment does not take.
+
+        Returns:
+            The settings, or their defaults if they are None.
+        """
+        if self.settings is None:
+            if settings is not None:
+                raise UsageError(f"{self.name} has no settings: its models, length and text are those published")
+            return None
+        chosen = self.settings() if settings is None else settings
+        if not isinstance(chosen, self.settings):
+            raise UsageError(f"{self.name} takes {self.settings.__name__}, got {type(chosen).__name__}")
+        return chosen
+
+    @abstractmethod
+    def run(self, settings: Any) -> Reproduction:
+        """Run it again with settings that `check` has seen.
+
+        Raises:
+            RunError: a measurement fails, or a file cannot be written.
+        """
+
+    @abstractmethod
+    def statements(self, rows: Rows, facts: Facts) -> list[str]:
+        """Results in sentences with their numbers; of a record's rows and facts, or of those just made."""
+
+    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
+        """All tables: those made of the rows, and those that are stored."""
+        return list(stored)
+
+    def finished(self, settings: Any) -> Record | None:
+        """The record of just this experiment, if a directory holds it finished and the settings resume it."""
+        return None
+
+    def record(self, settings: Any, arguments: Mapping[str, Any], *, command: str = "") -> Record:
+        """Run it again, and put the reproduction into a record."""
+        return reproduction_record(self.run(settings), arguments, command=command)
+
+
+def reproduce(paper: str, *, settings: Any = None) -> Reproduction:
+    """Run a published experiment again.
+
+    Args:
+        paper: A name in `PAPERS`.
+        settings: An object of the experiment's own class (`BirthSettings` for birth-2603.10123); None: its defaults.
+
+    Returns:
+        Rows, tables, figures and the sentences on them; `posbias_papers.reproduction_record` makes a record of it.
+
+    Raises:
+        UsageError: unknown paper, or settings it does not take.
+        RunError: a measurement fails, or a file cannot be written.
+    """
+    experiment: Experiment = PAPERS[paper]()
+    return experiment.run(experiment.check(settings))

@@ -1,0 +1,443 @@
+"""The residual paper (arXiv 2602.16837) at finite depth: propositions 4.2-4.5 and the order lemmas A.2-A.5.
+
+Everything rests on Assumption 4.1, stochastically monotone kernels. Each claim runs on kernels that satisfy it exactly
+(uniform, windowed, ALiBi, random) and, with `broken`, on kernels that do not. The lemmas carry the propositions: a
+monotone kernel keeps the order of laws and of vectors, a residual connection keeps it monotone, and ordered rows give
+ordered steps. docs/theory, section 3.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from posbias.architecture import Causal, Mask, SlidingWindow
+from posbias.display.figures import Figure
+from posbias.theory.kernels import masked_softmax
+from posbias_papers.claims import Claim, curves
+from posbias_papers.kernels import (
+    ROUNDING,
+    dominance_gap,
+    even_kernel,
+    last_row,
+    monotonicity_gap,
+    prefix_mass,
+    random_content_kernel,
+    random_monotone_kernel,
+    rollouts,
+    transition,
+    violated_share,
+)
+from posbias_papers.pages.verify import CLAIMS, Finding
+from posbias_papers.wu2025.decay import decay_logits
+
+PAPER = "A Structural Theory of Position Bias in Transformers, arXiv 2602.16837"
+MONOTONE = "Assumption 4.1: stochastically monotone mean kernels"
+CAUSAL = "causal or causal sliding-window masking"
+NOT_MONOTONE = "Assumption 4.1 violated: kernels from random content, whose rows are not ordered"
+
+N_POSITIONS = 16
+DEPTH = 6
+WINDOW = 5
+STACKS = 40
+"""Random stacks of layers for each claim."""
+CONTENT_SPREAD = 6.0
+"""Standard deviation of the content logits of kernels that are not monotone."""
+
+Kernels = Sequence[Float64[np.ndarray, "n n"]]
+Drift = tuple[float, list[Float64[np.ndarray, "n"]]]
+"""Violation of a proposition's order on one stack, and the profiles it compares."""
+
+
+def monotone_stack(mask: Mask, generator: np.random.Generator) -> Kernels:
+    """Layers that satisfy Assumption 4.1: random ones, uniform ones and ALiBi ones in random order."""
+    visible = mask.visible(N_POSITIONS)
+    width = None if mask.reach(N_POSITIONS) == N_POSITIONS else mask.reach(N_POSITIONS)
+    stack = []
+    for _ in range(DEPTH):
+        strength = generator.uniform(0, 0.5)
+        alibi = masked_softmax(visible, decay_logits(N_POSITIONS, strength))
+        choices = (random_monotone_kernel(N_POSITIONS, generator, width=width), even_kernel(visible), alibi)
+        stack.append(choices[generator.integers(len(choices))])
+    return stack
+
+
+def disordered_stack(mask: Mask, generator: np.random.Generator) -> Kernels:
+    """Layers that violate it: softmax of random content."""
+    visible = mask.visible(N_POSITIONS)
+    return [random_content_kernel(visible, generator, spread=CONTENT_SPREAD) for _ in range(DEPTH)]
+
+
+def stacks(generator: np.random.Generator, *, broken: bool) -> list[Kernels]:
+    """Half of them causal, half with a window."""
+    draw = disordered_stack if broken else monotone_stack
+    return [draw(mask, generator) for mask in (Causal(), SlidingWindow(WINDOW)) for _ in range(STACKS // 2)]
+
+
+def worst_drift(drifts: Sequence[Drift]) -> Drift:
+    """The largest violation with its profiles; the profiles that differ most where there is none beyond rounding."""
+    worst = max(drifts, key=lambda drift: drift[0])
+    if worst[0] > ROUNDING:
+        return worst
+    return worst[0], max(
+        (laws for _, laws in drifts), key=lambda laws: float(np.ptp(prefix_mass(np.stack(laws)), axis=0).max())
+    )
+
+
+NEEDED = (
+    "on kernels that violate Assumption 4.1 it fails in {violated_without_the_assumption:.0%} of "
+    "{stacks_without_the_assumption:.0f} stacks, by up to {without_the_assumption:.2g} of the mass"
+)
+
+
+def needed(contrast: Sequence[Drift]) -> dict[str, float]:
+    """How often and by how much a statement fails on kernels that violate Assumption 4.1."""
+    return {
+        "violated_without_the_assumption": float(np.mean([gap > ROUNDING for gap, _ in contrast])),
+        "stacks_without_the_assumption": len(contrast),
+        "without_the_assumption": worst_drift(contrast)[0],
+    }
+
+
+def some_layers(generator: np.random.Generator) -> Bool[np.ndarray, "depth"]:
+    """One layer or several at random: where every layer changes at once, violations of the order rarely show."""
+    chosen: np.ndarray = generator.random(DEPTH) < generator.choice([0.0, 0.4])
+    chosen[generator.integers(DEPTH)] = True
+    return chosen
+
+
+def _monotonicity_numbers(layers: Sequence[Kernels]) -> dict[str, float]:
+    """How far the kernels are from Assumption 4.1."""
+    kernels = [kernel for stack in layers for kernel in stack]
+    return {
+        "violated_triples_share": float(np.mean([violated_share(kernel) for kernel in kernels])),
+        "largest_monotonicity_gap": max(monotonicity_gap(kernel) for kernel in kernels),
+    }
+
+
+def _prefix_figure(laws: Sequence[tuple[str, Float64[np.ndarray, "n"]]]) -> Figure:
+    """Prefix masses of several profiles."""
+    positions = np.arange(N_POSITIONS)
+    return curves("position k", "prefix mass F_k", positions, {label: prefix_mass(law) for label, law in laws})
+
+
+@CLAIMS.register("rollout-2602.16837/proposition-4.2")
+class PrimacyDrift(Claim):
+    """Deeper means earlier."""
+
+    paper = PAPER
+    source = "Proposition 4.2, section 4"
+    statement = "Every prefix mass of the last row grows with each further layer: F_k(rho^(t+1)) >= F_k(rho^(t))."
+    assumptions = (MONOTONE, CAUSAL)
+    broken_by = NOT_MONOTONE
+    computed = "largest fall of any prefix mass when a layer is added (0 if the drift is always towards primacy)"
+    sharper = (
+        f"{NEEDED}; but a layer added below all others needs causality only (largest fall on such kernels "
+        "{largest_fall_layer_added_below:.0e})"
+    )
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Largest fall of a prefix mass when a layer is added on top; and at the bottom, without the assumption."""
+        layers = stacks(generator, broken=broken)
+        drifts = [_primacy_drift(stack, generator) for stack in layers]
+        contrast = [_primacy_drift(stack, generator) for stack in stacks(generator, broken=True)]
+        below = max(_fall_when_added_below(mask, generator) for mask in (Causal(), SlidingWindow(WINDOW)))
+        gap, laws = worst_drift(drifts)
+        return Finding(
+            value=gap,
+            as_stated=gap <= ROUNDING,
+            figure=_prefix_figure([(f"{depth} layers", laws[depth]) for depth in range(DEPTH + 1)]),
+            numbers={"largest_fall_layer_added_below": below, **needed(contrast), **_monotonicity_numbers(layers)},
+            instances=len(layers),
+        )
+
+
+def _primacy_drift(stack: Kernels, generator: np.random.Generator) -> Drift:
+    """Largest fall of a prefix mass from one depth to the next, and the profiles of all depths."""
+    mixing = generator.uniform(0.05, 1, DEPTH)
+    steps = [transition(kernel, share) for kernel, share in zip(stack, mixing, strict=True)]
+    laws = rollouts(steps)[:, -1]
+    return max(dominance_gap(*pair) for pair in pairwise(laws)), list(laws)
+
+
+def _fall_when_added_below(mask: Mask, generator: np.random.Generator) -> float:
+    """Largest fall of a prefix mass when a layer is put under the others, on kernels that are not monotone."""
+    steps = [transition(kernel, 0.5) for kernel in disordered_stack(mask, generator)]
+    laws = [last_row(steps[start:]) for start in range(DEPTH)]
+    return max(dominance_gap(shallow, deep) for deep, shallow in pairwise(laws))
+
+
+@CLAIMS.register("rollout-2602.16837/proposition-4.3")
+class ResidualDrift(Claim):
+    """Stronger residual connections mean more recency."""
+
+    paper = PAPER
+    source = "Proposition 4.3, section 4"
+    statement = "Less attention mixing in every layer (m_l <= m'_l) gives a more recent profile: F_k(rho) <= F_k(rho')."
+    assumptions = (MONOTONE, CAUSAL)
+    broken_by = NOT_MONOTONE
+    computed = "largest excess of F_k with less mixing over F_k with more (0 if always more recent)"
+    sharper = NEEDED
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Largest excess of a prefix mass with less mixing over the same with more."""
+        layers = stacks(generator, broken=broken)
+        gap, laws = worst_drift([_residual_drift(stack, generator) for stack in layers])
+        contrast = [_residual_drift(stack, generator) for stack in stacks(generator, broken=True)]
+        return Finding(
+            value=gap,
+            as_stated=gap <= ROUNDING,
+            figure=_prefix_figure(list(zip(("less mixing", "more mixing"), laws, strict=True))),
+            numbers={**needed(contrast), **_monotonicity_numbers(layers)},
+            instances=len(layers),
+        )
+
+
+def _residual_drift(stack: Kernels, generator: np.random.Generator) -> Drift:
+    """Excess of the prefix masses with less mixing, in some of the layers, and both profiles."""
+    more = generator.uniform(0, 1, DEPTH)
+    less = more * np.where(some_layers(generator), generator.uniform(0, 1, DEPTH), 1.0)
+    laws = [
+        last_row([transition(kernel, share) for kernel, share in zip(stack, mixing, strict=True)])
+        for mixing in (less, more)
+    ]
+    return dominance_gap(laws[0], laws[1]), laws
+
+
+@CLAIMS.register("rollout-2602.16837/proposition-4.4")
+class EncodingDrift(Claim):
+    """Recency-favouring positional logits mean more recency."""
+
+    paper = PAPER
+    source = "Proposition 4.4, section 4"
+    statement = "Positional logits that grow with the key's position make the profile more recent: every F_k falls."
+    assumptions = (MONOTONE, CAUSAL, "positional logits that do not fall with the key's position")
+    broken_by = "the positional logits fall with the key's position: they favour early keys"
+    computed = "largest excess of F_k with the encoding over F_k without (0 if always more recent)"
+    sharper = NEEDED
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Largest excess of F_k with the encoding over F_k without, kernels averaged over shuffled content."""
+        masks = (Causal(), SlidingWindow(WINDOW))
+        sign = -1 if broken else 1
+        gap, laws = worst_drift(
+            [_encoding_drift(masks[number % 2], generator, sign=sign, shuffled=True) for number in range(STACKS)]
+        )
+        contrast = [_encoding_drift(masks[number % 2], generator, sign=1, shuffled=False) for number in range(STACKS)]
+        return Finding(
+            value=gap,
+            as_stated=gap <= ROUNDING,
+            figure=_prefix_figure(list(zip(("without encoding", "with encoding"), laws, strict=True))),
+            numbers=needed(contrast),
+            instances=STACKS,
+        )
+
+
+def _encoding_drift(mask: Mask, generator: np.random.Generator, *, sign: int, shuffled: bool) -> Drift:
+    """Excess of the prefix masses with the encoding in some layers; content `shuffled` (monotone mean) or as drawn."""
+    plain, encoded = [], []
+    for chosen in some_layers(generator):
+        bias = sign * np.cumsum(generator.exponential(0.3, (N_POSITIONS, N_POSITIONS)), axis=1) * chosen
+        if shuffled:
+            without, with_bias = averaged_kernels(mask, bias, generator)
+        else:
+            content = generator.normal(0, CONTENT_SPREAD, bias.shape)
+            visible = mask.visible(N_POSITIONS)
+            without, with_bias = masked_softmax(visible, content), masked_softmax(visible, content + bias)
+        mixing = generator.uniform(0.05, 1)
+        plain.append(transition(without, mixing))
+        encoded.append(transition(with_bias, mixing))
+    laws = [last_row(plain), last_row(encoded)]
+    return dominance_gap(laws[1], laws[0]), laws
+
+
+def averaged_kernels(
+    mask: Mask, bias: Float64[np.ndarray, "n n"], generator: np.random.Generator
+) -> tuple[Float64[np.ndarray, "n n"], Float64[np.ndarray, "n n"]]:
+    """Mean attention over a data set without and with positional logits.
+
+    A row's inputs are all cyclic shifts of random content over its visible keys, so that the mean without encoding is
+    exactly uniform, hence monotone, while no single input's attention is.
+    """
+    visible = mask.visible(N_POSITIONS)
+    without, encoded = np.zeros(visible.shape), np.zeros(visible.shape)
+    for query in range(N_POSITIONS):
+        keys = np.flatnonzero(visible[query])
+        content = generator.normal(0, CONTENT_SPREAD, len(keys))
+        shifted = np.stack([np.roll(content, shift) for shift in range(len(keys))])
+        for target, logits in ((without, shifted), (encoded, shifted + bias[query, keys])):
+            target[query, keys] = masked_softmax(np.ones(logits.shape, dtype=bool), logits).mean(axis=0)
+    return without, encoded
+
+
+@CLAIMS.register("rollout-2602.16837/proposition-4.5")
+class DiagonalDrift(Claim):
+    """Content that favours or shuns the query's own position."""
+
+    paper = PAPER
+    source = "Proposition 4.5, section 4"
+    statement = "Content c0 + c [i = j]: c >= 0 in all layers lowers every F_k (recency), c <= 0 raises them (primacy)."
+    assumptions = (MONOTONE + ", of the baseline without diagonal content", CAUSAL)
+    broken_by = NOT_MONOTONE
+    computed = "largest drift of a prefix mass against the sign of c (0 if the sign decides)"
+    sharper = NEEDED
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Largest drift in the wrong direction, both signs."""
+        layers = stacks(generator, broken=broken)
+        gap, laws = worst_drift([_diagonal_drift(stack, generator) for stack in layers])
+        contrast = [_diagonal_drift(stack, generator) for stack in stacks(generator, broken=True)]
+        return Finding(
+            value=gap,
+            as_stated=gap <= ROUNDING,
+            figure=_prefix_figure(list(zip(("c = 0", "c > 0", "c < 0"), laws, strict=True))),
+            numbers={**needed(contrast), **_monotonicity_numbers(layers)},
+            instances=2 * len(layers),
+        )
+
+
+def _diagonal_drift(stack: Kernels, generator: np.random.Generator) -> Drift:
+    """Drift against the sign of diagonal content in some of the layers; profiles with none, positive, negative."""
+    mixing = generator.uniform(0.05, 1, DEPTH)
+    strengths = np.where(some_layers(generator), generator.exponential(1.5, DEPTH), 0.0)
+    baseline, positive, negative = (
+        last_row(
+            [
+                transition(with_diagonal(kernel, sign * strength), share)
+                for kernel, strength, share in zip(stack, strengths, mixing, strict=True)
+            ]
+        )
+        for sign in (0, 1, -1)
+    )
+    gap = max(dominance_gap(positive, baseline), dominance_gap(baseline, negative))
+    return gap, [baseline, positive, negative]
+
+
+def with_diagonal(kernel: Float64[np.ndarray, "n n"], offset: float) -> Float64[np.ndarray, "n n"]:
+    """The kernel with `offset` added to the logit of each query's own position."""
+    weights = kernel * np.where(np.eye(len(kernel), dtype=bool), np.exp(offset), 1.0)
+    tilted: Float64[np.ndarray, "n n"] = weights / weights.sum(axis=1, keepdims=True)
+    return tilted
+
+
+DRAWS = 200
+"""Random kernels and laws for each lemma."""
+UNORDERED_ROWS = "kernels from random content, whose rows are not ordered"
+
+
+def random_law(generator: np.random.Generator) -> Float64[np.ndarray, "n"]:
+    """A random distribution over positions."""
+    return generator.dirichlet(np.full(N_POSITIONS, 0.3))
+
+
+def ordered_laws(generator: np.random.Generator) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]:
+    """A random law and an earlier one: some of its mass moved to smaller positions."""
+    recent = random_law(generator)
+    earlier: np.ndarray = recent @ random_content_kernel(Causal().visible(N_POSITIONS), generator, spread=1.0)
+    return recent, earlier
+
+
+def lemma_kernel(generator: np.random.Generator, *, broken: bool) -> Float64[np.ndarray, "n n"]:
+    """A monotone kernel; a random one where the assumption is violated."""
+    if broken:
+        return random_content_kernel(Causal().visible(N_POSITIONS), generator, spread=CONTENT_SPREAD)
+    return random_monotone_kernel(N_POSITIONS, generator)
+
+
+class Lemma(Claim):
+    """A statement about one random draw at a time: it holds if no draw violates it."""
+
+    paper = PAPER
+    sharper = (
+        "without the assumption it fails in {violated_without_the_assumption:.0%} of draws, by up to "
+        "{largest_without_the_assumption:.2g}"
+    )
+
+    @abstractmethod
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """Violation of the statement by one draw; 0 if it holds."""
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """Largest gap over draws, beside the gaps where the assumption is violated."""
+        gaps = np.sort([self.gap(generator, broken=broken) for _ in range(DRAWS)])
+        without = np.sort([self.gap(generator, broken=True) for _ in range(DRAWS)])
+        violated = float(np.mean(without > ROUNDING))
+        draws = np.arange(DRAWS)
+        return Finding(
+            value=float(gaps[-1]),
+            as_stated=bool(gaps[-1] <= ROUNDING),
+            figure=curves("draw, sorted", "gap", draws, {"as assumed": gaps, "assumption violated": without}),
+            numbers={"violated_without_the_assumption": violated, "largest_without_the_assumption": float(without[-1])},
+            instances=DRAWS,
+        )
+
+
+@CLAIMS.register("rollout-2602.16837/lemma-A.2")
+class OrderPreserved(Lemma):
+    """A monotone kernel keeps the order of two laws."""
+
+    source = "Lemma A.2, appendix A.1"
+    statement = "If one law is more recent than another, it still is after a step with a monotone kernel."
+    assumptions = ("stochastically monotone kernel",)
+    broken_by = UNORDERED_ROWS
+    computed = "largest violation of the order after one step (0 if preserved)"
+
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """Largest excess of a prefix mass of the more recent law after the step."""
+        recent, earlier = ordered_laws(generator)
+        kernel = lemma_kernel(generator, broken=broken)
+        return dominance_gap(recent @ kernel, earlier @ kernel)
+
+
+@CLAIMS.register("rollout-2602.16837/lemma-A.3")
+class ResidualInherits(Lemma):
+    """Adding a residual connection keeps a kernel monotone."""
+
+    source = "Lemma A.3, appendix A.1"
+    statement = "If A is stochastically monotone, so is (1 - m) I + m A for every m in [0, 1]."
+    assumptions = ("stochastically monotone kernel",)
+    broken_by = UNORDERED_ROWS
+    computed = "largest violation of monotonicity with a residual connection (0 if inherited)"
+
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """Largest violation of monotonicity of the residual kernel."""
+        return monotonicity_gap(transition(lemma_kernel(generator, broken=broken), generator.uniform(0, 1)))
+
+
+@CLAIMS.register("rollout-2602.16837/lemma-A.4")
+class RowwiseDominance(Lemma):
+    """Ordered rows give ordered steps, from any law; neither causality nor Assumption 4.1 is needed."""
+
+    source = "Lemma A.4, appendix A.1"
+    statement = "If every row of P is more recent than the same row of Q, then rho P is more recent than rho Q."
+    assumptions = ("row-wise dominance (neither causality nor Assumption 4.1)",)
+    broken_by = "rows of the two kernels that are not ordered"
+    computed = "largest violation of the order of rho P and rho Q (0 if dominated)"
+
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """Largest excess of a prefix mass of rho P over rho Q."""
+        everything = np.ones((N_POSITIONS, N_POSITIONS), dtype=bool)
+        recent = random_content_kernel(everything, generator, spread=CONTENT_SPREAD)
+        backwards = random_content_kernel(Causal().visible(N_POSITIONS), generator, spread=CONTENT_SPREAD)
+        early = random_content_kernel(everything, generator, spread=CONTENT_SPREAD) if broken else recent @ backwards
+        law = random_law(generator)
+        return dominance_gap(law @ recent, law @ early)
+
+
+@CLAIMS.register("rollout-2602.16837/lemma-A.5")
+class MonotoneVectors(Lemma):
+    """A monotone kernel keeps falling vectors falling."""
+
+    source = "Lemma A.5, appendix A.1"
+    statement = "If A is stochastically monotone and v falls with its index, A v falls with its index."
+    assumptions = ("stochastically monotone kernel",)
+    broken_by = UNORDERED_ROWS
+    computed = "largest rise of A v (0 if it falls)"
+
+    def gap(self, generator: np.random.Generator, *, broken: bool) -> float:
+        """Largest rise of A v from one index to the next."""
+        falling = np.sort(generator.standard_normal(N_POSITIONS))[::-1]
+        image = lemma_kernel(generator, broken=broken) @ falling
+        return max(0.0, float(np.diff(image).max()))

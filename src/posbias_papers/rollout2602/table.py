@@ -1,0 +1,315 @@
+"""arXiv 2602.16837, Table 2 and its figure: rollouts of five ALiBi models from their measured mixing and content.
+
+Every variant is computed with the authors' settings and with what the models really do: content divided by
+sqrt(head_dim), the models' own slopes. What it amounts to is said in sentences made from the rows, every one with its
+number. docs/theory, sections 1, 3 and 6.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from posbias.architecture import Alibi, Architecture
+from posbias.architecture.published_models import PublishedModel, bloom_influence, published_models
+from posbias.comparison import STATISTICS
+from posbias.comparison.distance_intervals import distances
+from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
+from posbias.profiles import Profile
+from posbias.progress import track
+from posbias.report.tables import Table, number_text
+from posbias.theory import predict
+from posbias_papers.pages.reproduce import PAPERS, Facts, Rows
+from posbias_papers.reproduction import Experiment, Reproduction
+
+PAPER = "arXiv 2602.16837, A Structural Theory of Position Bias in Transformers"
+TABLE_2 = {
+    "falcon-rw-7b": (0.63, 0.19, 0.16),
+    "mpt-7b": (0.62, 0.09, 0.10),
+    "mpt-30b": (0.61, 0.16, 0.05),
+    "bloom-7b": (0.63, 0.04, 0.18),
+    "bloom-176b": (0.65, 0.08, 0.01),
+}
+"""W1 to the measured influence, FineWeb-Edu, 256 positions: (a) attention only, (b) with residual, (c) with content."""
+TABLE_DIGIT = 0.005
+"""Half a unit of the table's last digit."""
+MEASURED_MODEL = "bloom-176b"
+SLOPES = ("published", "real")
+VARIANTS = ("attention_only", "residual", "content_published", "content_scaled")
+"""a, b, c with content as published, and c with content as the model adds it."""
+LABELS = {
+    "attention_only": "a attention only",
+    "residual": "b residual",
+    "content_published": "c content as published",
+    "content_scaled": "c content / sqrt(head_dim)",
+}
+_COLUMN = {"attention_only": 0, "residual": 1, "content_published": 2, "content_scaled": 2}
+_STROKES = {
+    "attention_only": Stroke(ORANGE, "dashdot"),
+    "residual": Stroke(VERMILION, "dash"),
+    "content_published": Stroke(BLUE, "solid"),
+    "content_scaled": Stroke(YELLOW, "longdash"),
+}
+
+Profiles = dict[tuple[str, str, str], Profile]
+"""By (model, slopes, variant)."""
+
+
+@dataclass(frozen=True)
+class MeasuredMean:
+    """Range of the mean position of a model's measured curve, given the table's attention-only distance."""
+
+    low: float
+    high: float
+
+    def gap(self, mean: float) -> float:
+        """The least distance of `mean` to it: no W1 to the measured curve can be smaller."""
+        return max(self.low - mean, mean - self.high, 0.0)
+
+
+@PAPERS.register("rollout-2602.16837")
+class Rollout(Experiment):
+    """Table 2 of arXiv 2602.16837 again, beside the flat line and beside what the models really compute.
+
+    W1 exists for BLOOM-176B alone, the one measured curve that is published as numbers. For every model W1 is bounded
+    from below by the difference of mean positions; the measured mean follows from the table itself, because the
+    attention-only profile sits on the first token, so that its W1 is the measured mean.
+    """
+
+    paper = PAPER
+
+    def run(self, settings: None) -> Reproduction:
+        """Roll out all models, with either slopes, in every variant."""
+        profiles = rollout_profiles()
+        models = published_models()
+        rows = [_row(model, slopes, variant, profiles) for model in models for slopes in SLOPES for variant in VARIANTS]
+        arrays = {"/".join(key): profile.influence for key, profile in profiles.items()}
+        return Reproduction(
+            experiment=self.name,
+            title="Residual-aware rollout of five ALiBi models, 256 positions",
+            rows=rows,
+            tables=[],
+            figures=[_figure(model, profiles, rows) for model in models],
+            arrays={**arrays, f"{MEASURED_MODEL}/measured": bloom_influence().influence},
+            settings={"n_positions": 256, "source": models[0].source},
+        )
+
+    def statements(self, rows: Rows, facts: Facts) -> list[str]:
+        """Reproduction of the table, the role of scale and slopes, contradictions, and what could not be compared."""
+        measured = {(row["slopes"], row["variant"]): row for row in rows if "metrics" in row}
+        return [
+            _reproduced(measured),
+            _as_computed(measured),
+            _flat(measured),
+            *_contradictions(rows),
+            "Only BLOOM-176B's measured curve is published as numbers. For the other models profiles are computed and "
+            "bounded: W1 is never below the difference of mean positions, and the measured mean is the table's "
+            "attention-only W1, because that profile sits on the first token.",
+        ]
+
+    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
+        """W1 to the measured curve, and the bounds on it."""
+        return [_measured_table(rows), _bound_table(rows)]
+
+
+def rollout_profiles() -> Profiles:
+    """The profile of every model, slope scheme and variant."""
+    profiles: Profiles = {}
+    for model in track(published_models(), "rollouts"):
+        for variant in VARIANTS:
+            published = _profile(model, "published", variant)
+            equal_slopes = np.allclose(model.slopes_published, model.slopes_real, rtol=1e-12, atol=0)
+            profiles[model.name, "published", variant] = published
+            profiles[model.name, "real", variant] = published if equal_slopes else _profile(model, "real", variant)
+    return profiles
+
+
+def measured_mean(model: PublishedModel, attention_only: Profile) -> MeasuredMean:
+    """The mean position of the measured curve, from the table's first column.
+
+    `attention_only` is the profile a that the table was made from, with the published slopes. By the triangle
+    inequality through a point mass on position 0, W1(a, measured) differs from the measured mean by at most the mean
+    of a.
+    """
+    slack = TABLE_DIGIT + _mean(attention_only)
+    return MeasuredMean(TABLE_2[model.name][0] - slack, TABLE_2[model.name][0] + slack)
+
+
+def _profile(model: PublishedModel, slopes: str, variant: str) -> Profile:
+    content: Any = 0.0
+    if variant == "content_published":
+        content = model.content_unscaled
+    elif variant == "content_scaled":
+        content = model.content_scaled
+    architecture = Architecture(
+        depth=model.depth,
+        heads=model.heads,
+        encoding=Alibi(model.slopes_published if slopes == "published" else model.slopes_real),
+        mixing=model.mixing,
+        content=content,
+    )
+    theory = {"attention_only": "attention_only", "residual": "rollout"}.get(variant, "rollout_content")
+    return predict(architecture, model.n_positions, theory=theory).profile
+
+
+def _row(model: PublishedModel, slopes: str, variant: str, profiles: Profiles) -> dict[str, Any]:
+    profile = profiles[model.name, slopes, variant]
+    # The table was made with the published slopes, whatever the slopes of this row.
+    expected = measured_mean(model, profiles[model.name, "published", "attention_only"])
+    published = TABLE_2[model.name][_COLUMN[variant]]
+    bound = expected.gap(_mean(profile))
+    row: dict[str, Any] = {
+        "model": model.name,
+        "slopes": slopes,
+        "variant": variant,
+        "published": published,
+        "mean_position": _mean(profile),
+        "measured_mean_low": expected.low,
+        "measured_mean_high": expected.high,
+        "bound": bound,
+        "flat_bound": expected.gap(_mean(Profile.uniform(model.n_positions))),
+        "contradicts_table": bound > published + TABLE_DIGIT,
+        "first_token": float(profile.influence[0]),
+        "last_token": float(profile.influence[-1]),
+        "minimum_position": float(STATISTICS["minimum_position"](profile.influence)),
+    }
+    if model.name == MEASURED_MODEL:
+        comparison = distances(profile, bloom_influence())
+        row |= {"metrics": comparison.as_record(), "flat": comparison.flat.as_record()}
+    return row
+
+
+def _mean(profile: Profile) -> float:
+    return float(STATISTICS["mean_position"](profile.influence))
+
+
+def _measured_table(rows: Rows) -> Table:
+    header = [
+        "slopes",
+        "variant",
+        "W1",
+        "published",
+        "flat line",
+        "rank",
+        "log error",
+        "first token",
+        "last",
+        "minimum",
+    ]
+    cells = []
+    for row in rows:
+        if "metrics" in row:
+            numbers = [row["metrics"]["wasserstein"], row["published"], row["flat"]["wasserstein"]]
+            texts = [number_text(numbers[0], 4), number_text(numbers[1], 2), number_text(numbers[2], 4)]
+            texts += [number_text(row["metrics"]["spearman"]), number_text(row["metrics"]["log_error"])]
+            texts += [number_text(row["first_token"], 4), number_text(row["last_token"], 4)]
+            cells.append([row["slopes"], LABELS[row["variant"]], *texts, number_text(row["minimum_position"], 0)])
+    return Table("BLOOM-176B: W1 to its measured influence", header, cells)
+
+
+def _bound_table(rows: Rows) -> Table:
+    header = [
+        "model",
+        "slopes",
+        "variant",
+        "published W1",
+        "mean position",
+        "measured mean",
+        "W1 at least",
+        "flat line",
+    ]
+    cells = []
+    for row in rows:
+        measured = f"{row['measured_mean_low']:.3f} to {row['measured_mean_high']:.3f}"
+        bound = number_text(row["bound"]) + (" > published" if row["contradicts_table"] else "")
+        texts = [number_text(row["published"], 2), number_text(row["mean_position"]), measured, bound]
+        cells.append([row["model"], row["slopes"], LABELS[row["variant"]], *texts, f"at least {row['flat_bound']:.3f}"])
+    return Table("All models: the least W1 that the table's own measured mean allows", header, cells)
+
+
+def _figure(model: PublishedModel, profiles: Profiles, rows: list[dict[str, Any]]) -> Figure:
+    """The paper's figure: the variants' profiles as published, and c as the model adds its content."""
+    by_variant = {row["variant"]: row for row in rows if row["model"] == model.name and row["slopes"] == "published"}
+    theories: Mapping[str, tuple[Profile, Stroke]] = {
+        LABELS[variant]: (profiles[model.name, "published", variant], _STROKES[variant]) for variant in VARIANTS
+    }
+    means = [by_variant[variant]["mean_position"] for variant in ("residual", "content_published", "content_scaled")]
+    title = (
+        f"{model.name}: mean position {means[0]:.2f} with residual, {means[1]:.2f} with content as published, "
+        f"{means[2]:.2f} with content as the model adds it"
+    )
+    measured = {"measured": bloom_influence()} if model.name == MEASURED_MODEL else None
+    return profiles_figure(f"rollout-{model.name}", title, theories, measured=measured)
+
+
+Row = Mapping[str, Any]
+
+
+def _reproduced(measured: Mapping[tuple[str, str], Row]) -> str:
+    names = ("attention_only", "residual", "content_published")
+    ours = [measured["published", name] for name in names]
+    pairs = ", ".join(f"{_w1(row):.4f} ({row['published']:.2f})" for row in ours)
+    worst = max(abs(_w1(row) - row["published"]) for row in ours)
+    verdict = "the table is reproduced" if worst <= 0.01 else "the table is not reproduced"
+    return (
+        f"BLOOM-176B with the authors' settings, W1 of a, b, c (published in parentheses): {pairs}; {verdict} "
+        f"to {worst:.3f}."
+    )
+
+
+def _as_computed(measured: Mapping[tuple[str, str], Row]) -> str:
+    published = _w1(measured["published", "content_published"])
+    scaled = _w1(measured["published", "content_scaled"])
+    plain, real = _w1(measured["real", "residual"]), _w1(measured["real", "content_scaled"])
+    gain = "improves on" if real < plain else "is no better than"
+    ratio = scaled / published
+    return (
+        f"Variant c's {published:.4f} rests on q.k without the division by sqrt(head_dim) that the model performs: "
+        f"with it W1 is {scaled:.4f}, {ratio:.1f} times as much, against {_w1(measured['published', 'residual']):.4f} "
+        f"without content. With the slopes BLOOM really has (not 2^(-8h/H) for 112 heads) the residual rollout alone "
+        f"reaches {plain:.4f}, and content as the model adds it {gain} that ({real:.4f}); unscaled content gives "
+        f"{_w1(measured['real', 'content_published']):.4f}."
+    )
+
+
+def _flat(measured: Mapping[tuple[str, str], Row]) -> str:
+    flat = measured["published", "residual"]["flat"]["wasserstein"]
+    farther = [f"{slopes} slopes, {variant}" for (slopes, variant), row in measured.items() if _w1(row) > flat]
+    return (
+        f"The flat line is {flat:.4f} from the same curve; farther than it: "
+        f"{'; '.join(name.replace('_', ' ') for name in farther) or 'none'}."
+    )
+
+
+def _contradictions(rows: Sequence[Row]) -> list[str]:
+    shipped = [row for row in rows if row["slopes"] == "published" and row["variant"] != "content_scaled"]
+    against = [row for row in shipped if row["contradicts_table"]]
+    contradictions = "; ".join(
+        f"{row['model']}, variant {LABELS[row['variant']][0]}: mean position {row['mean_position']:.3f} against a "
+        f"measured {(row['measured_mean_low'] + row['measured_mean_high']) / 2:.2f} forces W1 >= {row['bound']:.3f}, "
+        f"the table says {row['published']:.2f}"
+        for row in against
+    )
+    real = [
+        row
+        for row in rows
+        if row["slopes"] == "real" and row["variant"] in ("residual", "content_scaled") and row["contradicts_table"]
+    ]
+    out_of_reach = ", ".join(
+        f"{row['model']} {row['variant'].replace('_', ' ')} (at least {row['bound']:.2f}, table {row['published']:.2f})"
+        for row in real
+    )
+    statements = []
+    if against:
+        statements.append(f"The shipped mixing, content and slopes contradict the table here: {contradictions}.")
+    if real:
+        statements.append(
+            "With the slopes and content that the models really have, the table's distance is out of reach: "
+            f"{out_of_reach}."
+        )
+    return statements
+
+
+def _w1(row: Row) -> float:
+    return float(row["metrics"]["wasserstein"])

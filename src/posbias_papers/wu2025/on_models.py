@@ -1,0 +1,316 @@
+"""Collapse of a model's own attention with depth: Wu et al. 2025 and theorem 5.5 of arXiv 2602.16837.
+
+Bounds take the model's own epsilon, its smallest admissible weight (mean over heads), per prompt, at every depth.
+docs/theory, section 3.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float64
+
+from posbias.architecture import Prefix, SlidingWindow
+from posbias.display.figures import Figure
+from posbias_papers.claims import curves
+from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transition
+from posbias_papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, masked_as
+from posbias_papers.pages.verify import MODEL_CLAIMS, Facts, Finding, Premise
+from posbias_papers.wu2025.graphs import outside_trail
+
+SLACK = 1 + 1e-9
+"""Relative room for rounding where a bound is attained exactly."""
+
+Rollouts = Float64[np.ndarray, "layers query key"]
+Trails = Sequence[Float64[np.ndarray, "layers_plus_1"]]
+
+
+@MODEL_CLAIMS.register("wu2025/lemma-A.1")
+class EntriesOfTheModel(ModelClaim):
+    """The model's epsilon."""
+
+    computed = "smallest admissible attention weight (mean over heads) over layers and prompts (positive)"
+    sharper = (
+        "equal weights would have {equal_weights:.4f}, {equal_over_epsilon:.3g} times as much: by so much per step do "
+        "bounds made of epsilon fall short of equal attention"
+    )
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """Finite weights and depth, which every model has."""
+        return (Premise("bounded-weights", True, {"layers": run.kernels.shape[1]}),)
+
+    def examine(self, run: ModelRun) -> Finding:
+        """The smallest admissible weight, beside that of equal weights."""
+        epsilon, equal = float(run.epsilons.min()), 1 / int(run.visible.sum(axis=-1).max())
+        smallest = np.where(run.visible, run.kernels, np.inf).min(axis=(2, 3))
+        layers = np.arange(1, smallest.shape[1] + 1)
+        return Finding(
+            value=epsilon,
+            as_stated=epsilon > 0,
+            figure=curves(
+                "layer",
+                "smallest admissible attention weight",
+                layers,
+                {"smallest over prompts": smallest.min(axis=0), "equal weights": np.full(len(layers), equal)},
+                log_y=True,
+            ),
+            numbers={
+                "epsilon": epsilon,
+                "equal_weights": equal,
+                "equal_over_epsilon": equal / max(epsilon, 1e-300),
+            },
+            instances=len(run.kernels),
+        )
+
+
+class MaskCollapse(ModelClaim):
+    """Attention alone, rolled out, against a bound for every key that is not in the centre."""
+
+    kind: ClassVar[str]
+    """Name of the mask."""
+    computed = "largest rollout/bound with C = 1 - eps over depths, queries, keys, prompts (<= 1)"
+    sharper = (
+        "after {layers:.0f} layers of attention alone the last query has {outside_last_query:.3g} of its mass outside "
+        "{centre} (prompts from {outside_last_query_least:.3g} to {outside_last_query_most:.3g})"
+    )
+
+    @staticmethod
+    def phrases(numbers: Facts) -> Facts:
+        """The positions that all mass goes to."""
+        return {"centre": _leading(numbers["centre_nodes"])}
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """The theorem's mask, no residual connection, positive weights."""
+        return (masked_as(run, self.kind), attention_only(run), bounded_below(run))
+
+    def log_bounds(self, run: ModelRun, epsilon: float) -> Float64[np.ndarray, "layers keys"]:
+        """log of the bound without its constant for every key after the centre, by depth."""
+        first = self.centre(run)
+        drains = np.arange(first, run.kernels.shape[-1]) - first + 1
+        steps = np.arange(run.kernels.shape[1])[:, None]
+        return np.asarray(steps * np.log1p(-np.minimum(drains * epsilon, 1 - 1e-16)))
+
+    def centre(self, run: ModelRun) -> int:
+        """Leading positions that all mass goes to."""
+        return 1
+
+    def constant(self, epsilon: float) -> float:
+        """The proof's C."""
+        return 1 - epsilon
+
+    def examine(self, run: ModelRun) -> Finding:
+        """Largest rollout over the bound, and how much mass is still outside the centre."""
+        first, ratios = self.centre(run), []
+        for kernels, epsilon in zip(run.kernels, run.epsilons, strict=True):
+            cumulative = rollouts(list(kernels))[1:, :, first:]
+            with np.errstate(divide="ignore"):
+                excess = np.log(cumulative) - self.log_bounds(run, float(epsilon))[:, None, :]
+            largest = float(np.exp(excess.max(initial=-np.inf)))
+            ratios.append(largest / self.constant(float(epsilon)))
+        trails = [outside_trail(kernels, np.arange(first)) for kernels in run.kernels]
+        last = [rollouts(list(kernels))[-1, -1, first:].sum() for kernels in run.kernels]
+        worst = max(ratios)
+        return Finding(
+            value=worst,
+            as_stated=worst <= SLACK,
+            figure=trail_figure(trails, f"mass outside {_leading(first)} (worst query)"),
+            numbers={
+                "layers": run.kernels.shape[1],
+                "centre_nodes": first,
+                "epsilon": float(run.epsilons.min()),
+                "outside_worst_query": max(float(trail[-1]) for trail in trails),
+                "outside_last_query": float(np.mean(last)),
+                "outside_last_query_least": float(min(last)),
+                "outside_last_query_most": float(max(last)),
+            },
+            instances=len(run.kernels),
+        )
+
+
+@MODEL_CLAIMS.register("wu2025/theorem-4.1")
+class CausalCollapseOfTheModel(MaskCollapse):
+    """R_ij <= (1 - eps)(1 - j eps)^t."""
+
+    kind = "causal"
+
+
+@MODEL_CLAIMS.register("wu2025/theorem-4.2")
+class WindowCollapseOfTheModel(MaskCollapse):
+    """R_ij <= C (1 - j eps^M)^(t/2M), C < 1."""
+
+    kind = "sliding_window"
+    computed = "largest rollout/bound with C = 1 over depths, queries, keys, prompts (<= 1)"
+
+    def log_bounds(self, run: ModelRun, epsilon: float) -> Float64[np.ndarray, "layers keys"]:
+        """Bounds with eps^M and t / 2M, M = ceil((N - 1) / (w - 1))."""
+        mask, n_positions = run.mask, run.kernels.shape[-1]
+        width = mask.width if isinstance(mask, SlidingWindow) else n_positions
+        hops = -(-(n_positions - 1) // max(width - 1, 1))
+        slower: np.ndarray = super().log_bounds(run, epsilon**hops) / (2 * hops)
+        return slower
+
+    def constant(self, epsilon: float) -> float:
+        """Any below 1: what is reported is the smallest that works."""
+        return 1.0
+
+
+@MODEL_CLAIMS.register("wu2025/theorem-4.3")
+class PrefixCollapseOfTheModel(MaskCollapse):
+    """R_ij <= (1 - eps)(1 - (j - K + 1) eps)^t for j >= K."""
+
+    kind = "prefix"
+
+    def centre(self, run: ModelRun) -> int:
+        """The prefix."""
+        mask = run.mask
+        return min(mask.length, run.kernels.shape[-1]) if isinstance(mask, Prefix) else 1
+
+
+@MODEL_CLAIMS.register("wu2025/centre-nodes")
+class CentreNodesOfTheModel(ModelClaim):
+    """Whatever the mask: what is on its centre nodes stays there, and more comes."""
+
+    computed = "share outside the centre nodes after {layers:.0f} layers, worst query and prompt"
+    sharper = "{needed_layers:.0f} layers are enough for any mask with a centre; this model has {layers:.0f}"
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """One mask in all layers, with a centre; no residual connection."""
+        centres = centre_nodes(run.visible[0])
+        depth, needed = run.kernels.shape[1], run.kernels.shape[-1] - 1
+        return (
+            Premise("one-mask", bool((run.visible == run.visible[0]).all())),
+            Premise("centre-node", len(centres) > 0, {"centre_nodes": centres.tolist()}),
+            attention_only(run),
+            bounded_below(run),
+            Premise("enough-layers", depth >= needed, {"needed": needed, "layers": depth}),
+        )
+
+    def examine(self, run: ModelRun) -> Finding:
+        """Largest share of any query outside the centre nodes after all layers."""
+        centres = centre_nodes(run.visible[0])
+        trails = [outside_trail(kernels, centres) for kernels in run.kernels]
+        outside = max(float(trail[-1]) for trail in trails)
+        return Finding(
+            value=outside,
+            as_stated=outside < 1 - ROUNDING,
+            figure=trail_figure(trails, "mass outside the centre nodes (worst query)"),
+            numbers={
+                "outside": outside,
+                "centre_nodes": float(len(centres)),
+                "layers": run.kernels.shape[1],
+                "needed_layers": run.kernels.shape[-1] - 1,
+            },
+            instances=len(run.kernels),
+        )
+
+
+class ResidualBound(ModelClaim):
+    """T_l = (1 - m_l) I + m_l A_l with measured attention and measured mixing."""
+
+    def rolled(self, run: ModelRun) -> list[Rollouts]:
+        """R^(t) of every prompt, t = 1 ... L."""
+        return [
+            rollouts([transition(kernel, float(share)) for kernel, share in zip(kernels, mixing, strict=True)])[1:]
+            for kernels, mixing in zip(run.kernels, run.mixing, strict=True)
+        ]
+
+
+@MODEL_CLAIMS.register("rollout-2602.16837/theorem-5.5-infinite")
+class CollapseOfTheModel(ResidualBound):
+    """R_ij <= prod_l (1 - eps m_l) for j > 0."""
+
+    computed = "largest R_ij / prod (1 - eps m_l) over depths, queries, keys j > 0, prompts (<= 1)"
+    sharper = (
+        "against prod (1 - j eps m_l) the largest ratio is {sharper_ratio:.3g}; the last query really has "
+        "{outside_last_query:.3g} of its mass outside position 0, where exp(-eps sum m_l) allows {allowed:.3f} for "
+        "each key"
+    )
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """Causal, with positive weights; depth is finite, so that only the bound is put to the test."""
+        total = run.mixing.sum(axis=1)
+        return (
+            masked_as(run, "causal"),
+            bounded_below(run),
+            Premise("any-mixing", True, {"least_total": float(total.min()), "largest_total": float(total.max())}),
+        )
+
+    def examine(self, run: ModelRun) -> Finding:
+        """Largest R_ij over its bound, and the mass outside position 0 beside exp(-eps sum m_l)."""
+        ratios: list[float] = []
+        sharp: list[float] = []
+        outside = []
+        keys = np.arange(1, run.kernels.shape[-1])
+        for rolled, mixing, epsilon in zip(self.rolled(run), run.mixing, run.epsilons, strict=True):
+            columns = rolled.max(axis=1)[:, 1:]
+            for into, drains in ((ratios, np.ones(len(keys))), (sharp, keys)):
+                steps = np.log1p(-np.minimum(mixing[:, None] * epsilon * drains, 1 - 1e-16))
+                with np.errstate(divide="ignore"):
+                    into.append(float(np.exp((np.log(columns) - np.cumsum(steps, axis=0)).max())))
+            outside.append(np.concatenate([[1.0], rolled[:, -1, 1:].sum(axis=1)]))
+        allowed = np.exp(-run.epsilons * run.mixing.sum(axis=1))
+        return Finding(
+            value=max(ratios),
+            as_stated=max(ratios) <= SLACK,
+            figure=trail_figure(outside, "mass of the last query outside position 0"),
+            numbers={
+                "sharper_ratio": max(sharp),
+                "epsilon": float(run.epsilons.min()),
+                "outside_last_query": float(np.mean([trail[-1] for trail in outside])),
+                "allowed": float(allowed.max()),
+                "total_mixing": float(run.mixing.sum(axis=1).mean()),
+            },
+            instances=len(run.kernels),
+        )
+
+
+@MODEL_CLAIMS.register("rollout-2602.16837/theorem-5.5-finite")
+class NoCollapseOfTheModel(ResidualBound):
+    """R_ii >= prod_l (1 - m_l)."""
+
+    computed = "least R_ii - prod (1 - m_l) over depths, positions, prompts (>= 0)"
+    sharper = (
+        "the last position keeps {last_position_keeps:.3g} of itself through {layers:.0f} layers; prod (1 - m_l) is "
+        "{product:.3g}, what attention to oneself adds is not in it"
+    )
+
+    def premises(self, run: ModelRun) -> tuple[Premise, ...]:
+        """Causal, and a residual connection in every layer."""
+        most = float(run.mixing.max())
+        return (
+            Premise("causal", run.causal),
+            Premise("residual", most < 1, {"largest_mixing": most}),
+        )
+
+    def examine(self, run: ModelRun) -> Finding:
+        """Least R_ii over the product, with the share that the last position keeps of itself."""
+        ratios, last_shares = [], []
+        products = np.cumprod(1 - run.mixing, axis=1)
+        for rolled, product in zip(self.rolled(run), products, strict=True):
+            diagonal = np.diagonal(rolled, axis1=1, axis2=2)
+            ratios.append(float((diagonal - product[:, None]).min()))
+            last_shares.append(np.concatenate([[1.0], diagonal[:, -1]]))
+        least = min(ratios)
+        return Finding(
+            value=least,
+            as_stated=least >= -ROUNDING,
+            figure=trail_figure(last_shares, "share that the last position keeps of itself"),
+            numbers={
+                "layers": run.kernels.shape[1],
+                "product": float(products[:, -1].mean()),
+                "last_position_keeps": float(np.mean([trail[-1] for trail in last_shares])),
+            },
+            instances=len(run.kernels),
+        )
+
+
+def _leading(count: int) -> str:
+    return "position 0" if count == 1 else f"the first {count} positions"
+
+
+def trail_figure(trails: Trails, label: str) -> Figure:
+    """Mean, least and most over prompts of one number per depth."""
+    values = np.stack(list(trails))
+    depths = np.arange(values.shape[1])
+    bands = {"mean over prompts": values.mean(0), "least": values.min(0), "most": values.max(0)}
+    return curves("layers", label, depths, bands)
