@@ -1,5 +1,4 @@
-"""Published work on position bias put to the test, a folder for each paper: its claims, its experiments, its numbers;
-and our own theorems on design, under the same tests.
+"""Published work on position bias put to the test, a folder for each paper: its claims, its experiments, its numbers.
 
 `verify` runs a paper's statements as numerical experiments, `verify_model` those that one model can meet on that model,
 `reproduce` a paper's own experiment. `posbias` knows nothing of this package, which imports from all of its rooms.

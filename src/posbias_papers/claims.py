@@ -33,8 +33,6 @@ class Claim(Words, ABC):
     assumptions: ClassVar[tuple[str, ...]]
     broken_by: ClassVar[str]
     """The assumption that `broken=True` violates, and the way it does."""
-    trains: ClassVar[bool] = False
-    """True if it trains networks, for up to a minute on one core."""
 
     @abstractmethod
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:

@@ -1,7 +1,7 @@
 """Everything that this package offers; importing it registers each paper's claims, experiment and pages."""
 
 # Each folder registers its claims and its experiment.
-from posbias_papers import birth2603, design_claims, later2026, liu2026, rollout2602, wu2025  # noqa: F401
+from posbias_papers import birth2603, liu2026, rollout2602, wu2025  # noqa: F401
 from posbias_papers.claims import Claim, claims_record, tally, verify
 from posbias_papers.kernels import centre_nodes
 from posbias_papers.model_claims import ModelClaim, verify_model, verify_source

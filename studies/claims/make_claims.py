@@ -7,7 +7,11 @@ from pathlib import Path
 from posbias_papers import Verdict, verify
 
 HERE = Path(__file__).parent
-HOLDS = "holds"
+HOLDS, FAILS = "holds", "fails as stated"
+COLUMNS = ("claim", "source", "statement", "verdict", "value", "computed", "sharper", "assumes", "broken by")
+
+Lines = dict[str, dict[str, str]]
+
 HEADER = """# Study: claims, put to the test
 
 **Question:** which statements on position bias, published and our own, hold in a numerical experiment?
@@ -16,7 +20,9 @@ has all, with what was computed, assumed and violated, and all that holds instea
 what that means).
 
 One claim: `posbias verify wu2025/theorem-4.5`; all: `posbias verify`; this page and the file: `python
-studies/claims/make_claims.py` (seed 0). Positions count from 0, t from 0 (t + 1 layers);
+studies/claims/make_claims.py` (seed 0). Claims of other papers and our own on design ran at commit 32267854, with the
+scripts that the library had then (`src/posbias/papers/later2026`, `design_claims.py`, `studies/claims/scrambling.py`);
+those on design are tests now (`tests/designing/test_theorems.py`). Positions count from 0, t from 0 (t + 1 layers);
 d is the distance query - key, eps the smallest admissible attention weight.
 """
 
@@ -44,46 +50,46 @@ FOOTER = """
 
 
 def main() -> None:
-    """Run every claim and write the page and the file beside this one."""
-    verdicts = verify()
-    (HERE / "README.md").write_text(f"{HEADER.format(tally=tally(verdicts))}\n{corrected(verdicts)}{FOOTER}")
+    """Run every claim and write the page and the file beside this one; claims that left it keep their lines."""
+    with (HERE / "claims.csv").open(newline="") as file:
+        lines = {row["claim"]: row for row in csv.DictReader(file)}
+    lines = dict(sorted((lines | {verdict.name: line(verdict) for verdict in verify()}).items()))
+    (HERE / "README.md").write_text(f"{HEADER.format(tally=tally(lines))}\n{corrected(lines)}{FOOTER}")
     with (HERE / "claims.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ("claim", "source", "statement", "verdict", "value", "computed", "sharper", "assumes", "broken by")
-        )
-        writer.writerows(map(line, verdicts))
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines.values())
 
 
-def tally(verdicts: list[Verdict]) -> str:
+def tally(lines: Lines) -> str:
     """How many claims have each verdict."""
-    names = [str(verdict.verdict) for verdict in verdicts]
-    held, corrected, failed = (names.count(name) for name in (HOLDS, "holds with a correction", "fails as stated"))
+    names = [row["verdict"] for row in lines.values()]
+    held, corrected, failed = (names.count(name) for name in (HOLDS, "holds with a correction", FAILS))
     return f"of {len(names)} claims {held} hold, {corrected} hold with a correction and {failed} in neither form"
 
 
-def corrected(verdicts: list[Verdict]) -> str:
+def corrected(lines: Lines) -> str:
     """A row per claim that does not hold as printed: what is stated, and the first that holds instead."""
     rows = ["| claim | statement | value | what holds instead |", "|---|---|---|---|"]
     first: dict[str, str] = {}
-    for verdict in verdicts:
-        claim, finding = verdict.claim, verdict.finding
-        if str(verdict.verdict) != HOLDS:
-            name = f"**{claim.name}**, fails" if str(verdict.verdict) == "fails as stated" else claim.name
-            like = first.setdefault(re.sub(r"[\d.e+]+", "", verdict.sharper), claim.name)
-            sharper = cell(verdict.sharper.split("; ")[0]) if like == claim.name else f"as {like}, with other numbers"
-            rows.append(f"| {name} | {cell(claim.statement)} | {number(finding.value)} | {sharper} |")
+    for claim, row in lines.items():
+        if row["verdict"] != HOLDS:
+            name = f"**{claim}**, fails" if row["verdict"] == FAILS else claim
+            like = first.setdefault(re.sub(r"[\d.e+]+", "", row["sharper"]), claim)
+            sharper = cell(row["sharper"].split("; ")[0]) if like == claim else f"as {like}, with other numbers"
+            rows.append(f"| {name} | {cell(row['statement'])} | {row['value']} | {sharper} |")
     return "\n".join(rows) + "\n"
 
 
-def line(verdict: Verdict) -> list[str]:
+def line(verdict: Verdict) -> dict[str, str]:
     """One claim in full."""
     claim, finding = verdict.claim, verdict.finding
     instances = "1 instance" if finding.instances == 1 else f"{finding.instances} instances"
-    return [
+    entries = [
         *(claim.name, claim.source, claim.statement, str(verdict.verdict), number(finding.value)),
         *(f"{verdict.computed}; {instances}", verdict.sharper, "; ".join(claim.assumptions), claim.broken_by),
     ]
+    return dict(zip(COLUMNS, entries, strict=True))
 
 
 def number(value: float) -> str:

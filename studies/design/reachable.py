@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from scipy.optimize import brentq
 
 from posbias import design
 from posbias.architecture import Architecture, GammaKey
@@ -23,7 +24,6 @@ from posbias.designing.solving import GammaKeys, Problem
 from posbias.designing.targets import Flat
 from posbias.profiles import Profile
 from posbias.theory.rollout import rollout_profile
-from posbias_papers.design_claims import shared_alpha
 
 N_POSITIONS, HEADS = 512, 8
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -46,6 +46,12 @@ def distance(architecture: Architecture, n_positions: int) -> float:
     """W1 of the rollout to flat, the last position apart."""
     found = Profile.normalised(rollout_profile(architecture, n_positions=n_positions))
     return distance_apart(found, Flat().shape(n_positions))
+
+
+def shared_alpha(mixing: np.ndarray) -> float:
+    """The exponent that, shared by all layers, gives the mean position of a flat row: i prod (1 - m_l/(alpha + 1))."""
+    middle = (1 + np.prod(1 - mixing)) / 2
+    return float(brentq(lambda alpha: np.prod(1 - mixing / (alpha + 1)) - middle, 1e-9, 1e9))
 
 
 def bounded(axes: Axes) -> None:
@@ -80,7 +86,7 @@ def shared(axes: Axes) -> None:
         depths = [2, 4, 8, 16, 32, 64]
         found = []
         for depth in depths:
-            alpha, _ = shared_alpha(np.full(depth, mixing), 16)
+            alpha = shared_alpha(np.full(depth, mixing))
             found.append(distance(Architecture(depth=depth, mixing=mixing, encoding=GammaKey(alpha)), N_POSITIONS))
             before = distance(Architecture(depth=depth, mixing=mixing), N_POSITIONS)
             print(f"  {mixing} {depth} {alpha:.2f} {found[-1]:.4f} ({before:.3f})")
@@ -94,7 +100,7 @@ def designs() -> dict[str, Architecture]:
     """What is free, and the design for N = 512."""
     settings = DesignOptions(depth=DEPTH, mixing=MIXING, n_positions=N_POSITIONS)
     slopes = replace(settings, heads=HEADS, starts=3)
-    alpha, _ = shared_alpha(np.full(DEPTH, MIXING), 16)
+    alpha = shared_alpha(np.full(DEPTH, MIXING))
     return {
         "none": Architecture(depth=DEPTH, mixing=MIXING),
         "one key bias": design("flat", over="key_bias", options=settings).architecture,
