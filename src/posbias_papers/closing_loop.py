@@ -14,6 +14,7 @@ from jaxtyping import Float64
 from posbias.comparison.metrics import spearman
 from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
+from posbias.statistics import MISSING
 from posbias_papers.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Difference, difference
 
 FLOOR = 1e-6
@@ -94,8 +95,8 @@ class Agreement:
 POOLED = "all architectures"
 ANSWERS = {
     REPRODUCED: "predicts",
-    NOT_REPRODUCED: "predicts the reverse of",
-    UNDECIDED: "is not shown to predict",
+    NOT_REPRODUCED: "predicts the reverse",
+    UNDECIDED: "not shown to predict",
 }
 """By what the interval of the pooled rank correlation supports; fewer than six architectures show nothing."""
 
@@ -148,35 +149,6 @@ def _agreement(
     return Agreement(architecture, *key, outcome, correlation, slope, float(ordered[:, 2].mean()))
 
 
-def loop_sentences(results: Sequence[Agreement]) -> list[str]:
-    """One sentence per theory, moment and outcome, over all architectures; a negative answer is said as one."""
-    sentences = []
-    for agreement in results:
-        if agreement.architecture != POOLED or agreement.correlation is None or agreement.slope is None:
-            continue
-        single = [
-            entry
-            for entry in results
-            if entry.architecture != POOLED
-            and (entry.theory, entry.moment, entry.outcome) == (agreement.theory, agreement.moment, agreement.outcome)
-        ]
-        positive = sum(
-            entry.correlation is not None and entry.correlation.supports(1) == "reproduced" for entry in single
-        )
-        negative = sum(
-            entry.correlation is not None and entry.correlation.supports(-1) == "reproduced" for entry in single
-        )
-        gain = _over_control(results, agreement)
-        answer = ANSWERS[agreement.correlation.supports(1)]
-        sentences.append(
-            f"Loop: {NAMES[agreement.theory]}, {agreement.moment}, {answer} {agreement.outcome}: rank "
-            f"correlation over places {agreement.correlation} over {agreement.correlation.n_seeds} architectures, "
-            f"{100 * agreement.variance:.0f} % of the variance; its own interval is clear of zero "
-            f"above in {positive}, below in {negative} of {len(single)}.{gain}"
-        )
-    return sentences
-
-
 def loop_arrays(loops: Sequence[Loop]) -> dict[str, Float64[np.ndarray, "n_seeds n_places"]]:
     """Compared arrays for the record: `loop/ARCHITECTURE/THEORY/MOMENT` and `loop/ARCHITECTURE/OUTCOME`."""
     arrays: dict[str, Float64[np.ndarray, "n_seeds n_places"]] = {}
@@ -187,7 +159,7 @@ def loop_arrays(loops: Sequence[Loop]) -> dict[str, Float64[np.ndarray, "n_seeds
 
 
 def _over_control(results: Sequence[Agreement], pooled: Agreement) -> str:
-    """How much better than the control, architecture by architecture."""
+    """Rank correlation minus the control's, architecture by architecture."""
     correlations = {
         (entry.architecture, entry.theory, entry.moment): entry.correlation.interval.value
         for entry in results
@@ -196,28 +168,31 @@ def _over_control(results: Sequence[Agreement], pooled: Agreement) -> str:
     theory = (pooled.theory, pooled.moment)
     shared = [name for name, *key in correlations if tuple(key) == theory and (name, *CONTROL) in correlations]
     if theory == CONTROL or not shared:
-        return ""
-    gaps = np.array([correlations[(name, *theory)] - correlations[(name, *CONTROL)] for name in shared])
-    better = difference(gaps)
-    return f" Rank correlation minus the control's: {better}."
+        return MISSING
+    return str(difference(np.array([correlations[name, *theory] - correlations[name, *CONTROL] for name in shared])))
 
 
 def loop_table(results: Sequence[Agreement]) -> Table:
-    """All of them, pooled rows last of each."""
+    """All of them, pooled rows last of each: those say what follows, and how much more than from the control."""
     header = ["architecture", "theory", "moment", "outcome", "rank [95 %]", "slope [95 %]", "variance", "seeds"]
-    cells = [
-        [
-            agreement.architecture,
-            NAMES[agreement.theory],
-            agreement.moment,
-            agreement.outcome,
-            "no order" if agreement.correlation is None else str(agreement.correlation),
-            "–" if agreement.slope is None else str(agreement.slope),
-            "–" if np.isnan(agreement.variance) else f"{agreement.variance:.2f}",
-            "0" if agreement.correlation is None else str(agreement.correlation.n_seeds),
-        ]
-        for agreement in results
-    ]
+    header += ["verdict", "minus the control's"]
+    cells = []
+    for agreement in results:
+        known, pooled = agreement.correlation, agreement.architecture == POOLED
+        cells.append(
+            [
+                agreement.architecture,
+                NAMES[agreement.theory],
+                agreement.moment,
+                agreement.outcome,
+                "no order" if known is None else str(known),
+                MISSING if agreement.slope is None else str(agreement.slope),
+                MISSING if np.isnan(agreement.variance) else f"{agreement.variance:.2f}",
+                "0" if known is None else str(known.n_seeds),
+                ANSWERS[known.supports(1)] if pooled and known is not None else MISSING,
+                _over_control(results, agreement) if pooled else MISSING,
+            ]
+        )
     return Table("Closing the loop: influence against what is learnt, over places", header, cells)
 
 

@@ -283,10 +283,6 @@ class Finding:
             **{**self.facts, **{name: " ".join(f"{number:.2f}" for number in value) for name, value in lists.items()}}
         )
 
-    def sentence(self) -> str:
-        """Statement, numbers and verdict."""
-        return f"{self.where}. Reported: {self.reported} Here: {self.found} {self.verdict.capitalize()}."
-
     def together(self, quantities: int) -> str:
         """The verdict where as many intervals, those of the whole page, are to hold together."""
         return self.verdict if self.rule is None else self.rule(self.tests, quantities)

@@ -52,6 +52,13 @@ def transition(kernel: Float64[np.ndarray, "n n"], mixing: float) -> Float64[np.
     return (1 - mixing) * np.eye(len(kernel)) + mixing * kernel
 
 
+def transitions(
+    kernels: Sequence[Float64[np.ndarray, "n n"]], mixing: Sequence[float] | Float64[np.ndarray, "layers"]
+) -> list[Float64[np.ndarray, "n n"]]:
+    """T_l of every layer."""
+    return [transition(kernel, float(share)) for kernel, share in zip(kernels, mixing, strict=True)]
+
+
 def rollouts(transitions: Sequence[Float64[np.ndarray, "n n"]]) -> Float64[np.ndarray, "depth n n"]:
     """R^(t) = T_t ... T_1 for t = 0 (the identity) up to all layers; the first transition is nearest the input."""
     stack = [np.eye(len(transitions[0]))]

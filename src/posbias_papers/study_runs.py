@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from posbias.errors import UsageError
+from posbias.report.tables import Table
 from posbias.runs.parts import fingerprint, finished_run, made_by
 from posbias.runs.records import Record, describe_environment, finished_record
 from posbias.runs.running import run_directory
@@ -26,7 +27,9 @@ from posbias.training import (
 )
 from posbias.training.running import planned
 from posbias.training.study import read_yaml
-from posbias_papers.pages.reproduce import Facts
+from posbias_papers.closing_loop import Agreement, loop_table
+from posbias_papers.findings import chance, findings_of, findings_tables, lost_sentence, tally
+from posbias_papers.pages.reproduce import Facts, Rows
 from posbias_papers.reproduction import Experiment, Reproduction
 
 SIZES = ("smoke", "small", "full")
@@ -63,6 +66,16 @@ class StudyExperiment(Experiment):
     settings = StudySettings
     folder: ClassVar[str]
     """Folder of the paper, below `posbias_papers`."""
+
+    def statements(self, rows: Rows, facts: Facts) -> list[str]:
+        """How many findings came out, how many may be chance, and what was lost or trained before; tables have all."""
+        findings = findings_of(rows)
+        published = [finding for finding in findings if finding.published]
+        return [tally(published), *chance(findings), *lost_sentence(facts), *trained_before(facts)]
+
+    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
+        """Findings and their quantities, what is stored, and whether influence predicts what is learnt."""
+        return [*findings_tables(findings_of(rows)), *stored, loop_table(Agreement.of_rows(rows))]
 
     @abstractmethod
     def judge(

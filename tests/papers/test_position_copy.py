@@ -133,7 +133,8 @@ def test_the_smoke_size_runs_and_its_members_are_models(tmp_path, monkeypatch):
     made = reproduce(PAPER, settings=settings)
     assert torch.get_num_threads() == threads
     assert made.statements[0].startswith("Of 13 published findings:")
-    assert any(statement.startswith("Loop: mean field, initial") for statement in made.statements)
+    loops = PAPERS[PAPER]().tables(made.rows, made.tables)[-1]
+    assert any(row[1:3] == ["mean field", "initial"] for row in loops.cells)
     reproduction_record(made, {}).save(tmp_path)
     record = read_record(tmp_path)
     assert len(ReproductionRun.from_record(record).figures) == len(made.figures) == 6

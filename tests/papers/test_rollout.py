@@ -66,7 +66,9 @@ def test_where_the_shipped_numbers_contradict_the_table(rollout):
         if entry["contradicts_table"] and entry["slopes"] == "published" and entry["variant"] != "content_scaled"
     }
     assert against == {("falcon-rw-7b", "content_published"), ("mpt-7b", "content_published")}
-    assert any("falcon-rw-7b, variant c" in statement for statement in rollout.statements)
+    assert "reproduced to 0.006 on bloom-176b" in rollout.statements[0]
+    assert rollout.statements[0].endswith("contradict the table on falcon-rw-7b, mpt-7b.")
+    assert "content is no better than the residual rollout alone" in rollout.statements[1]
 
 
 def test_slopes_differ_only_where_the_models_do():

@@ -19,25 +19,17 @@ from posbias.runs.records import Record
 from posbias.statistics import mean_ends
 from posbias.training import TrainedMember, TrainingSchedule
 from posbias_papers.closing_loop import (
-    Agreement,
     Loop,
     agreements,
     loop_arrays,
     loop_figure,
-    loop_sentences,
-    loop_table,
     with_control,
 )
 from posbias_papers.findings import (
     Outcome,
     Outcomes,
     Seeded,
-    chance,
     finding_rows,
-    findings_of,
-    findings_tables,
-    lost_sentence,
-    tally,
 )
 from posbias_papers.influence_profiles import KINDS, MOMENTS, profiles_by_moment
 from posbias_papers.liu2026.partial_information import partial_information_losses
@@ -58,9 +50,9 @@ from posbias_papers.liu2026.published import (
     published_losses,
 )
 from posbias_papers.liu2026.statements import Losses, position_copy_findings
-from posbias_papers.pages.reproduce import PAPERS, Facts, Rows
+from posbias_papers.pages.reproduce import PAPERS, Facts
 from posbias_papers.reproduction import Reproduction
-from posbias_papers.study_runs import StudyExperiment, StudySettings, trained_before
+from posbias_papers.study_runs import StudyExperiment, StudySettings
 
 FINAL, SPEED = "a low final loss", "fast learning"
 
@@ -80,22 +72,6 @@ class PositionCopy(StudyExperiment):
         losses, speeds = (by_target(outcomes, name) for name in ("loss", "course"))
         outcome = CopyOutcome(losses, speeds, position_copy_loops(outcomes), outcomes.facts())
         return position_copy_page(outcome, settings={**settings.describe(), "steps": options.steps}, seed=settings.seed)
-
-    def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """Findings, how many may be chance, whether influence predicts them, and what was left out."""
-        findings = findings_of(rows)
-        return [
-            tally(findings),
-            *chance(findings),
-            *[finding.sentence() for finding in findings],
-            *loop_sentences(Agreement.of_rows(rows)),
-            *lost_sentence(facts),
-            *trained_before(facts),
-        ]
-
-    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
-        """Findings and their quantities, losses, and the loops."""
-        return [*findings_tables(findings_of(rows)), *stored, loop_table(Agreement.of_rows(rows))]
 
 
 def position_copy_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:

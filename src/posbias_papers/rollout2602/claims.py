@@ -9,6 +9,7 @@ ordered steps. docs/theory, section 3.
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -28,6 +29,7 @@ from posbias_papers.kernels import (
     random_monotone_kernel,
     rollouts,
     transition,
+    transitions,
     violated_share,
 )
 from posbias_papers.pages.verify import CLAIMS, Finding
@@ -108,102 +110,102 @@ def some_layers(generator: np.random.Generator) -> Bool[np.ndarray, "depth"]:
     return chosen
 
 
-def _monotonicity_numbers(layers: Sequence[Kernels]) -> dict[str, float]:
-    """How far the kernels are from Assumption 4.1."""
-    kernels = [kernel for stack in layers for kernel in stack]
-    return {
-        "violated_triples_share": float(np.mean([violated_share(kernel) for kernel in kernels])),
-        "largest_monotonicity_gap": max(monotonicity_gap(kernel) for kernel in kernels),
-    }
-
-
-def _prefix_figure(laws: Sequence[tuple[str, Float64[np.ndarray, "n"]]]) -> Figure:
+def _prefix_figure(labels: Sequence[str], laws: Sequence[Float64[np.ndarray, "n"]]) -> Figure:
     """Prefix masses of several profiles."""
-    positions = np.arange(N_POSITIONS)
-    return curves("position k", "prefix mass F_k", positions, {label: prefix_mass(law) for label, law in laws})
+    masses = {label: prefix_mass(law) for label, law in zip(labels, laws, strict=True)}
+    return curves("position k", "prefix mass F_k", np.arange(N_POSITIONS), masses)
+
+
+class Proposition(Claim):
+    """A drift of the profile's prefix masses, on stacks of monotone kernels and on others."""
+
+    paper = PAPER
+    assumptions: ClassVar[tuple[str, ...]] = (MONOTONE, CAUSAL)
+    broken_by = NOT_MONOTONE
+    sharper = NEEDED
+    labels: ClassVar[Sequence[str]]
+    """Of the profiles that are compared."""
+    directions: ClassVar[int] = 1
+    """Statements that each stack is examined for."""
+
+    @abstractmethod
+    def drift(self, stack: Kernels, generator: np.random.Generator) -> Drift:
+        """Largest move of a prefix mass against the statement on one stack, and the profiles compared."""
+
+    def more(self, generator: np.random.Generator) -> dict[str, float]:
+        """Other numbers that the words take."""
+        return {}
+
+    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
+        """The worst drift over stacks, beside that on kernels that violate Assumption 4.1."""
+        layers = stacks(generator, broken=broken)
+        gap, laws = worst_drift([self.drift(stack, generator) for stack in layers])
+        contrast = [self.drift(stack, generator) for stack in stacks(generator, broken=True)]
+        kernels = [kernel for stack in layers for kernel in stack]
+        return Finding(
+            value=gap,
+            as_stated=gap <= ROUNDING,
+            figure=_prefix_figure(self.labels, laws),
+            numbers={
+                **self.more(generator),
+                **needed(contrast),
+                "violated_triples_share": float(np.mean([violated_share(kernel) for kernel in kernels])),
+                "largest_monotonicity_gap": max(monotonicity_gap(kernel) for kernel in kernels),
+            },
+            instances=self.directions * len(layers),
+        )
 
 
 @CLAIMS.register("rollout-2602.16837/proposition-4.2")
-class PrimacyDrift(Claim):
+class PrimacyDrift(Proposition):
     """Deeper means earlier."""
 
-    paper = PAPER
     source = "Proposition 4.2, section 4"
     statement = "Every prefix mass of the last row grows with each further layer: F_k(rho^(t+1)) >= F_k(rho^(t))."
-    assumptions = (MONOTONE, CAUSAL)
-    broken_by = NOT_MONOTONE
     computed = "largest fall of any prefix mass when a layer is added (0 if the drift is always towards primacy)"
     sharper = (
         f"{NEEDED}; but a layer added below all others needs causality only (largest fall on such kernels "
         "{largest_fall_layer_added_below:.0e})"
     )
+    labels = tuple(f"{depth} layers" for depth in range(DEPTH + 1))
 
-    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Largest fall of a prefix mass when a layer is added on top; and at the bottom, without the assumption."""
-        layers = stacks(generator, broken=broken)
-        drifts = [_primacy_drift(stack, generator) for stack in layers]
-        contrast = [_primacy_drift(stack, generator) for stack in stacks(generator, broken=True)]
+    def drift(self, stack: Kernels, generator: np.random.Generator) -> Drift:
+        """Largest fall of a prefix mass from one depth to the next, a layer added on top; profiles of all depths."""
+        return primacy_drift(stack, generator.uniform(0.05, 1, DEPTH))
+
+    def more(self, generator: np.random.Generator) -> dict[str, float]:
+        """Largest fall when a layer is put under the others, on kernels that are not monotone."""
         below = max(_fall_when_added_below(mask, generator) for mask in (Causal(), SlidingWindow(WINDOW)))
-        gap, laws = worst_drift(drifts)
-        return Finding(
-            value=gap,
-            as_stated=gap <= ROUNDING,
-            figure=_prefix_figure([(f"{depth} layers", laws[depth]) for depth in range(DEPTH + 1)]),
-            numbers={"largest_fall_layer_added_below": below, **needed(contrast), **_monotonicity_numbers(layers)},
-            instances=len(layers),
-        )
+        return {"largest_fall_layer_added_below": below}
 
 
-def _primacy_drift(stack: Kernels, generator: np.random.Generator) -> Drift:
-    """Largest fall of a prefix mass from one depth to the next, and the profiles of all depths."""
-    mixing = generator.uniform(0.05, 1, DEPTH)
-    steps = [transition(kernel, share) for kernel, share in zip(stack, mixing, strict=True)]
-    laws = rollouts(steps)[:, -1]
+def primacy_drift(kernels: Kernels, mixing: Float64[np.ndarray, "layers"]) -> Drift:
+    """Largest fall of a prefix mass of the last row from one depth to the next, and the profiles of all depths."""
+    laws = rollouts(transitions(kernels, mixing))[:, -1]
     return max(dominance_gap(*pair) for pair in pairwise(laws)), list(laws)
 
 
 def _fall_when_added_below(mask: Mask, generator: np.random.Generator) -> float:
-    """Largest fall of a prefix mass when a layer is put under the others, on kernels that are not monotone."""
-    steps = [transition(kernel, 0.5) for kernel in disordered_stack(mask, generator)]
+    steps = transitions(disordered_stack(mask, generator), [0.5] * DEPTH)
     laws = [last_row(steps[start:]) for start in range(DEPTH)]
     return max(dominance_gap(shallow, deep) for deep, shallow in pairwise(laws))
 
 
 @CLAIMS.register("rollout-2602.16837/proposition-4.3")
-class ResidualDrift(Claim):
+class ResidualDrift(Proposition):
     """Stronger residual connections mean more recency."""
 
-    paper = PAPER
     source = "Proposition 4.3, section 4"
     statement = "Less attention mixing in every layer (m_l <= m'_l) gives a more recent profile: F_k(rho) <= F_k(rho')."
-    assumptions = (MONOTONE, CAUSAL)
-    broken_by = NOT_MONOTONE
     computed = "largest excess of F_k with less mixing over F_k with more (0 if always more recent)"
-    sharper = NEEDED
+    labels = ("less mixing", "more mixing")
 
-    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Largest excess of a prefix mass with less mixing over the same with more."""
-        layers = stacks(generator, broken=broken)
-        gap, laws = worst_drift([_residual_drift(stack, generator) for stack in layers])
-        contrast = [_residual_drift(stack, generator) for stack in stacks(generator, broken=True)]
-        return Finding(
-            value=gap,
-            as_stated=gap <= ROUNDING,
-            figure=_prefix_figure(list(zip(("less mixing", "more mixing"), laws, strict=True))),
-            numbers={**needed(contrast), **_monotonicity_numbers(layers)},
-            instances=len(layers),
-        )
-
-
-def _residual_drift(stack: Kernels, generator: np.random.Generator) -> Drift:
-    """Excess of the prefix masses with less mixing, in some of the layers, and both profiles."""
-    more = generator.uniform(0, 1, DEPTH)
-    less = more * np.where(some_layers(generator), generator.uniform(0, 1, DEPTH), 1.0)
-    laws = [
-        last_row([transition(kernel, share) for kernel, share in zip(stack, mixing, strict=True)])
-        for mixing in (less, more)
-    ]
-    return dominance_gap(laws[0], laws[1]), laws
+    def drift(self, stack: Kernels, generator: np.random.Generator) -> Drift:
+        """Excess of the prefix masses with less mixing, in some of the layers, and both profiles."""
+        more = generator.uniform(0, 1, DEPTH)
+        less = more * np.where(some_layers(generator), generator.uniform(0, 1, DEPTH), 1.0)
+        laws = [last_row(transitions(stack, mixing)) for mixing in (less, more)]
+        return dominance_gap(laws[0], laws[1]), laws
 
 
 @CLAIMS.register("rollout-2602.16837/proposition-4.4")
@@ -229,7 +231,7 @@ class EncodingDrift(Claim):
         return Finding(
             value=gap,
             as_stated=gap <= ROUNDING,
-            figure=_prefix_figure(list(zip(("without encoding", "with encoding"), laws, strict=True))),
+            figure=_prefix_figure(("without encoding", "with encoding"), laws),
             numbers=needed(contrast),
             instances=STACKS,
         )
@@ -273,42 +275,29 @@ def averaged_kernels(
 
 
 @CLAIMS.register("rollout-2602.16837/proposition-4.5")
-class DiagonalDrift(Claim):
+class DiagonalDrift(Proposition):
     """Content that favours or shuns the query's own position."""
 
-    paper = PAPER
     source = "Proposition 4.5, section 4"
     statement = "Content c0 + c [i = j]: c >= 0 in all layers lowers every F_k (recency), c <= 0 raises them (primacy)."
     assumptions = (MONOTONE + ", of the baseline without diagonal content", CAUSAL)
-    broken_by = NOT_MONOTONE
     computed = "largest drift of a prefix mass against the sign of c (0 if the sign decides)"
-    sharper = NEEDED
+    labels = ("c = 0", "c > 0", "c < 0")
+    directions = 2
 
-    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Largest drift in the wrong direction, both signs."""
-        layers = stacks(generator, broken=broken)
-        gap, laws = worst_drift([_diagonal_drift(stack, generator) for stack in layers])
-        contrast = [_diagonal_drift(stack, generator) for stack in stacks(generator, broken=True)]
-        return Finding(
-            value=gap,
-            as_stated=gap <= ROUNDING,
-            figure=_prefix_figure(list(zip(("c = 0", "c > 0", "c < 0"), laws, strict=True))),
-            numbers={**needed(contrast), **_monotonicity_numbers(layers)},
-            instances=2 * len(layers),
-        )
+    def drift(self, stack: Kernels, generator: np.random.Generator) -> Drift:
+        """Drift against the sign of diagonal content in some of the layers."""
+        mixing = generator.uniform(0.05, 1, DEPTH)
+        strengths = np.where(some_layers(generator), generator.exponential(1.5, DEPTH), 0.0)
+        return diagonal_drift(stack, mixing, strengths)
 
 
-def _diagonal_drift(stack: Kernels, generator: np.random.Generator) -> Drift:
-    """Drift against the sign of diagonal content in some of the layers; profiles with none, positive, negative."""
-    mixing = generator.uniform(0.05, 1, DEPTH)
-    strengths = np.where(some_layers(generator), generator.exponential(1.5, DEPTH), 0.0)
+def diagonal_drift(
+    kernels: Kernels, mixing: Float64[np.ndarray, "layers"], strengths: Float64[np.ndarray, "layers"]
+) -> Drift:
+    """Largest drift against the sign of a diagonal logit; profiles with none, the positive and the negative one."""
     baseline, positive, negative = (
-        last_row(
-            [
-                transition(with_diagonal(kernel, sign * strength), share)
-                for kernel, strength, share in zip(stack, strengths, mixing, strict=True)
-            ]
-        )
+        last_row(transitions([with_diagonal(*pair) for pair in zip(kernels, sign * strengths, strict=True)], mixing))
         for sign in (0, 1, -1)
     )
     gap = max(dominance_gap(positive, baseline), dominance_gap(baseline, negative))

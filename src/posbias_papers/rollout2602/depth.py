@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from posbias.architecture import Causal, PowerDecay
 from posbias.display.figures import Figure
 from posbias_papers.claims import Claim, curves, evidence
-from posbias_papers.kernels import Network, Run, Violation, rollouts, run_network, transition
+from posbias_papers.kernels import Network, Run, Violation, rollouts, run_network, transitions
 from posbias_papers.pages.verify import CLAIMS, Finding
 from posbias_papers.rollout2602.claims import PAPER
 from posbias_papers.wu2025.decay import decay_logits
@@ -113,7 +113,7 @@ class Trail:
 
 def trail_of(kernels: Float64[np.ndarray, "layers n n"], mixing: Float64[np.ndarray, "layers"]) -> Trail:
     """Roll out T_l = (1 - m_l) I + m_l A_l and keep what the theorem speaks of."""
-    rolled = rollouts([transition(kernel, share) for kernel, share in zip(kernels, mixing, strict=True)])[1:]
+    rolled = rollouts(transitions(list(kernels), mixing))[1:]
     return Trail(
         diagonal=np.diagonal(rolled, axis1=1, axis2=2),
         column=rolled.max(axis=1),

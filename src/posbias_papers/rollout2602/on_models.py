@@ -6,7 +6,6 @@ and prompts, mixing is the mean over prompts. docs/theory, section 3.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float64
@@ -18,13 +17,12 @@ from posbias_papers.kernels import (
     last_row,
     monotonicity_gap,
     prefix_mass,
-    rollouts,
-    transition,
+    transitions,
     violated_share,
 )
 from posbias_papers.model_claims import ModelClaim, ModelRun
 from posbias_papers.pages.verify import MODEL_CLAIMS, Finding, Premise
-from posbias_papers.rollout2602.claims import with_diagonal
+from posbias_papers.rollout2602.claims import diagonal_drift, primacy_drift
 
 OFFSET = 1.0
 """Diagonal logit that is added and taken away, in natural-log units."""
@@ -79,9 +77,9 @@ class PrimacyDriftOfTheModel(OrderOfTheModel):
 
     def drift(self, kernels: Kernels, mixing: Mixing) -> tuple[float, Laws]:
         """Layers added on top, one by one."""
-        laws = rollouts(_steps(kernels, mixing))[:, -1]
+        gap, laws = primacy_drift(list(kernels), mixing)
         depths = sorted({0, 1, len(laws) // 2, len(laws) - 1})
-        return max(dominance_gap(*pair) for pair in pairwise(laws)), [(f"{t} layers", laws[t]) for t in depths]
+        return gap, [(f"{t} layers", laws[t]) for t in depths]
 
 
 @MODEL_CLAIMS.register("rollout-2602.16837/proposition-4.3")
@@ -92,11 +90,11 @@ class ResidualDriftOfTheModel(OrderOfTheModel):
 
     def drift(self, kernels: Kernels, mixing: Mixing) -> tuple[float, Laws]:
         """Half of every layer's mixing, and each layer's alone taken away."""
-        whole, half = (last_row(_steps(kernels, share)) for share in (mixing, mixing / 2))
+        whole, half = (last_row(transitions(list(kernels), share)) for share in (mixing, mixing / 2))
         gaps = [dominance_gap(half, whole)]
         for layer in range(len(mixing)):
             less = np.where(np.arange(len(mixing)) == layer, 0.0, mixing)
-            gaps.append(dominance_gap(last_row(_steps(kernels, less)), whole))
+            gaps.append(dominance_gap(last_row(transitions(list(kernels), less)), whole))
         return max(gaps), [("measured mixing", whole), ("half of it", half)]
 
 
@@ -108,13 +106,5 @@ class DiagonalDriftOfTheModel(OrderOfTheModel):
 
     def drift(self, kernels: Kernels, mixing: Mixing) -> tuple[float, Laws]:
         """The model's kernels, tilted both ways."""
-        plain, recent, early = (
-            last_row(_steps(np.stack([with_diagonal(kernel, offset) for kernel in kernels]), mixing))
-            for offset in (0.0, OFFSET, -OFFSET)
-        )
-        gap = max(dominance_gap(recent, plain), dominance_gap(plain, early))
-        return gap, [("as measured", plain), ("diagonal +1", recent), ("diagonal -1", early)]
-
-
-def _steps(kernels: Kernels, mixing: Mixing) -> list[Float64[np.ndarray, "n n"]]:
-    return [transition(kernel, float(share)) for kernel, share in zip(kernels, mixing, strict=True)]
+        gap, laws = diagonal_drift(list(kernels), mixing, np.full(len(mixing), OFFSET))
+        return gap, list(zip(("as measured", "diagonal +1", "diagonal -1"), laws, strict=True))

@@ -17,29 +17,21 @@ from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.training import TrainedMember, TrainingSchedule
 from posbias_papers.closing_loop import (
-    Agreement,
     Loop,
     agreements,
     loop_arrays,
     loop_figure,
-    loop_sentences,
-    loop_table,
     with_control,
 )
 from posbias_papers.findings import (
     Finding,
     Outcomes,
-    chance,
     finding_rows,
-    findings_of,
-    findings_tables,
-    lost_sentence,
-    tally,
 )
 from posbias_papers.influence_profiles import KINDS
 from posbias_papers.pages.reproduce import PAPERS, Facts, Rows
 from posbias_papers.reproduction import Reproduction
-from posbias_papers.study_runs import StudyExperiment, StudySettings, trained_before
+from posbias_papers.study_runs import StudyExperiment, StudySettings
 from posbias_papers.wu2025.icl_outcomes import icl_outcomes
 from posbias_papers.wu2025.icl_statements import (
     ENCODINGS,
@@ -84,21 +76,8 @@ class InContextRetrieval(StudyExperiment):
         return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
 
     def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """How far training came, findings, how many may be chance, and whether influence predicts accuracy."""
-        findings = findings_of(rows)
-        return [
-            reached(facts),
-            tally([finding for finding in findings if finding.published]),
-            *chance(findings),
-            *[finding.sentence() for finding in findings],
-            *loop_sentences(Agreement.of_rows(rows)),
-            *lost_sentence(facts),
-            *trained_before(facts),
-        ]
-
-    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
-        """Findings and their quantities, gaps, and the loops."""
-        return [*findings_tables(findings_of(rows)), *stored, loop_table(Agreement.of_rows(rows))]
+        """How far training came, and what all trained experiments say."""
+        return [reached(facts), *super().statements(rows, facts)]
 
 
 def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from posbias.architecture import Prefix, SlidingWindow
 from posbias.display.figures import Figure
 from posbias_papers.claims import curves
-from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transition
+from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transitions
 from posbias_papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, masked_as
 from posbias_papers.pages.verify import MODEL_CLAIMS, Facts, Finding, Premise
 from posbias_papers.wu2025.graphs import outside_trail
@@ -209,10 +209,8 @@ class ResidualBound(ModelClaim):
 
     def rolled(self, run: ModelRun) -> list[Rollouts]:
         """R^(t) of every prompt, t = 1 ... L."""
-        return [
-            rollouts([transition(kernel, float(share)) for kernel, share in zip(kernels, mixing, strict=True)])[1:]
-            for kernels, mixing in zip(run.kernels, run.mixing, strict=True)
-        ]
+        prompts = zip(run.kernels, run.mixing, strict=True)
+        return [rollouts(transitions(list(kernels), mixing))[1:] for kernels, mixing in prompts]
 
 
 @MODEL_CLAIMS.register("rollout-2602.16837/theorem-5.5-infinite")
