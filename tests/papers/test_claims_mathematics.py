@@ -12,7 +12,14 @@ from posbias.architecture import Causal, Full, Prefix, SlidingWindow
 from posbias.theory.kernels import masked_softmax
 from posbias_papers import centre_nodes, verify_mask
 from posbias_papers.birth2603.claims import interior_recency, published_profile, uniform_profile
-from posbias_papers.birth2603.gradient import linear_norms, measured_norms, squared_norms
+from posbias_papers.birth2603.gradient import (
+    TOLERANCE,
+    linear_norms,
+    measured_norms,
+    median_error,
+    profile_distance,
+    squared_norms,
+)
 from posbias_papers.kernels import (
     ROUNDING,
     Network,
@@ -217,6 +224,16 @@ class TestLinearNetworks:
             comb(4, steps) * 0.6 ** (2 * steps) * np.linalg.matrix_power(kernel, steps)[-1] ** 2 for steps in range(5)
         )
         np.testing.assert_allclose(squared_norms([[kernel]] * 4) ** 2, total, rtol=1e-12)
+
+    def test_norms_of_independent_paths_add_in_squares_and_of_shared_maps_do_not(self):
+        generator, causal = np.random.default_rng(0), Causal().visible(32)
+        layers = [[random_content_kernel(causal, generator, spread=1.0) for _ in range(2)] for _ in range(6)]
+        measured, shared = (measured_norms(layers, generator, maps=maps) for maps in ("independent", "shared"))
+        squares, linear = squared_norms(layers), linear_norms(layers)
+        assert median_error(squares, measured) < 0.03
+        assert median_error(linear, measured) > 10 * median_error(squares, measured)
+        assert profile_distance(squares, measured) < 0.01 < 0.1 < profile_distance(linear, measured)
+        assert median_error(squares, shared) > TOLERANCE
 
 
 class TestRates:

@@ -1,7 +1,7 @@
 """arXiv 2603.10123, "Lost in the Middle at Birth": its theory and its claims against the Jacobian of untrained models.
 
 Distances with intervals over initialisations, beside the flat line and the split-half noise; what survives of the
-paper, as sentences made from the rows, none without a number. docs/theory, sections 2 and 4.
+paper, as one table made from the rows. docs/theory, sections 2 and 4.
 """
 
 import math
@@ -16,7 +16,7 @@ from posbias.comparison.metrics import METRICS, wasserstein
 from posbias.display.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.profiles import Profile
 from posbias.report.tables import Table, interval_text, number_text
-from posbias.statistics import jackknife, leave_one_out
+from posbias.statistics import MISSING, jackknife, leave_one_out
 from posbias_papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share
 from posbias_papers.pages.reproduce import PAPERS, Facts, Rows
 from posbias_papers.reproduction import Experiment, Reproduction
@@ -77,28 +77,24 @@ class Birth(Experiment):
         )
 
     def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """Rank correlation, W1 (real and fitted mixing), finite N, mean field, dead zone, anchor, RoPE, the probe."""
-        theories, shapes, contrasts, probes = (_sorted(rows, sort) for sort in SORTS)
+        """Whether there is a U, and how near the published theory comes; the first table has every claim."""
+        theories, shapes, *_ = (_sorted(rows, sort) for sort in SORTS)
+        found, verdict = _u_shape(shapes)
+        literal, field = (_values(_of(theories, name), "wasserstein") for name in ("continuous", "mean_field"))
         initialisations = min(int(row["initialisations"]) for row in shapes)
         few = f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."
         return [
-            _rank(theories),
-            _distance(theories),
-            _fitted(theories, shapes),
-            _finite(theories),
-            _mean_field(theories),
-            _shape(shapes),
-            _dead_zone(shapes),
-            _anchor(shapes),
-            _rope(contrasts),
-            _probe({row["model"]: row["share"] for row in probes}),
+            f"U-shape at initialisation: {found}: {verdict}.",
+            f"W1 {CLAIMED_W1}: with the mixing that the models have the published density is {_span(literal, 3)} away, "
+            f"{_within(literal)}; mean field, where paths add in squares and nothing is fitted, "
+            f"{_span(field, 4)}.",
             *([few] if initialisations < UNITS_FOR_CLAIM else []),
         ]
 
     def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
-        """Distances, shapes, and what RoPE changes."""
+        """What survives, distances, shapes, and what RoPE changes."""
         theories, shapes, contrasts, _ = (_sorted(rows, sort) for sort in SORTS)
-        return [_distance_table(theories), _shape_table(shapes), _rope_table(contrasts)]
+        return [claims_table(rows), _distance_table(theories), _shape_table(shapes), _rope_table(contrasts)]
 
 
 SORTS = ("theory", "shape", "rope", "probe")
@@ -271,8 +267,6 @@ def _rope_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table("With against without RoPE, the same weights and prompts", header, cells)
 
 
-Row = Mapping[str, Any]
-
 CLAIMED_RANK = 0.99
 CLAIMED_W1 = 0.02
 CLAIM_DIGIT = 0.005
@@ -283,151 +277,101 @@ NULL_PROBE = 1e-6
 """Below this share, in float64, a probe's gradient is round-off."""
 
 
-def _rank(rows: Sequence[Row]) -> str:
-    published = [_value(row, "spearman") for row in _of(rows, "continuous")]
-    mean_field = [_value(row, "spearman") for row in _of(rows, "mean_field")]
-    control = [_value(row, "spearman") for row in _of(rows, "reciprocal")]
-    far, near = ([_value(row, "wasserstein") for row in _of(rows, name)] for name in ("continuous", "mean_field"))
-    reached = sum(value >= CLAIMED_RANK - CLAIM_DIGIT for value in published)
-    gap = max(abs(first - second) for first, second in zip(published, mean_field, strict=True))
-    ratios = [first / second for first, second in zip(far, near, strict=True)]
-    return (
-        f"Rank correlation {CLAIMED_RANK}: the published density reaches it in {reached} of {len(published)} cases "
-        f"({_span(published, 3)}), and it decides nothing: mean field's ranks are within {gap:.3f} of the density's, "
-        f"whose W1 is {_span(ratios, 1)} times mean field's; 1/(j + 1), which knows neither depth nor residuals, has "
-        f"{_span(control, 3)}."
+def claims_table(rows: Rows) -> Table:
+    """Every claim of the paper beside what came out, over all cases."""
+    theories, shapes, contrasts, probes = (_sorted(rows, sort) for sort in SORTS)
+    ranks, control = (_values(_of(theories, name), "spearman") for name in ("continuous", "reciprocal"))
+    literal, fitted, flat = (
+        _values(_of(theories, name), "wasserstein") for name in ("continuous", "continuous_fitted", "flat")
     )
+    reached = sum(rank >= CLAIMED_RANK - CLAIM_DIGIT for rank in ranks)
+    moved = ", ".join(f"{row['mixing']:.3f} to {row['fitted_mixing']:.3f}" for row in shapes)
+    middle, least = ([float(row[name]) for row in shapes] for name in ("middle_over_flat", "least_over_flat"))
+    layers, dead = int(shapes[0]["layers"]), float(shapes[0]["dead_zone"])
+    gaps, noise = _values(contrasts, "wasserstein"), [float(row["noise"]["mean"]) for row in contrasts]
+    same = all(gap <= level for gap, level in zip(gaps, noise, strict=True))
+    blind = [row["model"] for row in probes if row["share"] < NULL_PROBE]
+    cells = [
+        [
+            "rank correlation of the density",
+            f"{CLAIMED_RANK}",
+            f"{_span(ranks, 3)}; 1/(j + 1), no theory, {_span(control, 3)}",
+            f"reached in {reached} of {len(ranks)}, which decides nothing",
+        ],
+        [
+            "W1, the mixing that the models have",
+            f"{CLAIMED_W1}",
+            f"{_span(literal, 3)}; flat line {_span(flat, 3)}",
+            _within(literal),
+        ],
+        [
+            "W1, one mixing fitted to the very curve",
+            f"{CLAIMED_W1}",
+            f"{_span(fitted, 3)}; moves the mixing from {moved}",
+            _within(fitted),
+        ],
+        ["U-shape", "influence rises again towards the end", *_u_shape(shapes)],
+        [
+            "factorial dead zone",
+            f"1/({layers}-1)! = {dead:.0e}",
+            f"of an even share the middle has {_span(middle, 2)}, the least position {_span(least, 2)}",
+            "no such zone" if min(least) > TEN * dead else "of that order",
+        ],
+        [
+            "recency anchor: share of the last position",
+            f"prod(1 - m_l) = {_span([float(row['atom']) for row in shapes], 3)}",
+            _span(_values(shapes, "last_token"), 3),
+            MISSING,
+        ],
+        [
+            "RoPE changes nothing",
+            "W1 0",
+            f"{_span(gaps, 5)}; split-half noise {_span(noise, 4)}",
+            "holds to within that noise" if same else "does not hold as stated at this size",
+        ],
+        [
+            "one-pass scalar probe, over a random one",
+            MISSING,
+            "; ".join(f"{row['model']} {row['share']:.2g}" for row in probes),
+            f"zero but for round-off on {', '.join(blind)}: it measures nothing" if blind else "one noisy probe",
+        ],
+    ]
+    return Table("What the paper says, and what came out", ["claim", "published", "here", "verdict"], cells)
 
 
-def _distance(rows: Sequence[Row]) -> str:
-    literal = [_value(row, "wasserstein") for row in _of(rows, "continuous")]
-    flat = [_value(row, "wasserstein") for row in _of(rows, "flat")]
-    within = sum(value <= CLAIMED_W1 + CLAIM_DIGIT for value in literal)
-    verdict = "survives" if within == len(literal) else "does not survive" if not within else "survives in part"
-    return (
-        f"W1 {CLAIMED_W1}, with the mixing that the models really have (mean over layers): the published density is "
-        f"{_span(literal, 3)} away (flat line {_span(flat, 3)}), {within} of {len(literal)} cases within the claim: "
-        f"it {verdict}."
-    )
+def _within(distances: Sequence[float]) -> str:
+    within = sum(distance <= CLAIMED_W1 + CLAIM_DIGIT for distance in distances)
+    verdict = "survives" if within == len(distances) else "survives in part" if within else "does not survive"
+    return f"{within} of {len(distances)} cases within the claim: it {verdict}"
 
 
-def _fitted(rows: Sequence[Row], shapes: Sequence[Row]) -> str:
-    fitted = [_value(row, "wasserstein") for row in _of(rows, "continuous_fitted")]
-    errors = [_value(row, "log_error") for row in _of(rows, "continuous_fitted")]
-    within = sum(value <= CLAIMED_W1 + CLAIM_DIGIT for value in fitted)
-    pairs = ", ".join(f"{row['mixing']:.3f} to {row['fitted_mixing']:.3f}" for row in shapes)
-    return (
-        f"W1 {CLAIMED_W1}, with one constant mixing fitted to the very curve that is to be predicted: "
-        f"{_span(fitted, 3)}, {within} of {len(fitted)} cases within the claim, the typical position off by a factor "
-        f"{_span(_factors(errors), 2)}. The fit moves the mixing, case by case, from {pairs}."
-    )
-
-
-def _finite(rows: Sequence[Row]) -> str:
-    limit, constant, exact, rollout = (
-        [_value(row, "wasserstein") for row in _of(rows, name)]
-        for name in ("continuous", "finite", "closed_form", "rollout")
-    )
-    disagreement = max(abs(first - second) for first, second in zip(exact, rollout, strict=True))
-    change = max(abs(first - second) for first, second in zip(exact, limit, strict=True))
-    return (
-        f"Exact at finite N instead of the limit: W1 {_span(constant, 3)} with mean mixing, {_span(exact, 3)} with "
-        f"every layer's measured one; the step moves W1 by at most {change:.3f}. The residual rollout is the same "
-        f"theory (W1 differs by at most {disagreement:.0e}): for uniform causal attention the exact form is its last "
-        "row."
-    )
-
-
-def _mean_field(rows: Sequence[Row]) -> str:
-    distances = [_value(row, "wasserstein") for row in _of(rows, "mean_field")]
-    errors = [_value(row, "log_error") for row in _of(rows, "mean_field")]
-    noise = [float(row["noise"]["mean"]) for row in _of(rows, "mean_field")]
-    exact = [_value(row, "wasserstein") for row in _of(rows, "closed_form")]
-    gains = [second / first for first, second in zip(distances, exact, strict=True)]
-    closer = sum(gain > 1 for gain in gains)
-    return (
-        f"Mean field, where paths add in squares and nothing is fitted: W1 {_span(distances, 4)} (split-half noise "
-        f"{_span(noise, 4)}), the typical position off by a factor {_span(_factors(errors), 2)}; closer than the exact "
-        f"form with measured mixing in {closer} of {len(gains)} cases (its W1 is {_span(gains, 1)} times mean field's)."
-    )
-
-
-def _shape(shapes: Sequence[Row]) -> str:
+def _u_shape(shapes: Rows) -> tuple[str, str]:
+    """What the ends hold beside the middle, with the last position and without; and whether that is a U."""
     bends = [row["last_over_middle"] for row in shapes]
     rising = sum(bend["low"] is not None and bend["low"] > 0 for bend in bends)
     falling = sum(bend["high"] is not None and bend["high"] < 0 for bend in bends)
-    primacy = [_value(row, "first_tenth") for row in shapes]
-    interior = [_value(row, "interior_recency") for row in shapes]
-    minima = [_value(row, "minimum_position") for row in shapes]
-    flat = float(shapes[0]["flat_interior_recency"])
-    verdict = "an L with a spike at the last position, no U"
+    bounds = [(row["middle_tenth"]["high"], row["first_tenth"]["low"], row["last_tenth"]["low"]) for row in shapes]
+    both = sum(None not in bound and bound[0] < min(bound[1:]) for bound in bounds)
+    first, middle, last = (_span(_values(shapes, f"{name}_tenth"), 3) for name in ("first", "middle", "last"))
+    verdict = "an L before the last position, no U"
     if rising:
         verdict = f"a U, spike apart, in {rising} of {len(shapes)}"
     elif falling < len(shapes):
         verdict = "no U shown"
     return (
-        f"U-shape at initialisation: the first tenth holds {_span(primacy, 2)} of the influence (flat line 0.10). "
-        f"Apart from the last position the last tenth holds {_span(interior, 4)} (flat line {flat:.4f}); it lies below "
-        f"the middle tenth in {falling} of {len(shapes)} cases and above it in {rising}, intervals excluding zero; the "
-        f"interior minimum is at position {_span(minima, 0)}: {verdict}."
-    )
+        f"first, middle and last tenth hold {first}, {middle} and {last}, both ends above the middle in {both} of "
+        f"{len(shapes)} cases; without the last position the last tenth lies below the middle one in {falling} and "
+        f"above it in {rising}, intervals apart"
+    ), verdict
 
 
-def _dead_zone(shapes: Sequence[Row]) -> str:
-    middle = [float(row["middle_over_flat"]) for row in shapes]
-    least = [float(row["least_over_flat"]) for row in shapes]
-    layers, dead = int(shapes[0]["layers"]), float(shapes[0]["dead_zone"])
-    verdict = "there is no such zone" if min(least) > TEN * dead else "of that order"
-    return (
-        f"Factorial dead zone, 1/({layers}-1)! = {dead:.0e}: the middle position has {_span(middle, 2)} times the flat "
-        f"line's influence, the least of all positions {_span(least, 2)} times: {verdict}."
-    )
-
-
-def _anchor(shapes: Sequence[Row]) -> str:
-    pairs = ", ".join(f"{_value(row, 'last_token'):.3f} ({row['atom']:.3f})" for row in shapes)
-    return (
-        f"Recency anchor: the last position's share, and in parentheses the atom prod(1 - m_l) that the published "
-        f"theory gives for the measured mixing: {pairs}."
-    )
-
-
-def _rope(contrasts: Sequence[Row]) -> str:
-    gaps = [_value(row, "wasserstein") for row in contrasts]
-    noise = [float(row["noise"]["mean"]) for row in contrasts]
-    errors = [100 * _value(row, "log_error") for row in contrasts]
-    below = sum(gap <= level for gap, level in zip(gaps, noise, strict=True))
-    verdict = "holds to within that noise" if below == len(gaps) else "does not hold as stated at this size"
-    return (
-        f"RoPE or not: with the same weights and prompts the two profiles are W1 {_span(gaps, 5)} apart (split-half "
-        f"noise {_span(noise, 4)}), the typical position by {_span(errors, 2)} %: the claim {verdict}. (In theory "
-        f"because logits are small at initialisation; their variance grows with the square of the width.)"
-    )
-
-
-def _probe(probe: Mapping[str, float]) -> str:
-    parts = []
-    for model, share in probe.items():
-        verdict = "identically zero but for round-off, it measures nothing" if share < NULL_PROBE else "one noisy probe"
-        parts.append(f"on {model} {share:.2g} of a random probe's ({verdict})")
-    return (
-        f"The one-pass scalar probe (gradient of the summed last hidden state, float64) is {'; '.join(parts)}. The "
-        f"all-ones vector lies in the null space of an untrained LayerNorm, not of an RMS norm."
-    )
-
-
-def _of(rows: Sequence[Row], theory: str) -> list[Row]:
+def _of(rows: Rows, theory: str) -> Rows:
     return [row for row in rows if row["theory"] == theory]
 
 
-def _value(row: Row, name: str) -> float:
-    value = row[name]["value"]
-    return float("nan") if value is None else float(value)
-
-
-def _factors(errors: Sequence[float]) -> list[float]:
-    """Logarithmic errors as factors."""
-    return [math.exp(error) for error in errors]
+def _values(rows: Rows, name: str) -> list[float]:
+    """A compared number of every row; NaN where none could be stored."""
+    return [math.nan if row[name]["value"] is None else float(row[name]["value"]) for row in rows]
 
 
 def _span(values: Sequence[float], digits: int) -> str:

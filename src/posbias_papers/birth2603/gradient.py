@@ -16,12 +16,9 @@ from scipy.linalg import expm
 from posbias.architecture import Causal
 from posbias_papers.birth2603.claims import EXACT, PAPER, RESIDUAL, UNIFORM
 from posbias_papers.claims import Claim, curves
-from posbias_papers.kernels import even_kernel, random_content_kernel
+from posbias_papers.kernels import even_kernel
 from posbias_papers.pages.verify import CLAIMS, Finding
 
-N_POSITIONS = 32
-DEPTH = 6
-HEADS = 2
 WIDTH = 24
 GAIN = 0.6
 """Size g of a layer's update relative to the residual stream."""
@@ -96,50 +93,6 @@ def profile_distance(first: Float64[np.ndarray, "n"], second: Float64[np.ndarray
 def median_error(predicted: Float64[np.ndarray, "n"], measured: Float64[np.ndarray, "n"]) -> float:
     """Median relative error over positions, scale included."""
     return float(np.median(np.abs(predicted / measured - 1)))
-
-
-@CLAIMS.register("linear-networks/sum-of-squares")
-class SumOfSquares(Claim):
-    """Norms of independent paths add in squares."""
-
-    paper = "docs/theory, section 4 (posbias)"
-    source = "docs/theory, sections 2 (item 6) and 4, value path"
-    statement = "Linear residual networks, independent weights: E ||J_j||^2 is a sum of squares over sets of layers."
-    assumptions = ("independent zero-mean value maps", "linear layers: no MLP, no norm, attention held fixed")
-    broken_by = "one value map shared by all layers and heads: paths are correlated"
-    computed = "median relative error of sqrt(G_jj) over positions, {draws:.0f} draws"
-    sharper = (
-        "linear addition is off by {error_linear:.2f}, W1 {w1_linear:.4f}; squares by {error_squares:.3f}, W1 "
-        "{w1_squares:.4f}"
-    )
-
-    def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
-        """Simulated root mean square against the recursion, on random-content attention with two heads."""
-        causal = Causal().visible(N_POSITIONS)
-        layers = [[random_content_kernel(causal, generator, spread=1.0) for _ in range(HEADS)] for _ in range(DEPTH)]
-        measured = measured_norms(layers, generator, maps="shared" if broken else "independent")
-        squared, linear = squared_norms(layers), linear_norms(layers)
-        error = median_error(squared, measured)
-        positions = np.arange(N_POSITIONS)
-        return Finding(
-            value=error,
-            as_stated=error <= TOLERANCE,
-            figure=curves(
-                "position",
-                "root mean square of the Jacobian norm / sqrt(d)",
-                positions,
-                {"simulated": measured, "sum of squares": squared, "linear sum": linear},
-                log_y=True,
-            ),
-            numbers={
-                "draws": DRAWS,
-                "error_squares": error,
-                "error_linear": median_error(linear, measured),
-                "w1_squares": profile_distance(squared, measured),
-                "w1_linear": profile_distance(linear, measured),
-            },
-            instances=DRAWS,
-        )
 
 
 PUBLISHED_DISTANCE = 0.02

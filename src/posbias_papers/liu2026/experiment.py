@@ -12,10 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
-from posbias.errors import UsageError
 from posbias.report.tables import Table
-from posbias.runs.parts import below
-from posbias.runs.records import Record
 from posbias.statistics import mean_ends
 from posbias.training import TrainedMember, TrainingSchedule
 from posbias_papers.closing_loop import (
@@ -133,44 +130,6 @@ def position_copy_page(outcome: CopyOutcome, *, settings: Mapping[str, Any], see
         settings=dict(settings),
         seeds={"seed": seed},
     )
-
-
-def recorded_outcome(record: Record) -> CopyOutcome:
-    """Outcomes stored in a record of this reproduction, so that statements can be judged anew without the models.
-
-    Args:
-        record: Of verb "reproduce"; seeds that it does not name are taken to be 0, 1, ... for every network.
-
-    Raises:
-        UsageError: a record of something else.
-    """
-    arrays = record.arrays
-    names = {str(configuration): configuration for configuration in CONFIGURATIONS}
-    by_configuration = {network: below(arrays, f"{name}/") for name, network in names.items()}
-    recorded = {
-        network: rows_by_name
-        for network, rows_by_name in by_configuration.items()
-        if {"loss", "course"} <= set(rows_by_name)
-    }
-    if not recorded:
-        raise UsageError(f"the record has no losses of position copy; networks: {', '.join(names)}")
-    seeds = {
-        network: tuple(rows_by_name.get("seeds", np.arange(len(rows_by_name["loss"]))).tolist())
-        for network, rows_by_name in recorded.items()
-    }
-    losses, speeds = (
-        {network: Seeded(seeds[network], rows_by_name[name]) for network, rows_by_name in recorded.items()}
-        for name in ("loss", "course")
-    )
-    loops = []
-    for name, configuration in names.items():
-        rows_by_name = below(arrays, f"loop/{name}/")
-        if configuration in recorded and rows_by_name:
-            predicted = {
-                (key.split("/")[0], key.split("/")[1]): rows for key, rows in rows_by_name.items() if "/" in key
-            }
-            loops.append(Loop(name, predicted, {key: rows for key, rows in rows_by_name.items() if "/" not in key}))
-    return CopyOutcome(losses, speeds, loops, record.scalars["facts"])
 
 
 def by_target(outcomes: Outcomes, name: str) -> Losses:
