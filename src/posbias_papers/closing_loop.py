@@ -189,7 +189,7 @@ def loop_table(results: Sequence[Agreement]) -> Table:
                 MISSING if agreement.slope is None else str(agreement.slope),
                 MISSING if np.isnan(agreement.variance) else f"{agreement.variance:.2f}",
                 "0" if known is None else str(known.n_seeds),
-                ANSWERS[known.supports(1)] if pooled and known is not None else MISSING,
+                ANSWERS[known.supports()] if pooled and known is not None else MISSING,
                 _over_control(results, agreement) if pooled else MISSING,
             ]
         )

@@ -58,22 +58,20 @@ class Difference:
         """
         return self.mean.interval(1 - ERROR / quantities)
 
-    def supports(self, sign: int, *, quantities: int = 1) -> str:
-        """Verdict of the interval on an expected sign.
+    def supports(self, *, quantities: int = 1) -> str:
+        """Verdict of the interval on a positive sign.
 
         Args:
-            sign: 1 or -1.
             quantities: How many intervals are to hold together, this one among them.
 
         Returns:
-            `reproduced`: the interval lies on that side of zero; `not reproduced`: on the other; `undecided`: it
-            contains zero, or there are fewer than six seeds.
+            `reproduced`: the interval lies above zero; `not reproduced`: below; `undecided`: it contains zero, or there
+            are fewer than six seeds.
         """
         if self.n_seeds < UNITS_FOR_CLAIM:
             return UNDECIDED
         interval = self.among(quantities)
-        low, high = sorted((sign * interval.low, sign * interval.high))
-        return REPRODUCED if low > 0 else NOT_REPRODUCED if high < 0 else UNDECIDED
+        return REPRODUCED if interval.low > 0 else NOT_REPRODUCED if interval.high < 0 else UNDECIDED
 
     def as_record(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -291,16 +289,15 @@ class Finding:
 _STORED = ("where", "name", "verdict", "facts", "published")
 
 
-def weighed(where: str, name: str, tests: Tests, *, sign: int = 1) -> Finding:
-    """A finding that says that quantities have a sign: all must have it.
+def weighed(where: str, name: str, tests: Tests) -> Finding:
+    """A finding that says that quantities are positive: all must be.
 
     Args:
         where: Figure or section.
         name: Of the statement.
-        tests: The quantities by case, as the statement would have them all of one sign.
-        sign: That sign.
+        tests: The quantities by case, as the statement would have them all positive.
     """
-    return judged(where, name, tests, rule=partial(combined, sign=sign))
+    return judged(where, name, tests, rule=combined)
 
 
 def judged(where: str, name: str, tests: Tests, *, rule: Rule) -> Finding:
@@ -308,19 +305,18 @@ def judged(where: str, name: str, tests: Tests, *, rule: Rule) -> Finding:
     return Finding(where, name, rule(tests, None), dict(tests), rule) if tests else Finding(where, name, NOT_RUN)
 
 
-def combined(tests: Tests, quantities: int | None = None, *, sign: int) -> str:
+def combined(tests: Tests, quantities: int | None = None) -> str:
     """One verdict of several cases: reproduced if all hold, not reproduced if any is contradicted and none holds.
 
     Args:
         tests: The cases.
         quantities: How many intervals are to hold together; None: those of this statement.
-        sign: Of the quantities, were the statement true.
     """
-    alone = [test.supports(sign, quantities=quantities or 1) for test in tests.values()]
+    alone = [test.supports(quantities=quantities or 1) for test in tests.values()]
     if all(verdict == REPRODUCED for verdict in alone):
         return REPRODUCED
     together = quantities or len(tests)
-    counts = Counter(test.supports(sign, quantities=together) for test in tests.values())
+    counts = Counter(test.supports(quantities=together) for test in tests.values())
     if counts[NOT_REPRODUCED]:
         return IN_PART if counts[REPRODUCED] else NOT_REPRODUCED
     return IN_PART if counts[REPRODUCED] else UNDECIDED

@@ -174,7 +174,7 @@ def test_recall_has_recency_by_demand_and_no_primacy():
     for name, values in positions.curves(record, "free recall", "free_recalled").items():
         for end in positions.ends(values):
             assert abs(end.interval.value) < 0.03, name
-            assert end.supports(1) != "reproduced"
+            assert end.supports() != "reproduced"
 
 
 def test_the_longer_study_is_the_shipped_one_and_its_table_is_on_the_page():

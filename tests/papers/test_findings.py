@@ -36,27 +36,28 @@ def cases(tests):
 
 
 NAME = "icl/sink"
+REVERSED = of([-0.2, -0.25, -0.3, -0.22, -0.28, -0.24])
 CLEAR, NOISY = of([0.2, 0.25, 0.3, 0.22, 0.28, 0.24]), of([0.2, -0.3, 0.1, -0.2, 0.3, -0.1])
 
 
 def test_verdicts_of_one_test():
-    assert CLEAR.supports(1) == "reproduced"
-    assert CLEAR.supports(-1) == "not reproduced"
-    assert NOISY.supports(1) == "undecided"
-    assert of([0.2, 0.25, 0.3]).supports(1) == "undecided", "fewer than six seeds support no claim"
+    assert CLEAR.supports() == "reproduced"
+    assert REVERSED.supports() == "not reproduced"
+    assert NOISY.supports() == "undecided"
+    assert of([0.2, 0.25, 0.3]).supports() == "undecided", "fewer than six seeds support no claim"
 
 
 @pytest.mark.parametrize(
-    ("tests", "sign", "verdict"),
+    ("tests", "verdict"),
     [
-        ([CLEAR, CLEAR], 1, "reproduced"),
-        ([CLEAR, NOISY], 1, "reproduced in part"),
-        ([NOISY], 1, "undecided"),
-        ([CLEAR, NOISY], -1, "not reproduced"),
+        ([CLEAR, CLEAR], "reproduced"),
+        ([CLEAR, NOISY], "reproduced in part"),
+        ([NOISY], "undecided"),
+        ([REVERSED, NOISY], "not reproduced"),
     ],
 )
-def test_verdicts_of_several_tests(tests, sign, verdict):
-    assert combined(cases(tests), sign=sign) == verdict
+def test_verdicts_of_several_tests(tests, verdict):
+    assert combined(cases(tests)) == verdict
 
 
 def test_interval_and_p_are_students():
@@ -70,17 +71,17 @@ def test_interval_and_p_are_students():
     assert of([1.0]).among(3).as_record() == {"value": 1.0, "low": None, "high": None}
     assert of([1.0]).p_value == of([0.0] * 6).p_value == 1, "nothing is known"
     assert str(of([0.0] * 6)) == "+0.000"
-    assert of([0.1] * 6).supports(1) == "reproduced"
+    assert of([0.1] * 6).supports() == "reproduced"
 
 
 def test_that_some_cases_hold_takes_intervals_that_hold_together():
     """One of eight cases just clear of zero is what chance gives; eight of eight just clear are not."""
     just = of([0.09, -0.01, 0.05, 0.08, 0.01, 0.06])
-    assert just.supports(1) == "reproduced"
-    assert just.supports(1, quantities=8) == "undecided"
-    assert combined(cases([just] * 8), sign=1) == "reproduced"
-    assert combined(cases([just] + [NOISY] * 7), sign=1) == "undecided"
-    assert combined(cases([just, CLEAR] + [NOISY] * 6), sign=1) == "reproduced in part"
+    assert just.supports() == "reproduced"
+    assert just.supports(quantities=8) == "undecided"
+    assert combined(cases([just] * 8)) == "reproduced"
+    assert combined(cases([just] + [NOISY] * 7)) == "undecided"
+    assert combined(cases([just, CLEAR] + [NOISY] * 6)) == "reproduced in part"
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -89,7 +90,7 @@ def test_without_any_effect_a_statement_is_decided_as_often_as_claimed(count):
     decided = 0
     for _ in range(400):
         tests = cases([of(draw.normal(size=6)) for _ in range(count)])
-        decided += combined(tests, sign=1) != "undecided"
+        decided += combined(tests) != "undecided"
     assert decided / 400 < 0.08
 
 
@@ -127,9 +128,9 @@ def test_a_statement_nobody_trained_for_is_not_run():
 
 
 def test_a_finding_carries_its_numbers():
-    finding = weighed("Figure 2", NAME, {"case": CLEAR}, sign=-1)
-    assert finding.found.startswith("Sink score of the first token minus the largest other: case +0.248 [")
-    assert finding_rows([finding])[0]["tests"]["case"]["p_value"] == CLEAR.p_value < 0.001
+    finding = weighed("Figure 2", NAME, {"case": REVERSED})
+    assert finding.found.startswith("Sink score of the first token minus the largest other: case -0.248 [")
+    assert finding_rows([finding])[0]["tests"]["case"]["p_value"] == REVERSED.p_value < 0.001
     assert finding.verdict == "not reproduced"
 
 

@@ -311,7 +311,7 @@ def _not_monotone(steps: Tests, quantities: int | None) -> str:
     """
     signs: dict[str, set[str]] = {}
     for name, step in steps.items():
-        supported = step.supports(1, quantities=quantities or len(steps))
+        supported = step.supports(quantities=quantities or len(steps))
         signs.setdefault(name.partition(",")[0], set()).add(supported)
     up_and_down = {REPRODUCED, NOT_REPRODUCED}
     if any(up_and_down <= supported for supported in signs.values()):
