@@ -16,14 +16,12 @@ HEADER = """# Study: claims, put to the test
 
 **Question:** which statements on position bias, published and our own, hold in a numerical experiment?
 **Answer:** {tally}. Below are those that do not hold as printed. [`claims.csv`](claims.csv)
-has all, with what was computed, assumed and violated, and all that holds instead ([verify](../../docs/verify.md) says
-what that means).
+has all, with what was computed, assumed and violated ([verify](../../docs/verify.md) says what that means).
 
-One claim: `posbias verify wu2025/theorem-4.5`; all: `posbias verify`; this page and the file: `python
-studies/claims/make_claims.py` (seed 0). Claims of other papers and our own on design ran at commit 32267854, with the
-scripts that the library had then (`src/posbias/papers/later2026`, `design_claims.py`, `studies/claims/scrambling.py`);
-those on design are tests now (`tests/designing/test_theorems.py`). Positions count from 0, t from 0 (t + 1 layers);
-d is the distance query - key, eps the smallest admissible attention weight.
+`posbias verify` tests those of three papers again, `python studies/claims/make_claims.py` (seed 0) writes this page.
+Claims of other papers (read from abstracts and some code; networks are ours), our own, which are tests now, and
+`scrambling.csv` ran at commit 32267854. Positions count from 0, t from 0 (t + 1 layers); d is the distance query - key,
+eps the smallest admissible attention weight.
 """
 
 FOOTER = """
@@ -45,7 +43,6 @@ FOOTER = """
 - *Theorem 5.5.* Checked up to finite depth. Under harmonic mixing collapse is slow.
 - *Rates.* A product of lower-triangular kernels decays at position j at the rate of its slowest diagonal among the
   positions j ... i.
-- *Claims named by a number other than 2602.16837 and 2603.10123.* Abstracts and some code at hand; networks are ours.
 """
 
 
