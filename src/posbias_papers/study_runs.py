@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
+from posbias.checks import check_choice
 from posbias.errors import UsageError
 from posbias.report.tables import Table
 from posbias.runs.parts import fingerprint, finished_run, made_by
@@ -52,8 +53,7 @@ class StudySettings:
     """Device, engine and directory; a directory keeps every study's models and record in `studies/NAME` below it."""
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise UsageError(f"size must be one of {', '.join(SIZES)}, got {self.size!r}")
+        check_choice("size", self.size, SIZES)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

@@ -18,7 +18,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from posbias.architecture import Architecture
-from posbias.checks import check_size, check_whole
+from posbias.checks import check_choice, check_size, check_whole
 from posbias.comparison import Sample
 from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
@@ -100,8 +100,8 @@ class BirthSettings:
     """How the corpus text becomes token ids: "bytes", or "demo" for the demo model's tokenizer (fetched if missing)."""
 
     def __post_init__(self) -> None:
-        _check_choice("size", self.size, tuple(SIZES))
-        _check_choice("tokenizer", self.tokenizer, TOKENIZERS)
+        check_choice("size", self.size, tuple(SIZES))
+        check_choice("tokenizer", self.tokenizer, TOKENIZERS)
         for name, least in (("n_positions", 20), ("seed", 0)):
             check_whole(name, getattr(self, name), least=least)
         for name, least in (("initialisations", 2), ("probes", 1)):
@@ -201,11 +201,6 @@ def birth_prompts(settings: BirthSettings, tokens: str) -> dict[str, Prompts]:
             f"size {settings.size!r} knows {smallest} tokens, too few for tokenizer {settings.tokenizer!r}"
         )
     return dict.fromkeys(FAMILIES, prompts)
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 MODELS = {"qwen2": ("qwen2", "qwen2 without RoPE"), "gpt2": ("gpt2",)}

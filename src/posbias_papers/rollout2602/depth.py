@@ -16,6 +16,7 @@ from posbias_papers.kernels import Network, Run, Violation, rollouts, run_networ
 from posbias_papers.pages.verify import CLAIMS, Finding
 from posbias_papers.rollout2602.claims import PAPER
 from posbias_papers.wu2025.decay import decay_logits
+from posbias_papers.wu2025.masks import LIMIT_REST, SETTINGS, SLACK
 
 BOUNDED = "Assumption 5.1: bounded query and key weights"
 VALUES = "Assumption 5.2: summable excess norm of the value maps"
@@ -26,12 +27,7 @@ N_POSITIONS = 12
 DEPTH = 400
 SLOPES = (0.0, 0.1)
 """ALiBi slopes: range of positional logits 0 and 1.1."""
-SETTINGS = ((4, 0.5), (8, 1.0), (32, 1.5))
-"""Width d and norm of W_Q, W_K."""
 SEEDS = 2
-SLACK = 1 + 1e-9
-LIMIT_REST = 1e-3
-"""Mass counted as gone, and diagonal counted as collapsed, below this."""
 
 
 def residual_runs(

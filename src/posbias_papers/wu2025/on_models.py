@@ -17,9 +17,7 @@ from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transitions
 from posbias_papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, masked_as
 from posbias_papers.pages.verify import MODEL_CLAIMS, Facts, Finding, Premise
 from posbias_papers.wu2025.graphs import outside_trail
-
-SLACK = 1 + 1e-9
-"""Relative room for rounding where a bound is attained exactly."""
+from posbias_papers.wu2025.masks import SLACK
 
 Rollouts = Float64[np.ndarray, "layers query key"]
 Trails = Sequence[Float64[np.ndarray, "layers_plus_1"]]
