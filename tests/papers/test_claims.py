@@ -33,12 +33,12 @@ def expected(name: str) -> str:
     return FAILS if name in WRONG else CORRECTED if name in WRONG_IN_PART else HOLDS
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", list(CLAIMS))
 def test_each_claim_has_the_expected_verdict(verdicts, name):
     assert verdicts[name].verdict == expected(name)
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", list(CLAIMS))
 def test_a_broken_assumption_flips_the_verdict(name):
     verdict = CLAIMS[name]().check(claim_generator(name, 0), broken=True)
     assert verdict.verdict == (HOLDS if name in FALSE_BECOMES_TRUE else FAILS)
@@ -53,7 +53,7 @@ def test_verdicts_do_not_hang_on_the_seed():
             assert CLAIMS[name]().check(claim_generator(name, 1), broken=True).verdict == FAILS
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", list(CLAIMS))
 def test_each_verdict_is_complete_plain_and_can_be_drawn(verdicts, name):
     document = verdicts[name].as_dict()
     json.dumps({key: value for key, value in document.items() if key != "numbers"}, allow_nan=False)
