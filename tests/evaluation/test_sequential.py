@@ -160,16 +160,8 @@ def test_designs_that_decide_nothing_are_refused(wrong, message):
         replace(OPTIONS, **wrong)
 
 
-def test_answers_that_were_cut_off_decide_nothing():
-    wrong = np.zeros((40, 2))
-    ended = {"correct": wrong, "cut": wrong}
-    measures = {"accuracy": independent(wrong, ended)}
-    assert decides(WORST, measures, ended, 0.05)
-    assert not decides(WORST, measures, ended | {"cut": 1 - wrong}, 0.05)
-
-
-def test_a_length_whose_answers_were_cut_off_is_not_decided():
+def test_a_length_whose_answers_decide_nothing_is_not_decided():
     low = Interval(0.1, 0.05, 0.2)
-    level = LengthLevel(256, "task", 250.0, 20, low, 0.5, low, examples=40)
+    level = LengthLevel(256, "task", 250.0, 20, low, 0.5, low)
     assert level.reaches(0.8) is False
-    assert replace(level, cut_off=5).reaches(0.8) is None
+    assert replace(level, withheld="5 of 40 answers cannot be judged").reaches(0.8) is None

@@ -127,6 +127,8 @@ class InfluenceCorrelation(Result):
     alone: tuple[InfluenceSeries, ...] = ()
     """Every series of influence in every group by itself; empty if there is only one group."""
     notices: tuple[RunNotices, ...] = ()
+    withheld: tuple[str, ...] = ()
+    """Runs whose generated answers decide nothing, and are left out, with the reason."""
 
     @classmethod
     def from_record(cls, record: Record) -> "InfluenceCorrelation":
@@ -175,6 +177,7 @@ def correlate(
             "groups": [_group_scalars(group) for group in groups],
             "pooled": pooled,
             "alone": alone,
+            "withheld": [f"{run.title}: {run.withheld}" for run in evaluations if run.withheld],
             "notices": [
                 {"title": run.title, "count": run.count, "notices": dict(run.notices)}
                 for run in evaluations
@@ -196,6 +199,7 @@ def read_run(run: Evaluation) -> Group:
             "a correlation needs finished runs of posbias audit --behaviour, got a run without influence "
             f"({run.record.run_id})"
         )
+    undecided = [name for name in ("correct", "found", "starts") if run.withheld and name in run.tables]
     model: Any = run.responder["model"]
     identity = [*(model.get(name) for name in MODEL), run.task, run.max_tokens, run.file_sha256, *run.positions]
     from_lines = getattr(LANGUAGE_TASKS.parse(run.task), "file", None) is not None
@@ -209,7 +213,7 @@ def read_run(run: Evaluation) -> Group:
         positions=run.positions,
         n_items=run.n_items,
         samples=tuple(f"{stem} {index}" for index in range(run.count)),
-        tables=run.tables,
+        tables=dict(run.tables) | {name: np.full_like(run.tables[name], np.nan) for name in undecided},
         series={series.name: run.record.arrays[series.name.array] for series in run.influence.series},
         from_lines=from_lines,
     )

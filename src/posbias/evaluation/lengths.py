@@ -13,7 +13,6 @@ import numpy as np
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, complete_samples, position_means
-from posbias.evaluation.endings import open_answers
 from posbias.evaluation.evaluation import CORRECT, EffectiveLength, Evaluation, LengthEvaluation, LengthLevel
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, levels_of
@@ -121,8 +120,7 @@ def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curv
         worst_depth=float(depths[int(np.nanargmin(means))]),
         mean=mean,
         alpha=alpha,
-        cut_off=int(np.nansum(open_answers(evaluation.tables))),
-        examples=evaluation.examples,
+        withheld=evaluation.withheld,
     )
 
 
