@@ -9,10 +9,10 @@ from scipy.stats import binom
 import posbias as pb
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation import compare_evaluations
-from posbias.evaluation.evaluation import LengthLevel, independent
+from posbias.evaluation.evaluation import LengthLevel
 from posbias.evaluation.requirements import Requirement, levels_of
 from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.evaluation.sequential import decides, looks_of
+from posbias.evaluation.sequential import looks_of
 from posbias.report import report_of
 from posbias.report.page import html_of
 from posbias.statistics import Interval, wilson
@@ -98,7 +98,7 @@ def test_samples_are_added_until_they_decide(chances, count, met):
     assert (result.sequential.decided, result.sequential.most) == (count < 200, 200)
     assert (result.sequential.tokens, result.sequential.fixed_tokens) == (300 * count, 60_000)
     alpha = {25: 1 / 8, 50: 1 / 8, 200: 1 / 2}[count] * 0.05
-    assert result.check(WORST).value == levels_of(result.measures["accuracy"], alpha=alpha).worst
+    assert result.check(WORST).interval == levels_of(result.measures["accuracy"], alpha=alpha).worst
     page, saved = html_of(report_of(result)), 1 - count / 200
     assert f"{3 * count} of 600 prompts" in page
     assert f"({saved:.0%} fewer)" in page

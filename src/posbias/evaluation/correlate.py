@@ -28,7 +28,7 @@ from posbias.evaluation.correlation import (
     correct_for_number,
     correlate_pairs,
 )
-from posbias.evaluation.curve import Scores, position_means
+from posbias.evaluation.curve import HIGHEST, Scores, position_means
 from posbias.evaluation.evaluation import SCORES, Evaluation, load_evaluation, measures_of
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
@@ -298,10 +298,10 @@ def _group_scalars(group: Group) -> dict[str, Any]:
         "n_samples": len(group.samples),
         "positions": list(group.positions),
         "prompt_tokens": None if np.isnan(lengths).all() else float(np.nanmean(lengths)),
-        "curves": {measure: {"means": _means(table)} for measure, table in group.measures.items()},
+        "curves": {measure: {"means": _means(table, measure)} for measure, table in group.measures.items()},
         "series": [{**name._asdict(), "means": _means(table)} for name, table in group.series.items()],
     }
 
 
-def _means(table: Scores) -> list[dict[str, float | None]]:
-    return [mean.as_record() for mean in position_means(table)]
+def _means(table: Scores, measure: str = "") -> list[dict[str, float | None]]:
+    return [mean.as_record() for mean in position_means(table, highest=HIGHEST.get(measure, np.inf))]
