@@ -9,7 +9,6 @@ import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation import measured_use
 from posbias.evaluation.evaluation import Evaluation
-from posbias.evaluation.reading import Reading
 from posbias.evaluation.requirements import Requirement, RequirementCheck
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response
 from posbias.evaluation.responders.base import REFUSED
@@ -19,7 +18,7 @@ from posbias.tasks.language.answers import starts_with
 
 TASK = "key_value(pairs=4)"
 RIGHT = ("{}", "stop")
-SPREAD = Requirement.parse("spread<=0.5")
+SPREAD, MEAN = Requirement.parse("spread<=0.5"), Requirement.parse("mean>=0.3")
 
 
 class Ending(Responder):
@@ -60,9 +59,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_above_a_tenth_nothing_is_concluded_whatever_the_kind(kind, tmp_path):
     lost, words = KINDS[kind]
-    most = evaluated(*9 * [RIGHT], lost, *8 * [RIGHT], lost, RIGHT, count=10, require=SPREAD)
+    most = evaluated(*9 * [RIGHT], lost, *8 * [RIGHT], lost, RIGHT, count=10, require=MEAN)
     assert (most.withheld, most.curves["accuracy"].shape.label, most.requirement.met) == ("", "flat", True)
-    found = evaluated(*5 * [RIGHT], lost, count=6, require=SPREAD, directory=tmp_path)
+    found = evaluated(*5 * [RIGHT], lost, count=6, require=MEAN, directory=tmp_path)
     reason = f"2 of 12 answers cannot be judged, more than 10%: {words}"
     assert found.withheld == reason
     assert found.verdict[0] == f"No conclusion from the generated answers: {reason}."
@@ -160,7 +159,7 @@ def test_answers_that_are_not_generated_are_not_counted():
             return [Reply(None, AnswerScore((-1.0,), (1,))) for _ in requests]
 
     found = evaluate(Scores(), TASK, options=EvaluateOptions(count=6, generate=False))
-    assert (found.reading, found.withheld) == (Reading(), "")
+    assert (found.reading.answers, found.reading.unjudged, found.withheld) == (0, {}, "")
 
 
 def test_records_of_before_are_read():

@@ -142,7 +142,7 @@ def _total(evaluations: Mapping[int, Evaluation], options: EvaluateOptions) -> S
 def effective_length(levels: "list[LengthLevel]", threshold: float) -> EffectiveLength:
     """The bound of ascending lengths: the last before the first that is not reached."""
     reached = [level.reaches(threshold) is True for level in levels]
-    likely = [level.worst.value >= threshold for level in levels]
+    likely = [level.worst.value >= threshold and not level.withheld for level in levels]
     n_reached, n_likely = ([*passed, False].index(False) for passed in (reached, likely))
     following = levels[n_reached] if n_reached < len(levels) else None
     fails = following is not None and following.reaches(threshold) is False

@@ -304,7 +304,7 @@ def statements_of(evaluation: Evaluation) -> list[str]:
         ),
     ] or ["No example was answered or scored, so there is no curve."]
     reading = evaluation.reading
-    if reading is not None and not np.isnan(reading.starts) and reading.starts != reading.right:
+    if reading is not None and not withheld and not np.isnan(reading.starts) and reading.starts != reading.right:
         statements.append(
             f"{reading.right:.0%} of the generated answers are right by the task's rule; {reading.starts:.0%} begin "
             "with the right one."
