@@ -1,5 +1,6 @@
 """Answers that cannot be judged: what counts as such, and that above a tenth nothing is concluded from any of them."""
 
+import itertools
 import json
 from dataclasses import asdict
 
@@ -25,10 +26,10 @@ class Ending(Responder):
     """Gives each answer one of several texts with its ending, in turn; `{}` stands for the right answer."""
 
     def __init__(self, *texts):
-        self.texts = texts
+        self.texts, self.turns = texts, itertools.cycle(texts)
 
     def respond(self, requests, *, generate=True, score=False):
-        said = [self.texts[number % len(self.texts)] for number in range(len(requests))]
+        said = itertools.islice(self.turns, len(requests))
         right = [str(request.answer).strip() for request in requests]
         return [
             Reply(self._response(text.format(answer), end), None)
