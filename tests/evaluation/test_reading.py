@@ -19,7 +19,7 @@ from posbias.tasks.language.answers import starts_with
 
 TASK = "key_value(pairs=4)"
 RIGHT = ("{}", "stop")
-SPREAD, MEAN = Requirement.parse("spread<=0.5"), Requirement.parse("mean>=0.3")
+SPREAD, MEAN = Requirement.parse("spread<=0.5"), Requirement.parse("mean>=0.1")
 
 
 class Ending(Responder):
