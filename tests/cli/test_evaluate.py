@@ -64,7 +64,7 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
         np.testing.assert_array_equal(below.tables["correct"], result.correct[length])
         assert (out / f"length-{length}" / "outputs.jsonl").exists()
     assert "length-300/report.html" in (out / "report.html").read_text()
-    again = posbias("evaluate", long_llama, *flags, "--resume", "--json", "--require", "worst>=0")
+    again = posbias("evaluate", long_llama, *flags, "--resume", "--json", "--require", "effective_length>=0")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["scalars"]["effective_length"]["threshold"] == 0.8
 

@@ -281,7 +281,7 @@ def test_a_right_answer_behind_thoughts_is_right_and_one_within_them_is_not() ->
     within = of_documents(lambda _, town: said(f"<think>\nIs it {town}?\n</think>\n\nI do not know."))
     assert within.tables["correct"].mean() == 0.0
     record = within.record
-    assert (record.scalars["reading"]["thought"], record.scalars["reading"]["unfinished"]) == (16, 0)
+    assert (record.scalars["reading"]["thought"], record.scalars["reading"]["unjudged"]) == (16, {})
     assert report_of(record).notices[-1] == "16 of 16 answers came with thoughts, which were taken out."
 
 
