@@ -83,15 +83,16 @@ def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_not
     record = found.record
     assert record.scalars["reading"] == {
         "answers": 12,
-        "unread": 12,
-        "unfinished": 0,
+        "unjudged": {"unread": 12},
         "thought": 0,
-        "withheld": True,
-        "most_unread": 0.1,
+        "right": 0.0,
+        "starts": None,
     }
     assert record.scalars["measures"] == []
     page = report_of(record)
-    assert page.verdict[0].startswith("No conclusion from the generated answers: 12 of 12 hold no verdict")
+    assert page.verdict[0].startswith(
+        "No conclusion from the generated answers: 12 of 12 answers cannot be judged, more than 10%: 12 without what"
+    )
     assert "right in" not in html_of(page)
     assert "12 of 12 answers count as wrong because nothing in them can be judged: 12 without" in html_of(page)
 
@@ -101,7 +102,7 @@ def test_a_tenth_of_the_answers_may_be_unreadable(pairs: str, unread: int, withh
     said = iter(["?"] * unread + ["Response B"] * 32)
     found = evaluate(Judge(lambda _: next(said)), Pairwise(file=pairs), options=EvaluateOptions(count=16, score=False))
     record = found.record
-    assert (record.scalars["reading"]["unread"], record.scalars["reading"]["withheld"]) == (unread, withheld)
+    assert (record.scalars["reading"]["unjudged"], bool(found.withheld)) == ({"unread": unread}, withheld)
     assert ("accuracy" in record.scalars["curves"]) is not withheld
     assert any("the second slot is preferred" in text for text in statements_of(found)) is not withheld
 
@@ -113,7 +114,7 @@ def test_ties_are_an_outcome_of_their_own(pairs: str) -> None:
     assert verdicts is not None
     assert (verdicts.accuracy.value, verdicts.tie_rate.value, verdicts.ties, verdicts.unread) == (0.5, 0.5, 16, 0)
     assert verdicts.n_both == 0, "no pair has a response named in both orders"
-    assert not found.reading.withheld
+    assert not found.withheld
     table = report_of(found.record).summary[0]
     assert [row[0] for row in table.cells][-1] == "tie called"
 

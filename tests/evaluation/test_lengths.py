@@ -102,6 +102,29 @@ def test_what_a_reader_of_short_prompts_can_be_trusted_with(reader, tmp_path):
     assert "depth of the answer (0 begin, 1 end)" in page
 
 
+def test_lengths_at_which_answers_decide_nothing_are_not_decided(reader, monkeypatch, tmp_path):
+    """Right in short prompts; in long ones cut off before a word of the answer."""
+    whole = reader.respond
+
+    def respond(requests, **how):
+        found = whole(requests, **how)
+        cut = Reply(Response("Let me see.\nThe value", "length"), None)
+        return [cut if len(request.prompt) > 600 else reply for request, reply in zip(requests, found, strict=True)]
+
+    monkeypatch.setattr(reader, "respond", respond)
+    options = replace(OPTIONS, directory=tmp_path, require=Requirement.parse("worst>=0"))
+    found = evaluate(reader, "key_value", options=options)
+    assert (found.effective_length.at_least, found.effective_length.undecided) == (500, 1000)
+    assert found.verdict[1].startswith("1000 tokens are not decided: 60 of 60 answers cannot be judged, more than 10%")
+    assert not found.requirement.met
+    assert found.requirement.withheld.startswith("at 1000 tokens 60 of 60 answers cannot be judged")
+    again = pb.load_record(tmp_path)
+    assert (again.verdict, again.requirement.met) == (found.verdict, False)
+    older = [{**level, "withheld": "", "cut_off": 9, "examples": 60} for level in again.record.scalars["levels"]]
+    again.record.scalars["levels"] = [{k: v for k, v in level.items() if k != "withheld"} for level in older]
+    assert type(again).from_record(again.record).levels[0].reaches(0.8) is None
+
+
 def test_the_page_opens_with_the_notices_of_all_lengths(reader, monkeypatch):
     key = {"key_in_clear": True, "key_variable": "KEY", "address": "http://far"}
     monkeypatch.setattr(reader, "describe", lambda: {"kind": "reader", "model": {"source": "reader"}, **key})
@@ -168,7 +191,11 @@ def test_requirements_that_say_nothing_are_refused(text):
     [
         (OPTIONS, "mean>=0.5", "allowed: worst, effective_length, with several lengths"),
         (EvaluateOptions(), "effective_length>=5", "allowed: worst, mean, spread, with one length"),
-        (EvaluateOptions(generate=False), "worst>=0.5", "it is about log-probabilities, which are below 0"),
+        (EvaluateOptions(generate=False), "worst>=0.5", "it is about log-probabilities; allowed: at most 0"),
+        (EvaluateOptions(generate=False), "spread<=-1", "it is about log-probabilities; allowed: at least 0"),
+        (EvaluateOptions(), "worst>=80", r"require worst>=80: accuracies lie in 0 \.\.\. 1, and so must the bound"),
+        (EvaluateOptions(), "worst>=-1", r"accuracies lie in 0 \.\.\. 1"),
+        (OPTIONS, "worst>=80", r"accuracies lie in 0 \.\.\. 1"),
     ],
 )
 def test_requirements_without_a_number_are_refused(options, text, message):

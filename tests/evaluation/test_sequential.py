@@ -9,10 +9,10 @@ from scipy.stats import binom
 import posbias as pb
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation import compare_evaluations
-from posbias.evaluation.evaluation import LengthLevel, independent
+from posbias.evaluation.evaluation import LengthLevel
 from posbias.evaluation.requirements import Requirement, levels_of
 from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.evaluation.sequential import decides, looks_of
+from posbias.evaluation.sequential import looks_of
 from posbias.report import report_of
 from posbias.report.page import html_of
 from posbias.statistics import Interval, wilson
@@ -98,7 +98,7 @@ def test_samples_are_added_until_they_decide(chances, count, met):
     assert (result.sequential.decided, result.sequential.most) == (count < 200, 200)
     assert (result.sequential.tokens, result.sequential.fixed_tokens) == (300 * count, 60_000)
     alpha = {25: 1 / 8, 50: 1 / 8, 200: 1 / 2}[count] * 0.05
-    assert result.check(WORST).value == levels_of(result.measures["accuracy"], alpha=alpha).worst
+    assert result.check(WORST).interval == levels_of(result.measures["accuracy"], alpha=alpha).worst
     page, saved = html_of(report_of(result)), 1 - count / 200
     assert f"{3 * count} of 600 prompts" in page
     assert f"({saved:.0%} fewer)" in page
@@ -160,16 +160,8 @@ def test_designs_that_decide_nothing_are_refused(wrong, message):
         replace(OPTIONS, **wrong)
 
 
-def test_answers_that_were_cut_off_decide_nothing():
-    wrong = np.zeros((40, 2))
-    ended = {"correct": wrong, "cut": wrong}
-    measures = {"accuracy": independent(wrong, ended)}
-    assert decides(WORST, measures, ended, 0.05)
-    assert not decides(WORST, measures, ended | {"cut": 1 - wrong}, 0.05)
-
-
-def test_a_length_whose_answers_were_cut_off_is_not_decided():
+def test_a_length_whose_answers_decide_nothing_is_not_decided():
     low = Interval(0.1, 0.05, 0.2)
-    level = LengthLevel(256, "task", 250.0, 20, low, 0.5, low, examples=40)
+    level = LengthLevel(256, "task", 250.0, 20, low, 0.5, low)
     assert level.reaches(0.8) is False
-    assert replace(level, cut_off=5).reaches(0.8) is None
+    assert replace(level, withheld="5 of 40 answers cannot be judged").reaches(0.8) is None

@@ -10,6 +10,7 @@ from scipy import stats
 from planted import Planted, planted_scores, reasons_of
 from posbias import UsageError
 from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST
+from posbias.evaluation.reading import Reading
 from posbias.evaluation.requirements import levels_of
 from posbias.mitigation.judging.judge import (
     ArmScores,
@@ -22,12 +23,12 @@ from posbias.mitigation.judging.judge import (
 )
 from posbias.mitigation.judging.power import DetectableRise, samples_for
 from posbias.mitigation.judging.verdicts import APPLY, EVENS, GREW, HARM, NOTHING, OPEN, RAISES, SHRANK, STEADY, settle
-from posbias.mitigation.trial.result import ArmResult, Reading
+from posbias.mitigation.trial.result import ArmResult
 from posbias.mitigation.trial.side_effects import Effort
 from posbias.report.mitigate_wording import recommendation, warnings, words
 
 PLACES = (0, 1, 2)
-ARM = ArmResult("unchanged", "", Effort(1.0, 8, None), None, Reading(), "", None, None, "", "", needs_passages=False)
+ARM = ArmResult("unchanged", "", Effort(1.0, 8, None), Reading(), "", None, None, "", "", needs_passages=False)
 
 
 def paired(before, after, *, count=40, noise=0.2, seed=0):

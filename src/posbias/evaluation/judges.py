@@ -1,54 +1,17 @@
-"""A judge's verdicts on responses that were asked in all orders of a rotation: is it right, does it follow the slot?
-And how many answers, of a judge or any model, could be read at all.
-"""
+"""A judge's verdicts on responses that were asked in all orders of a rotation: is it right, does it follow the slot?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from posbias.evaluation.curve import Scores, is_binary
-from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.runs.records import plain
 from posbias.statistics import Interval, StoredInterval, jackknife, leave_one_out, mean_of, wilson
 
 RATES = ("accuracy", "flip_rate", "first_pick")
 """Rates in which judges are compared, fields of `Verdicts`."""
-MOST_UNREAD = 0.1
-"""Share of the answers that may be unreadable; beyond it nothing is concluded from the others."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Counts of the generated answers that could be read, and of those that could not."""
-
-    answers: int
-    unread: int
-    """Answers in which nothing can be judged: a judge's that hold no verdict, any that never came out of thoughts."""
-    unfinished: int = 0
-    """Answers among them that never came out of the model's thoughts."""
-    thought: int = 0
-    """Answers that came with thoughts, finished or not."""
-
-    @property
-    def withheld(self) -> bool:
-        """True if so many could not be read that the others, which need not be like them, decide nothing."""
-        return self.unread > MOST_UNREAD * self.answers
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {**asdict(self), "withheld": self.withheld, "most_unread": MOST_UNREAD}
-
-
-def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]]) -> Reading:
-    """Count the answers that could be read, from `Evaluation.tables` and `Evaluation.outputs`."""
-    unfinished = unread = sum(row["thinking"] == UNFINISHED for row in outputs)
-    answered = ~np.isnan(tables["correct"])
-    if "tie" in tables:
-        unread = int((np.isnan(tables["tie"]) & answered).sum())
-    thought = sum(bool((row["thoughts"] or "").strip()) for row in outputs)
-    return Reading(int(answered.sum()), unread, unfinished, thought)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from posbias.mitigation.trial import arms as parts
 from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT, SERVER, UNASKED
 from posbias.mitigation.trial.result import ArmResult
-from posbias.report.evaluate import measure_words, undecided_text
+from posbias.report.evaluate import measure_words
 from posbias.report.tables import number_text
 from posbias.runs.caveats import caveat_text
 from posbias.statistics import MISSING, POWER, Interval
@@ -72,8 +72,8 @@ def recommendation(judgement: Judgement) -> list[str]:
     if len(harmful) == len(verdicts):
         return ["Leave the model as it is.", *warned]
     first = verdicts[0]
-    if len(withheld) == len(verdicts) and first.withheld is not None:
-        return [f"No verdict by answers for any method ({first.name}).", f"{_capital(undecided_text(first.withheld))}."]
+    if len(withheld) == len(verdicts) and first.withheld:
+        return [f"No verdict by answers for any method ({first.name}).", f"{_capital(first.withheld)}."]
     enough = f" by at least {judgement.smallest:g}" if any(v.verdict == SMALL for v in verdicts) else ""
     lead = f"Leave the model as it is: no method is shown to raise {measure}{enough}."
     return [lead, *_undetected_lines(verdicts), *warned]
@@ -165,7 +165,7 @@ def reasons(verdict: Verdict, judgement: Judgement) -> list[str]:
     if verdict.changes and all(change == UNCHANGED for change in verdict.changes.values()):
         return [f"It changes no score of these {verdict.n_samples} samples at all."]
     harms, gains, price, negligible = verdict.established(smallest)
-    sentences = [f"{_capital(undecided_text(verdict.withheld))}."] if verdict.withheld is not None else []
+    sentences = [f"{_capital(verdict.withheld)}."] if verdict.withheld else []
     for lead, names in (("Harm", harms), ("Gain", gains), ("Price", price)):
         sentences += [f"{lead}: {_change_sentence(verdict, name)}" for name in names]
     below = f"Established but negligible (below {smallest:g})"
@@ -208,7 +208,7 @@ def dependence_text(verdict: Verdict) -> str:
 
 
 def warnings(choice: MeasureChoice, arms: Sequence[ArmResult], tolerance: float) -> list[str]:
-    """What the verdicts do not say: everyday replies that change, the choice of measure, unread and empty answers."""
+    """What the verdicts do not say: everyday replies that change, the choice of measure, unjudged answers."""
     lines = [
         f"{arm.name}: replies to everyday requests change, too, by {arm.conversations.text('.3f')} nats per token "
         f"(divergence; ordinary text may lose {tolerance:g})"
@@ -216,25 +216,14 @@ def warnings(choice: MeasureChoice, arms: Sequence[ArmResult], tolerance: float)
         if arm.conversations is not None and arm.conversations.low > tolerance
     ]
     instead = f"methods are judged by {measure_words(choice.measure)} instead"
-    if choice.undecided is not None:
-        lines.append(f"No verdict by answers: {undecided_text(choice.undecided)}; {instead}")
+    if choice.undecided:
+        lines.append(f"No verdict by answers: {choice.undecided}; {instead}")
     if choice.level is not None:
         side = "ceiling" if choice.level > CEILING else "floor"
         hint = instead if choice.measure != "accuracy" else "score the answers, or take an easier or harder task"
         lead = f"accuracy is near its {side}: {choice.level:.3f} on average without a method, where little shows"
         lines.append(f"{lead}; {hint}")
-    lines += [
-        f"{arm.name}: {arm.reading.unread} of {arm.reading.answers} generated answers could not be read, so none counts"
-        for arm in arms
-        if arm.reading.withheld
-    ]
-    # A misread prompt leaves answers empty that are not so without the method: more than a matter of place.
-    before, total = arms[0].reading.empty, arms[0].reading.requests
-    return lines + [
-        f"{arm.name}: {arm.reading.empty} of {total} generated answers are empty ({before} without it)"
-        for arm in arms[1:]
-        if arm.reading.empty > total / 2 > before
-    ]
+    return lines + [f"{arm.name}: {arm.reading.withheld}" for arm in arms if arm.reading and arm.reading.withheld]
 
 
 def text_change(verdict: Verdict, arm: ArmResult) -> str:
@@ -254,8 +243,7 @@ def left_out_text(part: LeftOut) -> str:
     """A part of the trial that was left out, and why."""
     reason = caveat_text(part.reason)
     reason = LEFT_OUT_REASONS.get(reason, reason)
-    if part.undecided is not None:
-        reason = undecided_text(part.undecided)
+    reason = part.undecided or reason
     of_arm = f" under {part.arm}" if part.arm else ""
     return {
         parts.METHOD: f"{part.arm} was not tried: {reason}",

@@ -39,6 +39,7 @@ from posbias.evaluation.responders.client import (
 )
 from posbias.evaluation.responders.refusals import FILTERED, RefusedError
 from posbias.evaluation.responders.server_answers import (
+    UNKNOWN,
     AnswerCache,
     Echo,
     Generated,
@@ -233,6 +234,9 @@ class ServerResponder(Presented, Responder):
     def _told(self, body: dict[str, Any], request: Request) -> tuple[Generated, Told]:
         """An answer, and its text with the thoughts told from it, by the server or by marks."""
         generated = self._answer(body, Message if self.options.kind == "chat" else Generated)
+        # Some servers call every end a stop, or give no reason: then the count of tokens tells.
+        if generated.finish in (STOPPED, UNKNOWN) and (generated.tokens or 0) >= body["max_tokens"]:
+            generated = generated.model_copy(update={"finish": CUT_OFF})
         named = generated.thoughts if isinstance(generated, Message) else None
         if named is not None and request.answer_pattern is None:
             parsed = told_apart(generated.whole)

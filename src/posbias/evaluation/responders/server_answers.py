@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from posbias.errors import RunError
-from posbias.evaluation.responders.base import STOPPED, AnswerScore
+from posbias.evaluation.responders.base import CUT_OFF, STOPPED, AnswerScore
 from posbias.evaluation.responders.refusals import SaidError, said_in
 from posbias.files import write_atomically
 from posbias.tasks.language.calls import call_text
@@ -36,8 +36,12 @@ TEXT_PARTS, THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning")
 """Types of the parts in which some servers give a message's content."""
 FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
 """Beginnings of the reason for an answer's end if a filter has ended it; small letters."""
+UNKNOWN = "unknown"
+"""The end of an answer for which a server gives no reason."""
 CALLED_FINISHES = ("tool_calls", "function_call")
 """Reasons for the end of an answer that ended by itself, with calls of tools."""
+CUT_OFF_FINISHES = ("length", "max_tokens", "max_output_tokens", "model_length")
+"""Reasons for the end of an answer at the most tokens; small letters."""
 LARGEST_ERROR = 2**16
 """Bytes of an answer without choices that is looked through for a server's words."""
 FULFILLED = 200
@@ -96,7 +100,9 @@ def _finished(reason: object) -> object:
     if lowered == "error" or lowered.startswith(FILTERED_FINISHES):
         by = "an error" if lowered == "error" else f"a content filter ({lowered[:60]})"
         raise PydanticCustomError(SAID, "{words}", {"words": f"the answer was ended by {by}", "status": FULFILLED})
-    return "unknown" if reason is None else STOPPED if lowered in CALLED_FINISHES else reason
+    if lowered in CUT_OFF_FINISHES:
+        return CUT_OFF
+    return UNKNOWN if reason is None else STOPPED if lowered in CALLED_FINISHES else reason
 
 
 def _calls(calls: object) -> object:
@@ -206,7 +212,7 @@ class Generated(ServerAnswer):
     """A prompt's continuation."""
 
     text: Text = Field(validation_alias=AliasPath(*FIRST, "text"))
-    finish: Finish = Field("unknown", validation_alias=AliasPath(*FIRST, "finish_reason"))
+    finish: Finish = Field(UNKNOWN, validation_alias=AliasPath(*FIRST, "finish_reason"))
     tokens: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
 
     @property
@@ -255,7 +261,7 @@ class Message(Generated):
 class Echo(ServerAnswer):
     """Tokens of a repeated prompt with their log-probabilities; `tokens` is None if the server gives none."""
 
-    finish: Finish = Field("unknown", validation_alias=AliasPath(*FIRST, "finish_reason"), exclude=True)
+    finish: Finish = Field(UNKNOWN, validation_alias=AliasPath(*FIRST, "finish_reason"), exclude=True)
     text: TextOrNone = Field(validation_alias=AliasPath(*FIRST, "text"))
     tokens_generated: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
     tokens: Tokens | None = Field(None, validation_alias=AliasPath(*FIRST, "logprobs", "tokens"))

@@ -21,11 +21,12 @@ from posbias.errors import UsageError
 from posbias.evaluation.changes import MEAN, UNCHANGED, Change, change_between, changes_of, samples_needed
 from posbias.evaluation.curve import (
     AGREEMENT,
+    HIGHEST,
     Contrast,
     Scores,
     position_means,
 )
-from posbias.evaluation.endings import Undecided
+from posbias.evaluation.reading import Withheld
 from posbias.evaluation.requirements import levels_of
 from posbias.limits import REPEATS
 from posbias.mitigation.judging.power import DetectableRise, detectable_rises, samples_for
@@ -90,8 +91,8 @@ class ArmScores:
     after: Scores
     """score[sample, position] with the method, of the samples and positions of the unchanged model's scores."""
     effects: tuple[SideEffect, ...] = ()
-    withheld: Undecided | None = None
-    """Why its answers decide nothing; None if they do."""
+    withheld: str = ""
+    """Why its answers decide nothing; empty if they do."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,8 @@ class MeasureChoice:
     measure: str
     level: float | None = None
     """Mean accuracy of the unchanged model, if it is near its floor or ceiling."""
-    undecided: Undecided | None = None
-    """Open answers because of which accuracy does not decide."""
+    undecided: Withheld = ""
+    """Why accuracy does not decide, as `Reading.withheld`; empty if it may."""
 
 
 def judge(
@@ -165,8 +166,8 @@ def judge(
                 f"{arm.name}: {arm.after.shape} scores after, {before.shape} before, {len(positions)} positions; "
                 "the same samples at the same positions are needed"
             )
-    options = options or JudgeOptions()
-    tested = corrected_together([_examined(before, arm, positions, options.smallest) for arm in methods])
+    options, highest = options or JudgeOptions(), HIGHEST.get(measure, np.inf)
+    tested = corrected_together([_examined(before, arm, positions, options.smallest, highest) for arm in methods])
     tests = sum(len(verdict.gains) for verdict in tested)
     with_power = [
         replace(
@@ -176,10 +177,12 @@ def judge(
         for arm, verdict in zip(methods, tested, strict=True)
     ]
     decided, recommended = settle(with_power, options.smallest)
-    return Judgement(measure, tuple(positions), position_means(before), decided, recommended, options.smallest)
+    return Judgement(
+        measure, tuple(positions), position_means(before, highest=highest), decided, recommended, options.smallest
+    )
 
 
-def choose_measure(measures: Mapping[str, Scores], *, undecided: Undecided | None = None) -> MeasureChoice:
+def choose_measure(measures: Mapping[str, Scores], *, undecided: str = "") -> MeasureChoice:
     """The measure by which methods are judged, chosen from the unchanged model's measures alone.
 
     Accuracy, unless it lies below 10 % or above 90 % on average, or its answers decide nothing (`undecided`), and
@@ -189,7 +192,7 @@ def choose_measure(measures: Mapping[str, Scores], *, undecided: Undecided | Non
         if "logprob" not in measures and "starts" not in measures:
             raise UsageError("no answer was judged and none scored, so nothing can be compared")
         return MeasureChoice("logprob" if "logprob" in measures else "starts")
-    if undecided is not None and "logprob" in measures:
+    if undecided and "logprob" in measures:
         return MeasureChoice("logprob", undecided=undecided)
     level = float(np.nanmean(measures["accuracy"]))
     if FLOOR <= level <= CEILING:
@@ -203,7 +206,7 @@ def _complete(before: Scores, after: Scores) -> tuple[Complete, Complete]:
     return before[complete], after[complete]
 
 
-def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest: float) -> Verdict:
+def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest: float, highest: float) -> Verdict:
     """Everything about one method that does not depend on the others."""
     old, new = _complete(before, arm.after)
     needed = samples_needed(np.hstack([before, arm.after]))
@@ -214,9 +217,9 @@ def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest
         verdict=NOTHING,
         changes=changes_of(old, new) if enough else {},
         effects={effect.name: _effect(effect, smallest) for effect in arm.effects},
-        before=levels_of(old) if enough else None,
-        after=levels_of(new) if enough else None,
-        means=position_means(arm.after),
+        before=levels_of(old, highest=highest) if enough else None,
+        after=levels_of(new, highest=highest) if enough else None,
+        means=position_means(arm.after, highest=highest),
         gains={},
         harms={},
         n_samples=len(old),

@@ -23,7 +23,7 @@ import numpy as np
 
 from posbias.evaluation.changes import FORMERLY_BEST, JUDGED, SPREAD, Change
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
-from posbias.evaluation.endings import UndecidedAnswers
+from posbias.evaluation.reading import Withheld
 from posbias.evaluation.requirements import ALPHA, Levels
 from posbias.statistics import StoredInterval, holm
 
@@ -90,8 +90,8 @@ class Verdict:
     """Holm-corrected p-value of a change of the spread, over the methods alone."""
     dependence: str = ""
     """The fate of the dependence on position: SHRANK, GREW, STEADY or OPEN; empty if it was not asked for."""
-    withheld: UndecidedAnswers = None
-    """Why answers decide nothing here; None if they do."""
+    withheld: Withheld = ""
+    """Why answers decide nothing here; empty if they do."""
 
     def matters(self, name: str, smallest: float) -> bool:
         """True if the estimate of an established change, or side effect, is as large as what matters."""

@@ -65,6 +65,10 @@ class Rule(ABC):
         """True if a text holds what is judged, such as a number; what does not is wrong."""
         return True
 
+    def settled(self, text: str) -> bool:
+        """True if nothing that might follow a text, which was cut off, belongs to what is judged."""
+        return self.one_line and "\n" in text.lstrip()
+
     @abstractmethod
     def right(self, text: str, answers: Sequence[str]) -> float:
         """The score of a text, 0 ... 1."""
@@ -97,6 +101,10 @@ class NamingRule(Rule):
     def readable(self, text: str) -> bool:
         """True if a letter, or a tie, is named."""
         return self.named(text) is not None
+
+    def settled(self, text: str) -> bool:
+        """True if a letter, or a tie, is named."""
+        return self.readable(text)
 
     def right(self, text: str, answers: Sequence[str]) -> float:
         """1 if the accepted letter is named; a tie, or what cannot be read, is wrong."""
@@ -259,6 +267,10 @@ class Number(Rule):
         """True if there is a number."""
         return bool(self._stated(text))
 
+    def settled(self, text: str) -> bool:
+        """True if the first line has ended, if that is read, or if a labelled number is there."""
+        return "\n" in text.lstrip() if self.first else bool(LABELLED.search(text))
+
     def right(self, text: str, answers: Sequence[str]) -> float:
         """1 or 0."""
         slack = self.tolerance * (1 + 1e-12)
@@ -293,6 +305,10 @@ class Call(Rule):
     def readable(self, text: str) -> bool:
         """True if there is a call."""
         return bool(calls_in(text))
+
+    def settled(self, text: str) -> bool:
+        """True if there is a call: the first one counts."""
+        return self.readable(text)
 
     def check(self, answer: str) -> None:
         """Refuse an object that is no call."""
