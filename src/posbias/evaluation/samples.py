@@ -19,6 +19,7 @@ from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request,
 from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.answers import starts_with
+from posbias.tasks.language.calls import call_mark
 
 TEXTS = "texts"
 """Name of the array that holds a sample's outputs, as UTF-8 bytes of JSON."""
@@ -189,7 +190,12 @@ def _number_of(name: str) -> float:
 def unjudged_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The outputs without an answer that could be judged, each with its reason, as `Evaluation.unjudged`."""
     return [
-        {"sample": row["sample"], "position": row["position"], "reason": reason, "detail": row["skipped"] or ""}
+        {
+            "sample": row["sample"],
+            "position": row["position"],
+            "reason": reason,
+            "detail": row["skipped"] or (call_mark(row["text"]) if reason == "unread" else ""),
+        }
         for row in outputs
         if (reason := _reason(row)) is not None
     ]
