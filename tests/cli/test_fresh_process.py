@@ -1,0 +1,147 @@
+"""What a command or a call needs is there in a process in which nothing else was imported before.
+
+Registries are filled by imports: a test in one process with others sees what these have imported.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import posbias as pb
+from fresh import OUT_OF_TIME, run_fresh
+from page_blocks import BESIDE, PAGES, ROOT, blocks_of
+from posbias.cli.listing import _definitions
+from posbias.evaluation.responders import Reply, Responder, Response
+
+VERBS = sorted(_definitions()["RESULTS"])
+OTHER_DOOR = {
+    **dict.fromkeys(("RESULTS", "COMPARISONS"), "posbias.report"),
+    **dict.fromkeys(("CLAIMS", "MODEL_CLAIMS", "PREMISES", "PAPERS"), "posbias.papers"),
+}
+"""Where a registry is filled that others than its own package fill."""
+
+SECONDS = 6
+"""Processor time after which a command has read its arguments, and computes."""
+MISSING = r"cannot be reached|holds no posbias run"
+"""What a command says that needs a server, a model of the hub, or the run of another command."""
+
+
+class RightAtTimes(Responder):
+    """Right if the gold passage stands first, and in a share of the other prompts."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.generator = np.random.default_rng(0)
+
+    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Reply]:
+        answers = [request.answer if self.generator.random() < self.share else "?" for request in requests]
+        return [Reply(Response(str(answer), "stop"), None) for answer in answers]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "times", "model": {"source": f"times {self.share}"}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with two evaluations, and a run of every verb that failed."""
+    directory = tmp_path_factory.mktemp("runs")
+    for name, share in (("one", 0.9), ("other", 0.2)):
+        options = pb.EvaluateOptions(count=16, positions="all")
+        pb.evaluate(RightAtTimes(share), "documents(documents=3)", options=options).save(directory / name)
+    for verb in VERBS:
+        pb.Record(verb=verb, arguments={}, status="failed", error="no memory").save(directory / f"failed-{verb}")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("posbias compare one other", "worse on average"),
+        ("posbias place --run one --scores 0.5,0.3,0.1", "passages, first to last"),
+        ("posbias report one", "report: "),
+        ('python \'import posbias; print(posbias.compare("one", "other").verdict)\'', "worse on average"),
+        (
+            "python 'from posbias.integrations import placed_order; print(placed_order([0.5, 0.3, 0.1], \"one\"))'",
+            "(0, 1, 2)",
+        ),
+    ],
+)
+def test_runs_are_read(command: str, said: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    done = run_fresh(command)
+    assert done.returncode == 0, done.stderr
+    assert said in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("posbias compare failed-train failed-train", "a run of train cannot be compared"),
+        (
+            "posbias place --run failed-train --scores 1,2",
+            "placing needs a finished run of posbias evaluate, got 'train'",
+        ),
+        ("posbias correlate failed-train one", "a correlation needs a finished run of posbias evaluate, got 'train'"),
+        ("posbias export failed-train", "is a run of posbias train; export takes one of mitigate"),
+    ],
+)
+def test_runs_of_another_verb_are_known(
+    command: str, complaint: str, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    done = run_fresh(command)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+
+
+def test_a_run_of_every_verb_is_loaded_and_has_its_page(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    names = [f"failed-{verb}" for verb in VERBS]
+    loaded = run_fresh(["python", f"import posbias\nfor run in {names}: print(posbias.load_record(run).record.error)"])
+    assert loaded.stdout.splitlines() == len(VERBS) * ["no memory"], loaded.stderr
+    page = run_fresh(f"posbias report {' '.join(names)} --out all --json")
+    assert page.returncode == 0, page.stderr
+    assert json.loads(page.stdout)["runs"] == names
+
+
+def commands_not_run() -> list[Any]:
+    """Commands of README and docs whose blocks no test runs; what takes seconds to begin is slow, but for README's."""
+    found = []
+    for page in (page for page in PAGES if page.parent == ROOT or page.is_relative_to(ROOT / "docs")):
+        commands = [command for block in blocks_of(page) if block.not_run for command in block.commands]
+        marks = () if page.name == "README.md" else pytest.mark.slow
+        found += [pytest.param(each, marks=marks) for each in commands if each.startswith("posbias ")]
+    return found
+
+
+@pytest.mark.parametrize("command", commands_not_run())
+def test_a_command_that_takes_long_or_needs_what_is_not_there_begins(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes until it is ended, or misses the server, the model or the run that its page speaks of."""
+    monkeypatch.chdir(tmp_path)
+    for name in BESIDE:
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = run_fresh(command, seconds=SECONDS)
+    assert done.returncode == OUT_OF_TIME or re.search(MISSING, done.stderr), done
+
+
+@pytest.mark.slow
+def test_every_registry_is_full_once_its_own_package_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    homes = {}
+    for path in (ROOT / "src/posbias").rglob("*.py"):
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if "= Registry(" in value and name.isupper():
+                parts = path.relative_to(ROOT / "src").with_suffix("").parts
+                homes[name] = ".".join(parts)
+    for registry, variants in _definitions().items():
+        home = homes[registry]
+        door = OTHER_DOOR.get(registry, ".".join(home.split(".")[:2]))
+        code = f"import {door}\nfrom {home} import {registry}\nprint(*{registry})"
+        done = run_fresh(["python", code])
+        assert done.stdout.split() == sorted(variants), (registry, done.stderr)
