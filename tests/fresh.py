@@ -26,7 +26,7 @@ for line in sys.stdin:
             os.dup2(os.open(name, os.O_RDWR), number)
         os.chdir(asked["directory"])
         if asked["seconds"]:
-            resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"], asked["seconds"]))
+            resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"], asked["seconds"] + 5))
         sys.argv = asked["arguments"]
         if sys.argv[0] == "posbias":
             runpy.run_module("posbias", run_name="__main__")

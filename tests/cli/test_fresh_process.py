@@ -26,8 +26,8 @@ OTHER_DOOR = {
 
 SECONDS = 6
 """Processor time after which a command has read its arguments, and computes."""
-MISSING = r"cannot be reached|holds no posbias run"
-"""What a command says that needs a server, a model of the hub, or the run of another command."""
+MISSING = r"cannot be reached|holds no posbias run|has no readable tokenizer"
+"""What a command says that needs a server, or what another command makes: a run, an exported model."""
 
 
 class RightAtTimes(Responder):
