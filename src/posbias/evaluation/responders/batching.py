@@ -392,10 +392,10 @@ class Ending:
         try:
             opening = self._text(started.prompt[-OPENING:].tolist(), special=True)
             message = self.tokenizer.parse_response(text, prefix=opening)
-        except ValueError:  # the text is not of that form, such as a call that was cut off
+            functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
+            calls = [call_text(function["name"], function.get("arguments")) for function in functions]
+        except (AttributeError, KeyError, TypeError, ValueError):  # not of that form, such as a call that was cut off
             return None
-        functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
-        calls = [call_text(function["name"], function.get("arguments")) for function in functions]
         answer = "\n".join(part for part in (message.get("content"), *calls) if part)
         thoughts = message.get("reasoning_content") or message.get("thinking")
         thinking = MARKED if answer.strip() else UNFINISHED

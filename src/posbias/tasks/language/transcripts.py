@@ -99,8 +99,8 @@ def _thoughts(message: Message, where: str) -> str:
         raise UsageError(f"{where}: thoughts are of the assistant, got {given[0]!r:.80}")
     thoughts = given[0] if given else ""
     if isinstance(thoughts, list):
-        parts = [part for part in thoughts if isinstance(part, Mapping)]
-        thoughts = "".join(str(part.get("text") or part.get("summary") or "") for part in parts)
+        told = [part.get("text") or part.get("summary") for part in thoughts if isinstance(part, Mapping)]
+        thoughts = "".join(text for text in told if isinstance(text, str))
     if not isinstance(thoughts, str):
         raise UsageError(f"{where}: thoughts must be text or parts of text, got {thoughts!r:.80}")
     return thoughts
