@@ -174,10 +174,10 @@ DOCUMENTS = {
     "100,000 objects in each other": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     "deep in a field of no interest": spoken(extra=', "x": ' + "[" * 50_000 + "]" * 50_000),
     "a finish that is a number": spoken(extra=', "finish_reason": 3'),
+    "a count of 10,000 digits": spoken(usage=f'{{"prompt_tokens": {"1" * 10_000}}}'),
 }
 COUNTS = {
     "a count of 400 digits": spoken(usage=f'{{"prompt_tokens": {DIGITS}}}'),
-    "a count of 10,000 digits": spoken(usage=f'{{"prompt_tokens": {"1" * 10_000}}}'),
     "a count below 0": spoken(usage='{"prompt_tokens": -1}'),
     "a count that is NaN": spoken(usage='{"prompt_tokens": NaN}'),
     "a count that is infinite": spoken(usage='{"completion_tokens": Infinity}'),
