@@ -215,7 +215,12 @@ def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
                 '{"name": "look", "parameters": {}}',
                 '[TOOL_CALLS] [{"name": "look", "arguments": "{}"}, {"name": "fly", "arguments": {}}]',
             ],
-            ["I would look.", '{"name": "look"}', '{"name": "fly", "arguments": {}}', "<tool_call>look</tool_call>"],
+            [
+                "I would look.",
+                '{"name": "look"}',
+                '{"name": "fly", "arguments": {}}',
+                "<tool_call>look it up</tool_call>",
+            ],
         ),
         (
             "call",

@@ -80,7 +80,7 @@ class Unjudged:
     reason: str
     """A key of `reading.UNJUDGED`."""
     detail: Caveat = ""
-    """The server's words, or by what a prompt is too long."""
+    """The server's words, by what a prompt is too long, or the mark of a call in a form that is not read."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders.base import REFUSED
 from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.statistics import StoredNumber
+from posbias.tasks.language.calls import call_mark
 
 UNJUDGED = {
     "too_long": "longer than the model's context",
@@ -119,7 +120,12 @@ def reason_of(row: Mapping[str, Any]) -> str | None:
 def unjudged_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The outputs without an answer that could be judged, each with its reason, as `Evaluation.unjudged`."""
     return [
-        {"sample": row["sample"], "position": row["position"], "reason": reason, "detail": row["skipped"] or ""}
+        {
+            "sample": row["sample"],
+            "position": row["position"],
+            "reason": reason,
+            "detail": row["skipped"] or (call_mark(row["text"]) if reason == "unread" else ""),
+        }
         for row in outputs
         if (reason := reason_of(row)) is not None
     ]

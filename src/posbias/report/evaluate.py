@@ -331,6 +331,8 @@ def _caveats(evaluation: Evaluation) -> list[str]:
         caveats.append(f"{evaluation.cut_off} of {total} generated answers ended at {most}, not by themselves.")
     if wrong := [entry.reason for entry in evaluation.unjudged if entry.reason not in LEFT_OUT]:
         reasons = "; ".join(f"{count} {UNJUDGED[reason]}" for reason, count in Counter(wrong).items())
+        marks = Counter(str(entry.detail) for entry in evaluation.unjudged if entry.reason == "unread" and entry.detail)
+        reasons += "".join(f"; {count} with {mark}, a form of calls that is not read" for mark, count in marks.items())
         caveats.append(
             f"{len(wrong)} of {total} answers count as wrong because nothing in them can be judged: {reasons}."
         )

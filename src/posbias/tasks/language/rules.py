@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
 from posbias.tasks.language.answers import LETTERS, checked_answers, choice_of, first_line, normalise_answer
-from posbias.tasks.language.calls import calls_in
+from posbias.tasks.language.calls import Called, calls_in
 from posbias.tasks.language.verdict_parsing import check_own, first_ranked, search_own, verdict_of
 
 RULES: Registry["Rule"] = Registry("rule")
@@ -320,14 +320,8 @@ class Call(Rule):
     def right(self, text: str, answers: Sequence[str]) -> float:
         """1 or 0."""
         called = calls_in(text)[:1]
-        accepted = [(calls_in(answer) or [(answer, {})])[0] for answer in checked_answers(answers)]
-        return float(
-            any(
-                name == right and needed.items() <= arguments.items()
-                for name, arguments in called
-                for right, needed in accepted
-            )
-        )
+        accepted = [(calls_in(answer) or [Called(answer, {})])[0] for answer in checked_answers(answers)]
+        return float(any(call.meets(right.name, right.arguments) for call in called for right in accepted))
 
 
 @RULES.register("choice")
