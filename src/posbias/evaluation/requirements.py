@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from posbias.errors import UsageError
 from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Independent, Scores, complete_samples, is_binary
 from posbias.evaluation.endings import UndecidedAnswers, why_undecided
-from posbias.statistics import CONFIDENCE, Interval, StoredInterval, estimate, exact_high, mean_of, wilson
+from posbias.statistics import CONFIDENCE, Interval, StoredInterval, bounded_mean, estimate, mean_of
 
 ALPHA = 1 - CONFIDENCE
 GRAMMAR = re.compile(
@@ -116,28 +116,22 @@ def levels_of(scores: Scores, *, curves: int = 1, alpha: float = ALPHA) -> Level
     """Mean, worst position and spread of one curve of `curves` that are judged together; intervals cover 1 - alpha.
 
     The low end of the worst position needs no correction: it is the lowest of all low ends, and so not above the low
-    end of the position that is truly worst. The high end is the lowest of high ends that hold at once, of shares by
-    `exact_high`: with the small error that each may have, Wilson's would be too low near 1.
+    end of the position that is truly worst. The high end is the lowest of high ends that hold at once. Shares have
+    `bounded_mean`: samples that fail at all positions at once are few, and other intervals would claim too much.
     """
     complete = complete_samples(scores, "a level", n_positions=1)
     comparisons = complete.shape[1] * curves
     means = complete.mean(axis=0)
     shares = bool(complete.min() >= 0 and complete.max() <= 1)
-    range_of = (0.0, 1.0) if shares else (-np.inf, np.inf)
 
     def of(column: Float64[np.ndarray, "n_samples"], confidence: float) -> Interval:
-        if is_binary(column):
-            return wilson(column, confidence)
-        return mean_of(column).interval(confidence, least=range_of[0], most=range_of[1])
-
-    def high(column: Float64[np.ndarray, "n_samples"]) -> float:
-        if is_binary(column):
-            return exact_high(column, alpha / comparisons / 2)
-        return of(column, 1 - alpha / comparisons).high
+        return bounded_mean(column, confidence) if shares else mean_of(column).interval(confidence)
 
     low = min(of(column, 1 - alpha).low for column in complete.T)
-    worst = Interval(float(means.min()), low, min(high(column) for column in complete.T))
-    return Levels(of(complete.mean(axis=1), 1 - alpha), worst, _spread_level(complete, alpha))
+    high = min(of(column, 1 - alpha / comparisons).high for column in complete.T)
+    return Levels(
+        of(complete.mean(axis=1), 1 - alpha), Interval(float(means.min()), low, high), _spread_level(complete, alpha)
+    )
 
 
 def _spread_level(scores: Scores, alpha: float) -> Interval:
