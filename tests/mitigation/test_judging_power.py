@@ -20,14 +20,16 @@ def one(before, after, *effects, measure="accuracy", **options):
 
 
 def rare_losses(count, n_methods, generator, *, share=0.05, loss=1.0, noise=0.05):
-    """Log-probabilities, and those under methods that change the mean by nothing: most samples gain a little, few lose."""
+    """Log-probabilities, and those under methods of no effect on average: most samples gain a little, few lose much."""
     before = generator.normal(-3, 1, (count, 2))
     lost = generator.random((n_methods, count, 1)) < share
     gain = share * loss / (1 - share) + noise * generator.normal(size=lost.shape)
     return before, [ArmScores(str(number), before + each) for number, each in enumerate(gain - lost * (gain + loss))]
 
 
-@pytest.mark.parametrize(("n_methods", "runs"), [(1, 100), (4, 100), (16, 25)])
+@pytest.mark.parametrize(
+    ("n_methods", "runs"), [(4, 30), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 400), (16, 100)))]
+)
 @pytest.mark.parametrize("count", [16, 40])
 def test_methods_whose_rare_losses_undo_their_gains_are_recommended_in_at_most_5_percent(count, n_methods, runs):
     """By what was seen alone, four methods were recommended in 43 % of runs of 40 samples, 16 in 90 %."""
@@ -72,7 +74,7 @@ def test_samples_that_would_decide_grow_with_methods_and_spread_and_as_rises_shr
     asked = [samples_for(before, near, 0.5, 2), samples_for(before, near, 0.5, 32), samples_for(before, far, 0.5, 2)]
     assert [rise for rise, _ in asked] == [0.5] * 3
     assert asked[0][1] < min(asked[1][1], asked[2][1])
-    assert samples_for(before, near, 0.05, 2)[1] > 100
+    assert samples_for(before, near, 0.05, 2)[1] >= np.log(2 / 0.05) / np.log(1.05)
     assert samples_for(np.ones((8, 3)), np.ones((8, 3)), 0.1, 2) is None, "there is no room"
     assert samples_for(before, near, 9.0, 2)[0] == pytest.approx(-before.mean()), "no log-probability is above 0"
 

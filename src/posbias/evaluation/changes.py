@@ -185,7 +185,7 @@ def samples_for(before: Scores, after: Scores, rise: float, tests: int) -> tuple
 
     def found(count: int) -> bool:
         rare = scale * (alpha ** (-1 / count) - 1) + float(ndtri(POWER)) * spread / math.sqrt(count)
-        return max(rare, detectable(spread, count, alpha=alpha)) <= rise
+        return 2.0 ** (1 - count) < alpha and max(rare, detectable(spread, count, alpha=alpha)) <= rise
 
     low = samples_needed(scores) - 1
     high = low + 1
