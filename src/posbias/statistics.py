@@ -402,14 +402,14 @@ def _low_end(units: Float64[np.ndarray, "n"], alpha: float) -> float:
         def slope(point: float) -> float:
             return float((gaps / (1 - gaps * point)).sum())
 
-        point = brentq(slope, (1 - NUDGE) / gaps.min(), (1 - NUDGE) / gaps.max(), xtol=1e-14)
+        point = brentq(slope, (1 - NUDGE) / gaps.min(), (1 - NUDGE) / gaps.max(), rtol=1e-9)
         root = np.sign(point) * np.sqrt(max(0.0, 2 * np.log1p(-gaps * point).sum()))
         scaled = point * np.sqrt(np.square(gaps / (1 - gaps * point)).sum())
         if abs(root) < LEAST_SKEWNESS:
             return 0.5 - alpha
         return float(ndtr(root) + np.exp(-(root**2) / 2) / np.sqrt(2 * np.pi) * (1 / root - 1 / scaled)) - alpha
 
-    return float(units.max() * brentq(excess, NUDGE, float(values.mean()), xtol=1e-9))
+    return float(units.max() * brentq(excess, NUDGE, float(values.mean()), xtol=1e-7))
 
 
 @lru_cache(maxsize=CACHED)

@@ -59,7 +59,7 @@ def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Rates of a judge's verdicts on pairs, or lists, of responses; each interval is over these, or over their groups."""
+    """Rates of a judge's verdicts on pairs, or lists, of responses; intervals are over these, or over their groups."""
 
     accuracy: StoredInterval
     """Share of right verdicts, over both orders; a tie is wrong, as is what cannot be read."""

@@ -13,7 +13,7 @@ from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
 from posbias.errors import UsageError
-from posbias.evaluation.changes import JUDGED, MEAN, SPREAD, WORST, Change, change_text
+from posbias.evaluation.changes import MEAN, SPREAD, WORST, Change, change_text
 from posbias.evaluation.evaluation import MEASURES
 from posbias.memory import show_bytes
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
