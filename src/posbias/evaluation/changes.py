@@ -153,8 +153,8 @@ def scale_of(scores: Float64[np.ndarray, "..."]) -> float:
 def _unseen(change: float, scores: Float64[np.ndarray, "n_samples _"], comparisons: int = 1) -> float:
     """p-value of a change that is all but undone by rare ones the other way, of the size `scale_of`, none of them seen.
 
-    They undo a change of d if a share q of all samples changes by s more than d the other way, d (1 - q) = s q; and n
-    samples hold none of these in (1 - q)^n = (1 + d / s)^-n of runs.
+    They undo a change of d if a share q of all samples changes by s the other way, (1 - q) d = q s; and n samples hold
+    none of these in (1 - q)^n = (1 + d / s)^-n of runs.
     """
     return min(1.0, comparisons * (1 + abs(change) / scale_of(scores)) ** -len(scores))
 
