@@ -25,11 +25,14 @@ def needed(rise: float, n_methods: int, agreement: float = 0.7) -> float:
     return float(np.mean(found))
 
 
+def row(rise: float) -> str:
+    """Of the table: one method, and in brackets five; then methods that draw every answer anew."""
+    shown = [f"{needed(rise, 1, agreement):.0f} ({needed(rise, 5, agreement):.0f})" for agreement in (0.7, 0.0)]
+    return f"| {f'{rise:.2f}'.removeprefix('0')} | {shown[0]} | {shown[1]} |"
+
+
 if __name__ == "__main__":
     print("| rise of the mean | samples, one method (five) | drawn anew |")
     print("|---:|---:|---:|")
     for rise in (0.05, 0.10, 0.15, 0.20, 0.30):
-        print(
-            f"| {rise:.2f} | {needed(rise, 1):.0f} ({needed(rise, 5):.0f}) | {needed(rise, 1, 0.0):.0f} "
-            f"({needed(rise, 5, 0.0):.0f}) |"
-        )
+        print(row(rise))
