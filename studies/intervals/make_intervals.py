@@ -67,9 +67,10 @@ CONCLUSIONS = """
 ## False conclusions
 
 Nothing is to be found in these runs: a conclusion is false. Rates in % of runs before → **now** [95 %], every one in
-[`conclusions.csv`](conclusions.csv); `python studies/intervals/conclusions.py` (seed 0; 2,000 runs a cell, 500 of pairs
-in groups and of samples that fail in part). *Rare 0.05*: one sample in twenty loses 1 nat, the others gain a little (with standard deviation .05), and
-the mean change is 0. Scores have standard deviation 1, with losses of 3 nats 2, with lognormal losses 3.
+[`conclusions.csv`](conclusions.csv), by `python studies/intervals/conclusions.py` (seed 0; 2,000 runs a cell, 500 of
+pairs in groups and of samples that fail in part). *Rare 0.05*: one sample in twenty loses 1 nat, the others gain a
+little (with standard deviation .05), and the mean change is 0. Scores have standard deviation 1, with losses of 3 nats
+2, with lognormal losses 3.
 """
 
 

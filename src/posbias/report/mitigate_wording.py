@@ -98,7 +98,8 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
         (WORST, "worst", "At the worst position it goes"),
     ):
         before, after = (getattr(levels, name).value for levels in (best.before, best.after))
-        alone = "" if best.gains.get(endpoint, 1.0) < ALPHA else ", not established by itself"
+        p = max(best.gains.get(endpoint, 1.0), best.unseen.get(endpoint, 0.0))
+        alone = "" if p < ALPHA else ", not established by itself"
         change = change_text(best.changes[endpoint].value, "+", least=2)
         lines.append(f"{lead} from {before:z.2f} to {after:z.2f} ({change}{alone}).")
     price = [FORMERLY_BEST] if best.verdict == EVENS else []
