@@ -106,7 +106,7 @@ def required() -> Iterator[tuple[object, ...]]:
     alone, together = binom.pmf(np.arange(6), 5, 0.949), np.array([0.051, 0, 0, 0, 0, 0.949])
     some = np.array([0.03, 0, 0, 0, 0.105, 0.865])
     for case, chances in (("together", together), ("six in ten together", some), ("each alone", alone)):
-        for count in (40, 100):
+        for count in (50, 100):
             runs = RUNS if case == "together" else FEW
             drawn = np.random.default_rng(SEED).multinomial(count, chances / chances.sum(), size=runs)
             ends = np.array([low_ends(tuple(run.tolist())) for run in drawn])
@@ -143,13 +143,13 @@ def judged(right: int, wrong: int, follows: int) -> np.ndarray:
 
 def judges() -> Iterator[tuple[object, ...]]:
     """Intervals of a judge's first-pick rate that miss, and a gain of debiasing where there is none."""
-    for count in (16, 40):
+    for count in (16, 40, 100):
         for share in (0.03, 0.1, 0.3):
-            drawn = np.random.default_rng(SEED).multinomial(count, (0.8 - share, 0.2, share), size=RUNS)
-            found, truth = np.array([judged(*run.tolist()) for run in drawn]), 0.5 + share / 2
+            drawn = np.random.default_rng(SEED).binomial(count, share, size=RUNS)
+            found, truth = np.array([judged(count - run, 0, run) for run in drawn.tolist()]), 0.5 + share / 2
             missed = [(found[:, end] > truth) | (found[:, end + 1] < truth) for end in (0, 2)]
             yield ("judges: first-pick rate is missed", f"{share:.0%} follow the first slot", count, "", *missed)
-        for share in (0.1, 0.3):
+        for share in (0.1, 0.3) if count < 100 else ():
             drawn = np.random.default_rng(SEED).multinomial(count, (share / 2, share / 2, 1 - share), size=RUNS)
             found = np.array([judged(*run.tolist()) for run in drawn])
             yield ("judges: debiasing helps", f"{share:.0%} agree, half of them right", count, "", *found[:, 4:].T)
