@@ -172,7 +172,7 @@ def table(only: str) -> str:
         rows = [row for row in csv.DictReader(file) if row["conclusion"].startswith(only)]
     cases: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        label = row["case"] + (f", {row['methods']} methods" if row["methods"] else "")
+        label = row["case"] + (f", {row['methods']} method{'s' * (row['methods'] != '1')}" if row["methods"] else "")
         shown = f"{row['before']} → **{row['now']}** [{row['now, low']}, {row['now, high']}]"
         cases.setdefault((row["conclusion"], label), {})[row["units"]] = shown
     counts = list(dict.fromkeys(row["units"] for row in rows))
