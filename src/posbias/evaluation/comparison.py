@@ -2,7 +2,7 @@
 
 Before and after quantising, with a longer context, under a method, or another model. The endpoints of every other
 evaluation (mean, worst position, spread) are one family of tests, its differences by position another; both are
-corrected (Holm) over all evaluations.
+corrected (Holm) over all evaluations. A difference that rare ones the other way, in no sample, could undo is none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from posbias.comparison.compare import COMPARISONS
 from posbias.display.naming import numbered
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
-from posbias.evaluation.changes import FORMERLY_BEST, Change, change_between, changes_of, samples_needed
-from posbias.evaluation.curve import HIGHEST, Contrast, Scores, paired_difference, position_means
+from posbias.evaluation.changes import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
+from posbias.evaluation.curve import HIGHEST, Contrast, Scores, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.judges import RATES, chosen_slots, disagreement, rates_of_questions
-from posbias.evaluation.samples import CLUSTER
+from posbias.evaluation.samples import CLUSTER, independent
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval, holm
@@ -177,15 +177,16 @@ def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation], cou
     first, *chosen = [chosen_slots(evaluation.tables)[:count] for evaluation in evaluations]
     contrasts: list[dict[str, Contrast]] = []
     for rates in others:
-        pairs = {name: np.column_stack([rates[name][:count], baseline[name][:count]]) for name in RATES}
+        rows = {name: np.column_stack([rates[name][:count], baseline[name][:count]]) for name in RATES}
+        pairs = {name: independent(pair, evaluations[0].tables) for name, pair in rows.items()}
         complete = {name: pair[~np.isnan(pair).any(axis=1)] for name, pair in pairs.items()}
         enough = {name: pair for name, pair in complete.items() if len(pair) >= samples_needed(pair)}
-        contrasts.append({name: change_between(*pair.T) for name, pair in enough.items()})
+        contrasts.append({name: confirmed_between(*pair.T) for name, pair in enough.items()})
     corrected = iter(holm(np.array([contrast.p for by_name in contrasts for contrast in by_name.values()])).tolist())
     with_rates = [
         replace(
             entry,
-            disagreement=disagreement(first, slots),
+            disagreement=disagreement(first, slots, evaluations[0].tables),
             rates=by_name,
             rate_p={name: next(corrected) for name in by_name},
         )
@@ -240,11 +241,11 @@ def _compared(names: Sequence[str], tables: Sequence[Scores], measure: str, *, e
     if not enough:
         return [Compared(name, mean, {}, {}) for name, mean in zip(names, means, strict=True)]
     changes = [
-        {name: change for name, change in changes_of(baseline, other).items() if name != FORMERLY_BEST}
+        {name: change.confirmed() for name, change in changes_of(baseline, other).items() if name != FORMERLY_BEST}
         for other in others
     ]
     differences = [
-        tuple(paired_difference(new, old) for new, old in zip(other.T, baseline.T, strict=True)) for other in others
+        tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True)) for other in others
     ]
     p_changes = iter(holm(np.array([change.p for by_name in changes for change in by_name.values()])).tolist())
     p_places = iter(holm(np.array([contrast.p for row in differences for contrast in row])).tolist())

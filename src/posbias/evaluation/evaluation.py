@@ -7,7 +7,6 @@ as `PositionCurve.as_record`. The texts go beside it, one JSON object per line.
 """
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,7 +32,7 @@ from posbias.evaluation.requirements import (
     StoredCheck,
     check_requirement,
 )
-from posbias.evaluation.samples import CLUSTER
+from posbias.evaluation.samples import independent
 from posbias.evaluation.sequential import Sequential
 from posbias.files import write_atomically
 from posbias.runs.caveats import Caveat
@@ -364,16 +363,6 @@ def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
             "starts": tables.get("starts", np.full_like(tables["correct"], np.nan)),
         }
     return {name: independent(table, tables) for name, table in measures.items() if not np.isnan(table).all()}
-
-
-def independent(table: Scores, tables: Mapping[str, Scores]) -> Independent:
-    """A table with the mean of every cluster of samples in a row of its own; the table itself if there are none."""
-    if CLUSTER not in tables:
-        return table
-    _, first, members = np.unique(tables[CLUSTER][:, 0], return_index=True, return_inverse=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing is NaN
-        return np.stack([np.nanmean(table[members == cluster], axis=0) for cluster in np.argsort(first)])
 
 
 def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:

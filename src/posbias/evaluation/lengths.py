@@ -18,7 +18,7 @@ from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, levels_of
 from posbias.evaluation.sequential import Sequential
 from posbias.runs.records import Record, plain
-from posbias.statistics import Interval, wilson
+from posbias.statistics import Interval, bounded_mean
 
 MOST_SAMPLES = 10_000
 """Samples up to which it is looked how many would decide."""
@@ -164,7 +164,7 @@ def _samples_needed(level: LengthLevel, threshold: float) -> int | None:
     while count <= MOST_SAMPLES:
         answers = np.zeros(count)
         answers[: int(level.worst.value * count)] = 1.0
-        interval = wilson(answers)
+        interval = bounded_mean(answers)
         if interval.low >= threshold or interval.high < threshold:
             return count
         count += max(1, count // 10)

@@ -29,10 +29,9 @@ from posbias.statistics import (
     Interval,
     StoredInterval,
     StoredNumber,
+    bounded_mean,
     estimate,
-    exact_high,
     mean_of,
-    wilson,
 )
 
 ALPHA = 1 - CONFIDENCE
@@ -172,28 +171,24 @@ def levels_of(scores: Scores, *, curves: int = 1, alpha: float = ALPHA, highest:
     No mean can lie above the `highest` possible score, nor outside 0 ... 1 if the scores are shares.
 
     The low end of the worst position needs no correction: it is the lowest of all low ends, and so not above the low
-    end of the position that is truly worst. The high end is the lowest of high ends that hold at once, of shares by
-    `exact_high`: with the small error that each may have, Wilson's would be too low near 1.
+    end of the position that is truly worst. The high end is the lowest of high ends that hold at once. Shares have
+    `bounded_mean`: samples that fail at all positions at once are few, and other intervals would claim too much.
     """
     complete = complete_samples(scores, "a level", n_positions=1)
     comparisons = complete.shape[1] * curves
     means = complete.mean(axis=0)
     shares = bool(complete.min() >= 0 and complete.max() <= 1)
-    range_of = (0.0, 1.0) if shares else (-np.inf, highest)
 
     def of(column: Float64[np.ndarray, "n_samples"], confidence: float) -> Interval:
-        if is_binary(column):
-            return wilson(column, confidence)
-        return mean_of(column).interval(confidence, least=range_of[0], most=range_of[1])
-
-    def high(column: Float64[np.ndarray, "n_samples"]) -> float:
-        if is_binary(column):
-            return exact_high(column, alpha / comparisons / 2)
-        return of(column, 1 - alpha / comparisons).high
+        if shares:
+            return bounded_mean(column, confidence)
+        return mean_of(column).interval(confidence, most=highest)
 
     low = min(of(column, 1 - alpha).low for column in complete.T)
-    worst = Interval(float(means.min()), low, min(high(column) for column in complete.T))
-    return Levels(of(complete.mean(axis=1), 1 - alpha), worst, _spread_level(complete, alpha))
+    high = min(of(column, 1 - alpha / comparisons).high for column in complete.T)
+    return Levels(
+        of(complete.mean(axis=1), 1 - alpha), Interval(float(means.min()), low, high), _spread_level(complete, alpha)
+    )
 
 
 def _spread_level(scores: Scores, alpha: float) -> Interval:

@@ -355,7 +355,8 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
         "unscored": int((np.isnan(tables["logprob"].ravel()) & requested).sum()) if options.score else 0,
     }
     if "first_pick" in tables and len(positions) == record.scalars["n_items"] and options.generate:
-        scored["verdicts"] = judge_verdicts(tables["correct"], chosen_slots(tables), tables["tie"]).as_record()
+        verdicts = judge_verdicts(tables["correct"], chosen_slots(tables), tables["tie"], tables)
+        scored["verdicts"] = verdicts.as_record()
     return scored
 
 

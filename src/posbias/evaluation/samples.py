@@ -7,13 +7,16 @@ from and resampled. What does not fit into the model's context is NaN with its r
 import hashlib
 import itertools
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.curve import Scores
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
 from posbias.tasks.language import Example, LanguageTask, share_found
@@ -204,3 +207,15 @@ def check_refused(refused: Sequence[Mapping[str, Any]], examples: int) -> None:
             f"out, or {REFUSED_LEAST - 1}. The first: sample {first['sample']!r}, position {first['position']}: "
             f"{first['reason']}"
         )
+
+
+def independent(
+    table: Float64[np.ndarray, "n_samples _"], tables: Mapping[str, Scores]
+) -> Float64[np.ndarray, "n_independent _"]:
+    """A table with the mean of every cluster of samples in a row of its own; the table itself if there are none."""
+    if CLUSTER not in tables:
+        return table
+    _, first, members = np.unique(tables[CLUSTER][:, 0], return_index=True, return_inverse=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing is NaN
+        return np.stack([np.nanmean(table[members == cluster], axis=0) for cluster in np.argsort(first)])

@@ -13,7 +13,7 @@ from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
 from posbias.errors import UsageError
-from posbias.evaluation.changes import JUDGED, MEAN, SPREAD, WORST, Change, change_text
+from posbias.evaluation.changes import MEAN, SPREAD, WORST, Change, change_text
 from posbias.evaluation.evaluation import MEASURES
 from posbias.evaluation.reading import UNJUDGED
 from posbias.memory import show_bytes
@@ -251,15 +251,17 @@ def _reason_table(trial: MitigationTrial) -> Table:
 
 def _change_table(trial: MitigationTrial) -> Table:
     header = ["method", "endpoint", "change [95 %]", "p", "p of a rise, corrected", "p of a fall, corrected"]
-    header += ["smallest detectable rise, 80 % power", "samples"]
+    header += ["p of rare losses, corrected", "samples"]
     cells = [
         [
             verdict.name,
             name,
             _changed(change),
             f"{change.p:.2g}",
-            *(f"{family[key]:.2g}" if key in family else MISSING for family in (verdict.gains, verdict.harms)),
-            _detectable(key, change),
+            *(
+                f"{family[key]:.2g}" if key in family else MISSING
+                for family in (verdict.gains, verdict.harms, verdict.unseen)
+            ),
             str(verdict.n_samples),
         ]
         for verdict in trial.judgement.verdicts
@@ -267,14 +269,6 @@ def _change_table(trial: MitigationTrial) -> Table:
         if (change := verdict.changes.get(key)) is not None
     ]
     return Table("Changes against the unchanged model, paired over samples", header, cells)
-
-
-def _detectable(endpoint: str, change: Change) -> str:
-    """The smallest rise with that power; none if samples are too few; a dash if nothing changed or was tested."""
-    finite = [number for number in (change.value.value, change.value.low, change.value.high) if np.isfinite(number)]
-    if change.detectable is None and endpoint in JUDGED and any(finite):
-        return "none"
-    return number_text(change.detectable)
 
 
 def _effect_table(trial: MitigationTrial) -> Table:

@@ -76,7 +76,7 @@ def recommendation(judgement: Judgement) -> list[str]:
         return [f"No verdict by answers for any method ({first.name}).", f"{_capital(first.withheld)}."]
     enough = f" by at least {judgement.smallest:g}" if any(v.verdict == SMALL for v in verdicts) else ""
     lead = f"Leave the model as it is: no method is shown to raise {measure}{enough}."
-    return [lead, *_undetected_lines(verdicts), *warned]
+    return [lead, *_undecided_lines(verdicts, judgement.smallest), *warned]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -98,7 +98,8 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
         (WORST, "worst", "At the worst position it goes"),
     ):
         before, after = (getattr(levels, name).value for levels in (best.before, best.after))
-        alone = "" if best.gains.get(endpoint, 1.0) < ALPHA else ", not established by itself"
+        p = max(best.gains.get(endpoint, 1.0), best.unseen.get(endpoint, 0.0))
+        alone = "" if p < ALPHA else ", not established by itself"
         change = change_text(best.changes[endpoint].value, "+", least=2)
         lines.append(f"{lead} from {before:z.2f} to {after:z.2f} ({change}{alone}).")
     price = [FORMERLY_BEST] if best.verdict == EVENS else []
@@ -114,18 +115,13 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
     return [*lines, f"{_capital(dependence_text(best))}."] if best.dependence else lines
 
 
-def _undetected_lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """The smallest detectable rise of the mean, of every method that nothing is established of, and what would do."""
+def _undecided_lines(verdicts: Sequence[Verdict], smallest: float) -> list[str]:
+    """The methods that gain in the samples alone, and how many samples would decide about all that are undecided."""
     undecided = [verdict for verdict in verdicts if verdict.verdict == NOTHING and verdict.changes]
-    rises = [rise for verdict in undecided if (rise := verdict.changes[MEAN].detectable) is not None]
-    if not rises:
+    if not undecided:
         return []
-    if not np.isfinite(min(rises)):
-        lines = ["So few samples could not have shown any rise of the mean."]
-    elif not np.isfinite(max(rises)):
-        lines = ["For some methods, so few samples could not have shown any rise of the mean."]
-    else:
-        lines = [f"A rise of the mean by {max(rises):.2f} would have been found ({100 * POWER:.0f} % power)."]
+    rising = [verdict.name for verdict in undecided if verdict.established(smallest).unsure]
+    lines = [f"{_names(rising)}: a gain in these samples, too few to exclude rare losses."] if rising else []
     needed = _needed_text(max(undecided, key=lambda verdict: (verdict.changes[MEAN].needed or (0, 0))[1]))
     return [*lines, f"{_capital(needed)}."] if needed else lines
 
@@ -164,10 +160,12 @@ def reasons(verdict: Verdict, judgement: Judgement) -> list[str]:
     smallest = judgement.smallest
     if verdict.changes and all(change == UNCHANGED for change in verdict.changes.values()):
         return [f"It changes no score of these {verdict.n_samples} samples at all."]
-    harms, gains, price, negligible = verdict.established(smallest)
+    harms, gains, price, negligible, unsure = verdict.established(smallest)
     sentences = [f"{_capital(verdict.withheld)}."] if verdict.withheld else []
     for lead, names in (("Harm", harms), ("Gain", gains), ("Price", price)):
         sentences += [f"{lead}: {_change_sentence(verdict, name)}" for name in names]
+    if harms or gains or verdict.withheld:
+        sentences += [f"Only in these samples: {_change_sentence(verdict, name)}" for name in unsure]
     below = f"Established but negligible (below {smallest:g})"
     sentences += [f"{below}: {_change_sentence(verdict, name)}" for name in negligible]
     sentences += [f"{_capital(dependence_text(verdict))}."] if verdict.dependence else []
@@ -280,19 +278,16 @@ def _change_sentence(verdict: Verdict, name: str) -> str:
 
 
 def _undecided_sentence(verdict: Verdict, names: Sequence[str], judgement: Judgement) -> str:
-    """Changes that are not established, the rises that would have been, and how many samples would decide."""
-    changes = {name: verdict.changes[name] for name in names}
-    sizes = "; ".join(f"{name} {change_text(change.value, '+')}" for name, change in changes.items())
-    further = "other " if len(names) < len(JUDGED) else ""
-    text = f"No {further}change of {measure_words(judgement.measure)} is established: {sizes}."
-    rises = {name: change.detectable for name, change in changes.items() if change.detectable is not None}
-    finite = [f"of the {name} by {rise:.3f}" for name, rise in rises.items() if np.isfinite(rise)]
-    never = [f"of the {name}" for name in rises if not np.isfinite(rises[name])]
-    at = f"{100 * POWER:.0f} % power, {judgement.tests} tests"
-    if finite:
-        text += f" A rise {' and '.join(finite)} would have been found ({at})"
-        text += f", {' and '.join(never)} none with so few samples." if never else "."
-    elif never:
-        text += f" No rise {' or '.join(never)} could have been found with so few samples ({at})."
-    needed = _needed_text(verdict)
-    return f"{text} {_capital(needed)} ({at})." if MEAN in names and needed else text
+    """Changes that are not established, and how many samples would decide."""
+    unsure = verdict.established(judgement.smallest).unsure
+    text = "".join(
+        f"In these samples the {_change_sentence(verdict, name)[:-1]}; {verdict.n_samples} samples are too few to "
+        "exclude rare losses that would undo it. "
+        for name in unsure
+    )
+    sizes = "; ".join(f"{name} {change_text(verdict.changes[name].value, '+')}" for name in names if name not in unsure)
+    if sizes:
+        further = "other " if len(names) < len(JUDGED) or unsure else ""
+        text += f"No {further}change of {measure_words(judgement.measure)} is established: {sizes}. "
+    needed = _needed_text(verdict) if MEAN in names else ""
+    return f"{text}{_capital(needed)} ({100 * POWER:.0f} % power, {judgement.tests} tests)." if needed else text.strip()
