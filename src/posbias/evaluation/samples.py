@@ -34,7 +34,7 @@ UNJUDGED = {
     "refused": "refused by the server",
     "unfinished": "still within thoughts",
     "empty": "empty",
-    "unread": "without what the task's rule judges (a verdict, letter, number or call)",
+    "unread": "without what the task's rule judges (a verdict, letter, number, day, value or call)",
 }
 """Reasons why there is no answer to judge. Prompts of the first two are left out, answers of the others are wrong."""
 LEFT_OUT = ("too_long", "refused")
@@ -101,6 +101,7 @@ def requests_of(samples: Sequence[Sample], task: LanguageTask, options: Evaluate
             passages=example.passages,
             fixed_order=task.fixed_order,
             own_control=example.own_control,
+            schema=task.answer_rule.schema,
         )
         for sample in samples
         for example in sample.examples

@@ -39,7 +39,7 @@ _TURN = re.compile(
     re.IGNORECASE,
 )
 """What may take back all before it: `back` unless it is told again, the others if another value is named behind."""
-REASON = re.compile(r"\W+(?:because|since|as)\b")
+REASON = re.compile(r"(?<=\w)\W+(?:because|since|as)\b")
 _FENCED = re.compile(r"^[ \t]*(```|~~~)[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 _FURTHER = re.compile(r"(?<=\S)\s*\n[^\w\n]*(?:question|problem|user|human|q)\s*\d*\s*:", re.IGNORECASE)
 _STYLE = re.compile(
@@ -54,6 +54,8 @@ _MARK = re.compile(
     rf'|"(?:{_TAGS})"\s*:\s*("[^"]*"|[^",}}\]\n]*)|^[ \t]*\#\#\#\#(?P<heading>[^\n]*)$',
     re.IGNORECASE | re.MULTILINE,
 )
+_NEAR = 200
+"""Characters around a mark in which its clause is looked for."""
 _LABEL = re.compile(rf"(?<![^\W_])(?:{ANSWER})(?:\s+\w+){{0,5}}?(?:\s*(?:\b(?:is|be)\b|[:=]))+[\s(\"]*", re.IGNORECASE)
 _ODD = (
     r"(?:(?P<odd>\b(?:before|after|than|least|most|or|from|between|either)\s+(?:the\s+)?|(?<![=>-])[<>≤≥]\s*)"
@@ -106,7 +108,8 @@ def bodies(text: str) -> list[str]:
 
 def plain(text: str) -> str:
     """A text without the decoration of Markdown and LaTeX, up to a further question; marks and `$` stay."""
-    return _STYLE.sub(lambda style: style[1] or style[2] or "", _FURTHER.split(text)[0].translate(_SIGNS))
+    bare = _STYLE.sub(lambda style: style[1] or style[2] or "", _FURTHER.split(text)[0].translate(_SIGNS))
+    return re.sub(r"(\s)\1+", r"\1", bare)  # some models end in blanks without end
 
 
 def clauses(text: str) -> list[str]:
@@ -117,7 +120,8 @@ def clauses(text: str) -> list[str]:
 def marked(text: str) -> Iterator[tuple[str, bool]]:
     """What stands in marks that the clause around does not deny, with True if it may as well be a heading."""
     for match in _MARK.finditer(text):
-        around = _CLAUSE_ENDS.split(text[: match.start()])[-1] + "." + _CLAUSE_ENDS.split(text[match.end() :])[0]
+        before, behind = text[max(0, match.start() - _NEAR) : match.start()], text[match.end() : match.end() + _NEAR]
+        around = _CLAUSE_ENDS.split(before)[-1] + "." + _CLAUSE_ENDS.split(behind)[0]
         if not UNSURE.search(around.strip()):
             inside = next(match[group] for group in (1, 2, 4, 5, 6) if match[group] is not None)
             yield inside.strip(' "'), match["heading"] is not None

@@ -330,9 +330,9 @@ class Verdict(NamingRule):
     begins: ClassVar[bool] = False
 
     @property
-    def schema(self) -> Mapping[str, Any]:
+    def schema(self) -> Mapping[str, Any] | None:
         """A letter, or a tie."""
-        return {"type": "string", "enum": ["A", "B", TIE]}
+        return None if self.pattern else {"type": "string", "enum": ["A", "B", TIE]}
 
     def read(self, text: str) -> str | None:
         """A, B, `TIE`, or None."""
@@ -352,9 +352,10 @@ class FirstRanked(NamingRule):
     begins: ClassVar[bool] = False
 
     @property
-    def schema(self) -> Mapping[str, Any]:
+    def schema(self) -> Mapping[str, Any] | None:
         """All letters in an order."""
-        return {"type": "array", "items": {"type": "string", "enum": [*LETTERS[: self.responses]]}}
+        letters = {"type": "string", "enum": [*LETTERS[: self.responses]]}
+        return None if self.pattern else {"type": "array", "items": letters}
 
     def read(self, text: str) -> str | None:
         """A letter, `TIE`, or None."""

@@ -32,8 +32,7 @@ _LEADING_WORDS = (
     rf"|{ANSWER}|{{words}})\b[^\w✗✘❌✖¬≠]*)*"
 )
 _DENIED = re.compile(r"\b(?:wrong|incorrect|false|not (?:correct|right|what|the))\b|\bno\W*\Z", re.IGNORECASE)
-_OPTIONS = re.compile(r"[^\n]*\b([A-J])[.):]\s[^\n]*\b(?!\1)[A-J][.):]\s[^\n]*")
-"""A line that lists several options."""
+_OPTION = re.compile(r"\b([A-J])[.):]\s")
 _COPIED = re.compile(r"^\W*([A-J])[.):]\s[^\n]*\n\W*([A-J])\W*\Z", re.MULTILINE)
 """What may be the next of several options, cut off: "A. Oslo" with "B." in the line below."""
 _OUTCOMES = {"A": "A", "B": "B", "C": TIE, "TIE": TIE, "DRAW": TIE}
@@ -105,7 +104,9 @@ def letter_in(text: str, letters: str, *, judged: bool = False) -> str | None:
         lines = [line for line in text.splitlines() if line.strip()] or [""]
         told = [outcome for line in [*lines, _SENTENCE.split(text.rstrip(" .!;\n"))[-1]] if (outcome := alone(line))]
         on_top = told if alone(lines[-1]) else []
-        for clause in clauses(_OPTIONS.sub("", text)):
+        for clause in clauses(
+            "\n".join(line for line in lines if len({*_OPTION.findall(line)}) < 2)
+        ):  # none that lists
             told = told + [_letter(match) for form in forms.told for match in form.finditer(clause)]
         begun = forms.leading.match(text)
         if begun and not _DENIED.search(lines[0]) and {*forms.mention.findall(text[begun.end() :])} <= {_letter(begun)}:
