@@ -54,7 +54,7 @@ def test_a_server_is_asked_for_the_schema_of_the_rule(task: str, value: Any, sch
 def test_a_server_that_pays_no_heed_is_read_as_any() -> None:
     with stand_in(lambda index, path, body: chat("It may be A or B.")) as server:
         found = evaluate(ServerResponder(server.address, "m", STRUCTURED), "multiple_choice()", options=OPTIONS)
-    assert {row["reason"] for row in found.unjudged} == {"unread"}
+    assert {row.reason for row in found.unjudged} == {"unread"}
 
 
 def test_what_cannot_be_structured_is_refused_in_one_line() -> None:

@@ -39,7 +39,7 @@ _TURN = re.compile(
     re.IGNORECASE,
 )
 """What may take back all before it: `back` unless it is told again, the others if another value is named behind."""
-REASON = re.compile(r"(?<=\w)\W+(?:because|since|as)\b")
+REASON = re.compile(r"(?<=\w)\W+(?:because|since)\b")
 _FENCED = re.compile(r"^[ \t]*(```|~~~)[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 _FURTHER = re.compile(r"(?<=\S)\s*\n[^\w\n]*(?:question|problem|user|human|q)\s*\d*\s*:", re.IGNORECASE)
 _STYLE = re.compile(
@@ -88,6 +88,8 @@ _DAY = re.compile(
 )
 _ENDED = re.compile(r'\s*(?:\Z|\n|[.;]\s*(?:\Z|\n)|,\s*"[^"]*"\s*:)')
 """What may follow a value of JSON: nothing, a line, the next field of its object."""
+_LONGEST_LITERAL = 1000
+"""Characters of a literal; the parser of Python breaks off the process at some of 50,000."""
 _BARE = re.compile(r"[\w'.-]+(?: [A-Z0-9][\w'.-]*)*")
 """A name as it may stand for a text in JSON."""
 
@@ -164,12 +166,14 @@ def json_in(text: str) -> tuple[Any, Any] | None:
         if begun and _ENDED.match(begun[1]):
             told += [begun, *filter(None, map(_decoded, begun[1].splitlines()[1:]))]
             continue
-        with (
-            warnings.catch_warnings(action="ignore"),
-            suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError),
-        ):
-            told.append((ast.literal_eval(first_line(body).strip("`")), ""))
-            continue
+        line = first_line(body).strip("`")
+        if len(line) <= _LONGEST_LITERAL:
+            with (
+                warnings.catch_warnings(action="ignore"),
+                suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError),
+            ):
+                told.append((ast.literal_eval(line), ""))
+                continue
         end = 0
         for begin in re.finditer(r"[\[{]", body):
             if begin.start() >= end and (found := _decoded(body[begin.start() :])):

@@ -31,7 +31,9 @@ _LEADING_WORDS = (
     r"|response|assistant|output|option|model|candidate|choice|verdict|decision|preference|judge?ment"
     rf"|{ANSWER}|{{words}})\b[^\w✗✘❌✖¬≠]*)*"
 )
-_DENIED = re.compile(r"\b(?:wrong|incorrect|false|not (?:correct|right|what|the))\b|\bno\W*\Z", re.IGNORECASE)
+_DENIED = re.compile(
+    r"\b(?:wrong|incorrect|false|not (?:correct|right|what|the|in|mentioned|stated))\b|\bno\W*\Z", re.IGNORECASE
+)
 _OPTION = re.compile(r"\b([A-J])[.):]\s")
 _COPIED = re.compile(r"^\W*([A-J])[.):]\s[^\n]*\n\W*([A-J])\W*\Z", re.MULTILINE)
 """What may be the next of several options, cut off: "A. Oslo" with "B." in the line below."""
@@ -59,6 +61,7 @@ def _forms(letters: str, judged: bool) -> _Forms:
     )
     best = rf"best(?:\s+(?:response|answer|one|choice|option))?{ends}"
     labels = "verdict|winner|preference|decision|judge?ment" if judged else f"{ANSWER}|option|choice|letter"
+    said: tuple[str, ...]
     if judged:  # options of a question are letters, too: only responses are called right
         said = (
             rf"\b(?i:response|assistant|model|candidate)\s+{letter}\s+{_ADVERBS}"
@@ -104,9 +107,8 @@ def letter_in(text: str, letters: str, *, judged: bool = False) -> str | None:
         lines = [line for line in text.splitlines() if line.strip()] or [""]
         told = [outcome for line in [*lines, _SENTENCE.split(text.rstrip(" .!;\n"))[-1]] if (outcome := alone(line))]
         on_top = told if alone(lines[-1]) else []
-        for clause in clauses(
-            "\n".join(line for line in lines if len({*_OPTION.findall(line)}) < 2)
-        ):  # none that lists
+        telling = [line for line in lines if len({*_OPTION.findall(line)}) < 2]  # one with more lists the options
+        for clause in clauses("\n".join(telling)):
             told = told + [_letter(match) for form in forms.told for match in form.finditer(clause)]
         begun = forms.leading.match(text)
         if begun and not _DENIED.search(lines[0]) and {*forms.mention.findall(text[begun.end() :])} <= {_letter(begun)}:
