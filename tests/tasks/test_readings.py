@@ -13,6 +13,7 @@ from posbias.tasks.language.verdict_parsing import TIE, first_ranked, letter_in
 
 # fmt: off
 LETTER_FORMS = [
+    "**Final Answer**\n@. Oslo", "### Answer:\n\n(@) Oslo", "**Answer**\n@ because the text says so.",
     "@", " @\n", "@.", "(@)", "@) Oslo", "@. Oslo", "**@**", "`@`", "__@__", "$@$", "\\text{@}", "- @", "@!",
     "@ — Oslo", "Answer: @", "**ANSWER: @**", "ANSWER: **@**", "**Answer:** @", "**Answer**: **@**", "ANSWER: $@$",
     "Answer - @", "Answer\n@", "Answer: (@) Oslo", "Answer: @. Oslo", "The answer is: @", "Final answer: @",
@@ -39,6 +40,7 @@ NO_LETTER = [
     "**A**\n\nActually, that is wrong.", "A as well as B", "A. Oslo: not in the text.",
 ]
 NUMBER_FORMS = [
+    "3 boxes hold 4.\n\n**Answer:**\n@ pens",
     "@", " @\n", "@.", "**@**", "`@`", "$@$", "\\(@\\)", "= @", "3 * 4 = @", "@ pens", "@ €", "@%", "It is @, not 5.",
     "#### @", "3 * 4 = 7\n#### @", "\\boxed{@}", "$\\boxed{@ \\text{ pens}}$", "<answer>@</answer>", '{"answer": @}',
     "Answer: @", "**Answer:** @", "ANSWER: **@**", "Answer: 2 * 9 = @", "The answer is @ because 3 boxes hold 4.",

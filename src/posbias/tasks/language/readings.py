@@ -57,6 +57,8 @@ _MARK = re.compile(
 _NEAR = 200
 """Characters around a mark in which its clause is looked for."""
 _LABEL = re.compile(rf"(?<![^\W_])(?:{ANSWER})(?:\s+\w+){{0,5}}?(?:\s*(?:\b(?:is|be)\b|[:=]))+[\s(\"]*", re.IGNORECASE)
+_HEADING = re.compile(rf"^[^\w\n]*(?:\w+ )?({ANSWER})[^\w\n]*\n", re.IGNORECASE | re.MULTILINE)
+"""An answer's name in a line of its own: a label of the next line."""
 _ODD = (
     r"(?:(?P<odd>\b(?:before|after|than|least|most|or|from|between|either)\s+(?:the\s+)?|(?<![=>-])[<>≤≥]\s*)"
     r"|\b(?P<not>not)\s+)?"
@@ -111,7 +113,8 @@ def bodies(text: str) -> list[str]:
 def plain(text: str) -> str:
     """A text without the decoration of Markdown and LaTeX, up to a further question; marks and `$` stay."""
     bare = _STYLE.sub(lambda style: style[1] or style[2] or "", _FURTHER.split(text)[0].translate(_SIGNS))
-    return re.sub(r"(\s)\1+", r"\1", bare)  # some models end in blanks without end
+    bare = re.sub(r"(\s)\1+", r"\1", bare)  # some models end in blanks without end
+    return _HEADING.sub(r"\1: ", bare)
 
 
 def clauses(text: str) -> list[str]:
