@@ -165,7 +165,7 @@ class Judgement(LanguageTask):
 
         Either is None otherwise; `tie` only if there is no verdict that can be read.
         """
-        verdict = None if text is None else self.answer_rule.named(text)
+        verdict = None if text is None else self.answer_rule.read(text)
         named = verdict is not None and verdict != TIE
         return {
             "first_pick": float(verdict == LETTERS[0]) if named else None,
@@ -233,7 +233,7 @@ class Listwise(Judgement):
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`first_pick` and `tie`, as for pairs, and `chosen`: the slot that is ranked first."""
-        verdict = None if text is None else self.answer_rule.named(text)
+        verdict = None if text is None else self.answer_rule.read(text)
         slot = None if verdict is None or verdict == TIE else float(LETTERS.index(verdict))
         return {**super().noted(text), "chosen": slot}
 
