@@ -30,7 +30,7 @@ NEUTRAL = {
     "first_tenth": Interval(0.1, 0.08, 0.12),
     "middle_tenth": Interval(0.1, 0.08, 0.12),
     "last_tenth": Interval(0.1, 0.08, 0.12),
-    "last_token": Interval(0.016, 0.012, 0.02),
+    "last_token": Interval(0.01, 0.008, 0.012),
     "first_over_middle": Interval(0.0, -0.02, 0.02),
     "last_over_middle": Interval(0.0, -0.02, 0.02),
     "minimum_position": Interval(math.nan, -math.inf, math.inf),
