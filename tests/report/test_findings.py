@@ -276,7 +276,7 @@ def test_the_verdict_states_the_last_position_before_training_where_it_has_more_
         start = replace(first, name="initialised", summaries={"jacobian": NEUTRAL | {"last_token": last}})
         told[name] = [line for line in verdict_of(replace(run, subjects=(first, start))) if "alone" in line]
     assert told == {
-        "anchor": ["Before training its last position alone had 16 % [15, 17] of the influence (even share: 1 %)."],
+        "anchor": ["Before training its last position alone had 16 % [15, 17] of the influence; an even share is 1 %."],
         "even": [],
     }
 

@@ -142,13 +142,14 @@ def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
         return
     gap, _ = _gaps(start, kind)
     n_units, last = start.measured[kind].n_independent, _summary(start, kind)["last_token"]
-    sign, even = decided(gap, n_units), 1 / start.n_positions
+    sign = decided(gap, n_units)
     if sign:
         favoured = "end" if sign > 0 else "beginning"
         also = ", too," if favoured == end else ""
         yield f"Before training, with random weights, it favoured the {favoured}{also} by {_points(gap, sign)}."
-    if n_units >= UNITS_FOR_CLAIM and last.low > even:
-        yield f"Before training its last position alone had {_percent(last)} of the influence (even share: {PERCENT * even:.2g} %)."
+    if n_units >= UNITS_FOR_CLAIM and last.low > 1 / start.n_positions:
+        even = f"an even share is {PERCENT / start.n_positions:.2g} %"
+        yield f"Before training its last position alone had {_percent(last)} of the influence; {even}."
 
 
 def _advice(view: ProfileRun) -> str:
