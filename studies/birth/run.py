@@ -29,7 +29,15 @@ from posbias.theory.mean_field.bins import Kernel, unit_bins
 from posbias.theory.mean_field.prediction import resolve_level
 from posbias.theory.mean_field.recursion import Forward, Level, Setting, input_kernel, run_backward, run_forward
 from posbias.theory.mean_field.sampled import SampledHeads
-from posbias.theory.mean_field.spec import AttentionSpec, LinearSpec, MeanFieldSpec, MlpSpec, NormSpec, with_norms
+from posbias.theory.mean_field.spec import (
+    AttentionSpec,
+    LayerSpec,
+    LinearSpec,
+    MeanFieldSpec,
+    MlpSpec,
+    NormSpec,
+    with_norms,
+)
 
 HERE = Path(__file__).resolve().parent
 N, HEADS, PROBES = 256, 32, 2
@@ -60,8 +68,8 @@ def _bloom(width: int, depth: int, heads: int) -> transformers.BloomConfig:
     return transformers.BloomConfig(**VOCABULARY, hidden_size=width, n_layer=depth, n_head=heads)
 
 
-def _mpt(width: int, depth: int, heads: int, **more: Any) -> transformers.MptConfig:
-    return transformers.MptConfig(**VOCABULARY, d_model=width, n_layers=depth, n_heads=heads, **more)
+def _mpt(width: int, depth: int, heads: int) -> transformers.MptConfig:
+    return transformers.MptConfig(**VOCABULARY, d_model=width, n_layers=depth, n_heads=heads)
 
 
 def _granite(width: int, heads: int, inner: int, logits: float, keys: int = 8) -> transformers.GraniteConfig:
@@ -209,18 +217,6 @@ def gains(spec: MeanFieldSpec, forward: Forward, level: Level, setting: Setting)
     return np.array(values)
 
 
-def in_squares(gained: Float64[np.ndarray, "layer"], n_positions: int) -> Float64[np.ndarray, "n_positions"]:
-    """The published walk with energies for masses: p_j^2 ~ sum_k e_k(gains) (C^k)_(last, j)^2, C uniform and causal."""
-    steps = np.poly1d([1.0])
-    for gain in gained:
-        steps *= np.poly1d([gain, 1.0])
-    row, energies = np.eye(n_positions)[-1], np.zeros(n_positions)
-    for count in steps.coeffs[::-1]:
-        energies += count * row**2
-        row = np.cumsum((row / np.arange(1, n_positions + 1))[::-1])[::-1]
-    return Profile.normalised(np.sqrt(energies)).influence
-
-
 def mixings(forward: Forward) -> Float64[np.ndarray, "layer"]:
     """|a| / (|x| + |a|) of each attention branch, the mean over positions."""
     values = []
@@ -264,13 +260,11 @@ class Born:
         trials = [continuous_profile(n_positions, np.full(depth, trial)) for trial in TRIAL_MIXINGS]
         fits = np.array([float(wasserstein(trial, self.influence)) for trial in trials])
         fitted = float(TRIAL_MIXINGS[fits.argmin()])
-        squares = in_squares(self.gains, n_positions) if np.isfinite(self.gains).all() else np.full(n_positions, np.nan)
         exact = closed_form(n_positions, np.arange(n_positions), self.mixings)
         return {
             **shares(self.influence),
             "layers": depth,
             "width": self.spec.width,
-            "gain": float(self.gains.sum()),
             "first_gain": float(self.gains[0]),
             "mixing": float(self.mixings.mean()),
             "atom": float(np.prod(1 - self.mixings)),
@@ -278,8 +272,6 @@ class Born:
             "fitted_mixing": fitted,
             "fitted_atom": float((1 - fitted) ** depth),
             "w1_fitted": float(fits.min()),
-            "w1_squares": float(wasserstein(squares, self.influence)),
-            "last_token_squares": float(squares[-1]),
             "w1_flat": float(wasserstein(np.full(n_positions, 1 / n_positions), self.influence)),
         }
 
@@ -338,6 +330,18 @@ def _without_mlp(spec: MeanFieldSpec) -> MeanFieldSpec:
     return replace(spec, layers=tuple(replace(layer, mlp=None) for layer in spec.layers))
 
 
+def _attending(spec: MeanFieldSpec, other: MeanFieldSpec) -> MeanFieldSpec:
+    """A description with the masks and encodings of another's heads."""
+    given = other.layers[0].attention
+    assert given is not None
+
+    def attention(layer: LayerSpec) -> AttentionSpec:
+        assert layer.attention is not None
+        return replace(layer.attention, groups=given.groups)
+
+    return replace(spec, layers=tuple(replace(layer, attention=attention(layer)) for layer in spec.layers))
+
+
 def variations() -> dict[tuple[str, str, str], Callable[[], MeanFieldSpec]]:
     """Base, what is changed, its value: one thing at a time."""
     bases: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
@@ -363,8 +367,8 @@ def variations() -> dict[tuple[str, str, str], Callable[[], MeanFieldSpec]]:
         rows["Qwen2 0.5B", "width", str(width)] = lambda w=width, h=heads: describe(
             _qwen2(w, 24, h, int(w * 4864 / 896))
         )
-    for alibi in (True, False):
-        rows["MPT 125M", "ALiBi", str(alibi)] = lambda a=alibi: describe(_mpt(768, 12, 12, attn_config={"alibi": a}))
+    rows["MPT 125M", "ALiBi", "with"] = lambda: describe(_mpt(768, 12, 12))
+    rows["MPT 125M", "ALiBi", "without"] = lambda: _attending(describe(_mpt(768, 12, 12)), describe(_gpt2(768, 1, 12)))
     return rows
 
 

@@ -10,6 +10,8 @@ from posbias.comparison.metrics import wasserstein
 from posbias.theory.mean_field import mean_field
 
 STUDY = Path(__file__).parents[2] / "studies" / "birth"
+NOISE = 0.005
+"""Of a share where heads are sampled."""
 SHOWN = ("first_tenth", "middle_tenth", "last_tenth", "last_token")
 
 
@@ -30,19 +32,38 @@ def thousandths(text: str) -> str:
     return f"{float(text):.3f}".removeprefix("0")
 
 
-def test_the_page_has_every_model_and_variation_of_the_files(study):
+def test_the_page_has_every_model_and_measurement_of_the_files(study):
     page = (STUDY / "README.md").read_text()
     models = rows("mean_field")
-    assert len(models) == 28
+    assert [row["model"] for row in models] == [name for family in study.MODELS.values() for name in family]
     for family in study.MODELS:
         pairs = [row for row in models if row["family"] == family]
-        names = ", ".join(row["model"] for row in pairs)
-        cells = [" / ".join(thousandths(row[share]) for row in pairs) for share in SHOWN]
-        assert f"| {names} | {' | '.join(cells)} |" in page
+        cells = ["/".join(thousandths(row[share]) for row in pairs) for share in SHOWN]
+        assert f" | {' | '.join(cells)} |" in page
+    assert {row["model"] for row in rows("measured")} == set(study.MEASURED)
     for row in rows("measured"):
-        shown = [row[f"{share}{end}"] for share in SHOWN for end in ("", "_low", "_high")]
-        cells = ["{} [{}, {}]".format(*map(thousandths, shown[first : first + 3])) for first in range(0, 12, 3)]
-        assert f"| {row['model']} | {' | '.join(cells)} | {thousandths(row['w1_mean_field'])} |" in page
+        first, last = (
+            "{} [{}, {}]".format(*(thousandths(row[f"{share}{end}"]) for end in ("", "_low", "_high")))
+            for share in ("first_tenth", "last_token")
+        )
+        between = "/".join(thousandths(row[share]) for share in SHOWN[1:3])
+        assert f"| {row['model']} | {first} | {between} | {last} |" in page
+
+
+def test_the_page_counts_what_the_file_has():
+    shares = [{name: float(row[name]) for name in SHOWN} for row in rows("mean_field")]
+    page = " ".join((STUDY / "README.md").read_text().split())
+    leads = [row["first_tenth"] - row["last_tenth"] for row in shares]
+    beginning, end = sum(lead > NOISE for lead in leads), sum(lead < -NOISE for lead in leads)
+    assert f"in {beginning} the beginning leads, in {end} the end" in page
+    both = sum(min(row["first_tenth"], row["last_tenth"]) > row["middle_tenth"] + NOISE for row in shares)
+    assert f"both ends exceed the middle in {both} of {len(shares)} published shapes" in page
+
+
+def test_the_variations_are_those_of_the_script(study):
+    assert [tuple(row[name] for name in ("base", "varied", "value")) for row in rows("variations")] == [
+        *study.variations()
+    ]
 
 
 @pytest.mark.parametrize("position_table", [True, False])
