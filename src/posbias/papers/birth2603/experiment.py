@@ -238,8 +238,8 @@ def _distance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _shape_table(shapes: Sequence[Mapping[str, Any]]) -> Table:
-    header = ["model", "tokens", "first tenth", "interior recency", "flat", "last minus middle tenth", "last position"]
-    header += ["minimum at", "middle / flat", "mixing", "fitted"]
+    header = ["model", "tokens", "first tenth", "interior recency", "flat", "interior recency minus middle tenth"]
+    header += ["last position", "minimum at", "middle / flat", "mixing", "fitted"]
     names = (("first_tenth", 3), ("interior_recency", 4))
     cells = []
     for row in shapes:
@@ -356,17 +356,22 @@ def _shape(shapes: Sequence[Row]) -> str:
     bends = [row["last_over_middle"] for row in shapes]
     rising = sum(bend["low"] is not None and bend["low"] > 0 for bend in bends)
     falling = sum(bend["high"] is not None and bend["high"] < 0 for bend in bends)
-    primacy = [_value(row, "first_tenth") for row in shapes]
-    interior = [_value(row, "interior_recency") for row in shapes]
-    minima = [_value(row, "minimum_position") for row in shapes]
+    first, middle, last, alone, interior, minima = (
+        [_value(row, name) for row in shapes]
+        for name in ("first_tenth", "middle_tenth", "last_tenth", "last_token", "interior_recency", "minimum_position")
+    )
+    bounds = [(row["middle_tenth"]["high"], row["first_tenth"]["low"], row["last_tenth"]["low"]) for row in shapes]
+    ends = sum(None not in bound and bound[0] < min(bound[1:]) for bound in bounds)
     flat = float(shapes[0]["flat_interior_recency"])
-    verdict = "an L with a spike at the last position, no U"
+    verdict = "an L before the last position, no U"
     if rising:
         verdict = f"a U, spike apart, in {rising} of {len(shapes)}"
     elif falling < len(shapes):
         verdict = "no U shown"
     return (
-        f"U-shape at initialisation: the first tenth holds {_span(primacy, 2)} of the influence (flat line 0.10). "
+        f"U-shape at initialisation: first, middle and last tenth hold {_span(first, 2)}, {_span(middle, 3)} and "
+        f"{_span(last, 3)} of the influence (flat line 0.10), the last position alone {_span(alone, 3)} (flat line "
+        f"{0.1 - flat:.4f}); both ends exceed the middle in {ends} of {len(shapes)} cases, intervals apart. "
         f"Apart from the last position the last tenth holds {_span(interior, 4)} (flat line {flat:.4f}); it lies below "
         f"the middle tenth in {falling} of {len(shapes)} cases and above it in {rising}, intervals excluding zero; the "
         f"interior minimum is at position {_span(minima, 0)}: {verdict}."
