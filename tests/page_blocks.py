@@ -1,27 +1,23 @@
 """The fenced blocks of a page, and running them as a reader would: verbatim and in order, in one empty directory.
 
-`python` blocks of a page share their names. `bash` blocks are run line by line where every line calls posbias, else by
-bash. In `console` and `pycon` blocks what follows a command is its output, numbers aside. A block of another language
-with a second word (```` ```yaml study.yaml ````) is saved under that name. An HTML comment above a fence, which no
-reader sees, marks what is `slow`, or `not run: WHY`. Fences in braces (```` ```{code-cell} ````) are the
-site's, and run by `make docs`.
+`python` blocks of a page share their names. `bash` blocks are run line by line, each in a fresh process, where every
+line calls posbias, else by bash. In `console` and `pycon` blocks what follows a command is its output, numbers aside. A
+block of another language with a second word (```` ```yaml study.yaml ````) is saved under that name. An HTML comment
+above a fence, which no reader sees, marks what is `slow`, or `not run: WHY`. Fences in braces
+(```` ```{code-cell} ````) are the site's, and run by `make docs`.
 """
 
-import io
 import os
 import re
 import shlex
 import subprocess
 import sys
 import traceback
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from posbias.cli import main
+from fresh import run_fresh
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -93,8 +89,8 @@ def run_block(block: Block, names: dict[str, Any]) -> None:
         _run_console(block)
     elif block.language == "bash" and all(_is_plain(command) for command in block.commands):
         for command in block.commands:
-            code, _, error = _run_posbias(command)
-            assert code == 0, f"{block.name}: {command}: {error}"
+            done = run_fresh(command)
+            assert done.returncode == 0, f"{block.name}: {command}: {done.stderr}"
     elif block.language == "bash":
         _run_bash(block)
 
@@ -104,19 +100,6 @@ def _is_plain(command: str) -> bool:
     lexer = shlex.shlex(command, punctuation_chars=True, posix=True)
     words = list(lexer)
     return words[0] == "posbias" and not any(set(word) <= set("();<>|&") for word in words)
-
-
-def _run_posbias(command: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `posbias ...`, run in this process."""
-    out, error = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(error):
-        patch.setattr(sys, "argv", shlex.split(command, comments=True))
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-    return code, out.getvalue(), error.getvalue()
 
 
 def _run_bash(block: Block) -> None:
@@ -130,9 +113,9 @@ def _run_bash(block: Block) -> None:
 def _run_console(block: Block) -> None:
     for piece in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
         command, _, shown = piece.partition("\n")
-        code, out, error = _run_posbias(command)
-        _assert_shown(shown, out + error, block)
-        assert (code != 0) == shown.startswith("posbias: "), f"{block.name}: {error}"
+        done = run_fresh(command)
+        _assert_shown(shown, done.stdout + done.stderr, block)
+        assert (done.returncode != 0) == shown.startswith("posbias: "), f"{block.name}: {done.stderr}"
 
 
 def _run_prompts(block: Block, names: dict[str, Any]) -> None:

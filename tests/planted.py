@@ -21,7 +21,7 @@ from posbias.evaluation.curve import Scores
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
 from posbias.limits import EXAMPLES
 from posbias.mitigation import PromptMitigation
-from posbias.mitigation.judging.judge import SMALLEST, ArmScores, Judgement, JudgeOptions, judge
+from posbias.mitigation.judging.judge import SMALLEST, ArmScores, Judgement, judge
 from posbias.mitigation.judging.verdicts import Verdict
 from posbias.report.mitigate_wording import reasons
 
@@ -77,12 +77,11 @@ def judged(
     count: int,
     generator: np.random.Generator,
     noise: float | None = None,
-    options: JudgeOptions | None = None,
 ) -> Judgement:
     """The judgement of one simulated run; methods are named by their numbers."""
     before, after = planted_scores(planted, count=count, generator=generator, noise=noise)
     tried = [ArmScores(str(number), scores) for number, scores in enumerate(after)]
-    return judge(before, tried, positions=range(len(planted.curve)), options=options)
+    return judge(before, tried, positions=range(len(planted.curve)))
 
 
 def trial_record(
@@ -100,12 +99,11 @@ def reasons_of(verdict: Verdict, *, measure: str = "accuracy", smallest: float =
 def verdict_rates(
     planted: Planted, *, count: int, runs: int, seed: int = 0, noise: float | None = None
 ) -> dict[str, float]:
-    """Share of `runs` simulated runs in which any method gets each verdict; without smallest detectable rises."""
-    options = JudgeOptions(draws=0)
+    """Share of `runs` simulated runs in which any method gets each verdict."""
     generator = np.random.default_rng(seed)
     found: Counter[str] = Counter()
     for _ in range(runs):
-        run = judged(planted, count=count, generator=generator, noise=noise, options=options)
+        run = judged(planted, count=count, generator=generator, noise=noise)
         found.update({verdict.verdict for verdict in run.verdicts})
     return {verdict: number / runs for verdict, number in found.items()}
 

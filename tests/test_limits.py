@@ -26,7 +26,6 @@ from posbias.evaluation.responders import LocalOptions, ServerOptions
 from posbias.measurement.outputs import PassOptions
 from posbias.mitigation import MITIGATIONS
 from posbias.mitigation.fitting.channel_search import ChannelOptions
-from posbias.mitigation.judging.judge import JudgeOptions
 from posbias.runs.engines import Local
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
@@ -57,7 +56,6 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "mitigate: documents": lambda n: MitigateOptions(documents=n),
     "mitigate: length": lambda n: MitigateOptions(length=n),
     "fit: steps": lambda n: FitOptions(steps=n),
-    "judge: draws": lambda n: JudgeOptions(draws=n),
     "fit_channel: channels": lambda n: ChannelOptions(channels=n),
     "fit_channel: finalists": lambda n: ChannelOptions(finalists=n),
     "attention_sorting: rounds": lambda n: MITIGATIONS.parse(f"attention_sorting(rounds={n})"),

@@ -43,6 +43,7 @@ FOOTER = """
 - *Theorem 5.5.* Checked up to finite depth. Under harmonic mixing collapse is slow.
 - *Rates.* A product of lower-triangular kernels decays at position j at the rate of its slowest diagonal among the
   positions j ... i.
+- *2603.10123, claim 4.* Leaves out the last token ([study](../birth/README.md)).
 """
 
 

@@ -1,45 +1,38 @@
-"""How many samples an effect takes: the table of docs/mitigate.md, which shows no method that draws anew; a minute.
+"""How many samples decide: the table of docs/mitigate.md, which shows no method that draws anew; seconds.
 
 Run it as `PYTHONPATH=tests python studies/mitigation/power.py`. Answers are drawn as a model gives them that is right
-in .8, .5, .3, .5, .7 of cases at five positions, under methods without effect; given is the smallest rise that `posbias
-mitigate` would find with 80 % power, mean over runs. How alike answers are before and after a method is an assumption:
-drawn with the same luck in .7 of cases, or in none. If in none, a rise of the mean by .10 is found with 40 samples in
-.33 [.25, .41] of runs.
+in .8, .5, .3, .5, .7 of cases at five positions, under methods without effect; given is the number of samples by which
+`posbias mitigate` would find a rise of the mean in 80 % of runs, mean over runs of 40 samples. How alike answers are
+before and after a method is an assumption: drawn with the same luck in .7 of cases, or in none.
 """
 
 import numpy as np
 
-from planted import Planted, judged
-from posbias.evaluation.changes import MEAN, WORST
+from planted import Planted, planted_scores
+from posbias.evaluation.changes import samples_for
 
 CURVE = (0.8, 0.5, 0.3, 0.5, 0.7)
 RUNS = 40
 
 
-def found(count: int, n_methods: int, agreement: float = 0.7) -> tuple[float, float]:
-    """For the mean and for the worst position."""
-    planted, generator = Planted(CURVE, (CURVE,) * n_methods, agreement=agreement), np.random.default_rng(0)
-    each = []
+def needed(rise: float, n_methods: int, agreement: float = 0.7) -> float:
+    """Samples, mean over runs; every method has two tests."""
+    planted, generator = Planted(CURVE, (CURVE,), agreement=agreement), np.random.default_rng(0)
+    found = []
     for _ in range(RUNS):
-        changes = judged(planted, count=count, generator=generator).verdicts[0].changes
-        each.append([changes[endpoint].detectable for endpoint in (MEAN, WORST)])
-    mean, worst = np.array(each, dtype=float).mean(axis=0)
-    return float(mean), float(worst)
+        before, (after,) = planted_scores(planted, count=40, generator=generator)
+        found.append((samples_for(before, after, rise, 2 * n_methods) or (0.0, 0))[1])
+    return float(np.mean(found))
 
 
-def row(count: int) -> str:
-    """Of the table: one method, and in brackets five; then one method that draws every answer anew."""
-    (mean, worst), (of_five, worst_of_five), anew = found(count, 1), found(count, 5), found(count, 1, agreement=0.0)
-    shown = f"{_short(mean)} ({_short(of_five)}) | {_short(worst)} ({_short(worst_of_five)})"
-    return f"| {count} | {shown} | {_short(anew[0])}; {_short(anew[1])} |"
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}".removeprefix("0") if np.isfinite(value) else "none in some runs"
+def row(rise: float) -> str:
+    """Of the table: one method, and in brackets five; then methods that draw every answer anew."""
+    shown = [f"{needed(rise, 1, agreement):.0f} ({needed(rise, 5, agreement):.0f})" for agreement in (0.7, 0.0)]
+    return f"| {f'{rise:.2f}'.removeprefix('0')} | {shown[0]} | {shown[1]} |"
 
 
 if __name__ == "__main__":
-    print("| samples | mean, one method (five) | worst position, one method (five) | drawn anew: mean; worst |")
-    print("|---:|---:|---:|---:|")
-    for count in (20, 40, 80, 160):
-        print(row(count))
+    print("| rise of the mean | samples, one method (five) | drawn anew |")
+    print("|---:|---:|---:|")
+    for rise in (0.05, 0.10, 0.15, 0.20, 0.30):
+        print(row(rise))

@@ -155,25 +155,22 @@ def forms_sheet(rows: list[dict[str, Any]]) -> str:
 
 
 def summary(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
-    """Markdown: by length and kind of text in how many cells the target is met, and the range of some distances."""
-    lines = _head("N", "text", "target met", *columns.values())
-    for n_positions, text in sorted({(row["n_positions"], row["text"]) for row in rows}):
-        own = [row for row in rows if (row["n_positions"], row["text"]) == (n_positions, text)]
-        met = sum(row["meets_target"] for row in own)
+    """Markdown: by kind of text and for each length in how many cells the target is met, and ranges of distances."""
+    lines = _head("text", "target met", *columns.values())
+    for text in sorted({row["text"] for row in rows}):
+        own = [row for row in rows if row["text"] == text]
+        lengths = sorted({row["n_positions"] for row in own})
+        met = [[row["meets_target"] for row in own if row["n_positions"] == length] for length in lengths]
         values = [[row[name]["value"] for row in own] for name in columns]
         ranges = " | ".join(f"{min(each):.3f} to {max(each):.3f}" for each in values)
-        lines.append(f"| {n_positions} | {text} | {met} of {len(own)} | {ranges} |")
+        told = f"{sum(map(sum, met))} of {len(own)} ({', '.join(str(sum(each)) for each in met)})"
+        lines.append(f"| {text} | {told} | {ranges} |")
     return "\n".join(lines)
 
 
 def tables_of(record: Record) -> dict[str, str]:
     """The page's tables by the names of their markers."""
-    power = {"theory": "power rollout", "flat": "uniform baseline"}
-    shared = {"theory": "with a shared direction", "power": "power rollout"}
-    return {
-        "verdicts": summary(record.scalars["rows"], power),
-        "shared": summary(record.scalars["shared"], shared),
-    }
+    return {"verdicts": summary(record.scalars["rows"], {"theory": "power rollout", "flat": "uniform baseline"})}
 
 
 def sheets_of(record: Record) -> dict[str, str]:

@@ -64,7 +64,7 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
         np.testing.assert_array_equal(below.tables["correct"], result.correct[length])
         assert (out / f"length-{length}" / "outputs.jsonl").exists()
     assert "length-300/report.html" in (out / "report.html").read_text()
-    again = posbias("evaluate", long_llama, *flags, "--resume", "--json", "--require", "worst>=0")
+    again = posbias("evaluate", long_llama, *flags, "--resume", "--json", "--require", "effective_length>=0")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["scalars"]["effective_length"]["threshold"] == 0.8
 
@@ -101,12 +101,12 @@ def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, 
     shutil.copytree(long_llama, other)
     done = posbias("evaluate", long_llama, other, *FLAGS, "--out", out, "--require", "worst>=0.5")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("posbias: Required worst>=0.5 is not met: 0.000 [")
-    assert "(accuracy, long-llama)" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("posbias: Required worst>=0.5 is not met: ")
+    assert "cut off before what the task's rule reads was complete (long-llama)" in " ".join(done.stderr.split())
     result = pb.load_record(out)
     assert [entry.name for entry in result.compared] == ["long-llama", "other"]
     assert result.n_samples == 7
-    assert "No difference between" in result.verdict[0]
+    assert "No difference between" in result.verdict[-1]
     for name in ("long-llama", "other"):
         assert (out / name / "report.html").exists()
         assert f"{name}/report.html" in (out / "report.html").read_text()
@@ -177,6 +177,32 @@ def test_several_servers_are_asked_the_same_samples(posbias, tmp_path):
     assert "worse at worst" in result.verdict[0]
     addresses = [server.address.partition("//")[2] for server in (good, bad)]
     assert [entry.name for entry in result.compared] == [f"m at {address}/v1" for address in addresses]
+
+
+def test_a_gate_fails_where_answers_decide_nothing_and_the_record_says_so(posbias, tmp_path):
+    def answered(index, _path, body):
+        status, headers, content = chat("Let me look at all passages: the first", tokens=body["max_tokens"])
+        return status, headers, content
+
+    with stand_in(answered) as server:
+        flags = ["--server", server.address, "--served-model", "m", "--task", "key_value(pairs=3)", "--no-score"]
+        flags += ["--count", 8, "--require", "spread<=0.3", "--out", tmp_path / "run", "--json"]
+        done = posbias("evaluate", *flags)
+        refused = posbias("evaluate", *flags[:-5], "--require", "worst>=80")
+    assert done.returncode == 1
+    reason = (
+        "24 of 24 answers cannot be judged, more than 10%: 24 cut off before what the task's rule reads was complete"
+    )
+    assert done.stderr.splitlines()[-1] == f"posbias: Required spread<=0.3 is not met: {reason} (m)."
+    printed = json.loads(done.stdout)
+    stored = json.loads((tmp_path / "run" / "record.json").read_text())
+    for scalars in (printed["scalars"], stored["scalars"]):
+        required = scalars["requirement"]
+        assert [required[name] for name in ("text", "met", "low", "high")] == ["spread<=0.3", False, None, None]
+        assert scalars["verdict"][0] == f"No conclusion from the generated answers: {reason}."
+    assert printed["verdict"] == stored["scalars"]["verdict"]
+    assert refused.returncode == 2
+    assert "require worst>=80: accuracies lie in 0 ... 1, and so must the bound" in refused.stderr
 
 
 def test_repeats_tell_a_judges_noise_from_its_slot(posbias, tmp_path):

@@ -174,8 +174,10 @@ DOCUMENTS = {
     "100,000 objects in each other": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     "deep in a field of no interest": spoken(extra=', "x": ' + "[" * 50_000 + "]" * 50_000),
     "a finish that is a number": spoken(extra=', "finish_reason": 3'),
-    "a count of 400 digits": spoken(usage=f'{{"prompt_tokens": {DIGITS}}}'),
     "a count of 10,000 digits": spoken(usage=f'{{"prompt_tokens": {"1" * 10_000}}}'),
+}
+COUNTS = {
+    "a count of 400 digits": spoken(usage=f'{{"prompt_tokens": {DIGITS}}}'),
     "a count below 0": spoken(usage='{"prompt_tokens": -1}'),
     "a count that is NaN": spoken(usage='{"prompt_tokens": NaN}'),
     "a count that is infinite": spoken(usage='{"completion_tokens": Infinity}'),
@@ -183,6 +185,7 @@ DOCUMENTS = {
     "a count that is a text": spoken(usage='{"completion_tokens": "2"}'),
     "a count that is true": spoken(usage='{"completion_tokens": true}'),
     "a count that is a list": spoken(usage='{"completion_tokens": [2]}'),
+    "a fraction": spoken(usage='{"completion_tokens": 37.25}'),
 }
 REPEATED = {
     "fewer values than tokens": repeated(values="[null]"),
@@ -191,14 +194,9 @@ REPEATED = {
     "tokens that are an object": repeated(tokens='{"0": "q"}'),
     "half a pair in a token": repeated(tokens='["q", "\\ud800"]'),
     "values that are texts": repeated(values='[null, "-0.5"]'),
-    "a value that is NaN": repeated(values="[null, NaN]"),
-    "a value that is infinite": repeated(values="[null, -Infinity]"),
-    "a value of 400 digits": repeated(values=f"[null, -{DIGITS}]"),
     "a probability above 1": repeated(values="[null, 5.0]"),
-    "a logarithm of -1e308": repeated(values="[null, -1e308]"),
     "a list that is a number": repeated(listed="[null, 3]"),
     "listed values that are texts": repeated(listed='[null, {"a": "b"}]'),
-    "a listed value of 400 digits": repeated(listed=f'[null, {{"a": -{DIGITS}}}]'),
     "no choices": b"{}",
 }
 LATE_ANSWERS = {
@@ -268,6 +266,7 @@ HOSTILE = [
     *(Hostile(name, sent, NO_HTTP) for name, sent in {**STATUS_LINES, **HEADERS}.items()),
     *(Hostile(name, sent, MALFORMED) for name, sent in ENCODINGS.items()),
     *(Hostile(name, answer(body), MALFORMED) for name, body in DOCUMENTS.items()),
+    *(Hostile(name, answer(body), ANSWERED) for name, body in COUNTS.items()),
     *(Hostile(name, answer(body), MALFORMED, kind="text") for name, body in REPEATED.items()),
     *(Hostile(name, sent, LATE, stays=True) for name, sent in LATE_ANSWERS.items()),
     Hostile("no handshake", lambda: iter(()), LATE, tls=True, stays=True),

@@ -206,3 +206,22 @@ def test_wrong_requests_are_refused() -> None:
         middle_loss(np.ones((10, 2)))
     with pytest.raises(UsageError, match="positions must ascend"):
         shape_of(scores, positions=np.array([0.0, np.nan, 1.0]))
+
+
+def test_numbers_stay_within_what_scores_can_be() -> None:
+    """Log-probabilities end at 0; of shares no difference above 1 is called detectable, and what would do is said."""
+    generator = np.random.default_rng(4)
+    nats = -generator.exponential(size=(6, 3)) * 3
+    curve = position_curve(nats, positions=[0, 1, 2], highest=0.0)
+    assert max(mean.high for mean in curve.means) == 0.0
+    assert max(mean.high for mean in position_curve(nats, positions=[0, 1, 2]).means) > 0
+    answers = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 0]], dtype=np.float64)
+    curve = position_curve(answers, positions=[0, 1, 2])
+    assert curve.detectable == np.inf
+    assert "with so few samples none would be found with 80 % power" in curve.findings[-1]
+    again = PositionCurve.of_record(json.loads(json.dumps(curve.as_record())), quantity="score")
+    assert again.findings == curve.findings
+    difference, samples = curve.deciding
+    many = np.tile(answers, (int(np.ceil(samples / 6)), 1))
+    assert middle_loss(many).detectable == pytest.approx(difference, rel=0.1)
+    assert position_curve(np.tile([1.0, 0, 0], (9, 1)), positions=[0, 1, 2]).deciding is None

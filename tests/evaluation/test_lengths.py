@@ -16,7 +16,7 @@ from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder
 from posbias.report import report_of
 from posbias.report.page import html_of
-from posbias.statistics import Interval, wilson
+from posbias.statistics import Interval, bounded_mean
 from posbias.tasks.language import LANGUAGE_TASKS
 
 OPTIONS = EvaluateOptions(count=20, positions="spread(3)", lengths=(500, 1000), score=False)
@@ -102,6 +102,29 @@ def test_what_a_reader_of_short_prompts_can_be_trusted_with(reader, tmp_path):
     assert "depth of the answer (0 begin, 1 end)" in page
 
 
+def test_lengths_at_which_answers_decide_nothing_are_not_decided(reader, monkeypatch, tmp_path):
+    """Right in short prompts; in long ones cut off before a word of the answer."""
+    whole = reader.respond
+
+    def respond(requests, **how):
+        found = whole(requests, **how)
+        cut = Reply(Response("Let me see.\nThe value", "length"), None)
+        return [cut if len(request.prompt) > 600 else reply for request, reply in zip(requests, found, strict=True)]
+
+    monkeypatch.setattr(reader, "respond", respond)
+    options = replace(OPTIONS, directory=tmp_path, require=Requirement.parse("worst>=0"))
+    found = evaluate(reader, "key_value", options=options)
+    assert (found.effective_length.at_least, found.effective_length.undecided) == (500, 1000)
+    assert found.verdict[1].startswith("1000 tokens are not decided: 60 of 60 answers cannot be judged, more than 10%")
+    assert not found.requirement.met
+    assert found.requirement.withheld.startswith("at 1000 tokens 60 of 60 answers cannot be judged")
+    again = pb.load_record(tmp_path)
+    assert (again.verdict, again.requirement.met) == (found.verdict, False)
+    older = [{**level, "withheld": "", "cut_off": 9, "examples": 60} for level in again.record.scalars["levels"]]
+    again.record.scalars["levels"] = [{k: v for k, v in level.items() if k != "withheld"} for level in older]
+    assert type(again).from_record(again.record).levels[0].reaches(0.8) is None
+
+
 def test_the_page_opens_with_the_notices_of_all_lengths(reader, monkeypatch):
     key = {"key_in_clear": True, "key_variable": "KEY", "address": "http://far"}
     monkeypatch.setattr(reader, "describe", lambda: {"kind": "reader", "model": {"source": "reader"}, **key})
@@ -168,7 +191,11 @@ def test_requirements_that_say_nothing_are_refused(text):
     [
         (OPTIONS, "mean>=0.5", "allowed: worst, effective_length, with several lengths"),
         (EvaluateOptions(), "effective_length>=5", "allowed: worst, mean, spread, with one length"),
-        (EvaluateOptions(generate=False), "worst>=0.5", "it is about log-probabilities, which are below 0"),
+        (EvaluateOptions(generate=False), "worst>=0.5", "it is about log-probabilities; allowed: at most 0"),
+        (EvaluateOptions(generate=False), "spread<=-1", "it is about log-probabilities; allowed: at least 0"),
+        (EvaluateOptions(), "worst>=80", r"require worst>=80: accuracies lie in 0 \.\.\. 1, and so must the bound"),
+        (EvaluateOptions(), "worst>=-1", r"accuracies lie in 0 \.\.\. 1"),
+        (OPTIONS, "worst>=80", r"accuracies lie in 0 \.\.\. 1"),
     ],
 )
 def test_requirements_without_a_number_are_refused(options, text, message):
@@ -187,20 +214,20 @@ def test_the_bound_ends_before_the_first_length_that_is_not_reached():
     bound = effective_length(levels, 0.8)
     assert (bound.at_least, bound.below, bound.undecided, bound.by_estimate) == (2000, None, 3000, 4000)
     shares = np.arange(bound.samples_needed) < int(0.85 * bound.samples_needed)
-    assert wilson(shares.astype(float)).low >= 0.8
+    assert bounded_mean(shares.astype(float)).low >= 0.8
     bound = effective_length([level(1000, *bad), level(2000, *good)], 0.8)
     assert (bound.at_least, bound.below, bound.undecided, bound.by_estimate) == (0, 1000, None, 0)
     bound = effective_length([level(1000, *good)], 0.8)
     assert (bound.at_least, bound.below, bound.undecided) == (1000, None, None)
 
 
-@pytest.mark.parametrize(("threshold", "most"), [(LEAST_THRESHOLD, 0.05), (0.6, 0.05), (0.8, 0.029), (0.95, 0.026)])
-def test_a_length_that_fails_is_rarely_claimed(threshold, most):
+@pytest.mark.parametrize("threshold", [LEAST_THRESHOLD, 0.6, 0.8, 0.95])
+def test_a_length_that_fails_is_rarely_claimed(threshold):
     """Exact: of a cell just at the threshold, the share of runs in which its low end is not below it."""
     for count in (*range(6, 50), 100, 300):
-        low = [wilson(1.0 * (np.arange(count) < right)).low for right in range(count + 1)]
+        low = [bounded_mean(1.0 * (np.arange(count) < right)).low for right in range(count + 1)]
         passing = next((right for right in range(count + 1) if low[right] >= threshold), count + 1)
-        assert binom.sf(passing - 1, count, threshold) <= most
+        assert binom.sf(passing - 1, count, threshold) <= 0.025 + 1e-12
 
 
 def test_lengths_are_asked_of_a_server_and_samples_that_are_too_long_are_counted(long_model, tmp_path):

@@ -63,12 +63,12 @@ def test_samples_of_one_group_count_once(tmp_path: Path) -> None:
     lines = [{**json.loads(line), "group": n // 2} for n, line in enumerate(Path(grouped).read_text().splitlines())]
     Path(grouped).write_text("\n".join(map(json.dumps, lines)))
     options = EvaluateOptions(count=12, score=False)
-    result = evaluate(ReadsTheFirstUnit(), f"items(file={grouped!r}, rule='number')", options=options)
+    result = evaluate(ReadsTheFirstUnit(), f"items(file={grouped!r}, rule='contains')", options=options)
     assert result.tables["correct"].shape == (12, 3)
     assert result.measures["accuracy"].shape == (6, 3)
     assert result.curves["accuracy"].n_samples == 6
     assert any("12 samples form 6 groups" in statement for statement in statements_of(result))
-    task = f"items(file={grouped!r}, rule='number')"
+    task = f"items(file={grouped!r}, rule='contains')"
     fewer = evaluate(ReadsTheFirstUnit(), task, options=EvaluateOptions(count=8, score=False))
     assert compare_evaluations([result, result]).n_samples == 6
     with pytest.raises(UsageError, match="samples form groups are compared if they have as many samples"):

@@ -130,12 +130,12 @@ def test_noise_leaves_best_first_and_claims_nothing():
 
 
 def true_gain(found, curve, over):
-    """Of the order that was printed, on the curve that the samples were drawn from."""
+    """Of the order that the curve gives, on the curve that the samples were drawn from."""
     relevance = np.array(RELEVANCE)
     usual = next(gain.order for gain in found.gains if gain.over == over)
     if over == SHUFFLED:
-        return float(relevance[list(found.order)] @ curve - curve.mean())
-    return float((relevance[list(found.order)] - relevance[list(usual)]) @ curve)
+        return float(relevance[list(found.estimated)] @ curve - curve.mean())
+    return float((relevance[list(found.estimated)] - relevance[list(usual)]) @ curve)
 
 
 @pytest.mark.parametrize("count", [8, 24])
@@ -147,7 +147,7 @@ def test_the_interval_holds_the_true_gain_whether_or_not_the_curve_is_decided(cu
         decided.append(found.decided)
         for gain in found.gains:
             true = true_gain(found, curve, gain.over)
-            if gain.order == found.order:
+            if gain.order == found.estimated:
                 assert true == gain.gain.value == 0
                 assert not gain.gain.known
             else:
@@ -177,18 +177,18 @@ def test_an_order_by_both_curves_is_best_among_all_orders_and_keeps_what_mislead
     def worth(order):
         return shares[list(order)] @ used + weights[list(order)] @ distracted
 
-    assert found.order == max(itertools.permutations(range(3)), key=worth)
-    assert alone.order == (0, 2, 1)
-    assert alone.order != found.order
+    assert found.estimated == max(itertools.permutations(range(3)), key=worth)
+    assert alone.estimated == (0, 2, 1)
+    assert alone.estimated != found.estimated
     assert found.distractor_kept > 0.9
     by_name = {gain.over: gain for gain in found.gains}
     mean = np.mean([worth(order) for order in itertools.permutations(range(3))])
     gain = by_name[SHUFFLED].gain
-    assert gain.low <= worth(found.order) - mean <= gain.high
+    assert gain.low <= worth(found.estimated) - mean <= gain.high
     page = placement_report(found)
     assert any("A hard distractor in place 0 leaves" in statement for statement in page.verdict)
     flat = place(relevance, use(curve, 300), distractor=use(np.full(3, 0.6), 30, seed=3))
-    assert flat.order == alone.order
+    assert flat.estimated == alone.estimated
     assert any("not shown to matter" in statement for statement in placement_report(flat).verdict)
 
 
@@ -243,7 +243,7 @@ def test_runs_of_the_distractor_and_of_the_gold_passage_alone_are_paired(tmp_pat
     assert f"take {harm.taken[1].text('+.2f')} with the distractor in place 1, {harm.taken[0].text('+.2f')}" in said
     again = place([0.6, 0.3, 0.1], plain, distractor=moved, oracle=load_evaluation(oracle.save(tmp_path / "o"), ""))
     assert again.record.scalars == placed.record.scalars
-    assert again.order == place([0.6, 0.3, 0.1], plain, distractor=moved).order
+    assert again.estimated == place([0.6, 0.3, 0.1], plain, distractor=moved).estimated
     forms = r"must be a run of hard_distractor\(.*without=True\) or documents\(.*setting='oracle'.*, got one of hard_"
     with pytest.raises(UsageError, match=forms):
         place([1, 1, 1], plain, distractor=moved, oracle=moved)
@@ -303,7 +303,7 @@ def test_the_p_of_evaluate_on_the_same_samples_stands_beside_that_of_place():
 def test_few_samples_never_raise():
     scores = np.tile([0.0, 0.0, 1.0], (SAMPLES_TO_CONFIRM - 1, 1))
     found = place([3, 2, 1], MeasuredUse(scores, (0, 1, 2), 3))
-    assert found.order == (1, 2, 0)
+    assert (found.estimated, found.order) == ((1, 2, 0), (0, 1, 2)), "which is best first"
     assert not any(gain.raises for gain in found.gains)
 
 

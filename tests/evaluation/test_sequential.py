@@ -9,13 +9,13 @@ from scipy.stats import binom
 import posbias as pb
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation import compare_evaluations
-from posbias.evaluation.evaluation import LengthLevel, independent
+from posbias.evaluation.evaluation import LengthLevel
 from posbias.evaluation.requirements import Requirement, levels_of
 from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.evaluation.sequential import decides, looks_of
+from posbias.evaluation.sequential import looks_of
 from posbias.report import report_of
 from posbias.report.page import html_of
-from posbias.statistics import Interval, wilson
+from posbias.statistics import Interval, bounded_mean
 
 WORST = Requirement.parse("worst>=0.8")
 TASK = "key_value(pairs=3)"
@@ -51,7 +51,9 @@ def claims(chance, threshold, looks):
     for look in looks:
         added = look.count - reached
         state, reached = np.convolve(state, binom.pmf(np.arange(added + 1), added, chance)), look.count
-        ends = [wilson((np.arange(reached) < right).astype(float), 1 - look.alpha) for right in range(reached + 1)]
+        ends = [
+            bounded_mean((np.arange(reached) < right).astype(float), 1 - look.alpha) for right in range(reached + 1)
+        ]
         up = np.array([end.low >= threshold for end in ends])
         down = np.array([end.high < threshold for end in ends])
         above, below = above + state[up].sum(), below + state[down].sum()
@@ -63,7 +65,7 @@ def claims(chance, threshold, looks):
 @pytest.mark.parametrize("threshold", [0.4, 0.6, 0.8, 0.95])
 def test_whichever_look_ends_the_run_a_bound_is_rarely_claimed_wrongly(count, threshold):
     above, _ = claims(threshold - 1e-9, threshold, looks_of(count, sequential=True))
-    assert above <= 0.032, "a two-sided 95 % interval spends 2.5 % on this side; Wilson's is off by little"
+    assert above <= 0.025, "a two-sided 95 % interval spends 2.5 % on this side"
 
 
 @pytest.mark.parametrize("threshold", [0.8, 0.9, 0.95])
@@ -98,7 +100,7 @@ def test_samples_are_added_until_they_decide(chances, count, met):
     assert (result.sequential.decided, result.sequential.most) == (count < 200, 200)
     assert (result.sequential.tokens, result.sequential.fixed_tokens) == (300 * count, 60_000)
     alpha = {25: 1 / 8, 50: 1 / 8, 200: 1 / 2}[count] * 0.05
-    assert result.check(WORST).value == levels_of(result.measures["accuracy"], alpha=alpha).worst
+    assert result.check(WORST).interval == levels_of(result.measures["accuracy"], alpha=alpha).worst
     page, saved = html_of(report_of(result)), 1 - count / 200
     assert f"{3 * count} of 600 prompts" in page
     assert f"({saved:.0%} fewer)" in page
@@ -160,16 +162,8 @@ def test_designs_that_decide_nothing_are_refused(wrong, message):
         replace(OPTIONS, **wrong)
 
 
-def test_answers_that_were_cut_off_decide_nothing():
-    wrong = np.zeros((40, 2))
-    ended = {"correct": wrong, "cut": wrong}
-    measures = {"accuracy": independent(wrong, ended)}
-    assert decides(WORST, measures, ended, 0.05)
-    assert not decides(WORST, measures, ended | {"cut": 1 - wrong}, 0.05)
-
-
-def test_a_length_whose_answers_were_cut_off_is_not_decided():
+def test_a_length_whose_answers_decide_nothing_is_not_decided():
     low = Interval(0.1, 0.05, 0.2)
-    level = LengthLevel(256, "task", 250.0, 20, low, 0.5, low, examples=40)
+    level = LengthLevel(256, "task", 250.0, 20, low, 0.5, low)
     assert level.reaches(0.8) is False
-    assert replace(level, cut_off=5).reaches(0.8) is None
+    assert replace(level, withheld="5 of 40 answers cannot be judged").reaches(0.8) is None

@@ -57,6 +57,30 @@ def test_what_may_pass_is_tried_again(failure: Reply) -> None:
     assert responder.describe()["retried"] == 2
 
 
+@pytest.mark.parametrize(
+    ("reason", "tokens", "finish"),
+    [
+        ("length", 3, "length"),
+        ("max_tokens", 3, "length"),
+        ("MAX_TOKENS", 3, "length"),
+        ("stop", 4, "length"),
+        (None, 4, "length"),
+        ("stop", 3, "stop"),
+        (None, 3, "unknown"),
+        ("eos", 4, "eos"),
+    ],
+)
+def test_answers_that_end_at_the_most_tokens_were_cut_off(reason: str | None, tokens: int, finish: str) -> None:
+    def answer(index: int, path: str, body: dict[str, Any]) -> Reply:
+        status, headers, content = chat("to all", tokens=tokens)
+        content["choices"][0]["finish_reason"] = reason
+        return status, headers, content
+
+    with stand_in(answer) as server:
+        (response,) = generated(ServerResponder(server.address, "m", FAST), requests(1))
+    assert response.finish == finish
+
+
 def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
     with stand_in(lambda i, p, b: (429, {"Retry-After": "0.4"}, {}) if i == 0 else echo_back(i, p, b)) as server:
         responder = ServerResponder(server.address, "m", FAST)

@@ -6,7 +6,8 @@ from scipy import stats
 
 from posbias import UsageError
 from posbias.evaluation.curve import compare_to_best, detectable_difference, middle_loss, position_means
-from posbias.statistics import detectable, holm, paired_shares, tango, wilson
+from posbias.evaluation.requirements import levels_of
+from posbias.statistics import bounded_mean, detectable, holm, paired_shares, tango, wilson
 
 RUNS = 200
 """Simulated studies; a rate of 5 % then has a standard error of 1.5 %."""
@@ -234,3 +235,31 @@ def test_a_loss_in_the_middle_is_found_no_more_often_than_claimed(n_samples: int
     for _ in range(600):
         found += middle_loss((generator.random((n_samples, 5)) < 0.5).astype(np.float64)).value.excludes(0.0)
     assert found / 600 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 600)
+
+
+@pytest.mark.parametrize(
+    "units", [np.r_[np.ones(39), 0.5], np.full(6, 0.5), np.linspace(0, 1, 20), np.r_[np.zeros(15), 0.2]]
+)
+def test_the_interval_of_a_bounded_mean_is_the_quantile_of_uniform_weights(units):
+    draws = np.random.default_rng(0).standard_exponential((100_000, len(units) + 1))
+    weights = draws[:, 1:] / draws.sum(axis=1, keepdims=True)
+    low, high = np.quantile(weights @ units, 0.025), 1 - np.quantile(weights @ (1 - units), 0.025)
+    found = bounded_mean(units)
+    assert (found.low, found.high) == (pytest.approx(low, abs=0.003), pytest.approx(high, abs=0.003))
+
+
+@pytest.mark.parametrize("right", [0, 1, 7, 10])
+def test_the_interval_of_a_bounded_mean_of_0_and_1_is_exact(right):
+    found, wanted = bounded_mean((np.arange(10) < right) * 1.0), stats.binomtest(right, 10).proportion_ci()
+    assert (found.low, found.high) == (pytest.approx(wanted.low), pytest.approx(wanted.high))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_mean_is_claimed_in_at_most_5_percent_where_samples_fail_at_all_positions(together):
+    """Wilson's interval, and Student's of the samples' means, claimed it in up to 12 %."""
+    chances = (0.051, 0.0, 0.949) if together else (0.03, 0.105, 0.865)
+    right = np.array([[0, 0, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1.0]])
+    drawn = np.random.default_rng(0).choice(3, p=chances, size=(150, 60))
+    claimed = [levels_of(right[run]).mean.low >= 0.95 for run in drawn]
+    assert np.mean(claimed) <= 0.05
+    assert levels_of(right[np.full(120, 2)]).mean.low > 0.95, "all right"

@@ -281,7 +281,7 @@ def test_a_right_answer_behind_thoughts_is_right_and_one_within_them_is_not() ->
     within = of_documents(lambda _, town: said(f"<think>\nIs it {town}?\n</think>\n\nI do not know."))
     assert within.tables["correct"].mean() == 0.0
     record = within.record
-    assert (record.scalars["reading"]["thought"], record.scalars["reading"]["unfinished"]) == (16, 0)
+    assert (record.scalars["reading"]["thought"], record.scalars["reading"]["unjudged"]) == (16, {})
     assert report_of(record).notices[-1] == "16 of 16 answers came with thoughts, which were taken out."
 
 
@@ -291,7 +291,7 @@ def test_answers_that_never_came_out_of_thoughts_are_wrong_shown_and_past_a_shar
 ) -> None:
     found = of_documents(lambda index, town: said(f"<think>{town}" if index in (0, many) else town, "length"))
     record = found.record
-    assert record.scalars["reading"]["unfinished"] == 1 + many
+    assert record.scalars["reading"]["unjudged"] == {"unfinished": 1 + many}
     assert found.tables["correct"].sum() == 15 - many
     assert ("accuracy" in record.scalars["curves"]) is not withheld
     page = report_of(record)
@@ -313,13 +313,13 @@ def test_a_closing_mark_alone_gives_away_thoughts_that_were_cut_off_without_any(
 
     found = of_documents(say)
     assert found.tables["correct"].sum() == 13
-    assert found.reading.unfinished == 3
+    assert found.reading.unjudged == {"unfinished": 3}
     cut = of_documents(lambda index, town: said(f"It is {town}", "length" if index < 3 else "stop"))
-    assert (cut.tables["correct"].sum(), cut.reading.unfinished) == (16, 0), "nothing gives thoughts away"
+    assert (cut.tables["correct"].sum(), cut.reading.unjudged) == (16, {}), "nothing gives thoughts away"
     odd = of_documents(
         lambda index, town: said(f"</think> {town}" if index == 9 else town, "length" if index else "stop")
     )
-    assert (odd.tables["correct"].sum(), odd.reading.unfinished) == (16, 0), (
+    assert (odd.tables["correct"].sum(), odd.reading.unjudged) == (16, {}), (
         "one stray mark does not speak of the others"
     )
 

@@ -1,6 +1,7 @@
 """Components of the real packages give the order of `posbias.place`, whatever range the scores have."""
 
 import importlib
+import json
 
 import numpy as np
 import pytest
@@ -13,13 +14,12 @@ RELEVANCE = [0.6, 0.3, 0.06, 0.04]
 CURVE = np.array([0.2, 0.5, 0.9, 0.7])
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A run whose model uses the third place best and the first one least."""
-    scores = (np.random.default_rng(0).random((200, 4)) < CURVE).astype(np.float64)
-    nothing = np.full((200, 4), np.nan)
-    resolved = {"task": "documents(documents=4)", "count": 200, "positions": [0, 1, 2, 3]}
-    scalars = {"n_items": 4, "curves": {}, "skipped": {}, "cut_off": 0, "examples": 800}
+def saved(directory, curve, count):
+    """A run of a model that uses the four places so."""
+    scores = (np.random.default_rng(0).random((count, 4)) < curve).astype(np.float64)
+    nothing = np.full((count, 4), np.nan)
+    resolved = {"task": "documents(documents=4)", "count": count, "positions": [0, 1, 2, 3]}
+    scalars = {"n_items": 4, "curves": {}, "skipped": {}, "cut_off": 0, "examples": 4 * count}
     record = Record("evaluate", {}, resolved, scalars)
     record.arrays = {
         "positions": np.arange(4),
@@ -27,7 +27,13 @@ def run(tmp_path):
         "scores/logprob": nothing,
         "scores/first_rank": nothing,
     }
-    record.save(tmp_path)
+    return str(record.save(directory))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run whose model uses the third place best and the first one least."""
+    saved(tmp_path, CURVE, 200)
     assert pb.place(RELEVANCE, tmp_path).order == (3, 2, 0, 1)
     return str(tmp_path)
 
@@ -83,3 +89,26 @@ def test_scores_of_any_range_are_relevance(run):
     for wrong in (float("nan"), float("inf")):
         with pytest.raises(UsageError, match=r"relevance must be finite numbers, got (nan|inf)"):
             placed_order([0.5, wrong, 0.1, 0.2], run)
+
+
+def test_log_odds_rank_passages_however_large_they_are(run):
+    """Their probabilities are all 1, or all 0."""
+    assert placed_order([38.0, 45.0, 41.0, -1.0], run) == (3, 0, 1, 2)
+    assert placed_order([-800.0, -1000.0, -900.0, -2000.0], run) == (3, 1, 0, 2)
+
+
+@pytest.mark.parametrize(("curve", "count"), [(np.ones(4), 12), (CURVE, 10)])
+def test_an_order_that_is_to_be_left_is_best_first_everywhere(curve, count, tmp_path, posbias):
+    """Of a flat curve, and of one that differs in too few samples for a claim."""
+    run = saved(tmp_path / "run", curve, count)
+    placed = pb.place(RELEVANCE, run)
+    assert (placed.advice, placed.order) == ("leave the order", (0, 1, 2, 3))
+    assert placed.estimated == ((0, 1, 2, 3) if count == 12 else (3, 2, 0, 1))
+    assert placed_order(RELEVANCE, run) == placed_order([None] * 4, run) == (0, 1, 2, 3)
+    assert placed_order([38.0, 45.0, 41.0, -1.0], run) == (1, 2, 0, 3)
+    told = json.loads(posbias("place", "--run", run, "--scores", "0.6,0.3,0.06,0.04", "--json").stdout)
+    assert told["scalars"]["order"] == [0, 1, 2, 3]
+    assert told["verdict"][:2] == [
+        "Leave the order: none is shown to be better than both best first and shuffled ones.",
+        "That is best first (0 is the first given): 0,1,2,3.",
+    ]

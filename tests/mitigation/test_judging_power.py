@@ -1,88 +1,88 @@
-"""What would have been found, and what is too small to matter: the same tests, the range of scores, every digit."""
+"""How many samples would decide, rare losses that no sample showed, and what is too small to matter, to every digit."""
 
 import numpy as np
 import pytest
 
 from planted import Planted, planted_scores, reasons_of
 from posbias import UsageError
-from posbias.evaluation.changes import MEAN, WORST, change_text, changes_of
-from posbias.mitigation.judging import power
-from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, SideEffect, judge
-from posbias.mitigation.judging.power import DetectableRise, detectable_rises
-from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, SMALL
+from posbias.evaluation.changes import MEAN, change_text, samples_for
+from posbias.mitigation.judging.judge import ArmScores, SideEffect, judge
+from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING, RAISES, SMALL
 from posbias.report.mitigate_wording import reasons, recommendation
 from posbias.statistics import Interval
 
 PLACES = (0, 1, 2)
 
 
-def drawn(before=(0.3, 0.5, 0.4), after=(0.8, 0.7, 0.9), *, count=20, noise=None, generator):
-    old, (new,) = planted_scores(Planted(before, (after,)), count=count, generator=generator, noise=noise)
-    return old, new
-
-
 def one(before, after, *effects, measure="accuracy", **options):
-    tried, asked = ArmScores("method", after, effects), JudgeOptions(**options)
-    return judge(before, [tried], positions=range(before.shape[1]), measure=measure, options=asked)
+    tried = ArmScores("method", after, effects)
+    return judge(before, [tried], positions=range(before.shape[1]), measure=measure, **options)
 
 
-@pytest.mark.parametrize("places", [1, 2, 3])
-@pytest.mark.parametrize("noise", [None, 0.3])
-def test_what_is_planted_is_judged_by_the_tests_of_the_judgement(noise, places, monkeypatch):
-    monkeypatch.setattr(power, "_widened", lambda values, centre, count: np.asarray(values))
-    generator, aim = np.random.default_rng(0), np.zeros((places, places))
-    for count in (7, 7, 7, 7, 7, 20, 20, 20):
-        before, after = drawn(
-            (0.3, 0.5, 0.4)[:places], (0.8, 0.7, 0.9)[:places], count=count, noise=noise, generator=generator
-        )
-        changes = changes_of(before, after)
-        for endpoint, rise_of in power._RISES.items():
-            (rise,), (p,) = rise_of(after[:, None], before[:, None], aim, noise is None)
-            change = changes[endpoint]
-            assert rise == pytest.approx(change.value.value)
-            assert p == pytest.approx(change.p if rise > 0 else 1.0, rel=1e-6)
+def rare_losses(count, n_methods, generator, *, share=0.05, loss=1.0, noise=0.05):
+    """Log-probabilities, and those under methods of no effect on average: most samples gain a little, few lose much."""
+    before = generator.normal(-3, 1, (count, 2))
+    lost = generator.random((n_methods, count, 1)) < share
+    gain = share * loss / (1 - share) + noise * generator.normal(size=lost.shape)
+    return before, [ArmScores(str(number), before + each) for number, each in enumerate(gain - lost * (gain + loss))]
 
 
-def test_samples_that_all_agree_show_no_more_than_so_many_can():
-    shift = np.full((20, 1, 3), 0.25)
-    _, (p,) = power._rise_of_mean(shift, np.zeros_like(shift), np.zeros((3, 3)), False)
-    assert p == 2.0**-19
-    assert changes_of(np.zeros((20, 3)), shift[:, 0])[MEAN].p == p
+@pytest.mark.parametrize(
+    ("n_methods", "runs"), [(4, 30), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 400), (16, 100)))]
+)
+@pytest.mark.parametrize("count", [16, 40])
+def test_methods_whose_rare_losses_undo_their_gains_are_recommended_in_at_most_5_percent(count, n_methods, runs):
+    """By what was seen alone, four methods were recommended in 43 % of runs of 40 samples, 16 in 90 %."""
+    generator, recommended = np.random.default_rng(count), 0
+    for _ in range(runs):
+        before, tried = rare_losses(count, n_methods, generator)
+        recommended += judge(before, tried, positions=(0, 1), measure="logprob").recommended is not None
+    assert recommended <= 0.05 * runs + 2 * np.sqrt(0.05 * 0.95 * runs)
 
 
-def test_with_six_samples_nothing_can_be_found_and_that_is_said():
-    judgement = one(np.zeros((6, 3)), np.ones((6, 3)))
+def test_a_gain_that_rare_losses_could_undo_is_said_with_the_samples_that_would_decide():
+    before, (method,) = rare_losses(40, 1, np.random.default_rng(3), share=0.0, noise=0.01)
+    judgement = one(before, method.after + 0.05, measure="logprob")
     (verdict,) = judgement.verdicts
+    assert (verdict.verdict, judgement.recommended) == (NOTHING, None)
+    assert verdict.gains[MEAN] < 0.001 < 0.05 < verdict.unseen[MEAN]
+    assert reasons_of(verdict, measure="logprob")[0].startswith("In these samples the mean rises by 0.05")
+    assert "40 samples are too few to exclude rare losses that would undo it" in reasons_of(verdict)[0]
+    assert "method: a gain in these samples, too few to exclude rare losses." in recommendation(judgement)
+    _, needed = verdict.changes[MEAN].needed
+    more, (same,) = rare_losses(needed + 5, 1, np.random.default_rng(3), share=0.0, noise=0.01)
+    assert one(more, same.after + 0.05, measure="logprob").verdicts[0].verdict in GAINS, "so many decide"
+    (large,) = one(before, method.after + 0.5, measure="logprob").verdicts
+    assert large.verdict in GAINS, "no rare loss of the size of the scores would undo that"
+
+
+def test_with_six_samples_nothing_can_be_found_and_the_samples_that_would_are_named():
+    (verdict,) = one(np.zeros((6, 3)), np.ones((6, 3))).verdicts
     assert verdict.gains[MEAN] == pytest.approx(0.0625), "a perfect cure"
     assert verdict.verdict == NOTHING
-    assert all(np.isinf(verdict.changes[endpoint].detectable) for endpoint in (MEAN, WORST))
-    none = (
-        "No rise of the mean or of the worst position could have been found with so few samples (80 % power, 2 tests)."
+    rise, needed = verdict.changes[MEAN].needed
+    assert (rise, needed > 6) == (1.0, True)
+    assert (
+        f"About {needed} samples ({3 * needed} questions, each at 3 positions) would decide" in reasons_of(verdict)[0]
     )
-    assert none in reasons_of(verdict)[0]
-    assert "So few samples could not have shown any rise of the mean" in " ".join(recommendation(judgement))
-    assert judgement.as_record()["verdicts"][0]["changes"][MEAN]["detectable"] is None
-    (seven,) = one(np.zeros((7, 1)), np.zeros((7, 1))).verdicts
-    assert 0.9 < seven.changes[MEAN].detectable <= 1
 
 
-@pytest.mark.parametrize("count", [16, 20, 40])
-def test_no_rise_beyond_the_best_scores_is_said_to_be_found(count):
-    generator = np.random.default_rng(count)
-    for _ in range(5):
-        before, after = drawn((0.75, 0.35, 0.55), (0.75, 0.35, 0.55), count=count, generator=generator)
-        found = detectable_rises(before, after, DetectableRise(2, 0.01, (0.0, 1.0), 100, 0))
-        levels = {MEAN: before.mean(), WORST: before.mean(axis=0).min()}
-        assert all(np.isinf(rise) or 0.01 < rise <= 1 - levels[name] for name, rise in found.items())
-        (verdict,) = one(before - 1, after - 1, measure="logprob", draws=100).verdicts
-        assert all(verdict.changes[name].detectable in (np.inf, pytest.approx(found[name], rel=1)) for name in levels)
-        assert all(
-            not verdict.changes[name].detectable < np.inf or verdict.changes[name].detectable <= 1 for name in levels
-        )
+def test_samples_that_would_decide_grow_with_methods_and_spread_and_as_rises_shrink():
+    generator = np.random.default_rng(0)
+    before = generator.normal(-3, 0.3, (40, 3))
+    near, far = (before + generator.normal(0, noise, before.shape) for noise in (0.1, 1.0))
+    asked = [samples_for(before, near, 0.5, 2), samples_for(before, near, 0.5, 32), samples_for(before, far, 0.5, 2)]
+    assert [rise for rise, _ in asked] == [0.5] * 3
+    assert asked[0][1] < min(asked[1][1], asked[2][1])
+    assert samples_for(before, near, 0.05, 2)[1] >= np.log(2 / 0.05) / np.log(1.05)
+    assert samples_for(np.ones((8, 3)), np.ones((8, 3)), 0.1, 2) is None, "there is no room"
+    assert samples_for(before, near, 9.0, 2)[0] == pytest.approx(-before.mean()), "no log-probability is above 0"
 
 
 def test_the_tests_that_are_counted_are_those_of_the_family():
-    before, after = drawn((0.5, 0.4, 0.6), (0.5, 0.4, 0.6), generator=np.random.default_rng(3))
+    before, (after,) = planted_scores(
+        Planted((0.5, 0.4, 0.6), ((0.5, 0.4, 0.6),)), count=20, generator=np.random.default_rng(3)
+    )
     blank = np.full_like(after, np.nan)
     effect = SideEffect("short", np.ones(20), np.ones(20))
     alone = judge(before, [ArmScores("idle", after, (effect,))], positions=PLACES).verdicts[0]
@@ -91,19 +91,9 @@ def test_the_tests_that_are_counted_are_those_of_the_family():
     assert reasons_of(alone) == reasons(beside_nothing.verdicts[0], beside_nothing)
     assert "(80 % power, 2 tests)" in reasons_of(alone)[0]
     assert "(80 % power, 4 tests)" in reasons(beside_another.verdicts[0], beside_another)[0]
-    assert alone.changes[MEAN].detectable < beside_another.verdicts[0].changes[MEAN].detectable
-
-
-def test_what_would_have_been_found_is_the_same_again_and_can_be_left_out():
-    before, after = drawn((0.5, 0.4, 0.6), (0.5, 0.4, 0.6), generator=np.random.default_rng(3))
-    first, second, other = (one(before, after, seed=seed).verdicts[0].changes for seed in (0, 0, 1))
-    assert first == second
-    assert first[MEAN].detectable == pytest.approx(other[MEAN].detectable, rel=0.2)
-    (left_out,) = one(before, after, draws=0).verdicts
-    assert left_out.changes[MEAN].detectable is None
-    assert "would have been found" not in " ".join(reasons_of(left_out))
+    assert alone.changes[MEAN].needed < beside_another.verdicts[0].changes[MEAN].needed
     with pytest.raises(UsageError, match="judge: smallest must be a finite number >= 0, got -1"):
-        JudgeOptions(smallest=-1.0)
+        judge(before, [ArmScores("idle", after)], positions=PLACES, smallest=-1.0)
 
 
 def steady(change, count=40):
@@ -122,9 +112,9 @@ def test_an_established_change_that_is_smaller_than_matters_decides_nothing_and_
     assert "to raise accuracy by at least 0.01" in " ".join(recommendation(judgement))
     assert judgement.as_record()["smallest"] == 0.01
     assert one(*steady(-0.005)).verdicts[0].verdict == SMALL
-    assert one(*steady(0.005), smallest=0.001).verdicts[0].verdict == RAISES
+    assert one(*steady(0.005, 1000), smallest=0.001).verdicts[0].verdict == RAISES
     assert one(*steady(-0.005), smallest=0.001).verdicts[0].verdict == HARM
-    assert one(*steady(0.02)).verdicts[0].verdict == RAISES, "at all positions alike"
+    assert one(*steady(0.02, 250)).verdicts[0].verdict == RAISES, "at all positions alike"
 
 
 def test_small_harm_does_not_forbid_a_gain_that_matters():
@@ -157,16 +147,3 @@ def test_small_harm_does_not_forbid_a_gain_that_matters():
 )
 def test_no_interval_reads_as_nothing_that_is_not(value, text):
     assert change_text(value, "+") == text
-
-
-@pytest.mark.parametrize("binary", [True, False])
-def test_rises_are_the_same_however_many_draws_are_judged_at_a_time(binary, monkeypatch):
-    generator = np.random.default_rng(5)
-    before, after = generator.random((2, 30, 3))
-    if binary:
-        before, after = np.round(before), np.round(after)
-    sought = DetectableRise(2, 0.01, (0.0, 1.0), 50, 0)
-    whole = detectable_rises(before, after, sought)
-    monkeypatch.setattr(power, "VALUES_AT_ONCE", 1000)
-    monkeypatch.setattr(power, "TABLED", 0)
-    assert detectable_rises(before, after, sought) == whole

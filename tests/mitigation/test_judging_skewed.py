@@ -8,7 +8,7 @@ import pytest
 from planted import reasons_of
 from posbias.evaluation.changes import FORMERLY_BEST, MEAN, SPREAD, WORST, changes_of
 from posbias.evaluation.requirements import bounds_of
-from posbias.mitigation.judging.judge import ArmScores, JudgeOptions, SideEffect, judge
+from posbias.mitigation.judging.judge import ArmScores, SideEffect, judge
 from posbias.mitigation.judging.verdicts import GAINS, HARM, NOTHING
 from posbias.report.mitigate_wording import recommendation
 from posbias.statistics import mean_of
@@ -59,7 +59,7 @@ def test_a_whole_judgement_of_skewed_changes_rarely_finds_anything():
         before = generator.normal(-3, 1, (16, 2))
         changes = CHANGES["lognormal"](generator, (4, 16, 1))
         tried = [ArmScores(str(number), before - change) for number, change in enumerate(changes)]
-        found = judge(before, tried, positions=(0, 1), measure="logprob", options=JudgeOptions(draws=0))
+        found = judge(before, tried, positions=(0, 1), measure="logprob")
         decided += any(verdict.verdict in (*GAINS, HARM) for verdict in found.verdicts)
     assert decided <= 5  # of 60 runs at 5 %, three
 

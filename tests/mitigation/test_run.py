@@ -450,18 +450,19 @@ def test_methods_are_not_judged_by_answers_that_never_came_out_of_thoughts():
     record = trial_record(TASK, Thinking(CURVE), options(HELPFUL))
     judgement = record.scalars["judgement"]
     assert judgement["measure"] == "logprob"
-    unread = "unchanged: 120 of 120 generated answers could not be read, so none counts"
-    assert unread in report_of(record).caveats
-    with pytest.raises(UsageError, match=f"--by accuracy: measured are logprob, reciprocal_rank; {unread}"):
-        trial_record(TASK, Thinking(CURVE), options(HELPFUL, by="accuracy"))
+    unread = "120 of 120 answers cannot be judged, more than 10%: 120 still within thoughts"
+    assert f"unchanged: {unread}" in report_of(record).caveats
+    by_answers = trial_record(TASK, Thinking(CURVE), options(HELPFUL, by="accuracy"))
+    assert report_of(by_answers).verdict[1] == f"Without it, {unread}."
+    assert by_answers.scalars["judgement"]["verdicts"][0]["verdict"] == WITHHELD
 
 
 def test_a_method_under_which_answers_are_empty_is_named():
     record = trial_record(TASK, Silent(CURVE), options("repeat_prompt", HELPFUL))
-    assert [caveat for caveat in report_of(record).caveats if "empty" in caveat] == [
-        "repeat_prompt: 120 of 120 generated answers are empty (0 without it)"
-    ]
-    assert record.scalars["judgement"]["verdicts"][0]["verdict"] == HARM
+    empty = "120 of 120 answers cannot be judged, more than 10%: 120 empty"
+    assert [caveat for caveat in report_of(record).caveats if "empty" in caveat] == [f"repeat_prompt: {empty}"]
+    verdict = record.scalars["judgement"]["verdicts"][0]
+    assert (verdict["verdict"], verdict["withheld"]) == (WITHHELD, f"with it, {empty}")
 
 
 class Wordy(PlantedResponder):
@@ -508,12 +509,12 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     cut = tried(8)
     judgement = cut.scalars["judgement"]
     assert judgement["measure"] == "logprob"
-    assert cut.scalars["choice"]["undecided"]["alone"]
-    assert any("answers were cut off in their first line" in caveat for caveat in report_of(cut).caveats)
+    assert "answers cannot be judged" in cut.scalars["choice"]["undecided"]
+    assert any(caveat.startswith("No verdict by answers: ") for caveat in report_of(cut).caveats)
     assert judgement["verdicts"][0]["verdict"] == NOTHING
-    unchanged, terse = cut.scalars["endings"]
-    assert unchanged["open"] > 0.5 * unchanged["answers"]
-    assert terse["open"] == 0
+    unchanged, terse = cut.scalars["readings"]
+    assert unchanged["unjudged"]["cut_off"] > 0.5 * unchanged["answers"]
+    assert terse["unjudged"] == {}
     by_answers = tried(8, by="accuracy")
     (verdict,) = by_answers.scalars["judgement"]["verdicts"]
     assert verdict["verdict"] == WITHHELD
@@ -521,15 +522,35 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     assert by_answers.scalars["judgement"]["recommended"] is None
     page = report_of(by_answers)
     assert page.verdict[0] == "No verdict by answers for any method (terse)."
-    assert page.verdict[1].startswith("Answers were cut off in their first line")
+    assert page.verdict[1].startswith("Without it, ")
+    assert "cut off before what the task's rule reads was complete" in page.verdict[1]
     (table,) = page.folded["How answers ended"]
     assert [row[0] for row in table.cells] == ["unchanged", "terse"]
     assert WITHHELD in html_of(page)
     even = tried(8, by="accuracy", require=Requirement.parse("spread<=1")).scalars["requirement"]
-    assert even["value"]["value"] <= 1, "by the answers as they are it would be met"
-    assert not even["met"]
-    assert even["withheld"]["open_before"] > 0
+    assert (even["met"], even["low"], even["high"]) == (False, None, None), "by the answers it would be met"
+    assert "cut off" in even["withheld"]
     assert tried(32, by="starts", require=Requirement.parse("spread<=1")).scalars["requirement"]["met"]
     assert tried(32, by="starts").scalars["judgement"]["measure"] == "starts"
     with pytest.raises(UsageError, match="by must be accuracy, starts or logprob, got 'rank'"):
         tried(8, by="rank")
+
+
+class Longer(PlantedResponder):
+    """Is cut off in every twelfth answer of prompts that stand there twice, and otherwise right."""
+
+    def respond(self, requests, *, generate=True, score=False):
+        found = super().respond(requests, generate=generate, score=score)
+        cut = Response("The value that", "length")
+        return [
+            replace(reply, response=cut) if len(request.text) > SINGLE and number % 12 == 0 else reply
+            for number, (request, reply) in enumerate(zip(requests, found, strict=True))
+        ]
+
+
+def test_no_verdict_rests_on_answers_that_a_method_cuts_off_more_often():
+    """Less than a tenth, and yet what shows as harm."""
+    record = trial_record(TASK, Longer((0.8, 0.8)), options("repeat_prompt", by="accuracy"))
+    (verdict,) = record.scalars["judgement"]["verdicts"]
+    assert verdict["verdict"] == WITHHELD
+    assert verdict["withheld"].startswith("0% of the answers were cut off without it, ")

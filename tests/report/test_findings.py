@@ -30,6 +30,7 @@ NEUTRAL = {
     "first_tenth": Interval(0.1, 0.08, 0.12),
     "middle_tenth": Interval(0.1, 0.08, 0.12),
     "last_tenth": Interval(0.1, 0.08, 0.12),
+    "last_token": Interval(0.01, 0.008, 0.012),
     "first_over_middle": Interval(0.0, -0.02, 0.02),
     "last_over_middle": Interval(0.0, -0.02, 0.02),
     "minimum_position": Interval(math.nan, -math.inf, math.inf),
@@ -220,17 +221,24 @@ def leaning(share: float, spread: float) -> ProfileRun:
 
 def test_an_end_is_favoured_by_as_much_as_its_interval_says() -> None:
     said = verdict_of(leaning(0.08, 0.1))
-    assert said[1].startswith("It favours the end, by 8 percentage points [")
-    assert "put what matters near the end" in said[2]
+    assert said[2].startswith("It favours the end, by 8 percentage points [")
     turned = leaning(0.08, 0.1)
     rows = turned.subjects[0].measured["jacobian"].per_prompt
     assert rows is not None
     measured = MeasuredKind(Profile.mean_of(rows[:, ::-1]), np.ascontiguousarray(rows[:, ::-1]))
     turned = replace(turned, subjects=(replace(turned.subjects[0], measured={"jacobian": measured}),))
-    assert verdict_of(turned)[1].startswith("It favours the beginning, by 8 percentage points [")
+    assert verdict_of(turned)[2].startswith("It favours the beginning, by 8 percentage points [")
     noisy = verdict_of(leaning(0.002, 30.0))
-    assert noisy[1].startswith("Which end it favours is not decided: ")
-    assert "put what matters" not in noisy[2]
+    assert noisy[2].startswith("Which end it favours is not decided: ")
+
+
+def test_no_end_is_advised_from_influence_alone() -> None:
+    """Answers may be best where influence is not; the second line says how to find out, on the reader's own file."""
+    for lean in (0.08, -0.08):
+        lines = verdict_of(leaning(lean, 0.1))
+        assert lines[1].startswith("Influence is not use: place nothing by it before you have tested answers")
+        assert "`posbias evaluate demo --task \"documents(file='questions.jsonl')\"`" in lines[1]
+        assert not any(" near the " in line for line in lines)
 
 
 def test_a_theory_explains_only_what_it_is_shown_to_be_nearer_to() -> None:
@@ -251,7 +259,7 @@ def test_the_verdict_says_which_end_random_weights_favour() -> None:
     def beside(measured: MeasuredKind) -> str:
         first = trained.subjects[0]
         second = replace(first, name="initialised", measured={"jacobian": measured})
-        return verdict_of(replace(trained, subjects=(first, second)))[2]
+        return verdict_of(replace(trained, subjects=(first, second)))[3]
 
     lead = "Before training, with random weights, it favoured the"
     assert beside(start).startswith(f"{lead} end, too, by 8 percentage points [")
@@ -260,9 +268,22 @@ def test_the_verdict_says_which_end_random_weights_favour() -> None:
     assert "training" not in beside(noise)
 
 
+def test_the_verdict_states_the_last_position_before_training_where_it_has_more_than_its_share() -> None:
+    run = leaning(0.08, 0.1)
+    (first,) = run.subjects
+    told = {}
+    for name, last in {"anchor": Interval(0.16, 0.15, 0.17), "even": Interval(0.012, 0.009, 0.015)}.items():
+        start = replace(first, name="initialised", summaries={"jacobian": NEUTRAL | {"last_token": last}})
+        told[name] = [line for line in verdict_of(replace(run, subjects=(first, start))) if "alone" in line]
+    assert told == {
+        "anchor": ["Before training its last position alone had 16 % [15, 17] of the influence; an even share is 1 %."],
+        "even": [],
+    }
+
+
 def test_an_audit_answers_in_lines(audit_record: Build) -> None:
-    middle, end, *_, advice, nearest = verdict(audit_record())
+    middle, advice, end, *_, nearest = verdict(audit_record())
     assert middle.startswith("It loses the middle: ")
+    assert advice.startswith("Influence is not use: ")
     assert end.startswith("It favours the beginning, by ")
-    assert advice.startswith("What to do: test its answers with `posbias mitigate ")
     assert nearest.startswith("Nearest theory: power rollout, at W1 ")

@@ -12,6 +12,11 @@ from posbias.statistics import mean_ends
 STUDY = Path(__file__).parents[2] / "studies" / "adapters"
 
 
+def exact_after(scores):
+    """The share of exact answers of one fit."""
+    return float(np.array(scores["after"])[..., 1].mean())
+
+
 @pytest.fixture(scope="module")
 def study():
     spec = util.spec_from_file_location("adapters_run", STUDY / "run.py")
@@ -31,7 +36,6 @@ def test_the_table_of_results_says_what_the_answers_say(study, capsys):
         ("| unchanged |", ".23 (.33 .27 .08)", "Twenty samples mend their own task (.23 to .98;"),
         ("| adapter, 20 samples |", ".98 (.98 .98 .98)", "Twenty samples mend their own task (.23 to .98;"),
         ("| gemma-3-270m, 20 samples |", "1.00 (1.00 1.00 1.00)", "Gemma .00 to 1.00)"),
-        ("| exchanged |", ".88 (.96 .88 .79)", "five nearly if exchanged (.88)"),
         ("| q, k, gold always first |", "1.00 .00 .00 .00", "with the gold row always first only that row is found"),
     ):
         assert any(line.startswith(row) and seeds in line for line in printed.splitlines()), seeds
@@ -78,17 +82,25 @@ def test_the_tables_shown_are_those_of_the_answers(study, capsys):
     assert sorted(nearness)[-5:] == [0.66, 0.70, 0.72, 0.75, 0.78]
 
 
-def test_five_samples_that_exchange_their_distractors_gain_over_the_same_five_as_they_are(study):
+def test_exchanged_distractors_are_not_shown_to_gain_over_the_three_fits(study):
     cells = json.loads((STUDY / "distractors.json").read_text())
     exact = {
-        how: np.concatenate(
-            [np.array(cells[f"{how}, seed {seed}"]["scores"]["after"])[..., 1].mean(axis=1) for seed in study.SEEDS]
-        )
+        how: np.array([exact_after(cells[f"{how}, seed {seed}"]["scores"]) for seed in study.SEEDS])
         for how in study.DISTRACTORS
     }
-    page = (STUDY / "README.md").read_text()
-    for how, told in (("exchanged", "+.15 [.03, .29]"), ("shuffled", "-.11 [-.29, .02]")):
+    pages = [(folder / "README.md").read_text() for folder in (STUDY, STUDY.parent)]
+    for how, told, places in (("exchanged", "+.15 [-.24, .54]", 2), ("shuffled", "-.11 [-.42, .20]", 1)):
         gain = exact[how] - exact["kept"]
         low, high = mean_ends(gain, least=-1.0, most=1.0)
         assert f"{gain.mean():+.2f} [{low:.2f}, {high:.2f}]".replace("0.", ".") == told
-        assert told in page
+        assert sum(told in page for page in pages) == places
+
+
+def test_a_family_that_was_fitted_falls(study):
+    cell = json.loads((STUDY / "families.json").read_text())["12 families, seed 0"]
+    scores = cell["scores"]["counts x1"]
+    assert cell["own"] == "counts"
+    assert "counts" in cell["fitted_to"]
+    assert round(exact_after({"after": scores["before"]}), 2) == 0.17
+    assert exact_after(scores) == 0
+    assert "`counts`, falls from .17 to .00" in (STUDY / "README.md").read_text()

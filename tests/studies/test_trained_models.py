@@ -48,6 +48,42 @@ def test_the_page_says_of_language_and_of_starts_what_the_records_say(script):
     assert all(abs(own - whole) < 0.001 for pairs in moved.values() for whole, own in pairs)
 
 
+def test_the_page_shows_what_rivals_have(script):
+    rivals, page = script("rivals"), PAGE.read_text()
+    of_models, of_prompts = rivals.model_rows(), rivals.prompt_rows()
+    assert rivals.with_tables(page, rivals.tables_of(of_models, of_prompts)) == page
+    assert rivals.sheet(of_models) == (STUDY / "rivals.csv").read_text()
+    assert rivals.sheet(of_prompts) == (STUDY / "rivals_prompts.csv").read_text()
+    power, elsewhere, _, baseline = rivals.OF_MODELS
+    assert len(of_models) == 48
+    assert sum(row[power] < row[elsewhere] for row in of_models) == 26
+    assert sum(row[elsewhere] < row[baseline] / 2 for row in of_models) == 46
+    own, flat = (f"less {name}" for name in ("other prompts", "uniform baseline"))
+    kept = [row for row in of_prompts if row["n_positions"] == 2048 and row["text"] in rivals.LANGUAGE]
+    assert len(kept) == 8
+    assert sum(row[f"{own}, high"] < 0 for row in kept) == 6
+    spread = [f"{end(row[name] for row in kept):.3f}"[1:] for name in rivals.OF_PROMPTS[:2] for end in (min, max)]
+    assert spread == [".026", ".060", ".045", ".078"]
+    demo = {row["text"]: row for row in of_prompts if (row["model"], row["n_positions"]) == rivals.DEMO}
+    assert [text for text, row in demo.items() if row[f"{own}, high"] < 0] == ["Markdown"]
+    assert demo[rivals.REPEATED][f"{own}, low"] > 0
+    assert demo[rivals.REPEATED][f"{flat}, high"] > 0
+    for told in (page, (STUDY.parent / "README.md").read_text(), (ROOT / "README.md").read_text()):
+        assert "in 26 of 48" in " ".join(told.split())
+
+
+def test_the_page_says_of_a_shared_direction_what_the_record_says():
+    rows, page = read_record(STUDY / "record").scalars["shared"], " ".join(PAGE.read_text().split())
+    assert all(row["meets_target"] for row in rows)
+    ends = [f"{end(row[name]['value'] for row in rows):.3f}"[1:] for name in ("theory", "power") for end in (min, max)]
+    assert (len(rows), sum(row["text"] == "scrambled" for row in rows)) == (32, 16)
+    assert ends == [".007", ".037", ".009", ".060"]
+    assert (
+        "all 32 comparisons run, 16 of them scrambled, at .007 to .037, where the power rollout has .009 to .060"
+        in page
+    )
+
+
 def test_kept_prompts_give_the_record(script):
     summary, cells = script("summary"), script("cells")
     rows = {summary.key_of(row): row for row in read_record(STUDY / "record").scalars["rows"]}

@@ -33,8 +33,8 @@ def test_an_answer_is_right_by_the_rule_of_its_task_and_known_from_one_entry_alo
 @pytest.mark.parametrize(
     ("name", "answer", "right", "wrong"),
     [
-        ("table", "412", ["412", " It is 412 euros, not 5", "412.0"], ["", "4120", "5 or 412", "none\n412"]),
-        ("counts", "7", ["7 plums", "Seven.", "There are seven"], ["17", "eight 7", "often"]),
+        ("table", "412", ["412", " It is 412 euros, not 5", "412.0"], ["", "4120", "5 or 412", "5\n412"]),
+        ("counts", "7", ["7 plums", "Seven.", "There are seven"], ["17", "eight, or 7", "often"]),
         ("json_fields", '"Oslo"', ['"Oslo"', "Oslo", '"Oslo", "age": 3'], ["New Oslo", '"oslo"', '{"city": "Oslo"}']),
         ("code_variables", "957", ["957", "0x3bd", "957  # the letter"], ["957 apples", "print(957)", "'957'"]),
         (

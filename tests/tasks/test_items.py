@@ -215,7 +215,12 @@ def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
                 '{"name": "look", "parameters": {}}',
                 '[TOOL_CALLS] [{"name": "look", "arguments": "{}"}, {"name": "fly", "arguments": {}}]',
             ],
-            ["I would look.", '{"name": "look"}', '{"name": "fly", "arguments": {}}', "<tool_call>look</tool_call>"],
+            [
+                "I would look.",
+                '{"name": "look"}',
+                '{"name": "fly", "arguments": {}}',
+                "<tool_call>look it up</tool_call>",
+            ],
         ),
         (
             "call",
@@ -224,7 +229,6 @@ def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
             ['{"name": "look", "arguments": {"at": "2"}}', '{"name": "look", "arguments": {}}'],
         ),
         ("whole_words", "Nils", ["It is Nils, the cook."], ["Nilsson"]),
-        ("number(first=True)", "7", ["There are seven; answer: 8"], ["eight, or 7"]),
     ],
 )
 def test_rules_judge_as_they_say(rule: str, answer: str, right: list[str], wrong: list[str]) -> None:
@@ -238,7 +242,7 @@ def test_rules_judge_as_they_say(rule: str, answer: str, right: list[str], wrong
     ("rule", "answer", "complaint"),
     [
         ("regex", "(", "is not a regular expression"),
-        ("number", "ten", "the answer must be a number, got 'ten'"),
+        ("number", "many", "the answer must be a number, got 'many'"),
         ("date", "May", "the answer must be a date such as 3 March 1921 or 1921-03-03, got 'May'"),
         ("json_value", "{", "the answer must be a JSON value, got '{'"),
         ("call", '{"name": "look"}', "the answer must be a tool's name, or an object with name and arguments"),

@@ -425,6 +425,11 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
     text = " \n one two \n"
     (span,), _ = locate(({"role": "user", "content": text},), [(text.index("two"), text.index("two") + 3)], bare)
     assert bare.decode(bare(f"<u>{text.strip()}</u>")["input_ids"][slice(*span)]) == "two"
+    for template, whole in (("{{ messages[0].content | trim }}", "one two"), ("{{ messages[0].content }}", text)):
+        bare.chat_template = f"<u>{template}</u>"
+        (span,), _ = locate(({"role": "user", "content": text},), [(0, len(text))], bare)
+        read = bare.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
+        assert bare.decode(bare(read)["input_ids"][slice(*span)]) == whole, "blanks that are kept, and none of others"
     bare.chat_template = "{{ messages[0].content | upper }}"
     with pytest.raises(UsageError, match="changes the text of the message"):
         list(KeyValue(pairs=3, chat=True).examples(bare, count=1))

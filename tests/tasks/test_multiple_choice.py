@@ -9,7 +9,7 @@ from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.report.evaluate import tables_of
 from posbias.tasks.language import MultipleChoice
-from posbias.tasks.language.answers import choice_of
+from posbias.tasks.language.verdict_parsing import letter_in
 
 LINE = {"question": "Which is a fruit?", "choices": ["saw", "plum", "van"], "answer": 1}
 
@@ -63,7 +63,7 @@ def test_numbers_of_options_without_letters_are_refused(options):
         ("B\nQuestion:", "B"),
         ("The answer is B.", "B"),
         ("It could be A, but the answer is (C).", "C"),
-        ("Answer: A\n\nAnswer: B", "B"),
+        ("Answer: A\n\nAnswer: B", None),
         ("so \\boxed{C}", "C"),
         ("[[A]]", "A"),
         ("A dog is no fruit", None),
@@ -74,7 +74,7 @@ def test_numbers_of_options_without_letters_are_refused(options):
     ],
 )
 def test_a_letter_is_read_where_it_is_named(text, choice):
-    assert choice_of(text, "ABC") == choice
+    assert letter_in(text, "ABC") == choice
 
 
 class FirstLetter(Responder):

@@ -161,8 +161,25 @@ def test_files_that_are_not_plain_yaml_are_refused_with_their_line(tmp_path, tex
 
 
 def test_numbers_are_numbers(tmp_path):
-    path = written(tmp_path, "{a: 1e-3, b: 1_000, c: .5, d: none, e: '1', f: true, g: null, h: -2, i: 1.5e+3, j: yes}")
+    path = written(tmp_path, "{a: 1e-3, b: 1_000, c: .5, d: none, e: '1', f: true, g: null, h: -2, i: 1.5e+3}")
     expected = {"a": 1e-3, "b": 1000, "c": 0.5, "d": "none", "e": "1", "f": True, "g": None, "h": -2, "i": 1500.0}
-    assert read_yaml(path) == {**expected, "j": True}
+    assert read_yaml(path) == expected
     with pytest.raises(UsageError, match="cannot read"):
         read_yaml(tmp_path / "nothing.yaml")
+
+
+def test_words_are_words_and_labels_keep_their_text(tmp_path):
+    path = written(tmp_path, "{on: off, yes: [no, On, y], True: true, false: False, 1e-2: 1e-2, n: OFF}")
+    expected = {"on": "off", "yes": ["no", "On", "y"], "True": True, "false": False, "1e-2": 0.01, "n": "OFF"}
+    assert read_yaml(path) == expected
+    model = {"depth": 1, "residual": "none"}
+    text = f"""
+        task: position_copy(target=0)
+        model: {model}
+        train: {{steps: 1}}
+        grid: {{positions: {{on: {{model.encoding: alibi}}, off: {{model.encoding: none}}}}}}
+    """
+    members = load_study(written(tmp_path, text)).members()
+    assert [member.name for member in members] == ["positions=on seed=0", "positions=off seed=0"]
+    with pytest.raises(UsageError, match="'no'"):
+        load_study(written(tmp_path, text.replace("'none'", "no"))).members()

@@ -43,8 +43,8 @@ def compare(
 
     Every distance is given with that of a flat line; intervals resample the prompts of both runs.
     """
-    from posbias.comparison import CompareOptions
-    from posbias.comparison import compare as compare_runs
+    from posbias import CompareOptions
+    from posbias import compare as compare_runs  # from the front door, behind which runs of every verb can be read
     from posbias.runs.records import read_record
 
     options.check_apart(flags.out, (predicted, measured), verb="compared")

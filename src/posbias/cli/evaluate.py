@@ -287,9 +287,9 @@ def evaluate(
     flags: options.RunFlags,
 ) -> None:
     """Measure how well a model answers, by the answer's position. The item that holds the answer is moved."""
+    from posbias import evaluate as evaluate_subjects
     from posbias.evaluation.evaluation import LengthEvaluation
     from posbias.mitigation.subjects import Unopened
-    from posbias.mitigation.subjects import evaluate as evaluate_subjects
     from posbias.tasks.language import LANGUAGE_TASKS
 
     names = models or []
@@ -318,7 +318,7 @@ def evaluate(
         run.finish(result.record)
     if settings.require is not None:
         for evaluation in [result] if single else parts.values():
-            gate.judge(evaluation.check(settings.require), quiet=flags.json)
+            gate.judge(evaluation.requirement, quiet=flags.json)
 
 
 def check_answerer(context: typer.Context, model: str | None, served: ServerFlags, *, exported: bool) -> None:

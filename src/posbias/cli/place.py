@@ -62,8 +62,8 @@ def place(
 
 def arm_of(run: Path, method: str | None) -> Path:
     """The evaluation of one method below a run of `mitigate`, the recommended one if none is named; else the run."""
+    from posbias import load_record  # from the front door, behind which runs of every verb can be read
     from posbias.mitigation import MitigationTrial
-    from posbias.runs.results import load_record
 
     trial = load_record(run) if (run / "record.json").exists() else None
     if not isinstance(trial, MitigationTrial):

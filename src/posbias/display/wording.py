@@ -60,7 +60,7 @@ STATISTICS = {
     "interior_primacy": "first tenth without first position",
     "interior_recency": "last tenth without last position",
     "first_over_middle": "first minus middle tenth",
-    "last_over_middle": "last minus middle tenth",
+    "last_over_middle": "last (its last position left out) minus middle tenth",
     "mean_position": "mean position",
     "minimum_position": "minimum at",
 }

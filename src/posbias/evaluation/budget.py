@@ -12,6 +12,7 @@ import numpy as np
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.options import COUNTED, REQUESTS, Budget, EvaluateOptions
+from posbias.evaluation.responders.client import WRAPPING
 from posbias.evaluation.samples import Sample
 from posbias.progress import report
 from posbias.tasks.language import LanguageTask
@@ -68,7 +69,8 @@ class Spending:
         read = sorts * sum(
             example.n_tokens or len(str(example.prompt).encode()) / BYTES_PER_TOKEN for example in examples
         )
-        written = len(examples) * (options.tokens_of(task) + (sorts > options.generate))
+        around = WRAPPING if self.described.get("structured") else 0
+        written = len(examples) * (options.tokens_of(task) + around + (sorts > options.generate))
         if self.budget.unit in COUNTED:
             return read + written
         return (read * (self.described["price_in"] or 0.0) + written * (self.described["price_out"] or 0.0)) / 1e6

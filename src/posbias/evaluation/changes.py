@@ -12,10 +12,12 @@ the choice in up to 52 % (docs/mitigate.md). Spread and formerly best position a
 
 Few samples of a skewed change mostly lack the rare large ones that balance the others, and look like a sure change. So
 estimates of other scores than right or wrong are cautious about skewness, and need more samples (docs/intervals.md).
+Large ones that are in no sample no test can see: of losses in one sample of twenty, 40 samples lack all in 13 % of
+runs. So a change has a second p-value, `unseen`, of a rare opposite change that would undo it.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float64
@@ -29,7 +31,7 @@ from posbias.evaluation.curve import (
     paired_difference,
 )
 from posbias.evaluation.requirements import ALPHA, bounds_of, gaps_of
-from posbias.statistics import Interval, StoredInterval
+from posbias.statistics import POWER, Interval, StoredInterval, detectable
 
 MEAN, WORST, SPREAD, FORMERLY_BEST = "mean", "worst position", "spread", "formerly best position"
 JUDGED = (MEAN, WORST)
@@ -37,6 +39,8 @@ JUDGED = (MEAN, WORST)
 SAMPLES_FOR_MEANS = 16
 """Complete samples below which no change of other scores than right or wrong is judged: of lognormal changes (sigma
 1.5) with four methods, 16 samples give a false verdict in 4 % of runs, 12 in 6 % (studies/intervals)."""
+LEAST_SCALE = 1.0
+"""Smallest size, in units of the scores, of the rare changes that a gain must outweigh: one answer, or one nat."""
 SCIENTIFIC = 12
 """Decimals from which a number is written as a power of ten."""
 
@@ -52,15 +56,19 @@ class Change:
     """After minus before; the interval leaves out 0 exactly if `p` is below 5 %."""
     p: float
     """p-value, two-sided, of no change, with the choice of positions paid for, not yet the number of methods."""
-    detectable: float | None = None
-    """Smallest true rise that is found with at least 80 % power after all corrections, were this the only one
-    (`power.py`); infinite if none is; None if no sample changed, or it is not tested."""
+    unseen: float = 0.0
+    """p-value of rare changes the other way that would undo this one and are in no sample; 0 if `p` is exact."""
     needed: tuple[float, int] | None = None
-    """A rise, and the approximate number of samples that find it with that power; None as for `detectable`."""
+    """A rise, and about how many samples find it with 80 % power; None if no sample changed, or it is not tested."""
 
     def towards(self, sign: int) -> float:
         """The p-value if the change goes in this direction, else 1."""
         return self.p if sign * self.value.value > 0 else 1.0
+
+    def confirmed(self) -> "Change":
+        """The change with both p-values in one, and the interval extended to 0 unless both are below 5 %."""
+        value = self.value if max(self.p, self.unseen) < ALPHA else self.value.including(0.0)
+        return replace(self, value=value, p=max(self.p, self.unseen), unseen=0.0)
 
 
 UNCHANGED = Change(Interval(0.0, 0.0, 0.0), 1.0)
@@ -105,12 +113,16 @@ def changes_of(before: Scores, after: Scores) -> dict[str, Change]:
         bounds = gaps.mean(axis=0), *bounds_of(gaps, scores, joint, limit=_limit(scores))
         value, low, high, p = (part.reshape(n_positions, n_positions) for part in bounds)
         whole = change_between(after.mean(axis=1), before.mean(axis=1))
+    worst, spread = _saddle(value, low, high, p, n_positions), _spread_change(before, after)
+    rare = [_unseen(worst.value.value, scores, n_positions), _unseen(whole.value.value, scores)]
+    if is_binary(scores):  # McNemar's test is exact: of single positions
+        rare = [0.0, rare[1] if n_positions > 1 else 0.0]
     best = int(np.argmax(before.mean(axis=0)))
     fallen = Interval(*(float(table[best, best]) for table in (value, low, high)))
     return {
-        MEAN: Change(whole.value, whole.p),
-        WORST: _saddle(value, low, high, p, n_positions),
-        SPREAD: _spread_change(before, after),
+        MEAN: Change(whole.value, whole.p, rare[1]),
+        WORST: replace(worst, unseen=rare[0]),
+        SPREAD: replace(spread, unseen=_unseen(spread.value.value, scores, n_positions * (n_positions - 1))),
         FORMERLY_BEST: Change(fallen, min(1.0, n_positions * float(p[best, best]))),
     }
 
@@ -123,6 +135,66 @@ def change_between(after: PerSample, before: PerSample, reference: float = 0.0) 
     values = (after - before)[:, None]
     low, high, p = bounds_of(values, scores, ALPHA, limit=_limit(scores), reference=reference)
     return Contrast(Interval(float(values.mean()), float(low[0]), float(high[0])), float(p[0]))
+
+
+def confirmed_between(after: PerSample, before: PerSample) -> Contrast:
+    """`change_between`, 0 left out only if no rare changes that are in no sample could be the reason."""
+    found, scores = change_between(after, before), np.column_stack([after, before])
+    unseen = 0.0 if is_binary(scores) else _unseen(found.value.value, scores)
+    whole = Change(found.value, found.p, unseen).confirmed()
+    return Contrast(whole.value, whole.p)
+
+
+def scale_of(scores: Float64[np.ndarray, "..."]) -> float:
+    """How much a sample may lose, unseen: 1 if all scores lie in 0 ... 1, else two standard deviations or 1."""
+    return min(_limit(scores), max(LEAST_SCALE, 2 * float(scores.std())))
+
+
+def _unseen(change: float, scores: Float64[np.ndarray, "n_samples _"], comparisons: int = 1) -> float:
+    """p-value of a change that is all but undone by rare ones the other way, of the size `scale_of`, none of them seen.
+
+    They undo a change of d if a share q of all samples changes by s the other way, (1 - q) d = q s; and n samples hold
+    none of these in (1 - q)^n = (1 + d / s)^-n of runs.
+    """
+    return min(1.0, comparisons * (1 + abs(change) / scale_of(scores)) ** -len(scores))
+
+
+def samples_for(before: Scores, after: Scores, rise: float, tests: int) -> tuple[float, int] | None:
+    """A rise of the mean, and about how many samples find it with 80 % power, by both p-values.
+
+    Args:
+        before: score[sample, position] without the method, no NaN, at least 2 samples.
+        after: The same with it.
+        rise: > 0, in units of the scores; if these have less room to their limit, that room.
+        tests: Number of tests in the family of rises.
+
+    Returns:
+        The rise, and samples, as many at least as a verdict takes; None if there is no room.
+    """
+    from scipy.special import ndtri
+
+    scores = np.hstack([before, after])
+    most = 1.0 if _limit(scores) == 1 else 0.0 if scores.max() <= 0 else math.inf
+    rise, alpha = min(rise, most - float(before.mean())), ALPHA / tests
+    if not rise > 0:
+        return None
+    variance = float((after - before).mean(axis=1).var(ddof=1))
+    if is_binary(scores):  # answers turn where scores rise, also if none did yet
+        variance += rise * (1 - rise) / before.shape[1]
+    spread, scale = math.sqrt(variance), scale_of(scores)
+
+    def found(count: int) -> bool:
+        rare = scale * (alpha ** (-1 / count) - 1) + float(ndtri(POWER)) * spread / math.sqrt(count)
+        return 2.0 ** (1 - count) < alpha and max(rare, detectable(spread, count, alpha=alpha)) <= rise
+
+    low = samples_needed(scores) - 1
+    high = low + 1
+    while not found(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return rise, high
 
 
 def _numbers(compared: Contrast) -> tuple[float, float, float, float]:

@@ -2,7 +2,7 @@
 
 Before and after quantising, with a longer context, under a method, or another model. The endpoints of every other
 evaluation (mean, worst position, spread) are one family of tests, its differences by position another; both are
-corrected (Holm) over all evaluations.
+corrected (Holm) over all evaluations. A difference that rare ones the other way, in no sample, could undo is none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from posbias.comparison.compare import COMPARISONS
 from posbias.display.naming import numbered
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
-from posbias.evaluation.changes import FORMERLY_BEST, Change, change_between, changes_of, samples_needed
-from posbias.evaluation.curve import Contrast, Scores, paired_difference, position_means
-from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation
+from posbias.evaluation.changes import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
+from posbias.evaluation.curve import HIGHEST, Contrast, Scores, position_means
+from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
 from posbias.evaluation.judges import RATES, chosen_slots, disagreement, rates_of_questions
-from posbias.evaluation.samples import CLUSTER
+from posbias.evaluation.samples import CLUSTER, independent
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval, holm
@@ -55,6 +55,8 @@ class Compared:
     """A judge's accuracy, flip rate and first-pick rate less the first's, by `judges.RATES`."""
     rate_p: Mapping[str, float] = field(default_factory=dict)
     """Holm-corrected p-values of these, over all judges and rates."""
+    withheld: str = ""
+    """Why its generated answers decide nothing, as `Evaluation.withheld`."""
 
 
 @RESULTS.register("compare_evaluations")
@@ -106,7 +108,12 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     loaded = [load_evaluation(evaluation, "a comparison") for evaluation in evaluations]
     _check_comparable(loaded)
     first = loaded[0]
-    shared = [name for name in MEASURES if all(name in evaluation.measures for evaluation in loaded)]
+    scores = [evaluation.measures for evaluation in loaded]
+    shared = [name for name in MEASURES if all(name in measures for measures in scores)]
+    withheld = not shared and any(evaluation.withheld for evaluation in loaded)
+    if withheld:  # answers that decide nothing are shown, not compared
+        scores = [measures_of(evaluation.tables) for evaluation in loaded]
+        shared = [name for name in MEASURES if all(name in measures for measures in scores)]
     if not shared:
         has = (", ".join(evaluation.measures) or "none, no answer could be judged" for evaluation in loaded)
         told = "; ".join(f"{evaluation.title} has {names}" for evaluation, names in zip(loaded, has, strict=True))
@@ -121,14 +128,17 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     if CLUSTER in first.tables and any(evaluation.count != count for evaluation in loaded):
         raise UsageError("evaluations whose samples form groups are compared if they have as many samples")
     tables = [
-        evaluation.measures[measure][:count, [evaluation.positions.index(place) for place in positions]]
-        for evaluation in loaded
+        measures[measure][:count, [evaluation.positions.index(place) for place in positions]]
+        for evaluation, measures in zip(loaded, scores, strict=True)
     ]
     complete = ~np.isnan(np.hstack(tables)).any(axis=1)
     needed = samples_needed(np.hstack(tables))
     paired = [table[complete] for table in tables]
     names = _names(loaded)
-    compared = _with_rates(_compared(names, paired, enough=int(complete.sum()) >= needed), loaded, count)
+    enough = int(complete.sum()) >= needed and not withheld
+    compared = _compared(names, paired, measure, enough=enough)
+    compared = [replace(entry, withheld=run.withheld) for entry, run in zip(compared, loaded, strict=True)]
+    compared = _with_rates(compared, loaded, count)
     record = Record(
         "compare_evaluations",
         {"measure": measure},
@@ -159,7 +169,7 @@ def _pair(first: Result, second: Result) -> EvaluationComparison:
 
 def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation], count: int) -> list[Compared]:
     """Judges with their rates less those of the first, paired over the questions that have them in both."""
-    verdicts = [run.verdicts for run in evaluations if run.verdicts and run.reading and not run.reading.withheld]
+    verdicts = [run.verdicts for run in evaluations if run.verdicts and not run.withheld]
     if len(verdicts) < len(evaluations) or not compared[1].changes:
         return compared
     compared = [replace(entry, flip_rate=own.flip_rate) for entry, own in zip(compared, verdicts, strict=True)]
@@ -167,15 +177,16 @@ def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation], cou
     first, *chosen = [chosen_slots(evaluation.tables)[:count] for evaluation in evaluations]
     contrasts: list[dict[str, Contrast]] = []
     for rates in others:
-        pairs = {name: np.column_stack([rates[name][:count], baseline[name][:count]]) for name in RATES}
+        rows = {name: np.column_stack([rates[name][:count], baseline[name][:count]]) for name in RATES}
+        pairs = {name: independent(pair, evaluations[0].tables) for name, pair in rows.items()}
         complete = {name: pair[~np.isnan(pair).any(axis=1)] for name, pair in pairs.items()}
         enough = {name: pair for name, pair in complete.items() if len(pair) >= samples_needed(pair)}
-        contrasts.append({name: change_between(*pair.T) for name, pair in enough.items()})
+        contrasts.append({name: confirmed_between(*pair.T) for name, pair in enough.items()})
     corrected = iter(holm(np.array([contrast.p for by_name in contrasts for contrast in by_name.values()])).tolist())
     with_rates = [
         replace(
             entry,
-            disagreement=disagreement(first, slots),
+            disagreement=disagreement(first, slots, evaluations[0].tables),
             rates=by_name,
             rate_p={name: next(corrected) for name in by_name},
         )
@@ -222,18 +233,19 @@ def check_same(first: Evaluation, other: Evaluation, names: Sequence[str] = SAME
             raise UsageError(f"evaluations with another {name} cannot be paired: {one!r:.100} and {another!r:.100}")
 
 
-def _compared(names: Sequence[str], tables: Sequence[Scores], *, enough: bool) -> list[Compared]:
+def _compared(names: Sequence[str], tables: Sequence[Scores], measure: str, *, enough: bool) -> list[Compared]:
     """Every evaluation less the first, on the same complete samples, corrected over all of them."""
     baseline, *others = tables
-    means = [position_means(table) if len(table) else () for table in tables]
+    highest = HIGHEST.get(measure, np.inf)
+    means = [position_means(table, highest=highest) if len(table) else () for table in tables]
     if not enough:
         return [Compared(name, mean, {}, {}) for name, mean in zip(names, means, strict=True)]
     changes = [
-        {name: change for name, change in changes_of(baseline, other).items() if name != FORMERLY_BEST}
+        {name: change.confirmed() for name, change in changes_of(baseline, other).items() if name != FORMERLY_BEST}
         for other in others
     ]
     differences = [
-        tuple(paired_difference(new, old) for new, old in zip(other.T, baseline.T, strict=True)) for other in others
+        tuple(confirmed_between(new, old) for new, old in zip(other.T, baseline.T, strict=True)) for other in others
     ]
     p_changes = iter(holm(np.array([change.p for by_name in changes for change in by_name.values()])).tolist())
     p_places = iter(holm(np.array([contrast.p for row in differences for contrast in row])).tolist())

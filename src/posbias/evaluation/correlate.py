@@ -28,7 +28,7 @@ from posbias.evaluation.correlation import (
     correct_for_number,
     correlate_pairs,
 )
-from posbias.evaluation.curve import Scores, position_means
+from posbias.evaluation.curve import HIGHEST, Scores, position_means
 from posbias.evaluation.evaluation import SCORES, Evaluation, load_evaluation, measures_of
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
@@ -127,6 +127,8 @@ class InfluenceCorrelation(Result):
     alone: tuple[InfluenceSeries, ...] = ()
     """Every series of influence in every group by itself; empty if there is only one group."""
     notices: tuple[RunNotices, ...] = ()
+    withheld: tuple[str, ...] = ()
+    """Runs whose generated answers decide nothing, and are left out, with the reason."""
 
     @classmethod
     def from_record(cls, record: Record) -> "InfluenceCorrelation":
@@ -175,6 +177,7 @@ def correlate(
             "groups": [_group_scalars(group) for group in groups],
             "pooled": pooled,
             "alone": alone,
+            "withheld": [f"{run.title}: {run.withheld}" for run in evaluations if run.withheld],
             "notices": [
                 {"title": run.title, "count": run.count, "notices": dict(run.notices)}
                 for run in evaluations
@@ -196,6 +199,7 @@ def read_run(run: Evaluation) -> Group:
             "a correlation needs finished runs of posbias audit --behaviour, got a run without influence "
             f"({run.record.run_id})"
         )
+    undecided = [name for name in ("correct", "found", "starts") if run.withheld and name in run.tables]
     model: Any = run.responder["model"]
     identity = [*(model.get(name) for name in MODEL), run.task, run.max_tokens, run.file_sha256, *run.positions]
     from_lines = getattr(LANGUAGE_TASKS.parse(run.task), "file", None) is not None
@@ -209,7 +213,7 @@ def read_run(run: Evaluation) -> Group:
         positions=run.positions,
         n_items=run.n_items,
         samples=tuple(f"{stem} {index}" for index in range(run.count)),
-        tables=run.tables,
+        tables=dict(run.tables) | {name: np.full_like(run.tables[name], np.nan) for name in undecided},
         series={series.name: run.record.arrays[series.name.array] for series in run.influence.series},
         from_lines=from_lines,
     )
@@ -294,10 +298,10 @@ def _group_scalars(group: Group) -> dict[str, Any]:
         "n_samples": len(group.samples),
         "positions": list(group.positions),
         "prompt_tokens": None if np.isnan(lengths).all() else float(np.nanmean(lengths)),
-        "curves": {measure: {"means": _means(table)} for measure, table in group.measures.items()},
+        "curves": {measure: {"means": _means(table, measure)} for measure, table in group.measures.items()},
         "series": [{**name._asdict(), "means": _means(table)} for name, table in group.series.items()],
     }
 
 
-def _means(table: Scores) -> list[dict[str, float | None]]:
-    return [mean.as_record() for mean in position_means(table)]
+def _means(table: Scores, measure: str = "") -> list[dict[str, float | None]]:
+    return [mean.as_record() for mean in position_means(table, highest=HIGHEST.get(measure, np.inf))]

@@ -11,6 +11,7 @@ cannot satisfy both, whatever its form.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from posbias.runs.records import plain
 from posbias.runs.results import from_stored
 from posbias.statistics import (
     CONFIDENCE,
+    POWER,
     Estimate,
     Interval,
     StoredInterval,
@@ -44,6 +46,10 @@ AGREEMENT = 1e-9
 """Relative differences between samples that count as none, far above rounding."""
 END_SHARE = 5
 """An end is one fifth of the positions, rounded down, at least one; the middle is all between the two ends."""
+HIGHEST: Mapping[str, float] = {"logprob": 0.0}
+"""Highest possible score of measures that are no shares, which lie in 0 ... 1."""
+DECIDING = 0.05
+"""Difference of scores for which the samples that would find it are counted if the observed one is smaller."""
 SHAPES = ("u", "inverted_u", "rising", "falling", "unclear", "flat")
 """Labels of shapes. `rising` and `falling` do not say that every step goes that way; `flat` says that nothing is
 established, so read it beside the detectable effect."""
@@ -123,11 +129,11 @@ def is_binary(scores: Float64[np.ndarray, "..."]) -> bool:
     return bool(np.isin(scores[~np.isnan(scores)], (0.0, 1.0)).all())
 
 
-def position_means(scores: Scores, confidence: float = CONFIDENCE) -> tuple[Interval, ...]:
+def position_means(scores: Scores, confidence: float = CONFIDENCE, *, highest: float = np.inf) -> tuple[Interval, ...]:
     """Mean score at each position, each with its own (pointwise) interval.
 
     Wilson's interval if all scores are 0 or 1, which stays honest at 0 % and 100 %; NaN within (-inf, inf) if nothing
-    was scored.
+    was scored. No end lies above the `highest` possible score.
     """
     complete_samples(scores)
     columns = [column[~np.isnan(column)] for column in scores.T]
@@ -136,7 +142,8 @@ def position_means(scores: Scores, confidence: float = CONFIDENCE) -> tuple[Inte
     least, most = _limits(scores, np.ones(1))
     unscored = Interval(np.nan, -np.inf, np.inf)
     return tuple(
-        mean_of(column).interval(confidence, least=least, most=most) if len(column) else unscored for column in columns
+        mean_of(column).interval(confidence, least=least, most=min(most, highest)) if len(column) else unscored
+        for column in columns
     )
 
 
@@ -196,15 +203,35 @@ def spread_of(scores: Scores, weights: Weights) -> float:
 
 
 def detectable_difference(scores: Scores) -> float:
-    """Smallest true difference between two positions found with 80 % power after Bonferroni's correction over pairs.
+    """Smallest true difference between two positions found with 80 % power after Bonferroni's correction over pairs;
+    infinite if not even the largest possible one would be found.
 
     Rests on the most variable pair of at least 2 positions, and on the samples that have a score at each; if scores
     are 0 and 1, at least one sample is taken to differ between them.
     """
     complete = complete_samples(scores)
     pairs = [first - second for first, second in itertools.combinations(np.eye(complete.shape[1]), 2)]
-    spread = max(spread_of(complete, weights) for weights in pairs)
-    return detectable(spread, len(complete), alpha=(1 - CONFIDENCE) / len(pairs))
+    return max(_detectable(complete, weights, (1 - CONFIDENCE) / len(pairs)) for weights in pairs)
+
+
+def _detectable(scores: Scores, weights: Weights, alpha: float) -> float:
+    """Smallest true contrast that is found with 80 % power; infinite if it is larger than any can be."""
+    smallest = detectable(spread_of(scores, weights), len(scores), alpha=alpha)
+    return smallest if smallest <= _limits(scores, weights)[1] else float("inf")
+
+
+def _deciding(scores: Scores) -> tuple[float, int]:
+    """A difference of ends and middle, or of two positions, and about how many samples find it with 80 % power.
+
+    The observed one, or DECIDING if it is smaller. Normal quantiles: n = ((z[1 - alpha/2] + z[power]) spread / d)^2.
+    """
+    from scipy.special import ndtri
+
+    n_positions = scores.shape[1]
+    weights = end_weights(n_positions).mean(axis=0) if n_positions > 2 else np.array([-1.0, 1.0])
+    difference = max(DECIDING, abs(float((scores @ weights).mean())))
+    quantiles = ndtri((1 + CONFIDENCE) / 2) + ndtri(POWER)
+    return difference, math.ceil((quantiles * spread_of(scores, weights) / difference) ** 2)
 
 
 def _mean_contrast(scores: Scores, weights: Weights) -> Estimate:
@@ -270,8 +297,9 @@ class MiddleLoss:
     confidence."""
     p: float
     """Two-sided p-value of no loss, as of any `Contrast`."""
-    detectable: float
-    """Smallest true loss that so many samples of this spread find with 80 % power; at 5 %, or 1 - the confidence."""
+    detectable: StoredNumber
+    """Smallest true loss that so many samples of this spread find with 80 % power; at 5 %, or 1 - the confidence.
+    Infinite (NaN in a record) if not even the largest possible one would be found."""
     end_size: int
     """Positions in each end."""
     n_samples: int
@@ -299,7 +327,11 @@ class PositionCurve(Showing):
     middle_loss: MiddleLoss | None = None
     """Ends minus middle; None below 3 positions or 6 complete samples."""
     detectable: float | None = None
-    """Smallest true difference between two positions that is found with 80 % power after correction over all pairs."""
+    """Smallest true difference between two positions that is found with 80 % power after correction over all pairs;
+    infinite (None in a record) if not even the largest possible one would be found."""
+    deciding: tuple[float, int] | None = None
+    """If no dependence on position is established: a difference of ends and middle (of two positions: of these), and
+    about how many samples would find it with 80 % power."""
     gold_tokens: tuple[float, ...] | None = None
     """Mean token index of the item at each position, if the tokenizer is known."""
     quantity: str = "score"
@@ -343,12 +375,14 @@ def position_curve(
     gold_tokens: Sequence[float] | None = None,
     seed: int = 0,
     quantity: str = "score",
+    highest: float = np.inf,
 ) -> PositionCurve:
     """Everything that paired scores say about positions.
 
     Args:
         scores: score[sample, position], NaN if an example was skipped.
         positions, gold_tokens, seed, quantity: As in `PositionCurve`.
+        highest: Largest possible score, if scores are no shares: 0 of log-probabilities.
 
     Raises:
         UsageError: positions that do not ascend or do not fit the columns, or infinite scores.
@@ -359,15 +393,16 @@ def position_curve(
     if gold_tokens is not None and len(gold_tokens) != len(columns):
         raise UsageError(f"{len(gold_tokens)} token places for {len(columns)} positions; one is needed for each")
     complete = complete_samples(scores)
-    comparison = shape = loss = smallest = None
+    comparison = shape = loss = smallest = deciding = None
     if len(complete) >= SAMPLES_FOR_CLAIM and len(columns) >= 2:
         shape = shape_of(complete, positions=np.array(columns, dtype=np.float64))
         comparison = compare_to_best(complete, generator=np.random.default_rng(seed))
         smallest = detectable_difference(complete)
         loss = middle_loss(complete) if len(columns) > 2 else None
+        deciding = _deciding(complete) if shape.label == "flat" else None
     return PositionCurve(
         positions=columns,
-        means=position_means(scores),
+        means=position_means(scores, highest=highest),
         counts=tuple(int(count) for count in (~np.isnan(scores)).sum(axis=0)),
         n_samples=len(scores),
         n_complete=len(complete),
@@ -376,6 +411,7 @@ def position_curve(
         shape=shape,
         middle_loss=loss,
         detectable=smallest,
+        deciding=deciding,
         gold_tokens=None if gold_tokens is None else tuple(map(float, gold_tokens)),
         quantity=quantity,
     )
@@ -426,7 +462,7 @@ def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> MiddleLoss
     n_samples, n_positions = complete.shape
     weights = end_weights(n_positions).mean(axis=0)
     tested = contrast_of(complete, weights, 1 - confidence)
-    smallest = detectable(spread_of(complete, weights), n_samples, alpha=1 - confidence)
+    smallest = _detectable(complete, weights, 1 - confidence)
     return MiddleLoss(tested.value, tested.p, smallest, end_size(n_positions), n_samples)
 
 

@@ -7,7 +7,6 @@ as `PositionCurve.as_record`. The texts go beside it, one JSON object per line.
 """
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,10 +22,17 @@ from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import Independent, PositionCurve, Scores, position_means
-from posbias.evaluation.endings import MOST_CUT, Endings
-from posbias.evaluation.judges import Reading, Verdicts
-from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, Requirement, RequirementCheck, check_requirement
-from posbias.evaluation.samples import CLUSTER
+from posbias.evaluation.judges import Verdicts
+from posbias.evaluation.reading import MOST_UNJUDGED, StoredReading, Withheld
+from posbias.evaluation.requirements import (
+    ALPHA,
+    EFFECTIVE_LENGTH,
+    Requirement,
+    RequirementCheck,
+    StoredCheck,
+    check_requirement,
+)
+from posbias.evaluation.samples import independent
 from posbias.evaluation.sequential import Sequential
 from posbias.files import write_atomically
 from posbias.runs.caveats import Caveat
@@ -71,9 +77,9 @@ class Unjudged:
     sample: str
     position: int | None
     reason: str
-    """A key of `UNJUDGED`."""
+    """A key of `reading.UNJUDGED`."""
     detail: Caveat = ""
-    """The server's words, or by what a prompt is too long."""
+    """The server's words, by what a prompt is too long, or the mark of a call in a form that is not read."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +108,9 @@ class Evaluation(Result):
     tables: Mapping[str, InstanceOf[np.ndarray]] = field(default_factory=dict)
     """score[sample, position]: `correct` (1 or 0), `found`, `logprob` (nats, of the whole answer), `answer_tokens`,
     `first_rank` (of the answer's first token, 1 = the model's choice), `greedy`, `gold_token`, `prompt_tokens`,
-    `too_long` (1 if it was), `starts` (1 if the answer begins with the right one), `cut` (1 if it was cut off in its
-    first line), and what a task notes beside (`LanguageTask.noted`); NaN if there is none."""
+    `too_long` (1 if it was), `starts` (1 if the answer begins with the right one), `cut` (1 if it was cut off
+    before what the task's rule reads was complete), and what a task notes beside (`LanguageTask.noted`); NaN if there
+    is none."""
     curves: Mapping[str, PositionCurve] = field(default_factory=dict)
     """A curve with its statistics for every measure: accuracy, log-probability per token, 1 / rank."""
     max_tokens: int | None = None
@@ -127,12 +134,14 @@ class Evaluation(Result):
     """Right answers that should have been scored and were not, of the examples that were not skipped."""
     moved_blanks: int = 0
     """Examples whose prompt ended in blanks, with which the right answer begins instead."""
-    endings: Endings | None = None
-    reading: Reading | None = None
+    reading: StoredReading = None
+    """How many answers could be judged; None: an older record that does not say, or several lengths."""
     verdicts: Verdicts | None = None
     """Accuracy, flips and first picks of a judge that was asked in both orders; None for other tasks."""
     notices: Mapping[str, Any] = field(default_factory=dict)
     """Oddities of samples, as of `samples.notices_of`."""
+    requirement: StoredCheck = None
+    """The bound that was required, checked; None if there was none."""
     sequential: Sequential | None = None
     """How samples were added until they decided; None if their number was fixed."""
     influence: Influence | None = None
@@ -196,10 +205,16 @@ class Evaluation(Result):
         """Right (1) and wrong (0) answers of every independent sample, by position."""
         return independent(self.tables["correct"], self.tables)
 
+    @property
+    def withheld(self) -> str:
+        """Why nothing is concluded from generated answers, as `Reading.withheld`; empty if they decide."""
+        return "" if self.reading is None else self.reading.withheld
+
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on accuracy, or on log-probability if no answer was judged."""
         alpha = ALPHA if self.sequential is None else self.sequential.alpha
-        return check_requirement(require, self.measures, self.tables, arm=str(self.source or ""), alpha=alpha)
+        measures = measures_of(self.tables)
+        return check_requirement(require, measures, self.withheld, arm=str(self.source or ""), alpha=alpha)
 
     @property
     def title(self) -> str:
@@ -242,20 +257,16 @@ class LengthLevel:
     mean: StoredInterval
     alpha: float = ALPHA
     """Error that the intervals of this length may have; less than 5 % at a look of a sequential design."""
-    cut_off: int = 0
-    """Answers that ended at `max_tokens` in their first line and are not right, which they might have become."""
-    examples: int = 0
-
-    @property
-    def open(self) -> bool:
-        """True if so many answers were cut off that low accuracy decides nothing."""
-        return self.cut_off > MOST_CUT * self.examples
+    withheld: Withheld = ""
+    """Why its answers decide nothing, as `Reading.withheld`; empty if they decide."""
 
     def reaches(self, threshold: float) -> bool | None:
         """True if it has this accuracy at every depth; None: not decided."""
+        if self.withheld:
+            return None
         if self.worst.low >= threshold:
             return True
-        return False if self.worst.high < threshold and not self.open else None
+        return False if self.worst.high < threshold else None
 
 
 @dataclass(frozen=True)
@@ -298,7 +309,14 @@ class LengthEvaluation(Evaluation):
         """The evaluations that a record holds, without their texts."""
         tables = below(record.arrays, CORRECT)
         correct = {length: tables[str(length)] for length in record.resolved["lengths"]}
-        return from_stored(cls, {**record.resolved, **record.scalars, "record": record, "correct": correct})
+        older = [
+            {"withheld": f"{level['cut_off']} of {level['examples']} answers were cut off", **level}
+            if level.get("cut_off", 0) > MOST_UNJUDGED * level.get("examples", 0)
+            else level
+            for level in record.scalars["levels"]
+        ]
+        stored = {**record.resolved, **record.scalars, "levels": older, "record": record, "correct": correct}
+        return from_stored(cls, stored)
 
     @cached_property
     def cells(self) -> dict[int, tuple[Interval, ...]]:
@@ -315,17 +333,20 @@ class LengthEvaluation(Evaluation):
 
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on the effective length, or on the worst cell."""
-        effective = self.effective_length
+        effective, withheld = self.effective_length, ""
         assert effective is not None
         if require.what == EFFECTIVE_LENGTH:
             value = Interval(effective.by_estimate, effective.at_least, np.inf)
         elif require.what == "worst":
             ends = [level.worst for level in self.levels]
             value = Interval(*(min(getattr(end, name) for end in ends) for name in ("value", "low", "high")))
+            withheld = "; ".join(
+                f"at {level.length} tokens {level.withheld}" for level in self.levels if level.withheld
+            )
         else:
             raise UsageError(f"requirement {require}: allowed with several lengths: worst, {EFFECTIVE_LENGTH}")
         measure = EFFECTIVE_LENGTH if require.what == EFFECTIVE_LENGTH else "accuracy"
-        return RequirementCheck(str(require), measure, value, require.met(value), require.by_estimate)
+        return RequirementCheck.of(require, measure, value, withheld=withheld)
 
 
 def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
@@ -342,16 +363,6 @@ def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
             "starts": tables.get("starts", np.full_like(tables["correct"], np.nan)),
         }
     return {name: independent(table, tables) for name, table in measures.items() if not np.isnan(table).all()}
-
-
-def independent(table: Scores, tables: Mapping[str, Scores]) -> Independent:
-    """A table with the mean of every cluster of samples in a row of its own; the table itself if there are none."""
-    if CLUSTER not in tables:
-        return table
-    _, first, members = np.unique(tables[CLUSTER][:, 0], return_index=True, return_inverse=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing is NaN
-        return np.stack([np.nanmean(table[members == cluster], axis=0) for cluster in np.argsort(first)])
 
 
 def reciprocal_rank(first_rank: Scores, logprob: Scores) -> Scores:

@@ -1,59 +1,28 @@
-"""A judge's verdicts on responses that were asked in all orders of a rotation: is it right, does it follow the slot?
-And how many answers, of a judge or any model, could be read at all.
-"""
+"""A judge's verdicts on responses that were asked in all orders of a rotation: is it right, does it follow the slot?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, Float64
 
-from posbias.evaluation.curve import Scores, is_binary
-from posbias.evaluation.responders.thoughts import UNFINISHED
+from posbias.evaluation.curve import Scores
+from posbias.evaluation.samples import independent
 from posbias.runs.records import plain
-from posbias.statistics import Interval, StoredInterval, jackknife, leave_one_out, mean_of, wilson
+from posbias.statistics import CONFIDENCE, Interval, StoredInterval, bounded_mean
 
 RATES = ("accuracy", "flip_rate", "first_pick")
 """Rates in which judges are compared, fields of `Verdicts`."""
-MOST_UNREAD = 0.1
-"""Share of the answers that may be unreadable; beyond it nothing is concluded from the others."""
 
-
-@dataclass(frozen=True)
-class Reading:
-    """Counts of the generated answers that could be read, and of those that could not."""
-
-    answers: int
-    unread: int
-    """Answers in which nothing can be judged: a judge's that hold no verdict, any that never came out of thoughts."""
-    unfinished: int = 0
-    """Answers among them that never came out of the model's thoughts."""
-    thought: int = 0
-    """Answers that came with thoughts, finished or not."""
-
-    @property
-    def withheld(self) -> bool:
-        """True if so many could not be read that the others, which need not be like them, decide nothing."""
-        return self.unread > MOST_UNREAD * self.answers
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {**asdict(self), "withheld": self.withheld, "most_unread": MOST_UNREAD}
-
-
-def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]]) -> Reading:
-    """Count the answers that could be read, from `Evaluation.tables` and `Evaluation.outputs`."""
-    unfinished = unread = sum(row["thinking"] == UNFINISHED for row in outputs)
-    answered = ~np.isnan(tables["correct"])
-    if "tie" in tables:
-        unread = int((np.isnan(tables["tie"]) & answered).sum())
-    thought = sum(bool((row["thoughts"] or "").strip()) for row in outputs)
-    return Reading(int(answered.sum()), unread, unfinished, thought)
+PerPair = Float64[np.ndarray, "_"]
+Flags = Bool[np.ndarray, "_"]
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Rates of a judge's verdicts on pairs, or lists, of responses; each interval is over these."""
+    """Rates of a judge's verdicts on pairs, or lists, of responses; intervals are over these, or over their groups."""
 
     accuracy: StoredInterval
     """Share of right verdicts, over both orders; a tie is wrong, as is what cannot be read."""
@@ -94,36 +63,47 @@ class Verdicts:
         return stored
 
 
-def judge_verdicts(correct: Scores, chosen: Scores, tie: Scores) -> Verdicts:
+def judge_verdicts(
+    correct: Scores, chosen: Scores, tie: Scores, clusters: Mapping[str, Scores] = MappingProxyType({})
+) -> Verdicts:
     """Rates of verdicts in all orders: the best response stands in slot 0 (column 0), 1, ..., the others follow it.
 
     Args:
         correct: 1 if the verdict is right, NaN if the prompt was skipped.
         chosen: The slot that it names, NaN if it names none.
         tie: 1 if it is a tie, 0 if it names a response, NaN else.
+        clusters: `Evaluation.tables`, whose pairs of one group are one independent unit, their mean.
     """
-    judged, n_slots = correct[~np.isnan(correct).any(axis=1)], correct.shape[1]
-    named = ~np.isnan(chosen).any(axis=1)
-    picked = chosen[named]
-    preferred = _preferred(picked)
+
+    def units(values: PerPair, where: Flags | None = None) -> PerPair:
+        """One value per pair, or its mean per group; without what is NaN, or lies elsewhere."""
+        kept = values if where is None else np.where(where, values, np.nan)
+        means = independent(kept[:, None], clusters)[:, 0]
+        return np.asarray(means[~np.isnan(means)])
+
+    n_slots, named = correct.shape[1], ~np.isnan(chosen).any(axis=1)
+    preferred = _preferred(chosen)
     agreed = (preferred == preferred[:, :1]).all(axis=1)
-    single, right = correct[named].mean(axis=1), (preferred[:, 0] == 0).astype(np.float64)
-    majority = _majority(preferred) if n_slots > 2 and len(picked) > 1 else None
+    single, right = correct.mean(axis=1), (preferred[:, 0] == 0).astype(np.float64)
+    majority = _majority(preferred) if n_slots > 2 and named.sum() > 1 else None
+    agreement = units(agreed.astype(np.float64), named)
+    rights, others = units(right, agreed), units(single, named & ~agreed)
     return Verdicts(
-        accuracy=_mean(judged.mean(axis=1)),
-        flip_rate=wilson((~agreed).astype(np.float64)),
-        first_pick=_mean((picked == 0).mean(axis=1)),
-        tie_rate=_mean(tie[~np.isnan(tie).any(axis=1)].mean(axis=1)),
+        accuracy=_mean(units(single)),
+        flip_rate=_mean(1 - agreement),
+        first_pick=_mean(units((chosen == 0).mean(axis=1), named)),
+        tie_rate=_mean(units(tie.mean(axis=1))),
         n_pairs=len(correct),
-        n_both=len(picked),
+        n_both=int(named.sum()),
         ties=int(np.nansum(tie)),
         unread=int((np.isnan(tie) & ~np.isnan(correct)).sum()),
         n_slots=n_slots,
-        agreed_share=wilson(agreed.astype(np.float64)) if len(agreed) else None,
-        agreed_accuracy=wilson(right[agreed]) if agreed.any() else None,
-        agreement_gain=_agreement_gain(single, right, agreed.astype(np.float64)),
-        majority_accuracy=None if majority is None else _mean(majority),
-        majority_gain=None if majority is None else mean_of(majority - single).interval(least=-1.0, most=1.0),
+        agreed_share=_mean(agreement) if len(agreement) else None,
+        agreed_accuracy=_mean(rights) if len(rights) else None,
+        agreement_gain=_agreement_gain(rights, others, agreement, n_slots) if agreed.sum() > 1 else None,
+        majority_accuracy=None if majority is None else _mean(units(majority, named)),
+        # Where most orders prefer another response, less than half of them prefer the best.
+        majority_gain=None if majority is None else _mean(units(majority - single, named), least=-0.5),
     )
 
 
@@ -142,11 +122,12 @@ def chosen_slots(tables: Mapping[str, Scores]) -> Scores:
     return tables["chosen"] if "chosen" in tables else np.asarray(1 - tables["first_pick"])
 
 
-def disagreement(first: Scores, other: Scores) -> Interval | None:
+def disagreement(first: Scores, other: Scores, clusters: Mapping[str, Scores]) -> Interval | None:
     """Share of prompts on which two judges name different slots, over questions on which both name one in all orders;
     None if there are none."""
-    differs = (first != other)[~np.isnan(first + other).any(axis=1)]
-    return _mean(differs.mean(axis=1)) if len(differs) else None
+    differs = np.where(np.isnan(first + other), np.nan, first != other).mean(axis=1, keepdims=True)
+    shares = independent(differs, clusters)[:, 0]
+    return _mean(shares[~np.isnan(shares)]) if not np.isnan(shares).all() else None
 
 
 def _preferred(chosen: Scores) -> Scores:
@@ -155,24 +136,37 @@ def _preferred(chosen: Scores) -> Scores:
     return np.asarray((chosen - np.arange(n_slots)) % n_slots)
 
 
-def _majority(preferred: Scores) -> np.ndarray:
+def _majority(preferred: Scores) -> PerPair:
     """1 if most orders prefer the best response, a share if several responses are first."""
     votes = np.stack([(preferred == response).sum(axis=1) for response in range(preferred.shape[1])], axis=1)
     first = votes == votes.max(axis=1, keepdims=True)
     return np.asarray(first[:, 0] / first.sum(axis=1))
 
 
-def _agreement_gain(single: np.ndarray, right: np.ndarray, agreed: np.ndarray) -> Interval | None:
-    """Accuracy of the pairs whose verdicts agree, less that of single verdicts, over pairs."""
-    if len(agreed) < 2 or agreed.sum() < 2:
-        return None
-    weights = leave_one_out(len(agreed))
-    right_and_agreed, share, alone = (weights @ values for values in (right * agreed, agreed, single))
-    return jackknife(right_and_agreed / share - alone).interval(least=-1.0, most=1.0)
+def _agreement_gain(rights: PerPair, others: PerPair, agreement: PerPair, n_slots: int) -> Interval:
+    """Accuracy of verdicts that agree, less that of single ones: (1 - s)(q - w), with the share s that agrees, which is
+    right in q, and single verdicts on the others right in w. Of two orders that differ, one is right: w = 1/2.
+
+    The interval holds for any s, q and w that their own intervals hold, which hold at once (Bonferroni).
+    """
+    parts = 2 if n_slots == 2 else 3
+    confidence = 1 - (1 - CONFIDENCE) / parts
+    right, agrees, other = (_mean(shares, confidence=confidence) for shares in (rights, agreement, others))
+    if parts == 2:
+        other = Interval(0.5, 0.5, 0.5)
+    elif not len(others):
+        other = Interval(0.5, 0.0, 1.0)
+    differing = (1 - agrees.high, 1 - agrees.low)
+    return Interval(
+        (1 - agrees.value) * (right.value - other.value),
+        min(share * (right.low - other.high) for share in differing),
+        max(share * (right.high - other.low) for share in differing),
+    )
 
 
-def _mean(shares: np.ndarray) -> Interval:
-    """Mean of the shares of pairs, each 0, 1/2 or 1."""
-    if is_binary(shares):
-        return wilson(shares)
-    return mean_of(shares).interval(least=0.0, most=1.0)
+def _mean(values: PerPair, *, least: float = 0.0, confidence: float = CONFIDENCE) -> Interval:
+    """Mean of values in `least` ... 1, whatever their distribution; infinite if there are none."""
+    if not len(values):
+        return Interval(np.nan, -np.inf, np.inf)
+    found, width = bounded_mean((values - least) / (1 - least), confidence), 1 - least
+    return Interval(*(least + width * end for end in (found.value, found.low, found.high)))

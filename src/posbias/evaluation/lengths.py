@@ -13,13 +13,12 @@ import numpy as np
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, complete_samples, position_means
-from posbias.evaluation.endings import open_answers
 from posbias.evaluation.evaluation import CORRECT, EffectiveLength, Evaluation, LengthEvaluation, LengthLevel
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, levels_of
 from posbias.evaluation.sequential import Sequential
 from posbias.runs.records import Record, plain
-from posbias.statistics import Interval, wilson
+from posbias.statistics import Interval, bounded_mean
 
 MOST_SAMPLES = 10_000
 """Samples up to which it is looked how many would decide."""
@@ -121,8 +120,7 @@ def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curv
         worst_depth=float(depths[int(np.nanargmin(means))]),
         mean=mean,
         alpha=alpha,
-        cut_off=int(np.nansum(open_answers(evaluation.tables))),
-        examples=evaluation.examples,
+        withheld=evaluation.withheld,
     )
 
 
@@ -144,7 +142,7 @@ def _total(evaluations: Mapping[int, Evaluation], options: EvaluateOptions) -> S
 def effective_length(levels: "list[LengthLevel]", threshold: float) -> EffectiveLength:
     """The bound of ascending lengths: the last before the first that is not reached."""
     reached = [level.reaches(threshold) is True for level in levels]
-    likely = [level.worst.value >= threshold for level in levels]
+    likely = [level.worst.value >= threshold and not level.withheld for level in levels]
     n_reached, n_likely = ([*passed, False].index(False) for passed in (reached, likely))
     following = levels[n_reached] if n_reached < len(levels) else None
     fails = following is not None and following.reaches(threshold) is False
@@ -166,7 +164,7 @@ def _samples_needed(level: LengthLevel, threshold: float) -> int | None:
     while count <= MOST_SAMPLES:
         answers = np.zeros(count)
         answers[: int(level.worst.value * count)] = 1.0
-        interval = wilson(answers)
+        interval = bounded_mean(answers)
         if interval.low >= threshold or interval.high < threshold:
             return count
         count += max(1, count // 10)

@@ -167,10 +167,7 @@ class EvaluateOptions:
         if require.what not in allowed:
             lengths = "several lengths" if self.lengths else "one length (--lengths 1024,4096 asks for several)"
             raise UsageError(f"require {require}: allowed: {', '.join(allowed)}, with {lengths}")
-        if not require.possible and not self.generate:
-            raise UsageError(
-                f"require {require}: without generated answers it is about log-probabilities, which are below 0"
-            )
+        require.check_possible(generated=self.generate)
 
     def positions_of(self, task: LanguageTask) -> tuple[int, ...]:
         """Positions of the moved item, ascending; all of them must be the task's."""

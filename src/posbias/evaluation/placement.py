@@ -98,7 +98,10 @@ class Placement(Result):
 
     record: InstanceOf[Record]
     order: tuple[int, ...] = ()
-    """Indices of the passages as given, from the first slot of the context to the last."""
+    """Indices of the passages as given, from the first slot of the context to the last: the estimated order if the
+    advice is to reorder, else best first."""
+    estimated: tuple[int, ...] = ()
+    """The order that the curve alone would give, shown to be better or not; its gains are those below."""
     curve: tuple[float, ...] = ()
     """Expected use of each slot, shrunk towards flat; interpolated for slots that were not measured."""
     kept: float = 0.0
@@ -110,7 +113,7 @@ class Placement(Result):
     """p-value of `evaluate` on the same samples, which looks for a trend and a bend alone: smaller if there is one,
     larger if places differ otherwise."""
     gains: tuple[Gain, ...] = ()
-    """Gains over each of `REFERENCES`, and over shuffled orders."""
+    """Gains of the estimated order over each of `REFERENCES`, and over shuffled orders."""
     advice: str = LEAVE
     """REORDER or LEAVE."""
     distractor_curve: tuple[float, ...] = ()
@@ -146,6 +149,7 @@ class Placement(Result):
             "method": responder.get("method", ""),
         }
         needed = {name: record.scalars[name] for name in ("order", "curve", "kept", "p_flat", "gains", "n_samples")}
+        needed["estimated"] = record.scalars.get("estimated", needed["order"])
         return from_stored(cls, {**record.scalars, **needed, **about, "record": record})
 
     @property
@@ -207,12 +211,14 @@ def place(
     slots = _chosen_slots(terms, shrunk)[0]
     decided = any(bool(of_term.shares[0] > 0) for of_term in shrunk)
     gains = [_gain(name, terms, slots, ranks, decided=decided, seed=options.seed) for name in (*REFERENCES, SHUFFLED)]
+    advice = _advice(gains)
     scalars = {
-        "order": list(_arranged(ranks, slots)),
+        "order": list(_arranged(ranks, slots if advice == REORDER else REFERENCES["best_first"](len(slots)))),
+        "estimated": list(_arranged(ranks, slots)),
         **_learnt(terms, shrunk),
         "p_shape": shape_of(terms[0].scores, positions=np.array(use.positions, dtype=np.float64)).p_flat,
         "gains": gains,
-        "advice": _advice(gains),
+        "advice": advice,
         "n_samples": len(terms[0].scores),
         "interpolated": tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
         "measure": use.measure,

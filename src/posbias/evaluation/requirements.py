@@ -7,14 +7,32 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float64
+from pydantic import BeforeValidator
 
 from posbias.errors import UsageError
-from posbias.evaluation.curve import AGREEMENT, SAMPLES_FOR_CLAIM, Independent, Scores, complete_samples, is_binary
-from posbias.evaluation.endings import UndecidedAnswers, why_undecided
-from posbias.statistics import CONFIDENCE, Interval, StoredInterval, estimate, exact_high, mean_of, wilson
+from posbias.evaluation.curve import (
+    AGREEMENT,
+    HIGHEST,
+    SAMPLES_FOR_CLAIM,
+    Independent,
+    Scores,
+    complete_samples,
+    is_binary,
+)
+from posbias.evaluation.reading import Withheld
+from posbias.statistics import (
+    CONFIDENCE,
+    Interval,
+    StoredInterval,
+    StoredNumber,
+    bounded_mean,
+    estimate,
+    mean_of,
+)
 
 ALPHA = 1 - CONFIDENCE
 GRAMMAR = re.compile(
@@ -22,6 +40,7 @@ GRAMMAR = re.compile(
 )
 EFFECTIVE_LENGTH = "effective_length"
 LEVELS = ("worst", "mean", "spread")
+UNKNOWN = Interval(math.nan, -math.inf, math.inf)
 BOUNDED = (*LEVELS, EFFECTIVE_LENGTH)
 """Numbers that may be required: the worst position, the mean over positions, best minus worst; and, of an evaluation at
 several lengths, the longest at which accuracy is high enough."""
@@ -58,10 +77,15 @@ class Requirement:
             raise UsageError(f"requirement {text!r}: allowed: {', '.join(BOUNDED)}, >= or <=, and a number: worst>=0.6")
         return cls(match["what"], match["sign"] == ">=", float(match["number"]), by_estimate)
 
-    @property
-    def possible(self) -> bool:
-        """True if log-probabilities, none of which is above 0, could meet it."""
-        return self.what == "spread" or not self.at_least or self.number <= 0
+    def check_possible(self, *, generated: bool) -> None:
+        """Refuse a bound that lies outside what it bounds: accuracies, or log-probabilities if nothing is generated."""
+        least, most = (0.0, 1.0) if generated else (0.0, math.inf) if self.what == "spread" else (-math.inf, 0.0)
+        if self.what == EFFECTIVE_LENGTH or least <= self.number <= most:
+            return
+        if generated:
+            raise UsageError(f"require {self}: accuracies lie in 0 ... 1, and so must the bound")
+        allowed = "at least 0" if self.what == "spread" else "at most 0"
+        raise UsageError(f"require {self}: without generated answers it is about log-probabilities; allowed: {allowed}")
 
     def met(self, value: Interval) -> bool:
         """True if the safe end of the interval meets it, or the estimate if that is to judge."""
@@ -80,64 +104,91 @@ class Requirement:
 class RequirementCheck:
     """A requirement, and the number of a result that it bounds."""
 
-    required: str
-    measure: str
-    value: StoredInterval
+    text: str
+    """The requirement as it is spelled."""
     met: bool
+    value: StoredNumber
+    """The number; NaN if it is not known, as where answers decide nothing."""
+    low: float | None
+    """Ends of its interval; None: not known."""
+    high: float | None
+    measure: str
     by_estimate: bool = False
     arm: str = ""
     """The model, or the arm of a trial."""
-    withheld: UndecidedAnswers = None
-    """Open answers because of which it is not met, whatever the number."""
+    withheld: Withheld = ""
+    """Why answers decide nothing, so that it is not met; empty if they decide."""
+
+    @classmethod
+    def of(
+        cls, require: Requirement, measure: str, value: Interval, *, arm: str = "", withheld: str = ""
+    ) -> "RequirementCheck":
+        """The check of a number; one that is withheld is not told."""
+        told = UNKNOWN if withheld else value
+        low, high = (end if np.isfinite(end) else None for end in (told.low, told.high))
+        met = require.met(value) and not withheld
+        return cls(str(require), met, told.value, low, high, measure, require.by_estimate, arm, withheld)
+
+    @property
+    def interval(self) -> Interval:
+        """The number with the ends of its interval."""
+        return Interval.of_record({"value": self.value, "low": self.low, "high": self.high})
+
+
+def _of_older(stored: Any) -> Any:
+    """A check in the form in which older records hold it: the interval in a field of its own."""
+    if not isinstance(stored, Mapping) or "required" not in stored:
+        return stored
+    return {**stored, "text": stored["required"], **stored["value"]}
+
+
+StoredCheck = Annotated[RequirementCheck | None, BeforeValidator(_of_older)]
+"""A check in a dataclass that is read from a record, of whatever age."""
 
 
 def check_requirement(
     require: Requirement,
     measures: Mapping[str, Independent],
-    tables: Mapping[str, Scores],
+    withheld: str,
     *,
     arm: str = "",
     alpha: float = ALPHA,
 ) -> RequirementCheck:
     """The check of a bound on accuracy, or on log-probability if no answer was judged; intervals cover 1 - alpha.
 
-    It is not met with too few complete samples, nor by answers too many of which were cut off (`tables`).
+    It is not met with too few complete samples, nor by answers that decide nothing (`withheld`, `Reading.withheld`).
     """
     measure = "accuracy" if "accuracy" in measures else "logprob"
-    scores, value = measures.get(measure), Interval(np.nan, -np.inf, np.inf)
+    scores, value = measures.get(measure), UNKNOWN
     if scores is not None and len(complete_samples(scores)) >= SAMPLES_FOR_CLAIM:
-        value = getattr(levels_of(scores, alpha=alpha), require.what)
-    withheld = why_undecided(tables, tables) if measure == "accuracy" else None
-    met = require.met(value) and withheld is None
-    return RequirementCheck(str(require), measure, value, met, require.by_estimate, arm, withheld)
+        value = getattr(levels_of(scores, alpha=alpha, highest=HIGHEST.get(measure, np.inf)), require.what)
+    return RequirementCheck.of(require, measure, value, arm=arm, withheld=withheld if measure == "accuracy" else "")
 
 
-def levels_of(scores: Scores, *, curves: int = 1, alpha: float = ALPHA) -> Levels:
+def levels_of(scores: Scores, *, curves: int = 1, alpha: float = ALPHA, highest: float = np.inf) -> Levels:
     """Mean, worst position and spread of one curve of `curves` that are judged together; intervals cover 1 - alpha.
 
+    No mean can lie above the `highest` possible score, nor outside 0 ... 1 if the scores are shares.
+
     The low end of the worst position needs no correction: it is the lowest of all low ends, and so not above the low
-    end of the position that is truly worst. The high end is the lowest of high ends that hold at once, of shares by
-    `exact_high`: with the small error that each may have, Wilson's would be too low near 1.
+    end of the position that is truly worst. The high end is the lowest of high ends that hold at once. Shares have
+    `bounded_mean`: samples that fail at all positions at once are few, and other intervals would claim too much.
     """
     complete = complete_samples(scores, "a level", n_positions=1)
     comparisons = complete.shape[1] * curves
     means = complete.mean(axis=0)
     shares = bool(complete.min() >= 0 and complete.max() <= 1)
-    range_of = (0.0, 1.0) if shares else (-np.inf, np.inf)
 
     def of(column: Float64[np.ndarray, "n_samples"], confidence: float) -> Interval:
-        if is_binary(column):
-            return wilson(column, confidence)
-        return mean_of(column).interval(confidence, least=range_of[0], most=range_of[1])
-
-    def high(column: Float64[np.ndarray, "n_samples"]) -> float:
-        if is_binary(column):
-            return exact_high(column, alpha / comparisons / 2)
-        return of(column, 1 - alpha / comparisons).high
+        if shares:
+            return bounded_mean(column, confidence)
+        return mean_of(column).interval(confidence, most=highest)
 
     low = min(of(column, 1 - alpha).low for column in complete.T)
-    worst = Interval(float(means.min()), low, min(high(column) for column in complete.T))
-    return Levels(of(complete.mean(axis=1), 1 - alpha), worst, _spread_level(complete, alpha))
+    high = min(of(column, 1 - alpha / comparisons).high for column in complete.T)
+    return Levels(
+        of(complete.mean(axis=1), 1 - alpha), Interval(float(means.min()), low, high), _spread_level(complete, alpha)
+    )
 
 
 def _spread_level(scores: Scores, alpha: float) -> Interval:

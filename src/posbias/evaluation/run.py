@@ -18,8 +18,7 @@ import numpy as np
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.budget import Spending
 from posbias.evaluation.cost import preflight_answers
-from posbias.evaluation.curve import position_curve
-from posbias.evaluation.endings import endings_of
+from posbias.evaluation.curve import HIGHEST, position_curve
 from posbias.evaluation.evaluation import (
     GENERATED,
     MEASURES,
@@ -30,9 +29,10 @@ from posbias.evaluation.evaluation import (
     measures_of,
     write_outputs,
 )
-from posbias.evaluation.judges import chosen_slots, judge_verdicts, reading_of
+from posbias.evaluation.judges import chosen_slots, judge_verdicts
 from posbias.evaluation.lengths import depths_of, length_evaluation, settled
 from posbias.evaluation.options import Budget, EvaluateOptions
+from posbias.evaluation.reading import reading_of, unjudged_in
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
 from posbias.evaluation.responders.thoughts import CLOSED, UNFINISHED
 from posbias.evaluation.samples import (
@@ -46,7 +46,6 @@ from posbias.evaluation.samples import (
     refused_in,
     request_samples,
     samples_of,
-    unjudged_in,
 )
 from posbias.evaluation.sequential import Sequential, decides, looks_of, savings
 from posbias.progress import track
@@ -56,7 +55,7 @@ from posbias.runs.records import Record, finished_record, plain
 from posbias.runs.running import OpenRun
 from posbias.tasks.language import LanguageTask, file_sha256
 
-DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
+DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")
 """Parts of a responder's description that a piece depends on; the rest says how the responses were made, at what cost.
 """
 EFFORT = "effort"
@@ -185,7 +184,7 @@ def _answered_before(
     try:
         lines = (directory / OUTPUTS_FILE).read_text(encoding="utf-8").split("\n")
         rows = [json.loads(line) for line in lines if line]
-        read = {"endings": endings_of(before.tables, rows).as_record(), "unjudged": unjudged_in(rows)}
+        read = {"reading": plain(asdict(reading_of(before.tables, rows))), "unjudged": unjudged_in(rows)}
         whole = [(row["sample"], row["position"]) for row in rows] == places
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -278,8 +277,9 @@ def _until_decided(asking: _Asking) -> tuple[list[Pieces], Sequential | None]:
         return asking.until(looks[-1].count), None
     for look in looks:
         pieces = asking.until(look.count)
-        tables = _tables(pieces)
-        if decided := decides(goal, measures_of(tables), tables, look.alpha):
+        tables, outputs = _tables(pieces), [row for piece in pieces for row in read_json(piece, TEXTS)]
+        withheld = reading_of(tables, outputs).withheld
+        if decided := decides(goal, measures_of(tables), withheld, look.alpha):
             break
     return pieces, savings(goal, looks, look, tables["prompt_tokens"], decided=decided)
 
@@ -326,7 +326,14 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
     gold = tokens.mean(axis=0).tolist() if not np.isnan(tokens).any() else None
     withheld = (*(GENERATED if reading.withheld else ()), "starts")
     curves = {
-        name: position_curve(table, positions=positions, gold_tokens=gold, seed=options.seed, quantity=MEASURES[name])
+        name: position_curve(
+            table,
+            positions=positions,
+            gold_tokens=gold,
+            seed=options.seed,
+            quantity=MEASURES[name],
+            highest=HIGHEST.get(name, np.inf),
+        )
         for name, table in measures_of(tables).items()
         if name not in withheld
     }
@@ -342,14 +349,14 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
         "measures": list(curves),
         "curves": {name: curve.as_record() for name, curve in curves.items()},
         "cut_off": sum(row["finish"] == CUT_OFF for row in outputs),
-        "endings": endings_of(tables, outputs).as_record(),
         "empty": sum(row["text"] is not None and not row["text"].strip() for row in outputs),
         "examples": len(outputs),
-        "reading": reading.as_record(),
+        "reading": plain(asdict(reading)),
         "unscored": int((np.isnan(tables["logprob"].ravel()) & requested).sum()) if options.score else 0,
     }
     if "first_pick" in tables and len(positions) == record.scalars["n_items"] and options.generate:
-        scored["verdicts"] = judge_verdicts(tables["correct"], chosen_slots(tables), tables["tie"]).as_record()
+        verdicts = judge_verdicts(tables["correct"], chosen_slots(tables), tables["tie"], tables)
+        scored["verdicts"] = verdicts.as_record()
     return scored
 
 

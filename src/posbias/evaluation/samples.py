@@ -7,16 +7,18 @@ from and resampled. What does not fit into the model's context is NaN with its r
 import hashlib
 import itertools
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from posbias.errors import RunError, UsageError
+from posbias.evaluation.curve import Scores
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import CUT_OFF, REFUSED, Reply, Request, Responder
-from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.tasks.language import Example, LanguageTask, share_found
 from posbias.tasks.language.answers import starts_with
 
@@ -28,16 +30,6 @@ REFUSED_LEAST = 3
 LINE_END = "\n"
 CLUSTER = "cluster"
 """Name of the table that tells which samples are not independent: they share a number."""
-
-UNJUDGED = {
-    "too_long": "longer than the model's context",
-    "refused": "refused by the server",
-    "unfinished": "still within thoughts",
-    "empty": "empty",
-    "unread": "without what the task's rule judges (a verdict, letter, number or call)",
-}
-"""Reasons why there is no answer to judge. Prompts of the first two are left out, answers of the others are wrong."""
-LEFT_OUT = ("too_long", "refused")
 
 Pieces = dict[str, np.ndarray]
 
@@ -101,6 +93,7 @@ def requests_of(samples: Sequence[Sample], task: LanguageTask, options: Evaluate
             passages=example.passages,
             fixed_order=task.fixed_order,
             own_control=example.own_control,
+            schema=task.answer_rule.schema,
         )
         for sample in samples
         for example in sample.examples
@@ -144,17 +137,23 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
     response, score = reply.response, reply.score
     skipped = None if response is None else response.skipped
     text = None if response is None or skipped is not None else response.text
-    answer, cut = text, False
-    if text is not None and response is not None:  # a line that has ended, ended by itself, whatever came after it
-        cut = response.finish == CUT_OFF and LINE_END not in text.lstrip()
-    if text is not None and task.lead_in and response is not None and response.continues:
-        answer = f"{task.lead_in} {text.lstrip().partition(LINE_END)[0]}"
+    answer: str | None = None
+    right: float | None = None
+    cut: bool | None = None
     rule = task.answer_rule
+    if text is not None and response is not None:
+        answer, settled = text, rule.settled(text)
+        if task.lead_in and response.continues:
+            line, ended, _ = text.lstrip().partition(LINE_END)
+            answer = f"{task.lead_in} {line}"
+            settled = bool(ended) or rule.settled(answer)
+        right = rule.right(answer, example.answers)
+        cut = response.finish == CUT_OFF and right < 1 and not settled
     values, tokens = [example.answers[0], *example.companions], example.n_tokens
     numbers = {
-        "correct": None if answer is None else rule.right(answer, example.answers),
-        "starts": None if text is None or not rule.begins else starts_with(text, example.answers, goes_on=cut),
-        "cut": None if text is None else cut,
+        "correct": right,
+        "starts": None if text is None or not rule.begins else starts_with(text, example.answers, goes_on=bool(cut)),
+        "cut": cut,
         # Only if a prompt asks for several.
         "found": None if text is None or not example.companions else share_found(text, values),
         "logprob": None if score is None else score.logprob,
@@ -178,34 +177,13 @@ def _row(task: LanguageTask, example: Example, reply: Reply) -> tuple[dict[str, 
         "finish": None if response is None else response.finish,
         "skipped": skipped,
         "read": None if answer is None else rule.readable(answer),
+        "cut": cut,
     }
 
 
 def _number_of(name: str) -> float:
     """A number that stands for a name, exact in double precision."""
     return float(int(hashlib.sha256(name.encode()).hexdigest()[:12], 16))
-
-
-def unjudged_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The outputs without an answer that could be judged, each with its reason, as `Evaluation.unjudged`."""
-    return [
-        {"sample": row["sample"], "position": row["position"], "reason": reason, "detail": row["skipped"] or ""}
-        for row in outputs
-        if (reason := _reason(row)) is not None
-    ]
-
-
-def _reason(row: Mapping[str, Any]) -> str | None:
-    """A key of `UNJUDGED`; None if there is an answer, or none was asked for."""
-    if row["skipped"] is not None:
-        return "refused" if row["finish"] == REFUSED else "too_long"
-    if row["text"] is None:
-        return None
-    if row["thinking"] == UNFINISHED:
-        return "unfinished"
-    if not row["text"].strip():
-        return "empty"
-    return None if row["read"] else "unread"
 
 
 def refused_in(outputs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -230,3 +208,15 @@ def check_refused(refused: Sequence[Mapping[str, Any]], examples: int) -> None:
             f"out, or {REFUSED_LEAST - 1}. The first: sample {first['sample']!r}, position {first['position']}: "
             f"{first['reason']}"
         )
+
+
+def independent(
+    table: Float64[np.ndarray, "n_samples _"], tables: Mapping[str, Scores]
+) -> Float64[np.ndarray, "n_independent _"]:
+    """A table with the mean of every cluster of samples in a row of its own; the table itself if there are none."""
+    if CLUSTER not in tables:
+        return table
+    _, first, members = np.unique(tables[CLUSTER][:, 0], return_index=True, return_inverse=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing is NaN
+        return np.stack([np.nanmean(table[members == cluster], axis=0) for cluster in np.argsort(first)])

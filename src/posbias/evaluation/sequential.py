@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Independent, complete_samples
-from posbias.evaluation.endings import why_undecided
+from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, Independent, complete_samples
 from posbias.evaluation.requirements import ALPHA, Requirement, levels_of
 from posbias.statistics import StoredNumber
 
@@ -66,14 +65,13 @@ def looks_of(count: int, *, sequential: bool) -> tuple[Look, ...]:
     return (*(look for look in looks[:-1] if SAMPLES_FOR_CLAIM <= look.count < count), looks[-1])
 
 
-def decides(goal: Requirement, measures: Mapping[str, Independent], tables: Mapping[str, Table], alpha: float) -> bool:
-    """True if samples so far decide a bound, either way, by intervals that cover 1 - alpha."""
-    scores = measures.get("accuracy", measures.get("logprob"))
-    if scores is None or len(complete_samples(scores)) < SAMPLES_FOR_CLAIM:
+def decides(goal: Requirement, measures: Mapping[str, Independent], withheld: str, alpha: float) -> bool:
+    """True if samples so far decide a bound, either way, by intervals that cover 1 - alpha (not `Reading.withheld`)."""
+    measure = "accuracy" if "accuracy" in measures else "logprob"
+    scores = measures.get(measure)
+    if scores is None or len(complete_samples(scores)) < SAMPLES_FOR_CLAIM or (withheld and measure == "accuracy"):
         return False
-    if "accuracy" in measures and why_undecided(tables, tables) is not None:
-        return False
-    value = getattr(levels_of(scores, alpha=alpha), goal.what)
+    value = getattr(levels_of(scores, alpha=alpha, highest=HIGHEST.get(measure, np.inf)), goal.what)
     return goal.met(value) or goal.excluded(value)
 
 

@@ -75,12 +75,13 @@ def measured_use(run: Measured, *, by: str | None = None) -> MeasuredUse:
         "logprob": np.exp(tables["logprob"]),
         "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
     }
-    withheld = GENERATED if evaluation.reading is not None and evaluation.reading.withheld else ()
+    withheld = GENERATED if evaluation.withheld else ()
     there = [name for name in PLACEABLE if name not in withheld and not np.isnan(scores[name]).all()]
     if by is None and there:
         by = there[0]
     if by not in there:
-        raise UsageError(f"the run has no {by!r}; it has: {', '.join(there) or 'nothing to place by'}")
+        why = f" ({evaluation.withheld})" if evaluation.withheld else ""
+        raise UsageError(f"the run has no {by!r}; it has: {', '.join(there) or 'nothing to place by'}{why}")
     return MeasuredUse(scores[by], evaluation.positions, evaluation.n_items, by)
 
 

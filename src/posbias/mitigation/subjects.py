@@ -5,7 +5,7 @@ other seeds. They are opened one after another, so that of local models one is i
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,6 +13,7 @@ from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, Evaluation, EvaluationComparison, compare_evaluations
 from posbias.evaluation.evaluation import LengthEvaluation
+from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalResponder, Responder, ServerResponder
 from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.run import evaluate_responder, finish_evaluation
@@ -20,7 +21,7 @@ from posbias.measurement.several import directory_names
 from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import Method
 from posbias.mitigation.trial.files import check_files, is_recipe
-from posbias.runs.records import REPORT_FILE
+from posbias.runs.records import REPORT_FILE, plain
 from posbias.runs.running import OpenRun, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
@@ -86,9 +87,21 @@ def evaluate(
             return _compared(subject, task, options, run)
         evaluation = evaluate_responder(_opened(subject, options), task, options)
         for length, at_length in evaluation.at.items() if isinstance(evaluation, LengthEvaluation) else ():
-            finish_evaluation(at_length, run, below=f"length-{length}")
-        finish_evaluation(evaluation, run)
-    return evaluation
+            _concluded(at_length, None, run, below=f"length-{length}")
+        return _concluded(evaluation, options.require, run)
+
+
+def _concluded(evaluation: Evaluation, require: Requirement | None, run: OpenRun, *, below: str = "") -> Evaluation:
+    """Write an evaluation with its verdict and the check of what is required, which of a found one may be new."""
+    check = None if require is None else evaluation.check(require)
+    concluded = {"verdict": list(evaluation.verdict), "requirement": None if check is None else plain(asdict(check))}
+    scalars = evaluation.record.scalars
+    known = concluded.items() <= scalars.items()
+    scalars |= concluded
+    finish_evaluation(evaluation, run, below=below)
+    if evaluation.found and run.directory is not None and not known:
+        evaluation.record.write_run(run.directory / below)
+    return replace(evaluation, requirement=check)
 
 
 def _compared(
@@ -97,9 +110,12 @@ def _compared(
     """Evaluations of all subjects, each written as soon as it is done, compared with the first."""
     evaluations = {}
     for name, evaluation in evaluate_each(subjects, task, options):
-        evaluations[name] = evaluation
-        finish_evaluation(evaluation, run, below=name)
+        evaluations[name] = _concluded(evaluation, options.require, run, below=name)
     comparison = replace(compare_evaluations(list(evaluations.values())), evaluations=evaluations)
+    checks = [check for evaluation in evaluations.values() if (check := evaluation.requirement) is not None]
+    failing = sorted(checks, key=lambda check: check.met)[:1]  # the first that fails stands for all
+    comparison.record.scalars["requirement"] = plain(asdict(failing[0])) if failing else None
+    comparison.record.scalars["verdict"] = list(comparison.verdict)
     if run.directory is not None:
         comparison.record.resolved["related"] = {name: f"{name}/{REPORT_FILE}" for name in evaluations}
     run.finish(comparison.record)

@@ -38,7 +38,10 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
     return Report(
         comparison.record.title,
         kicker="posbias · evaluations compared",
-        verdict=[text for entry in comparison.compared[1:] for text in (_sentence(comparison, entry), *_flips(entry))],
+        verdict=[
+            *_withheld(comparison),
+            *(text for entry in comparison.compared[1:] for text in (_sentence(comparison, entry), *_flips(entry))),
+        ],
         picture=[_figure(comparison)],
         statements=[text for entry in comparison.compared[1:] for text in _noise(comparison.compared[0], entry)],
         summary=[_change_table(comparison), *_rate_tables(comparison)],
@@ -78,10 +81,21 @@ def side_by_side(evaluations: Sequence[Evaluation], reports: Sequence[Report]) -
     return replace(paired, sections=sections, record=None)
 
 
+def _withheld(comparison: EvaluationComparison) -> list[str]:
+    """Why nothing is concluded from the generated answers of an evaluation, for each of which that is so."""
+    return [
+        f"No conclusion from the generated answers of {entry.name}: {entry.withheld}."
+        for entry in comparison.compared
+        if entry.withheld
+    ]
+
+
 def _sentence(comparison: EvaluationComparison, entry: Compared) -> str:
     """What is established of one evaluation less the first."""
     baseline, measure = comparison.compared[0].name, label(MEASURES, comparison.measure)
     if not entry.changes:
+        if comparison.n_samples >= comparison.samples_needed:
+            return f"{entry.name} and {baseline} are not compared by {measure}."
         return (
             f"{entry.name} and {baseline} are not compared: {comparison.n_samples} samples are complete in all "
             f"evaluations, {comparison.samples_needed} are needed."

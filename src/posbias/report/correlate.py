@@ -47,9 +47,12 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
         summary=details[:2],
         statements=statements(result),
         notices=[
-            sentence
-            for run in result.notices
-            for sentence in notice_sentences(run.notices, count=run.count, here=True, of=f"{run.title}: ")
+            *(f"No conclusion from the generated answers of {reason}." for reason in result.withheld),
+            *(
+                sentence
+                for run in result.notices
+                for sentence in notice_sentences(run.notices, count=run.count, here=True, of=f"{run.title}: ")
+            ),
         ],
         caveats=[CORRELATION_CAVEAT],
         figures=pictures[1:],

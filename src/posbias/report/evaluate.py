@@ -16,11 +16,9 @@ from posbias.display.figures import (
 from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, PositionCurve
-from posbias.evaluation.endings import MOST_CUT, Undecided
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
-from posbias.evaluation.judges import MOST_UNREAD
+from posbias.evaluation.reading import LEFT_OUT, UNJUDGED
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
-from posbias.evaluation.samples import LEFT_OUT, UNJUDGED
 from posbias.report.compare_evaluations import side_by_side
 from posbias.report.influence import (
     CORRELATION_CAVEAT,
@@ -77,6 +75,11 @@ MEASURE_WORDS = {
     "reciprocal_rank": "1 / rank",
     "starts": "share of right beginnings",
 }
+REMEDIES = {
+    "unfinished": "--thinking-tokens allows more thoughts",
+    "cut_off": "--max-tokens allows longer answers",
+}
+"""What makes answers that cannot be judged fewer, by the reason in `UNJUDGED`."""
 NAMED_POSITIONS = 3
 """Positions of equal scores that a verdict names."""
 MITIGATED, CALIBRATED = 20, 12
@@ -133,10 +136,10 @@ def notices_of(evaluation: Evaluation) -> list[str]:
 def _thoughts(evaluation: Evaluation) -> list[str]:
     """Notices about answers that never came out of the model's thoughts, and about scores without thoughts."""
     reading, notices = evaluation.reading, []
-    if reading is not None and reading.unfinished:
+    if reading is not None and (unfinished := reading.unjudged.get("unfinished")):
         most = f"--max-tokens {evaluation.max_tokens}, --thinking-tokens {evaluation.thinking_tokens}"
         notices.append(
-            f"{reading.unfinished} of {reading.answers} answers never came out of the model's thoughts ({most}) and "
+            f"{unfinished} of {reading.answers} answers never came out of the model's thoughts ({most}) and "
             "count as wrong. More --thinking-tokens let thoughts end; --template-options 'enable_thinking=False' turns "
             "them off in chat templates that know it."
         )
@@ -218,7 +221,16 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
     numbers = f"{words} {_at(means, max(values))}, {_at(means, min(values))}"
     if max(values) == min(values):
         numbers = f"{words} is {means[0][0].text('.2f')} at every position"
-    return f"{SHAPES[curve.shape.label]}: {numbers}."
+    return f"{SHAPES[curve.shape.label]}: {numbers}.{_deciding(curve)}"
+
+
+def _deciding(curve: PositionCurve) -> str:
+    """The samples that would decide, in a sentence, if no dependence on position is established."""
+    if curve.deciding is None or curve.deciding[1] <= curve.n_complete:
+        return ""
+    difference, samples = curve.deciding
+    between = "the ends and the middle" if len(curve.positions) > 2 else "the two"
+    return f" About {samples:,} samples (--count) would find a difference of {difference:.2f} between {between}."
 
 
 def _at(means: Sequence[tuple[Interval, int]], value: float) -> str:
@@ -242,8 +254,7 @@ def curve_findings(curve: PositionCurve) -> list[str]:
         findings = [f"{SHAPE_FINDINGS[curve.shape.label]} ({tested})"]
     if curve.middle_loss is not None:
         loss = curve.middle_loss
-        power = f"{loss.detectable:.3f} would be found with 80 % power"
-        findings.append(f"ends minus middle {loss.value} (p {loss.p:.2g}; {power})")
+        findings.append(f"ends minus middle {loss.value} (p {loss.p:.2g}; {_power(loss.detectable)})")
     if curve.comparison is not None:
         worst = min(curve.comparison.differences, key=lambda difference: difference.interval.value)
         best = curve.positions[curve.comparison.best]
@@ -251,9 +262,15 @@ def curve_findings(curve: PositionCurve) -> list[str]:
         about = f"position {curve.positions[worst.position]} against the best, {best}"
         if worst.interval.value == 0:
             about, chosen = "all positions have the same mean; differences", ""
-        power = f"{curve.detectable:.3f} would be found with 80 % power"
-        findings.append(f"{about}: {worst.interval} jointly over all pairs{chosen}; {power}")
+        findings.append(f"{about}: {worst.interval} jointly over all pairs{chosen}; {_power(curve.detectable)}")
     return findings
+
+
+def _power(smallest: float | None) -> str:
+    """The smallest effect that so many samples would find; one beyond what there can be is none."""
+    if smallest is None or not np.isfinite(smallest):
+        return "with so few samples none would be found with 80 % power"
+    return f"{smallest:.3f} would be found with 80 % power"
 
 
 PositionCurve.wording = curve_findings
@@ -286,10 +303,10 @@ def statements_of(evaluation: Evaluation) -> list[str]:
             for finding in curve_findings(curve)
         ),
     ] or ["No example was answered or scored, so there is no curve."]
-    endings = evaluation.endings
-    if endings is not None and not np.isnan(endings.starts) and endings.starts != endings.contains:
+    reading = evaluation.reading
+    if reading is not None and not withheld and not np.isnan(reading.starts) and reading.starts != reading.right:
         statements.append(
-            f"{endings.contains:.0%} of the generated answers are right by the task's rule; {endings.starts:.0%} begin "
+            f"{reading.right:.0%} of the generated answers are right by the task's rule; {reading.starts:.0%} begin "
             "with the right one."
         )
     if "cluster" in evaluation.tables:
@@ -310,12 +327,12 @@ def _caveats(evaluation: Evaluation) -> list[str]:
             "curves, their differences and p-values are those of a fixed number of samples."
         )
     if evaluation.cut_off:
-        within = evaluation.endings.open if evaluation.endings else 0
-        first = f"; {within} of them in their first line and not right, which they might have become" if within else ""
         most = f"--max-tokens {evaluation.max_tokens}"
-        caveats.append(f"{evaluation.cut_off} of {total} generated answers ended at {most}, not by themselves{first}.")
+        caveats.append(f"{evaluation.cut_off} of {total} generated answers ended at {most}, not by themselves.")
     if wrong := [entry.reason for entry in evaluation.unjudged if entry.reason not in LEFT_OUT]:
         reasons = "; ".join(f"{count} {UNJUDGED[reason]}" for reason, count in Counter(wrong).items())
+        marks = Counter(str(entry.detail) for entry in evaluation.unjudged if entry.reason == "unread" and entry.detail)
+        reasons += "".join(f"; {count} with {mark}, a form of calls that is not read" for mark, count in marks.items())
         caveats.append(
             f"{len(wrong)} of {total} answers count as wrong because nothing in them can be judged: {reasons}."
         )
@@ -348,21 +365,15 @@ def _reasons(evaluation: Evaluation) -> list[str]:
 
 
 def _withheld(evaluation: Evaluation) -> list[str]:
-    """Why nothing is concluded from the generated answers, and what to do; none if enough of them could be read."""
+    """Why nothing is concluded from the generated answers, and what to do; none if enough of them could be judged."""
     reading = evaluation.reading
     if reading is None or not reading.withheld:
         return []
-    if evaluation.verdicts and reading.unread > reading.unfinished:
-        why = "hold no verdict that can be read"
-        remedy = "the task's pattern='...' reads another form, --max-tokens allows longer answers"
-    else:
-        why = "never came out of the model's thoughts"
-        remedy = "--thinking-tokens allows more thoughts"
-    return [
-        f"No conclusion from the generated answers: {reading.unread} of {reading.answers} {why}, more than "
-        f"{MOST_UNREAD:.0%}.",
-        f"{OUTPUTS_FILE} has them; {remedy}.",
-    ]
+    remedies = [words for reason, words in REMEDIES.items() if reason in reading.unjudged]
+    if evaluation.verdicts and "unread" in reading.unjudged:
+        remedies.append("the task's pattern='...' reads another form")
+    told = ", ".join([f"{OUTPUTS_FILE} has them", *remedies])
+    return [f"No conclusion from the generated answers: {reading.withheld}.", f"{told}."]
 
 
 def _series(evaluation: Evaluation) -> Sequence[InfluenceSeries]:
@@ -444,21 +455,13 @@ def _score_figure(evaluation: Evaluation, name: str, curve: PositionCurve) -> Fi
 
 
 def requirement_text(check: RequirementCheck) -> str:
-    """Whether a requirement is met, and the number that it bounds."""
+    """Whether a requirement is met, and the number that it bounds, or why answers decide nothing."""
     verb = "is met" if check.met else "is not met"
     judged = " (judged by the estimate)" if check.by_estimate else ""
-    why = f"; {undecided_text(check.withheld)}" if check.withheld is not None else ""
     of = ", ".join(filter(None, (label(MEASURES, check.measure), check.arm)))
-    if check.measure == EFFECTIVE_LENGTH:
-        by_estimate, reached = (f"{number:.0f} tokens" for number in (check.value.value, check.value.low))
-        return f"Required {check.required} {verb}{judged}: at least {reached} are established, {by_estimate} estimated."
-    return f"Required {check.required} {verb}{judged}: {check.value} ({of}){why}."
-
-
-def undecided_text(undecided: Undecided) -> str:
-    """Open answers in a clause, and why they decide nothing."""
-    counts = f"{undecided.open_before} of {undecided.answers_before}"
-    if not undecided.alone:
-        counts += f" without it, {undecided.open_after} of {undecided.answers_after} with it"
-    why = f"; at most {MOST_CUT:.0%} may be" if undecided.p is None else f"; these differ (p {undecided.p:.2g})"
-    return f"answers were cut off in their first line, not yet right: {counts}{why}"
+    told = f"{check.interval} ({of})"
+    if check.withheld:
+        told = f"{check.withheld} ({check.arm})" if check.arm else check.withheld
+    elif check.measure == EFFECTIVE_LENGTH:
+        told = f"at least {check.low or 0:.0f} tokens are established, {check.value:.0f} tokens estimated"
+    return f"Required {check.text} {verb}{judged}: {told}."

@@ -20,8 +20,8 @@ from posbias.statistics import Interval, jackknife, leave_one_out
 
 FLAT_TENTH = 0.1
 PERCENT = 100.0
-MITIGATE = "posbias mitigate {model} --task 'key_value(pairs=8)' --positions 0,4,7 --count 20"
-"""What tries methods on a model, as a shell has it: of the demo model less than half an hour on two cores."""
+EVALUATE = """posbias evaluate {model} --task "documents(file='questions.jsonl')\""""
+"""What finds where a model uses what its reader gives it, as a shell has it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Finding:
 
 
 def verdict_of(view: ProfileRun) -> tuple[str, ...]:
-    """Does the model lose the middle; which end does it favour, by how much; what to do, and which theory is nearest?
+    """Does the model lose the middle; what that is worth; which end does it favour, by how much; the nearest theory.
 
     Without theories nothing is said of them; if nothing was measured, the verdict says what was predicted, and how
     near that is to what it was compared to.
@@ -45,8 +45,9 @@ def verdict_of(view: ProfileRun) -> tuple[str, ...]:
     if subject.name not in SUBJECTS:
         return _compared(view, subject)
     end, favoured = _favoured(subject, kind)
-    lines = [_middle(subject, kind), favoured, *_before_training(view, kind, end)]
-    return (*lines, _advice(view, end), _nearest_line(view, subject, kind)) if subject.theories else tuple(lines)
+    advice = [_advice(view)] if subject.name == "trained" else []
+    lines = [_middle(subject, kind), *advice, favoured, *_before_training(view, kind, end)]
+    return (*lines, _nearest_line(view, subject, kind)) if subject.theories else tuple(lines)
 
 
 def named_verdict(view: ProfileRun) -> str:
@@ -133,24 +134,28 @@ def _gaps(subject: Subject, kind: str) -> tuple[Interval, Interval]:
 
 
 def _before_training(view: ProfileRun, kind: str, end: str) -> Iterator[str]:
-    """The end that random weights favour, if that is decided."""
+    """The end that random weights favour, if that is decided, and the last position's share if it has more than its."""
     start = next(
         (subject for subject in view.subjects[1:] if kind in subject.measured and subject.name in SUBJECTS), None
     )
     if start is None:
         return
     gap, _ = _gaps(start, kind)
-    sign = decided(gap, start.measured[kind].n_independent)
+    n_units, last = start.measured[kind].n_independent, _summary(start, kind)["last_token"]
+    sign = decided(gap, n_units)
     if sign:
         favoured = "end" if sign > 0 else "beginning"
         also = ", too," if favoured == end else ""
         yield f"Before training, with random weights, it favoured the {favoured}{also} by {_points(gap, sign)}."
+    if n_units >= UNITS_FOR_CLAIM and last.low > 1 / start.n_positions:
+        even = f"an even share is {PERCENT / start.n_positions:.2g} %"
+        yield f"Before training its last position alone had {_percent(last)} of the influence; {even}."
 
 
-def _advice(view: ProfileRun, end: str) -> str:
-    """What to do: influence is not accuracy, so the answers are tested."""
-    until = f"; until then put what matters near the {end}" if end else ""
-    return f"What to do: test its answers with `{MITIGATE.format(model=shlex.quote(view.label))}`{until}."
+def _advice(view: ProfileRun) -> str:
+    """What influence does not say, and the command that finds it out."""
+    command = EVALUATE.format(model=shlex.quote(view.label))
+    return f"Influence is not use: place nothing by it before you have tested answers on your own file, `{command}`."
 
 
 def _nearest_line(view: ProfileRun, subject: Subject, kind: str) -> str:

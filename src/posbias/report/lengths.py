@@ -85,9 +85,8 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
     unasked = ", ".join(map(str, evaluation.not_evaluated))
     longer = f"; {unasked} not asked" if unasked else ""
     numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
-    if level.open:
-        cut = f"{level.cut_off} of {level.examples} answers were cut off"
-        return [f"{length} tokens are not decided: {cut}; allow more `--max-tokens`."]
+    if level.withheld:
+        return [f"{length} tokens are not decided: {level.withheld}."]
     if effective.below is not None:
         return [f"At {length} tokens accuracy is lower: {numbers}{longer}."]
     more = "more samples than are practical"

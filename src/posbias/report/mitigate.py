@@ -13,8 +13,9 @@ from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
 from posbias.errors import UsageError
-from posbias.evaluation.changes import JUDGED, MEAN, SPREAD, WORST, Change, change_text
+from posbias.evaluation.changes import MEAN, SPREAD, WORST, Change, change_text
 from posbias.evaluation.evaluation import MEASURES
+from posbias.evaluation.reading import UNJUDGED
 from posbias.memory import show_bytes
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
@@ -250,15 +251,17 @@ def _reason_table(trial: MitigationTrial) -> Table:
 
 def _change_table(trial: MitigationTrial) -> Table:
     header = ["method", "endpoint", "change [95 %]", "p", "p of a rise, corrected", "p of a fall, corrected"]
-    header += ["smallest detectable rise, 80 % power", "samples"]
+    header += ["p of rare losses, corrected", "samples"]
     cells = [
         [
             verdict.name,
             name,
             _changed(change),
             f"{change.p:.2g}",
-            *(f"{family[key]:.2g}" if key in family else MISSING for family in (verdict.gains, verdict.harms)),
-            _detectable(key, change),
+            *(
+                f"{family[key]:.2g}" if key in family else MISSING
+                for family in (verdict.gains, verdict.harms, verdict.unseen)
+            ),
             str(verdict.n_samples),
         ]
         for verdict in trial.judgement.verdicts
@@ -266,14 +269,6 @@ def _change_table(trial: MitigationTrial) -> Table:
         if (change := verdict.changes.get(key)) is not None
     ]
     return Table("Changes against the unchanged model, paired over samples", header, cells)
-
-
-def _detectable(endpoint: str, change: Change) -> str:
-    """The smallest rise with that power; none if samples are too few; a dash if nothing changed or was tested."""
-    finite = [number for number in (change.value.value, change.value.low, change.value.high) if np.isfinite(number)]
-    if change.detectable is None and endpoint in JUDGED and any(finite):
-        return "none"
-    return number_text(change.detectable)
 
 
 def _effect_table(trial: MitigationTrial) -> Table:
@@ -320,18 +315,18 @@ def _effort_table(trial: MitigationTrial) -> Table:
 
 
 def _ending_table(trial: MitigationTrial) -> dict[str, list[Table]]:
-    """How generated answers ended, and how many hold the right one, or begin with it; older records do not say."""
-    header = ["method", "answers", "hold the right one", "begin with it", "ended by themselves", "ran on, later lines"]
-    header += ["cut off in the first line", "of these not right", "ended otherwise"]
+    """Generated answers that are right, that begin with the right one, and that cannot be judged."""
+    readings = {arm.name: arm.reading for arm in trial.arms if arm.reading and arm.reading.answers}
+    reasons = [reason for reason in UNJUDGED if any(reason in reading.unjudged for reading in readings.values())]
+    header = ["method", "answers", "right", "begin with the right one", *(UNJUDGED[reason] for reason in reasons)]
     cells = [
         [
-            arm.name,
-            str(endings.answers),
-            *(number_text(share) for share in (endings.contains, endings.starts)),
-            *map(str, (endings.finished, endings.ran_on, endings.cut, endings.open, endings.others)),
+            name,
+            str(reading.answers),
+            *(number_text(None if np.isnan(share) else share) for share in (reading.right, reading.starts)),
+            *(str(reading.unjudged.get(reason, 0)) for reason in reasons),
         ]
-        for arm in trial.arms
-        if (endings := arm.endings) is not None and endings.answers
+        for name, reading in readings.items()
     ]
     return {"How answers ended": [Table("Generated answers by method", header, cells)]} if cells else {}
 

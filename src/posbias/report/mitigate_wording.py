@@ -36,7 +36,7 @@ from posbias.mitigation.trial import arms as parts
 from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT, SERVER, UNASKED
 from posbias.mitigation.trial.result import ArmResult
-from posbias.report.evaluate import measure_words, undecided_text
+from posbias.report.evaluate import measure_words
 from posbias.report.tables import number_text
 from posbias.runs.caveats import caveat_text
 from posbias.statistics import MISSING, POWER, Interval
@@ -72,11 +72,11 @@ def recommendation(judgement: Judgement) -> list[str]:
     if len(harmful) == len(verdicts):
         return ["Leave the model as it is.", *warned]
     first = verdicts[0]
-    if len(withheld) == len(verdicts) and first.withheld is not None:
-        return [f"No verdict by answers for any method ({first.name}).", f"{_capital(undecided_text(first.withheld))}."]
+    if len(withheld) == len(verdicts) and first.withheld:
+        return [f"No verdict by answers for any method ({first.name}).", f"{_capital(first.withheld)}."]
     enough = f" by at least {judgement.smallest:g}" if any(v.verdict == SMALL for v in verdicts) else ""
     lead = f"Leave the model as it is: no method is shown to raise {measure}{enough}."
-    return [lead, *_undetected_lines(verdicts), *warned]
+    return [lead, *_undecided_lines(verdicts, judgement.smallest), *warned]
 
 
 def _names(names: Sequence[str]) -> str:
@@ -98,7 +98,8 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
         (WORST, "worst", "At the worst position it goes"),
     ):
         before, after = (getattr(levels, name).value for levels in (best.before, best.after))
-        alone = "" if best.gains.get(endpoint, 1.0) < ALPHA else ", not established by itself"
+        p = max(best.gains.get(endpoint, 1.0), best.unseen.get(endpoint, 0.0))
+        alone = "" if p < ALPHA else ", not established by itself"
         change = change_text(best.changes[endpoint].value, "+", least=2)
         lines.append(f"{lead} from {before:z.2f} to {after:z.2f} ({change}{alone}).")
     price = [FORMERLY_BEST] if best.verdict == EVENS else []
@@ -114,18 +115,13 @@ def _gain_lines(best: Verdict, measure: str) -> list[str]:
     return [*lines, f"{_capital(dependence_text(best))}."] if best.dependence else lines
 
 
-def _undetected_lines(verdicts: Sequence[Verdict]) -> list[str]:
-    """The smallest detectable rise of the mean, of every method that nothing is established of, and what would do."""
+def _undecided_lines(verdicts: Sequence[Verdict], smallest: float) -> list[str]:
+    """The methods that gain in the samples alone, and how many samples would decide about all that are undecided."""
     undecided = [verdict for verdict in verdicts if verdict.verdict == NOTHING and verdict.changes]
-    rises = [rise for verdict in undecided if (rise := verdict.changes[MEAN].detectable) is not None]
-    if not rises:
+    if not undecided:
         return []
-    if not np.isfinite(min(rises)):
-        lines = ["So few samples could not have shown any rise of the mean."]
-    elif not np.isfinite(max(rises)):
-        lines = ["For some methods, so few samples could not have shown any rise of the mean."]
-    else:
-        lines = [f"A rise of the mean by {max(rises):.2f} would have been found ({100 * POWER:.0f} % power)."]
+    rising = [verdict.name for verdict in undecided if verdict.established(smallest).unsure]
+    lines = [f"{_names(rising)}: a gain in these samples, too few to exclude rare losses."] if rising else []
     needed = _needed_text(max(undecided, key=lambda verdict: (verdict.changes[MEAN].needed or (0, 0))[1]))
     return [*lines, f"{_capital(needed)}."] if needed else lines
 
@@ -164,10 +160,12 @@ def reasons(verdict: Verdict, judgement: Judgement) -> list[str]:
     smallest = judgement.smallest
     if verdict.changes and all(change == UNCHANGED for change in verdict.changes.values()):
         return [f"It changes no score of these {verdict.n_samples} samples at all."]
-    harms, gains, price, negligible = verdict.established(smallest)
-    sentences = [f"{_capital(undecided_text(verdict.withheld))}."] if verdict.withheld is not None else []
+    harms, gains, price, negligible, unsure = verdict.established(smallest)
+    sentences = [f"{_capital(verdict.withheld)}."] if verdict.withheld else []
     for lead, names in (("Harm", harms), ("Gain", gains), ("Price", price)):
         sentences += [f"{lead}: {_change_sentence(verdict, name)}" for name in names]
+    if harms or gains or verdict.withheld:
+        sentences += [f"Only in these samples: {_change_sentence(verdict, name)}" for name in unsure]
     below = f"Established but negligible (below {smallest:g})"
     sentences += [f"{below}: {_change_sentence(verdict, name)}" for name in negligible]
     sentences += [f"{_capital(dependence_text(verdict))}."] if verdict.dependence else []
@@ -208,7 +206,7 @@ def dependence_text(verdict: Verdict) -> str:
 
 
 def warnings(choice: MeasureChoice, arms: Sequence[ArmResult], tolerance: float) -> list[str]:
-    """What the verdicts do not say: everyday replies that change, the choice of measure, unread and empty answers."""
+    """What the verdicts do not say: everyday replies that change, the choice of measure, unjudged answers."""
     lines = [
         f"{arm.name}: replies to everyday requests change, too, by {arm.conversations.text('.3f')} nats per token "
         f"(divergence; ordinary text may lose {tolerance:g})"
@@ -216,25 +214,14 @@ def warnings(choice: MeasureChoice, arms: Sequence[ArmResult], tolerance: float)
         if arm.conversations is not None and arm.conversations.low > tolerance
     ]
     instead = f"methods are judged by {measure_words(choice.measure)} instead"
-    if choice.undecided is not None:
-        lines.append(f"No verdict by answers: {undecided_text(choice.undecided)}; {instead}")
+    if choice.undecided:
+        lines.append(f"No verdict by answers: {choice.undecided}; {instead}")
     if choice.level is not None:
         side = "ceiling" if choice.level > CEILING else "floor"
         hint = instead if choice.measure != "accuracy" else "score the answers, or take an easier or harder task"
         lead = f"accuracy is near its {side}: {choice.level:.3f} on average without a method, where little shows"
         lines.append(f"{lead}; {hint}")
-    lines += [
-        f"{arm.name}: {arm.reading.unread} of {arm.reading.answers} generated answers could not be read, so none counts"
-        for arm in arms
-        if arm.reading.withheld
-    ]
-    # A misread prompt leaves answers empty that are not so without the method: more than a matter of place.
-    before, total = arms[0].reading.empty, arms[0].reading.requests
-    return lines + [
-        f"{arm.name}: {arm.reading.empty} of {total} generated answers are empty ({before} without it)"
-        for arm in arms[1:]
-        if arm.reading.empty > total / 2 > before
-    ]
+    return lines + [f"{arm.name}: {arm.reading.withheld}" for arm in arms if arm.reading and arm.reading.withheld]
 
 
 def text_change(verdict: Verdict, arm: ArmResult) -> str:
@@ -254,8 +241,7 @@ def left_out_text(part: LeftOut) -> str:
     """A part of the trial that was left out, and why."""
     reason = caveat_text(part.reason)
     reason = LEFT_OUT_REASONS.get(reason, reason)
-    if part.undecided is not None:
-        reason = undecided_text(part.undecided)
+    reason = part.undecided or reason
     of_arm = f" under {part.arm}" if part.arm else ""
     return {
         parts.METHOD: f"{part.arm} was not tried: {reason}",
@@ -292,19 +278,16 @@ def _change_sentence(verdict: Verdict, name: str) -> str:
 
 
 def _undecided_sentence(verdict: Verdict, names: Sequence[str], judgement: Judgement) -> str:
-    """Changes that are not established, the rises that would have been, and how many samples would decide."""
-    changes = {name: verdict.changes[name] for name in names}
-    sizes = "; ".join(f"{name} {change_text(change.value, '+')}" for name, change in changes.items())
-    further = "other " if len(names) < len(JUDGED) else ""
-    text = f"No {further}change of {measure_words(judgement.measure)} is established: {sizes}."
-    rises = {name: change.detectable for name, change in changes.items() if change.detectable is not None}
-    finite = [f"of the {name} by {rise:.3f}" for name, rise in rises.items() if np.isfinite(rise)]
-    never = [f"of the {name}" for name in rises if not np.isfinite(rises[name])]
-    at = f"{100 * POWER:.0f} % power, {judgement.tests} tests"
-    if finite:
-        text += f" A rise {' and '.join(finite)} would have been found ({at})"
-        text += f", {' and '.join(never)} none with so few samples." if never else "."
-    elif never:
-        text += f" No rise {' or '.join(never)} could have been found with so few samples ({at})."
-    needed = _needed_text(verdict)
-    return f"{text} {_capital(needed)} ({at})." if MEAN in names and needed else text
+    """Changes that are not established, and how many samples would decide."""
+    unsure = verdict.established(judgement.smallest).unsure
+    text = "".join(
+        f"In these samples the {_change_sentence(verdict, name)[:-1]}; {verdict.n_samples} samples are too few to "
+        "exclude rare losses that would undo it. "
+        for name in unsure
+    )
+    sizes = "; ".join(f"{name} {change_text(verdict.changes[name].value, '+')}" for name in names if name not in unsure)
+    if sizes:
+        further = "other " if len(names) < len(JUDGED) or unsure else ""
+        text += f"No {further}change of {measure_words(judgement.measure)} is established: {sizes}. "
+    needed = _needed_text(verdict) if MEAN in names else ""
+    return f"{text}{_capital(needed)} ({100 * POWER:.0f} % power, {judgement.tests} tests)." if needed else text.strip()

@@ -38,8 +38,9 @@ def placement_report(placement: Placement) -> Report:
     if placement.advice == LEAVE:
         statements = [
             "Leave the order: none is shown to be better than both best first and shuffled ones.",
-            f"Estimated as best, first to last (0 is the first given): {_order(placement.order)}.",
-        ]
+            f"That is best first (0 is the first given): {_order(placement.order)}.",
+            f"Estimated as best, but not shown to be: {_order(placement.estimated)}.",
+        ][: 2 + (placement.estimated != placement.order)]
     statements += [*_worth(placement), f"Why: {why}", tests]
     if placement.distractor_curve:
         statements.append(_distraction(placement))
@@ -52,7 +53,7 @@ def placement_report(placement: Placement) -> Report:
     cells = []
     for gain in placement.gains:
         worth = ["0", MISSING, "the same order"]  # the gain, what it was judged on, whether it is shown to be one
-        if gain.order != placement.order:  # shuffled ones have none
+        if gain.order != placement.estimated:  # shuffled ones have none
             judged = "held-out samples" if gain.held_out else "all samples"
             worth = [gain.gain.text("+.3f"), judged, "yes" if gain.raises else "not shown"]
         cells.append([ORDERS[gain.over], _order(gain.order) or MISSING, *worth])
@@ -74,7 +75,7 @@ def _worth(placement: Placement) -> list[str]:
     Shuffled ones stand for their mean; the table has every gain.
     """
     measure = PLACED_BY[placement.measure]
-    gains = [gain for gain in placement.gains if gain.order != placement.order]
+    gains = [gain for gain in placement.gains if gain.order != placement.estimated]
     raised = sorted((gain for gain in gains if gain.raises), key=lambda gain: gain.gain.value)
     undecided = sorted((gain for gain in gains if not gain.raises), key=lambda gain: -gain.gain.value)
     if not gains:

@@ -267,8 +267,8 @@ def _mapping(value: Any, section: str, known: Sequence[str]) -> Settings:
 def read_yaml(path: str | Path) -> Any:
     """The single document of a file, as dictionaries, lists, numbers, texts, booleans and None.
 
-    PyYAML does the parsing; values are made here, because its own reading keeps the last of two equal keys in silence
-    and takes 1e-3 for a text (YAML 1.1).
+    PyYAML does the parsing; values are made here, because its own reading keeps the last of two equal keys in silence,
+    takes 1e-3 for a text, and on, off, yes and no for booleans (YAML 1.1).
 
     Raises:
         UsageError: no such file, not YAML, or anything but plain values in it.
@@ -316,9 +316,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             key = self.scalar(key_node) if key_node.id == "scalar" else None
             if not isinstance(key, str | int | float):
                 raise self.complaint(key_node, "a key must be a text or a number")
-            if str(key) in mapping:
-                raise self.complaint(key_node, f"{str(key)!r} is given twice")
-            mapping[str(key)] = self.value(value_node, depth - 1)
+            if key_node.value in mapping:
+                raise self.complaint(key_node, f"{key_node.value!r} is given twice")
+            mapping[key_node.value] = self.value(value_node, depth - 1)
         return mapping
 
     def scalar(self, node: Any) -> Any:
@@ -327,14 +327,14 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             raise self.complaint(node, f"{node.value!r} is no plain number or text (write it in quotes)")
         if tag == "null":
             return None
-        if tag == "bool":
-            return node.value.lower() in ("yes", "true", "on")
+        if tag == "bool" and node.value.lower() in ("true", "false"):
+            return node.value.lower() == "true"
         plain = node.value.replace("_", "")
         if tag == "int" and re.fullmatch(r"[-+]?(0|[1-9]\d*)", plain):
             if len(plain) > LONGEST_NUMBER:
                 raise self.complaint(node, f"a number of {len(plain)} digits; allowed: at most {LONGEST_NUMBER}")
             return int(plain)
-        if tag != "str" or (node.style is None and FLOAT.fullmatch(node.value)):
+        if tag not in ("str", "bool") or (node.style is None and FLOAT.fullmatch(node.value)):
             try:
                 return float(plain.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf"))
             except ValueError:

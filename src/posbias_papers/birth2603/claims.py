@@ -257,8 +257,9 @@ class UShape(Claim):
     broken_by = "no residual connections (m = 1): not even the last token stands out"
     computed = "interior recency: penultimate position over the interior minimum (1 means no rise)"
     sharper = (
-        "an L and one spike: the minimum is the penultimate token (position {last_minimum_position:.0f} of "
-        "{positions:.0f}), only the last token stands out ({least_spike:.0f} to {largest_spike:.0f} times it); ALiBi "
+        "a U by its last token alone, an L and one spike: the minimum is the penultimate token (position "
+        "{last_minimum_position:.0f} of {positions:.0f}), the last has {least_spike:.0f} to {largest_spike:.0f} times "
+        "as much; ALiBi "
         "(slope {alibi_slope:g}) gives a U: interior recency {alibi_interior_recency:.2g}, minimum at "
         "{alibi_minimum_position:.0f} of {alibi_positions:.0f}"
     )

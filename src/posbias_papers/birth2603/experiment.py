@@ -234,8 +234,8 @@ def _distance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _shape_table(shapes: Sequence[Mapping[str, Any]]) -> Table:
-    header = ["model", "tokens", "first tenth", "interior recency", "flat", "last minus middle tenth", "last position"]
-    header += ["minimum at", "middle / flat", "mixing", "fitted"]
+    header = ["model", "tokens", "first tenth", "interior recency", "flat", "interior recency minus middle tenth"]
+    header += ["last position", "minimum at", "middle / flat", "mixing", "fitted"]
     names = (("first_tenth", 3), ("interior_recency", 4))
     cells = []
     for row in shapes:
@@ -353,15 +353,15 @@ def _u_shape(shapes: Rows) -> tuple[str, str]:
     bounds = [(row["middle_tenth"]["high"], row["first_tenth"]["low"], row["last_tenth"]["low"]) for row in shapes]
     both = sum(None not in bound and bound[0] < min(bound[1:]) for bound in bounds)
     first, middle, last = (_span(_values(shapes, f"{name}_tenth"), 3) for name in ("first", "middle", "last"))
-    verdict = "an L before the last position, no U"
+    verdict = "a U by the last position alone" if both else "an L before the last position, no U"
     if rising:
         verdict = f"a U, spike apart, in {rising} of {len(shapes)}"
     elif falling < len(shapes):
         verdict = "no U shown"
     return (
-        f"first, middle and last tenth hold {first}, {middle} and {last}, both ends above the middle in {both} of "
-        f"{len(shapes)} cases; without the last position the last tenth lies below the middle one in {falling} and "
-        f"above it in {rising}, intervals apart"
+        f"first, middle and last tenth hold {first}, {middle} and {last} (flat line 0.1, the last position included), "
+        f"both ends above the middle in {both} of {len(shapes)} cases; without the last position the last tenth lies "
+        f"below the middle one in {falling} and above it in {rising}, intervals apart"
     ), verdict
 
 

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Request, Response
 from posbias.evaluation.responders.pass_plan import PassLimits, TokenIds
-from posbias.evaluation.responders.thoughts import Told, told_apart
+from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED, Told, told_apart
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
 from posbias.models.model import Model
 from posbias.models.rotary import AngleLengths
+from posbias.tasks.language.calls import call_text, calls_in
 
 SHORT_PROBE = 32
 """Tokens on which a cache is tried if no layer has a window; two windows and a half otherwise."""
@@ -35,6 +36,8 @@ the kernels of some thirty layers (benchmarks/README.md)."""
 TOGETHER, TOGETHER_ACCELERATED, TOGETHER_EAGER = 512, 1 << 15, 1 << 13
 """Most tokens of a pass with several sequences: there a device is full, and memory is what more of them cost; on an
 accelerator fewer if attention is formed as matrices."""
+OPENING = 64
+"""Last tokens of a prompt among which an answer is opened."""
 SPARE_ROWS = 0.75
 """Share of a batch's rows that have not ended below which the others are dropped: that copies all keys and values."""
 
@@ -364,17 +367,39 @@ class Ending:
 
     def told(self, generated: Sequence[int], started: Started) -> Told:
         """The text with its thoughts told from its answer, which is without special tokens; some marks are such."""
-        request = started.request
-        told_text = told_apart(
-            self._text(generated, special=True), opened=started.thinks, pattern=request.answer_pattern
+        text, request = self._text(generated, special=True), started.request
+        told_text = self._by_template(text, started) or told_apart(
+            text, opened=started.thinks, pattern=request.answer_pattern
         )
         answer = told_text.answer
-        if told_text.thinking is None:
+        if answer == text:
             answer = self._text(generated)
         else:
             for token in self.tokenizer.all_special_tokens:
                 answer = answer.replace(token, "")
+        if calls_in(told_text.answer) and not calls_in(answer):
+            answer = told_text.answer  # the marks of its calls are special tokens
         return replace(told_text, answer=answer).cut(request.stop)
+
+    def _by_template(self, text: str, started: Started) -> Told | None:
+        """An answer in a conversation as the tokenizer's own response template reads it; None without one.
+
+        Source: transformers, `parse_response`.
+        """
+        request, template = started.request, getattr(self.tokenizer, "response_template", None)
+        if template is None or isinstance(request.prompt, str) or request.answer_pattern is not None:
+            return None
+        try:
+            opening = self._text(started.prompt[-OPENING:].tolist(), special=True)
+            message = self.tokenizer.parse_response(text, prefix=opening)
+            functions = [call.get("function", call) for call in message.get("tool_calls") or ()]
+            calls = [call_text(function["name"], function.get("arguments")) for function in functions]
+        except (AttributeError, KeyError, TypeError, ValueError):  # not of that form, such as a call that was cut off
+            return None
+        answer = "\n".join(part for part in (message.get("content"), *calls) if part)
+        thoughts = message.get("reasoning_content") or message.get("thinking")
+        thinking = MARKED if answer.strip() else UNFINISHED
+        return Told(answer, thoughts or None, thinking if thoughts else None)
 
     def response(self, generated: Sequence[int], started: Started) -> Response:
         """The response of a finished sequence."""

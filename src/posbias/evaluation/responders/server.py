@@ -7,9 +7,11 @@ finished answer is kept at once, so that a run that breaks off is continued with
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,9 @@ from posbias.evaluation.responders.base import (
 )
 from posbias.evaluation.responders.client import (
     KINDS,
+    SCHEMA_FIELD,
     TEMPLATE_FIELD,
+    WRAPPING,
     Client,
     ServerOptions,
     StoppedError,
@@ -39,6 +43,7 @@ from posbias.evaluation.responders.client import (
 )
 from posbias.evaluation.responders.refusals import FILTERED, RefusedError
 from posbias.evaluation.responders.server_answers import (
+    UNKNOWN,
     AnswerCache,
     Echo,
     Generated,
@@ -51,6 +56,8 @@ from posbias.prompts.templates import described_tools, with_template_options
 from posbias.runs.caveats import Caveat
 from posbias.tasks.language import rendered
 
+OF_SCHEMAS = re.compile(r"response_?format|json_?schema|schema|structured|guided|grammar", re.IGNORECASE)
+"""How servers speak of what they refuse of `structured`."""
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
 
@@ -130,6 +137,8 @@ class ServerResponder(Presented, Responder):
         """
         if self.options.kind == "text" and any(not isinstance(request.prompt, str) for request in requests):
             raise UsageError("a server of kind 'text' takes prompts as text, got a conversation; allowed kind: chat")
+        if self.options.structured and any(request.schema is None for request in requests):
+            raise UsageError("structured=True: the rule of this task has no schema; allowed: a letter, number or date")
         self._client.stop.clear()
         # The others are told to stop before any thread is joined, should the user interrupt.
         pool = ThreadPoolExecutor(self.options.concurrency)
@@ -216,10 +225,32 @@ class ServerResponder(Presented, Responder):
         # A conversation may open with thoughts, and end within them where a line does: its answers are cut here.
         if request.stop and self.options.kind == "text":
             body["stop"] = list(request.stop)
+        if self.options.structured:
+            return self._structured(body, request)
         generated, parsed = self._told(body, request)
         if "stop" in body and generated.finish == STOPPED and not parsed.answer.strip():
             del body["stop"]  # it ended in blank lines or thoughts, before the answer
             generated, parsed = self._told(body, request)
+        return self._response(generated, parsed)
+
+    def _structured(self, body: dict[str, Any], request: Request) -> Response:
+        """The answer of a server that keeps to a schema, out of its JSON; as it is if the server did not keep to it."""
+        answer = {"type": "object", "properties": {"answer": request.schema}, "required": ["answer"]}
+        schema = {"name": "answer", "strict": True, "schema": {**answer, "additionalProperties": False}}
+        body = {**body, "max_tokens": request.max_tokens + WRAPPING}
+        body[SCHEMA_FIELD] = {"type": "json_schema", "json_schema": schema}
+        try:
+            generated, parsed = self._told(body, replace(request, stop=()))
+        except RefusedError as refusal:
+            if OF_SCHEMAS.search(str(refusal)):
+                raise UsageError(f"server {self._client.address} takes no structured=True: {refusal}") from None
+            raise
+        with suppress(ValueError, LookupError, TypeError):
+            value = json.loads(parsed.answer)["answer"]
+            parsed = replace(parsed, answer=" > ".join(value) if isinstance(value, list) else str(value))
+        return self._response(generated, parsed)
+
+    def _response(self, generated: Generated, parsed: Told) -> Response:
         return Response(
             parsed.answer,
             STOPPED if parsed.stopped else generated.finish,
@@ -233,6 +264,9 @@ class ServerResponder(Presented, Responder):
     def _told(self, body: dict[str, Any], request: Request) -> tuple[Generated, Told]:
         """An answer, and its text with the thoughts told from it, by the server or by marks."""
         generated = self._answer(body, Message if self.options.kind == "chat" else Generated)
+        # Some servers call every end a stop, or give no reason: then the count of tokens tells.
+        if generated.finish in (STOPPED, UNKNOWN) and (generated.tokens or 0) >= body["max_tokens"]:
+            generated = generated.model_copy(update={"finish": CUT_OFF})
         named = generated.thoughts if isinstance(generated, Message) else None
         if named is not None and request.answer_pattern is None:
             parsed = told_apart(generated.whole)

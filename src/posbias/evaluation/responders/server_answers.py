@@ -8,6 +8,7 @@ no key.
 """
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -25,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from posbias.errors import RunError
-from posbias.evaluation.responders.base import STOPPED, AnswerScore
+from posbias.evaluation.responders.base import CUT_OFF, STOPPED, AnswerScore
 from posbias.evaluation.responders.refusals import SaidError, said_in
 from posbias.files import write_atomically
 from posbias.tasks.language.calls import call_text
@@ -36,14 +37,20 @@ TEXT_PARTS, THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning")
 """Types of the parts in which some servers give a message's content."""
 FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
 """Beginnings of the reason for an answer's end if a filter has ended it; small letters."""
+UNKNOWN = "unknown"
+"""The end of an answer for which a server gives no reason."""
 CALLED_FINISHES = ("tool_calls", "function_call")
 """Reasons for the end of an answer that ended by itself, with calls of tools."""
+CUT_OFF_FINISHES = ("length", "max_tokens", "max_output_tokens", "model_length")
+"""Reasons for the end of an answer at the most tokens; small letters."""
 LARGEST_ERROR = 2**16
 """Bytes of an answer without choices that is looked through for a server's words."""
 FULFILLED = 200
 """The status of an answer."""
 MOST_LISTED = 1000
 """Far more tokens than are requested at one place."""
+MOST_TOKENS, LARGEST_LOGPROB = 2**53, 1e9
+"""Far more than any answer has, and than any token's log-probability is below 0."""
 ANSWER_FORMAT: Literal[3] = 3
 """Goes up when what a file of the cache holds changes its meaning."""
 
@@ -96,7 +103,9 @@ def _finished(reason: object) -> object:
     if lowered == "error" or lowered.startswith(FILTERED_FINISHES):
         by = "an error" if lowered == "error" else f"a content filter ({lowered[:60]})"
         raise PydanticCustomError(SAID, "{words}", {"words": f"the answer was ended by {by}", "status": FULFILLED})
-    return "unknown" if reason is None else STOPPED if lowered in CALLED_FINISHES else reason
+    if lowered in CUT_OFF_FINISHES:
+        return CUT_OFF
+    return UNKNOWN if reason is None else STOPPED if lowered in CALLED_FINISHES else reason
 
 
 def _calls(calls: object) -> object:
@@ -106,10 +115,9 @@ def _calls(calls: object) -> object:
     texts = []
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
-        named = [function.get("name"), function.get("arguments")] if isinstance(function, dict) else []
-        if not named or not all(isinstance(text, str) for text in named):
-            raise ValueError("a call needs 'function' with 'name' and 'arguments'")
-        texts.append(call_text(*map(str, named)))
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("a call needs 'function' with 'name'")
+        texts.append(call_text(function["name"], function.get("arguments")))
     return "\n".join(texts) or None
 
 
@@ -152,6 +160,18 @@ def _as_text(thoughts: object) -> str | None:
     return joined or json.dumps(thoughts, ensure_ascii=False)
 
 
+def _count(value: object) -> int | None:
+    """A number of tokens, if that is what a server gives; some are negative or fractions."""
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return whole if type(whole) is int and 0 <= whole <= MOST_TOKENS else None
+
+
+def _finite(value: object) -> object:
+    """A log-probability; None if it is infinite, the least number that there is, or none at all."""
+    odd = isinstance(value, int | float) and not -LARGEST_LOGPROB <= value < math.inf
+    return None if odd else value
+
+
 def _hidden(text: str, hide: Hide | None) -> str:
     return text if hide is None else hide(text)
 
@@ -175,10 +195,11 @@ Finish = Annotated[Text, BeforeValidator(_finished)]
 Thought = Annotated[Text | None, BeforeValidator(_as_text)]
 NoError = Annotated[None, BeforeValidator(lambda value: _no_error(value))]
 """Some servers put an error where the answer would be, with the status of an answer."""
-Count = Annotated[int, Field(ge=0, le=2**53)]
-LogProbability = Annotated[float, Field(ge=-1e9, le=1e-2)]
-"""Natural; rounding may lift it above 0 (it is taken for 0 then), nothing else does."""
-Listed = Annotated[dict[Text, LogProbability | None], BeforeValidator(_few)]
+Count = Annotated[int | None, BeforeValidator(_count)]
+"""Tokens; None if a server gives something else than their number."""
+LogProbability = Annotated[Annotated[float, Field(le=1e-2)] | None, BeforeValidator(_finite)]
+"""Natural; rounding may lift it above 0 (it is taken for 0 then), nothing else does. None: of what is impossible."""
+Listed = Annotated[dict[Text, LogProbability], BeforeValidator(_few)]
 """The most probable tokens at one place."""
 
 FIRST = ("choices", 0)
@@ -193,7 +214,7 @@ class ServerAnswer(BaseModel):
 
     error: NoError = Field(None, exclude=True)
     error_of_choice: NoError = Field(None, validation_alias=AliasPath(*FIRST, "error"), exclude=True)
-    prompt_tokens: Count | None = Field(None, validation_alias=PROMPT_TOKENS)
+    prompt_tokens: Count = Field(None, validation_alias=PROMPT_TOKENS)
 
     @property
     def generated(self) -> int | None:
@@ -206,8 +227,8 @@ class Generated(ServerAnswer):
     """A prompt's continuation."""
 
     text: Text = Field(validation_alias=AliasPath(*FIRST, "text"))
-    finish: Finish = Field("unknown", validation_alias=AliasPath(*FIRST, "finish_reason"))
-    tokens: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
+    finish: Finish = Field(UNKNOWN, validation_alias=AliasPath(*FIRST, "finish_reason"))
+    tokens: Count = Field(None, validation_alias=GENERATED_TOKENS)
 
     @property
     def whole(self) -> str:
@@ -255,11 +276,11 @@ class Message(Generated):
 class Echo(ServerAnswer):
     """Tokens of a repeated prompt with their log-probabilities; `tokens` is None if the server gives none."""
 
-    finish: Finish = Field("unknown", validation_alias=AliasPath(*FIRST, "finish_reason"), exclude=True)
+    finish: Finish = Field(UNKNOWN, validation_alias=AliasPath(*FIRST, "finish_reason"), exclude=True)
     text: TextOrNone = Field(validation_alias=AliasPath(*FIRST, "text"))
-    tokens_generated: Count | None = Field(None, validation_alias=GENERATED_TOKENS)
+    tokens_generated: Count = Field(None, validation_alias=GENERATED_TOKENS)
     tokens: Tokens | None = Field(None, validation_alias=AliasPath(*FIRST, "logprobs", "tokens"))
-    logprobs: Annotated[list[LogProbability | None], Field(fail_fast=True)] | None = Field(
+    logprobs: Annotated[list[LogProbability], Field(fail_fast=True)] | None = Field(
         None, validation_alias=AliasPath(*FIRST, "logprobs", "token_logprobs")
     )
     listed: Annotated[list[Listed | None], Field(fail_fast=True)] | None = Field(

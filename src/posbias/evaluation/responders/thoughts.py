@@ -29,9 +29,13 @@ _BEFORE_ALONE = 0
 _MARK = re.compile("|".join(mark for pair in _MARKS for mark in pair), re.IGNORECASE)
 _WRAPPED = re.compile(r"</?answer>|<\|(?:begin|end)_of_solution\|>|<\|(?:START|END)_RESPONSE\|>")
 """What stands around an answer behind thoughts."""
-_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
+_CHANNEL = re.compile(
+    r"(?:<\|start\|>assistant\s+to=\S+?\s*)?<\|channel\|>\s*(\w+)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+)
 _CHANNEL_ENDS = re.compile(r"<\|(?:end|return|call|start)\|>")
-_BARE_CHANNELS = re.compile(r"\s*analysis(?=[^\s\w]|[A-Z0-9])(?:(.*)assistantfinal)?(.*)", re.DOTALL)
+_BARE_CHANNELS = re.compile(
+    r"\s*analysis(?=[^\s\w]|[A-Z0-9])(?:(.*)assistant(?:final|(?=(?:commentary)? to=functions\.)))?(.*)", re.DOTALL
+)
 """Channels of gpt-oss without their special tokens: "analysisWe look ...assistantfinalParis"."""
 _ANY = -1
 """Thoughts that any closing mark closes, since the prompt has opened them."""
@@ -87,6 +91,8 @@ def told_apart(text: str, *, opened: bool = False, pattern: str | None = None) -
         return Told(matches[-1], text, MARKED) if matches else Told("", text, UNFINISHED)
     channels = list(_CHANNEL.finditer(text))
     if channels:
+        if "to=functions." in channels[-1][0]:  # a call, whose header names the tool
+            return Told(text[channels[-1].start() :], text[: channels[-1].start()], MARKED)
         if channels[-1][1] != "final":
             return Told("", text, UNFINISHED)
         answer = _CHANNEL_ENDS.split(text[channels[-1].end() :], maxsplit=1)[0]

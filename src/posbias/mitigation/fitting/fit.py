@@ -111,7 +111,7 @@ class OrderFit(Fit):
         placed = place([1 / rank for rank in range(1, n_items + 1)], use)
         samples = len({example.sample for example in calibration.examples})
         how = {"calibration_samples": samples, "p_flat": placed.p_flat, "measure": use.measure}
-        return Fitted(Ordered(order=placed.order), how)
+        return Fitted(Ordered(order=placed.estimated), how)
 
     def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
         """One answer to each calibration prompt."""

@@ -4,9 +4,9 @@ effects.
 Endpoints: the mean over positions, the worst position, the spread (best minus worst), and the position that was best
 (`evaluation/changes.py`).
 
-The verdict that follows for each method is the matter of `verdicts.py`, with the smallest detectable rise (`power.py`).
-Gains of all methods are one family of tests, harms, side effects among them, another, each corrected by Holm: under no
-effect at all a verdict of gain, or of harm, is given to any method in at most 5 % of runs.
+The verdict that follows for each method is the matter of `verdicts.py`. Gains of all methods are one family of tests,
+harms, side effects among them, another, each corrected by Holm: under no effect at all a verdict of gain is given to
+any method in at most 5 % of runs, and one of harm unless few samples of many gain much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,26 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.checks import check_number, check_size, check_whole
+from posbias.checks import check_number
 from posbias.errors import UsageError
-from posbias.evaluation.changes import MEAN, UNCHANGED, Change, change_between, changes_of, samples_needed
+from posbias.evaluation.changes import (
+    MEAN,
+    UNCHANGED,
+    Change,
+    change_between,
+    changes_of,
+    samples_for,
+    samples_needed,
+)
 from posbias.evaluation.curve import (
     AGREEMENT,
+    HIGHEST,
     Contrast,
     Scores,
     position_means,
 )
-from posbias.evaluation.endings import Undecided
+from posbias.evaluation.reading import Withheld
 from posbias.evaluation.requirements import levels_of
-from posbias.limits import REPEATS
-from posbias.mitigation.judging.power import DetectableRise, detectable_rises, samples_for
 from posbias.mitigation.judging.verdicts import NOTHING, Effect, Verdict, corrected_together, settle
 from posbias.runs.records import plain
 from posbias.runs.results import from_stored
@@ -47,24 +54,6 @@ is smaller."""
 
 PerUnit = Float64[np.ndarray, "_"]
 Complete = Float64[np.ndarray, "n_complete n_positions"]
-
-
-@dataclass(frozen=True)
-class JudgeOptions:
-    """The size of change that decides, and how the smallest detectable rise is estimated."""
-
-    smallest: float = SMALLEST
-    """Change of scores that matters, in their units, >= 0: an established change whose estimate is smaller is said, and
-    decides nothing. What has a tolerance of its own, such as ordinary text, is judged by that."""
-    draws: int = 300
-    """Draws of the samples, >= 0, for the smallest detectable rise; 0: it is not estimated."""
-    seed: int = 0
-    """Seed of the draws."""
-
-    def __post_init__(self) -> None:
-        check_number("judge: smallest", self.smallest)
-        check_size("judge: draws", self.draws, REPEATS, least=0)
-        check_whole("judge: seed", self.seed, least=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +79,8 @@ class ArmScores:
     after: Scores
     """score[sample, position] with the method, of the samples and positions of the unchanged model's scores."""
     effects: tuple[SideEffect, ...] = ()
-    withheld: Undecided | None = None
-    """Why its answers decide nothing; None if they do."""
+    withheld: str = ""
+    """Why its answers decide nothing; empty if they do."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +121,8 @@ class MeasureChoice:
     measure: str
     level: float | None = None
     """Mean accuracy of the unchanged model, if it is near its floor or ceiling."""
-    undecided: Undecided | None = None
-    """Open answers because of which accuracy does not decide."""
+    undecided: Withheld = ""
+    """Why accuracy does not decide, as `Reading.withheld`; empty if it may."""
 
 
 def judge(
@@ -142,7 +131,7 @@ def judge(
     *,
     positions: Sequence[int],
     measure: str = "accuracy",
-    options: JudgeOptions | None = None,
+    smallest: float = SMALLEST,
 ) -> Judgement:
     """Judge every method against the unchanged model.
 
@@ -151,11 +140,13 @@ def judge(
         methods: Scores of each method, at least 1, none twice.
         positions: Of the columns, ascending.
         measure: Name of the scores.
-        options: The change that matters, and the draws.
+        smallest: Change of scores that matters, in their units, >= 0: an established change whose estimate is smaller
+            is said, and decides nothing. What has a tolerance of its own, such as ordinary text, is judged by that.
 
     Raises:
-        UsageError: no method, one twice, or scores of another shape.
+        UsageError: no method, one twice, scores of another shape, or a negative change.
     """
+    check_number("judge: smallest", smallest)
     names = [arm.name for arm in methods]
     if not names or len(set(names)) < len(names):
         raise UsageError(f"judging needs at least 1 method, and each only once, got {', '.join(names) or 'none'}")
@@ -165,21 +156,18 @@ def judge(
                 f"{arm.name}: {arm.after.shape} scores after, {before.shape} before, {len(positions)} positions; "
                 "the same samples at the same positions are needed"
             )
-    options = options or JudgeOptions()
-    tested = corrected_together([_examined(before, arm, positions, options.smallest) for arm in methods])
+    highest = HIGHEST.get(measure, np.inf)
+    tested = corrected_together([_examined(before, arm, positions, smallest, highest) for arm in methods])
     tests = sum(len(verdict.gains) for verdict in tested)
-    with_power = [
-        replace(
-            verdict,
-            changes=_with_power(verdict, _complete(before, arm.after), tests=tests, measure=measure, options=options),
-        )
+    with_needed = [
+        replace(verdict, changes=_with_needed(verdict, _complete(before, arm.after), tests))
         for arm, verdict in zip(methods, tested, strict=True)
     ]
-    decided, recommended = settle(with_power, options.smallest)
-    return Judgement(measure, tuple(positions), position_means(before), decided, recommended, options.smallest)
+    decided, recommended = settle(with_needed, smallest)
+    return Judgement(measure, tuple(positions), position_means(before, highest=highest), decided, recommended, smallest)
 
 
-def choose_measure(measures: Mapping[str, Scores], *, undecided: Undecided | None = None) -> MeasureChoice:
+def choose_measure(measures: Mapping[str, Scores], *, undecided: str = "") -> MeasureChoice:
     """The measure by which methods are judged, chosen from the unchanged model's measures alone.
 
     Accuracy, unless it lies below 10 % or above 90 % on average, or its answers decide nothing (`undecided`), and
@@ -189,7 +177,7 @@ def choose_measure(measures: Mapping[str, Scores], *, undecided: Undecided | Non
         if "logprob" not in measures and "starts" not in measures:
             raise UsageError("no answer was judged and none scored, so nothing can be compared")
         return MeasureChoice("logprob" if "logprob" in measures else "starts")
-    if undecided is not None and "logprob" in measures:
+    if undecided and "logprob" in measures:
         return MeasureChoice("logprob", undecided=undecided)
     level = float(np.nanmean(measures["accuracy"]))
     if FLOOR <= level <= CEILING:
@@ -203,7 +191,7 @@ def _complete(before: Scores, after: Scores) -> tuple[Complete, Complete]:
     return before[complete], after[complete]
 
 
-def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest: float) -> Verdict:
+def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest: float, highest: float) -> Verdict:
     """Everything about one method that does not depend on the others."""
     old, new = _complete(before, arm.after)
     needed = samples_needed(np.hstack([before, arm.after]))
@@ -214,9 +202,9 @@ def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest
         verdict=NOTHING,
         changes=changes_of(old, new) if enough else {},
         effects={effect.name: _effect(effect, smallest) for effect in arm.effects},
-        before=levels_of(old) if enough else None,
-        after=levels_of(new) if enough else None,
-        means=position_means(arm.after),
+        before=levels_of(old, highest=highest) if enough else None,
+        after=levels_of(new, highest=highest) if enough else None,
+        means=position_means(arm.after, highest=highest),
         gains={},
         harms={},
         n_samples=len(old),
@@ -228,23 +216,13 @@ def _examined(before: Scores, arm: ArmScores, positions: Sequence[int], smallest
     )
 
 
-def _with_power(
-    verdict: Verdict, scores: tuple[Scores, Scores], *, tests: int, measure: str, options: JudgeOptions
-) -> Mapping[str, Change]:
-    """The changes, with the smallest detectable rises among so many tests."""
-    if not options.draws or all(change == UNCHANGED for change in verdict.changes.values()):
+def _with_needed(verdict: Verdict, scores: tuple[Scores, Scores], tests: int) -> Mapping[str, Change]:
+    """The changes, with the samples that would decide about the mean among so many tests."""
+    if all(change == UNCHANGED for change in verdict.changes.values()):
         return verdict.changes
-    all_scores = np.concatenate(scores)
-    limits = (-np.inf, np.inf)
-    if all_scores.min() >= 0 and all_scores.max() <= 1:
-        limits = (0.0, 1.0)
-    elif measure == "logprob":
-        limits = (-np.inf, max(0.0, float(all_scores.max())))
-    rise = DetectableRise(max(1, tests), options.smallest, limits, options.draws, options.seed)
-    rises = detectable_rises(*scores, rise)
-    changes = {name: replace(change, detectable=rises.get(name)) for name, change in verdict.changes.items()}
-    deciding = max(changes[MEAN].value.value, DECIDING_RISE)
-    return changes | {MEAN: replace(changes[MEAN], needed=samples_for(*scores, deciding, rise))}
+    mean = verdict.changes[MEAN]
+    needed = samples_for(*scores, max(mean.value.value, DECIDING_RISE), max(1, tests))
+    return {**verdict.changes, MEAN: replace(mean, needed=needed)}
 
 
 def _effect(effect: SideEffect, smallest: float) -> Effect:

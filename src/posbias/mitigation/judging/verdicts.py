@@ -5,7 +5,9 @@
 - `do not apply`: harm is established of the mean, the worst position, ordinary text or a short form; or of the position
   that was best, unless that is the price of a gain with which the dependence on position is established to shrink.
 - `evens out`: such a gain, with its price.
-- `apply`: mean or worst position rises, no harm is established, and the dependence on position shrinks.
+- `apply`: mean or worst position rises, so far that rare losses which no sample showed would not undo it
+  (`evaluation/changes.py`), no harm is established, and the dependence on position shrinks. Harm, a reason to leave
+  something alone, needs no such margin.
 - `raises`: mean or worst position rises, no harm is established, and position matters more, or as before, or it is not
   decided whether it matters less.
 - `established but negligible`: only changes below what matters.
@@ -16,14 +18,14 @@ The dependence on position is the spread, best minus worst position.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from posbias.evaluation.changes import FORMERLY_BEST, JUDGED, SPREAD, Change
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
-from posbias.evaluation.endings import UndecidedAnswers
+from posbias.evaluation.reading import Withheld
 from posbias.evaluation.requirements import ALPHA, Levels
 from posbias.statistics import StoredInterval, holm
 
@@ -88,10 +90,12 @@ class Verdict:
     """Positions whose mean is lower with the method, by what matters or more; not tested."""
     spread_p: float = 1.0
     """Holm-corrected p-value of a change of the spread, over the methods alone."""
+    unseen: Mapping[str, float] = field(default_factory=dict)
+    """Holm-corrected p-value of rare losses that would undo a rise and are in no sample, by endpoint."""
     dependence: str = ""
     """The fate of the dependence on position: SHRANK, GREW, STEADY or OPEN; empty if it was not asked for."""
-    withheld: UndecidedAnswers = None
-    """Why answers decide nothing here; None if they do."""
+    withheld: Withheld = ""
+    """Why answers decide nothing here; empty if they do."""
 
     def matters(self, name: str, smallest: float) -> bool:
         """True if the estimate of an established change, or side effect, is as large as what matters."""
@@ -105,8 +109,10 @@ class Verdict:
         rises = [name for name, p in self.gains.items() if p < ALPHA]
         negligible = [name for name in (*falls, *rises) if not self.matters(name, smallest)]
         harms, gains = ([name for name in names if name not in negligible] for names in (falls, rises))
+        unsure = [name for name in gains if self.unseen.get(name, 0.0) >= ALPHA]
+        gains = [name for name in gains if name not in unsure]
         price = [name for name in harms if name == FORMERLY_BEST and gains and self.dependence == SHRANK]
-        return Established([name for name in harms if name not in price], gains, price, negligible)
+        return Established([name for name in harms if name not in price], gains, price, negligible, unsure)
 
 
 class Established(NamedTuple):
@@ -118,6 +124,8 @@ class Established(NamedTuple):
     """The fall of the position that was best, if that is what evening out costs."""
     negligible: list[str]
     """Changes in either direction below what matters."""
+    unsure: list[str]
+    """Rises that rare losses, which no sample showed, could undo."""
 
 
 def corrected(families: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
@@ -139,6 +147,9 @@ def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
     several = [len(verdict.means) > 1 for verdict in verdicts]
     falls = [(*JUDGED, FORMERLY_BEST) if many else JUDGED for many in several]
     gains = corrected([{name: of[name].towards(1) for name in JUDGED if name in of} for of in judged])
+    unseen = corrected(
+        [{name: of[name].unseen if of[name].value.value > 0 else 1.0 for name in JUDGED if name in of} for of in judged]
+    )
     harms = corrected(
         [
             {
@@ -156,8 +167,8 @@ def corrected_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
         [{SPREAD: of[SPREAD].p} if many and of else {} for of, many in zip(judged, several, strict=True)]
     )
     return [
-        replace(verdict, gains=up, harms=down, spread_p=spread.get(SPREAD, 1.0))
-        for verdict, up, down, spread in zip(verdicts, gains, harms, spreads, strict=True)
+        replace(verdict, gains=up, harms=down, spread_p=spread.get(SPREAD, 1.0), unseen=rare)
+        for verdict, up, down, spread, rare in zip(verdicts, gains, harms, spreads, unseen, strict=True)
     ]
 
 

@@ -55,7 +55,8 @@ CLOSING = " \n\t]})>"
 class Ordered(PromptMitigation):
     """The most relevant passages go where a measured curve is highest.
 
-    The order is `place`'s: if the samples do not show that positions differ, best first.
+    The order is the one that `place` estimates, shown to be better or not, for a trial judges it; if the samples do
+    not show that positions differ, best first.
     """
 
     run: str = ""
@@ -107,7 +108,7 @@ class Ordered(PromptMitigation):
             raise UsageError(f"{self.name}: an order of {len(self.order)} for {count} passages; one is needed for each")
         if count not in self._orders:
             relevance = self.scores or [1 / rank for rank in range(1, count + 1)]
-            self._orders[count] = place(list(relevance), self.use).order
+            self._orders[count] = place(list(relevance), self.use).estimated
         return [request.rearranged(self._orders[count])]
 
 

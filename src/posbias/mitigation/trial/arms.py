@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from posbias.errors import UsageError
-from posbias.evaluation.endings import Undecided
+from posbias.evaluation.reading import Withheld
 from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.mitigation.fitting.base import Fit, fit_of
 from posbias.mitigation.methods.applying import answering_under, resolve_method
@@ -45,8 +45,8 @@ class LeftOut:
     """Name of the arm; empty: all of them."""
     form: str = ""
     """Short form of the task; empty: the task itself."""
-    undecided: Undecided | None = None
-    """Open answers that are the reason."""
+    undecided: Withheld = ""
+    """Why answers decide nothing, if that is the reason."""
 
 
 def slug_of(name: str, distinction: str = "") -> str:

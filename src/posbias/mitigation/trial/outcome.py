@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from posbias.errors import UsageError
-from posbias.evaluation.curve import Scores, position_means
-from posbias.evaluation.endings import Undecided, why_undecided
-from posbias.evaluation.evaluation import GENERATED, measures_of
-from posbias.evaluation.requirements import RequirementCheck, check_requirement
+from posbias.evaluation.curve import HIGHEST, SAMPLES_FOR_CLAIM, Scores, contrast_of, position_means
+from posbias.evaluation.evaluation import GENERATED, SCORES, measures_of
+from posbias.evaluation.reading import Reading
+from posbias.evaluation.requirements import ALPHA, RequirementCheck, check_requirement
 from posbias.mitigation.judging.judge import ArmScores, Judgement, MeasureChoice, SideEffect, choose_measure, judge
 from posbias.mitigation.methods.question import question_text
 from posbias.mitigation.trial.answers import Answers
@@ -17,14 +17,11 @@ from posbias.mitigation.trial.arms import SHORT_VERDICT, LeftOut
 from posbias.mitigation.trial.influence import influence_scalars
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.plan import ARMS, TrialPlan
-from posbias.mitigation.trial.result import Reading
 from posbias.mitigation.trial.side_effects import SideEffects, effort_of
 from posbias.runs.parts import below, fingerprint
 from posbias.runs.records import Record, plain
+from posbias.runs.results import from_stored
 from posbias.statistics import mean_of
-
-CUT_MATTERS = ("accuracy", "values_found")
-"""Measures of answers that may be right anywhere, so that one that was cut off might have become right."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,48 +41,55 @@ def judge_trial(plan: TrialPlan, answers: Answers, effects: SideEffects) -> Outc
     """Judge every method by the measure that was asked for, or that the unchanged model's scores allow."""
     by = plan.options.by
     measures = tuple(map(_measures, answers.test))
-    tables = [below(record.arrays, "scores/") for record in answers.test]
     readings = tuple(map(_reading, answers.test))
     if by is not None and by not in measures[0]:
-        first = readings[0]
-        unread = (
-            f"; unchanged: {first.unread} of {first.answers} generated answers could not be read, so none counts"
-            if first.withheld
-            else ""
-        )
-        raise UsageError(f"--by {by}: measured are {', '.join(measures[0])}{unread}")
+        raise UsageError(f"--by {by}: measured are {', '.join(measures[0])}")
     allowed = measures[0] if by is None else {by: measures[0][by]}
-    choice = choose_measure(allowed, undecided=why_undecided(tables[0], tables[0]))
+    choice = choose_measure(allowed, undecided=readings[0].withheld)
     measure, blank = choice.measure, np.full_like(measures[0][choice.measure], np.nan)
     scored, left_out = [], []
     for number, arm in enumerate(plan.arms[1:], start=1):
         on_forms, undecided = _short_form_effects(answers, number, measure)
         side = (*_text_effect(plan, effects, number), *on_forms)
-        withheld = why_undecided(tables[0], tables[number]) if measure in CUT_MATTERS else None
+        withheld = _withheld(answers.test[0], answers.test[number]) if measure in GENERATED else ""
         scored.append(ArmScores(arm.name, measures[number].get(measure, blank), side, withheld))
-        left_out += [LeftOut(SHORT_VERDICT, arm=arm.name, form=form, undecided=cut) for form, cut in undecided.items()]
+        left_out += [LeftOut(SHORT_VERDICT, arm=arm.name, form=form, undecided=why) for form, why in undecided.items()]
     positions = tuple(int(position) for position in answers.test[0].arrays["positions"])
     judgement = judge(measures[0][measure], scored, positions=positions, measure=measure)
     requirement, names = None, [arm.name for arm in plan.arms]
     if plan.options.require is not None:  # of the recommended arm
         number = 0 if judgement.recommended is None else names.index(judgement.recommended)
-        requirement = check_requirement(plan.options.require, measures[number], tables[number], arm=names[number])
+        requirement = check_requirement(
+            plan.options.require, measures[number], readings[number].withheld, arm=names[number]
+        )
     return Outcome(judgement, choice, measures, readings, requirement, tuple(left_out))
 
 
 def _measures(record: Record) -> dict[str, Scores]:
-    """Scores of one arm by measure; those of generated answers only if enough of them could be read."""
-    withheld = GENERATED if record.scalars["reading"]["withheld"] else ()
-    measures = measures_of(below(record.arrays, "scores/"))
-    return {name: table for name, table in measures.items() if name not in withheld}
+    """Scores of one arm by measure."""
+    return measures_of(below(record.arrays, SCORES))
 
 
 def _reading(record: Record) -> Reading:
-    """Answers of one arm that could not be read or are empty."""
-    scalars = record.scalars
-    reading = scalars["reading"]
-    requests = scalars["examples"] - sum(scalars["skipped"].values())
-    return Reading(reading["unread"], reading["answers"], reading["withheld"], scalars.get("empty", 0), requests)
+    """The answers of one arm that could be judged, and those that could not."""
+    return from_stored(Reading, record.scalars["reading"])
+
+
+def _withheld(unchanged: Record, arm: Record) -> str:
+    """Why answers without a method and with it tell nothing of it; empty if they do.
+
+    Too many of either cannot be judged, or more were cut off with the method, or fewer, which shows as a difference.
+    """
+    for record, of in ((unchanged, "without it"), (arm, "with it")):
+        if why := _reading(record).withheld:
+            return f"{of}, {why}"
+    shares = np.column_stack([below(record.arrays, SCORES)["cut"].mean(axis=1) for record in (unchanged, arm)])
+    shares = shares[~np.isnan(shares).any(axis=1)]
+    if len(shares) < SAMPLES_FOR_CLAIM or not shares.any():
+        return ""
+    p = contrast_of(shares, np.array([-1.0, 1.0])).p
+    before, after = shares.mean(axis=0)
+    return f"{before:.0%} of the answers were cut off without it, {after:.0%} with it (p {p:.2g})" if p < ALPHA else ""
 
 
 def _text_effect(plan: TrialPlan, effects: SideEffects, number: int) -> tuple[SideEffect, ...]:
@@ -96,17 +100,16 @@ def _text_effect(plan: TrialPlan, effects: SideEffects, number: int) -> tuple[Si
     return (SideEffect(ORDINARY_TEXT, before, after, 1, plan.options.tolerance, "nats per token"),)
 
 
-def _short_form_effects(answers: Answers, number: int, measure: str) -> tuple[list[SideEffect], dict[str, Undecided]]:
-    """Short forms of the task, unchanged and in one arm; and, of forms that decide nothing, the open answers."""
+def _short_form_effects(answers: Answers, number: int, measure: str) -> tuple[list[SideEffect], dict[str, str]]:
+    """Short forms of the task, unchanged and in one arm; and, of forms that decide nothing, why."""
     side: list[SideEffect] = []
-    undecided: dict[str, Undecided] = {}
+    undecided: dict[str, str] = {}
     for form, records in answers.short.items():
         old, new = records[0], records[number]
         if old is None or new is None or measure not in _measures(old) or measure not in _measures(new):
             continue
-        cut = why_undecided(*(below(record.arrays, "scores/") for record in (old, new)))
-        if cut is not None and measure in CUT_MATTERS:
-            undecided[form] = cut
+        if measure in GENERATED and (why := _withheld(old, new)):
+            undecided[form] = why
         else:
             before, after = (_measures(record)[measure].mean(axis=1) for record in (old, new))
             side.append(SideEffect(form, before, after, unit=measure))
@@ -141,13 +144,15 @@ def record_trial(plan: TrialPlan, answers: Answers, effects: SideEffects, outcom
         "judgement": outcome.judgement.as_record(),
         "choice": plain(asdict(outcome.choice)),
         "curves": {
-            name: [[mean.as_record() for mean in position_means(scores[name])] for scores in outcome.measures]
+            name: [
+                [mean.as_record() for mean in position_means(scores[name], highest=HIGHEST.get(name, np.inf))]
+                for scores in outcome.measures
+            ]
             for name in outcome.measures[0]
             if all(name in scores for scores in outcome.measures)
         },
         "effort": [asdict(effort_of(*of_arm)) for of_arm in zip(answers.test, effects.peaks, strict=True)],
-        "endings": [evaluation.scalars["endings"] for evaluation in answers.test],
-        "readings": [asdict(reading) for reading in outcome.readings],
+        "readings": [plain(asdict(reading)) for reading in outcome.readings],
         "left_out": [asdict(part) for part in (*plan.left_out, *outcome.left_out)],
         "requirement": None if outcome.requirement is None else plain(asdict(outcome.requirement)),
         "notices": first.scalars.get("notices", {}),

@@ -2,7 +2,7 @@
 
 Arrays of the record: `positions`; `scores/MEASURE/ARM` [n_samples n_positions]; `text/ARM` [n_documents], nats per
 token; `influence/NAME` [n_samples n_positions]; ARM counts from 0, the unchanged model. Scalars: `arms` [name],
-`judgement`, `choice` (`MeasureChoice`), `curves` {measure: [[interval]]} by arm, `effort`, `endings` and `readings` by
+`judgement`, `choice` (`MeasureChoice`), `curves` {measure: [[interval]]} by arm, `effort` and `readings` by
 arm, `text_not_judged` {arm: code}, `fits` {name: how}, `left_out` [`LeftOut`], `requirement`, `cost`, `notices` (as of
 an evaluation), and `influence` (`influence_scalars`) if it was measured.
 """
@@ -15,7 +15,8 @@ import numpy as np
 from pydantic import InstanceOf, SkipValidation
 
 from posbias.display.showing import Series, Shown
-from posbias.evaluation.requirements import RequirementCheck
+from posbias.evaluation.reading import StoredReading
+from posbias.evaluation.requirements import StoredCheck
 from posbias.mitigation.judging.judge import Judgement, MeasureChoice
 from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.influence import FLAT
@@ -29,33 +30,6 @@ Text = Annotated[str, SkipValidation()]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Generated answers of one arm that could not be read, or are empty."""
-
-    unread: int = 0
-    answers: int = 0
-    withheld: bool = False
-    """Too many could not be read, so that none counts."""
-    empty: int = 0
-    requests: int = 0
-    """Requests that were answered, whatever came of them."""
-
-
-@dataclass(frozen=True)
-class EndingCounts:
-    """How the generated answers of one arm ended, as `evaluation.endings.Endings`."""
-
-    answers: int
-    finished: int
-    ran_on: int
-    cut: int
-    open: int
-    others: int
-    contains: float | None
-    starts: float | None
-
-
-@dataclass(frozen=True)
 class ArmResult:
     """One arm of a finished trial."""
 
@@ -63,8 +37,8 @@ class ArmResult:
     method: str
     """Spelling of its method, at most 200 characters; empty: the unchanged model."""
     effort: Effort
-    endings: EndingCounts | None
-    reading: Reading
+    reading: StoredReading
+    """Its answers that could be judged; empty in older records."""
     text_reason: str
     """A code for why ordinary text was not judged; empty if it was, or if the record does not say."""
     conversations: StoredInterval | None
@@ -123,7 +97,7 @@ class MitigationTrial(Result):
     curves: Mapping[str, tuple[tuple[StoredInterval, ...], ...]]
     """Means by measure, arm and position."""
     left_out: tuple[LeftOut, ...]
-    requirement: RequirementCheck | None = None
+    requirement: StoredCheck = None
     influence: InfluenceOutcome | None = None
     tolerance: float = 0.02
     """Acceptable increase of the loss on ordinary text (nats per token)."""
@@ -183,12 +157,11 @@ class MitigationTrial(Result):
 def _arm_of(record: Record, number: int, name: str) -> dict[str, Any]:
     """The facts of one arm, which a record holds in several lists."""
     scalars, resolved = record.scalars, record.resolved
-    endings, readings = scalars.get("endings", ()), scalars.get("readings", ())
+    readings = scalars.get("readings", ())
     return {
         "name": name,
         "method": resolved["methods"].get(name, ""),
         "effort": scalars["effort"][number],
-        "endings": endings[number] if endings else None,
         "reading": readings[number] if readings else {},
         "text_reason": scalars.get("text_not_judged", {}).get(name, ""),
         "conversations": scalars.get("conversations", {}).get(name),

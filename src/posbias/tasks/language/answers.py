@@ -1,4 +1,4 @@
-"""What rules of scoring read in a generated text: its first line, its words without forms, the option that it names."""
+"""What rules of scoring read in a generated text: its first line, its words without forms."""
 
 import re
 import string
@@ -24,24 +24,6 @@ def normalise_answer(text: str) -> str:
     """
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
-
-
-def choice_of(text: str, letters: str) -> str | None:
-    """The option that an answer names by its letter, or None.
-
-    The last letter in double brackets or `\\boxed{}`, else behind a label ("Answer: B", "the answer is B"); else the
-    one with which the answer begins, alone or before a sign or the option's text ("B", "(B)", "B. Oslo"). An article
-    ("A dog") is none.
-    """
-    one_of = f"([{letters}])"
-    for pattern in (
-        rf"(?:\[\[\s*|\\boxed\{{\s*(?:\\text\{{)?){one_of}\b",
-        rf"(?i:\b(?:answer|option|choice)\s*(?:is|:|=)+\s*)[(\[*]*{one_of}\b(?!\s+[a-z])",
-    ):
-        if labelled := re.findall(pattern, text):
-            return str(labelled[-1])
-    begun = re.match(rf"[\W_]*{one_of}(?=[).:,\]*]|\s*\Z|\s*\n)", text)
-    return None if begun is None else begun[1]
 
 
 def starts_with(prediction: str, answers: Sequence[str], *, goes_on: bool) -> float | None:

@@ -406,6 +406,14 @@ def text_field(record: dict[str, Any], name: str, where: str, *, empty: bool = F
     return value
 
 
+def group_field(record: dict[str, Any], where: str) -> str:
+    """The field `group`, text or a whole number: records that share it count as one sample; empty if there is none."""
+    group = record.get("group")
+    if group is not None and not isinstance(group, str | int):
+        raise UsageError(f"{where}: field 'group' must be text or a whole number, got {group!r:.80}")
+    return "" if group is None else str(group)
+
+
 def list_field(record: dict[str, Any], name: str, where: str) -> list[Any]:
     """A field that must be a list with at least one entry."""
     value = record.get(name)

@@ -49,8 +49,8 @@ class Entries(LanguageTask):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """No rule reads on after the first line."""
-        return ("\n",)
+        """An answer is in the first line of a text; a message may have it in a fence."""
+        return () if self.chat else ("\n",)
 
     @abstractmethod
     def asked(self, source: random.Random) -> Asked:

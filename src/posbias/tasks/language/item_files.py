@@ -18,7 +18,7 @@ from typing import Any
 from posbias.errors import UsageError
 from posbias.files import parsed_json, read_lines, read_whole
 from posbias.limits import EXAMPLES
-from posbias.tasks.language.base import list_field, published_lines, text_field
+from posbias.tasks.language.base import group_field, list_field, published_lines, text_field
 from posbias.tasks.language.locating import Message
 from posbias.tasks.language.rules import Rule
 from posbias.tasks.language.transcripts import AMONG, moved_message, question_of, read_messages
@@ -99,9 +99,7 @@ def read_record(record: dict[str, Any], where: str, *, rule: Rule, among: str) -
     if ("units" in record) == ("messages" in record):
         raise UsageError(f"{where}: need one of the fields 'units' and 'messages'")
     question = text_field(record, "question", where) if record.get("question") is not None else None
-    group, target = (record.get(name) for name in ("group", "target"))
-    if group is not None and not isinstance(group, str | int):
-        raise UsageError(f"{where}: field 'group' must be text or a whole number, got {group!r:.80}")
+    group, target = group_field(record, where), record.get("target")
     if target is not None and not rule.text:
         target = text_field(record, "target", where)
     elif target is not None:
@@ -114,7 +112,7 @@ def read_record(record: dict[str, Any], where: str, *, rule: Rule, among: str) -
         question=question,
         answers=_answers(record, where, rule),
         target=target if rule.text else target or "",
-        group="" if group is None else str(group),
+        group=group,
         **conversation,
     )
 

@@ -104,16 +104,20 @@ def locate(
 
 
 def _of_message(prompt: Sequence[Message], index: int, spans: Sequence[Span], tokenizer: Any, text: str) -> list[Span]:
-    """Spans of a message's content in the rendered text; other messages may say the same, so its begin is marked."""
+    """Spans of a message's content in the rendered text; other messages may say the same, so its words are marked."""
     content = str(prompt[index]["content"])
     bare = content.strip()  # many templates trim a message
+    lead = content.find(bare)
+    end = lead + len(bare)
     free = next(chr(code) for code in PRIVATE if chr(code) not in text)
     marked = [dict(message) for message in prompt]
-    marked[index]["content"] = free + bare
+    marked[index]["content"] = content[:lead] + free + content[lead:]
     begin = rendered(marked, tokenizer)[0].text.find(free)
     if begin < 0 or text[begin : begin + len(bare)] != bare:
         raise UsageError("the chat template changes the text of the message, so the item cannot be located in it")
-    shift = begin - content.find(bare)
+    shift = begin - lead
+    if shift < 0 or not text.startswith(content, shift):  # trimmed: what stands around it is the template's
+        spans = [(max(first, lead), min(last, end)) for first, last in spans]
     return [(first + shift, last + shift) for first, last in spans]
 
 

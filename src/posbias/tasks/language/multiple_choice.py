@@ -104,7 +104,7 @@ class MultipleChoice(LanguageTask):
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`chosen`: index of the letter that is named; None if none is."""
-        choice = None if text is None else self.answer_rule.named(text)
+        choice = None if text is None else self.answer_rule.read(text)
         return {"chosen": None if choice is None else float(LETTERS.index(choice))}
 
 

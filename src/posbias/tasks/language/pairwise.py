@@ -6,8 +6,8 @@ orders; one that names the same slot every time follows the slot.
 
 Files of pairs are JudgeBench's (Tan et al. 2025, arXiv 2410.12784), one JSON object per line: `question`, `response_A`,
 `response_B`, and `label`, "A>B" or "B>A"; of lists: `question`, `responses` and `best`, the index of the best one.
-Other fields are passed over. Generated ones are about people who do not exist: the question holds what is to be known,
-and the other responses give a wrong town.
+Those of one `group` count as one sample; other fields are passed over. Generated ones are about people who do not
+exist: the question holds what is to be known, and the other responses give a wrong town.
 
 The verdict is generated, as judges are used, and read by one rule (`verdict_of`, `first_ranked`) or a pattern of one's
 own, so that local models and servers are judged alike. One response is best, so a tie counts as wrong, as does what
@@ -17,7 +17,7 @@ cannot be read; both are counted. The score by teacher forcing is that of the ri
 import random
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ from posbias.tasks.language.base import (
     Draft,
     LanguageTask,
     check_path,
+    group_field,
     list_field,
     listed,
     published_lines,
@@ -58,6 +59,8 @@ class Judged:
 
     question: str
     responses: tuple[str, ...]
+    cluster: str = ""
+    """See `Example.cluster`."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,22 @@ class Judgement(LanguageTask):
         )
         template = "".join(self._own_words) if self.template is not None else ""
         letter, place = LETTERS[position], listing.items[position]
-        return Draft(listing.text, (letter,), place, passages=listing.passages, template=template)
+        return Draft(
+            listing.text, (letter,), place, passages=listing.passages, template=template, cluster=sample.cluster
+        )
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Judged]:
         """A question with its responses, the best one first."""
         if self.file is None:
             return (_drawn(self.n_items, seed, index) for index in range(count))
-        return iter([self.read(record, where) for where, record in published_lines(self.file, count)])
+        lines = list(published_lines(self.file, count))
+        groups = [group_field(record, where) for where, record in lines]
+        return iter(
+            [
+                replace(self.read(record, where), cluster=f"group {group}" if group else where if any(groups) else "")
+                for group, (where, record) in zip(groups, lines, strict=True)
+            ]
+        )
 
     @abstractmethod
     def read(self, record: dict[str, Any], where: str) -> Judged:
@@ -153,7 +165,7 @@ class Judgement(LanguageTask):
 
         Either is None otherwise; `tie` only if there is no verdict that can be read.
         """
-        verdict = None if text is None else self.answer_rule.named(text)
+        verdict = None if text is None else self.answer_rule.read(text)
         named = verdict is not None and verdict != TIE
         return {
             "first_pick": float(verdict == LETTERS[0]) if named else None,
@@ -221,7 +233,7 @@ class Listwise(Judgement):
 
     def noted(self, text: str | None) -> dict[str, float | None]:
         """`first_pick` and `tie`, as for pairs, and `chosen`: the slot that is ranked first."""
-        verdict = None if text is None else self.answer_rule.named(text)
+        verdict = None if text is None else self.answer_rule.read(text)
         slot = None if verdict is None or verdict == TIE else float(LETTERS.index(verdict))
         return {**super().noted(text), "chosen": slot}
 

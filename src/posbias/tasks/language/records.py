@@ -20,7 +20,7 @@ THREE_DIGITS = range(100, 1000)
 class Table(Entries):
     """Read one cell of a table of goods; the row that holds it moves."""
 
-    scoring: ClassVar[str] = "number(first=True)"
+    scoring: ClassVar[str] = "number"
     most: ClassVar[int] = len(GOODS)
     head: ClassVar[str] = "| item | colour | price |\n|---|---|---|\n"
 
@@ -59,7 +59,7 @@ class JsonFields(Entries):
 class CodeVariables(Entries):
     """Tell the value of one variable of a Python program; the line that sets it moves."""
 
-    scoring: ClassVar[str] = "literal"
+    scoring: ClassVar[str] = "json_value"
     most: ClassVar[int] = len(COMMON)
     head: ClassVar[str] = "```python\n"
 
@@ -75,7 +75,7 @@ class CodeVariables(Entries):
 class Counts(Entries):
     """Tell how many fruits of a sort are in one of several baskets, each a list with counts; that list moves."""
 
-    scoring: ClassVar[str] = "number(first=True)"
+    scoring: ClassVar[str] = "number"
     most: ClassVar[int] = len(NAMES)
 
     def asked(self, source: random.Random) -> Asked:

@@ -3,17 +3,13 @@
 A rule is spelled as a literal call such as `number(tolerance=0.5)`.
 """
 
-import ast
 import importlib.util
-import json
 import math
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -21,20 +17,12 @@ from typing import Any, ClassVar
 
 from posbias.errors import RunError, UsageError
 from posbias.registry import Registry
-from posbias.tasks.language.answers import LETTERS, checked_answers, choice_of, first_line, normalise_answer
-from posbias.tasks.language.calls import calls_in
-from posbias.tasks.language.verdict_parsing import check_own, first_ranked, search_own, verdict_of
+from posbias.tasks.language.answers import LETTERS, checked_answers, first_line, normalise_answer
+from posbias.tasks.language.calls import Called, calls_in
+from posbias.tasks.language.readings import NAME, day_in, explicit, json_in, number_in
+from posbias.tasks.language.verdict_parsing import TIE, check_own, first_ranked, letter_in, search_own, verdict_of
 
 RULES: Registry["Rule"] = Registry("rule")
-NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
-"""A number as people write it, with commas between thousands."""
-LABELLED = re.compile(
-    rf"(?:\\boxed\{{|####|\b(?:answer|total|result)\s*(?:is|:|=)+|=)\s*[^\w\n+−-]{{0,3}}({NUMBER})", re.IGNORECASE
-)
-NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-DATE_FORMS = ("%B %d, %Y", "%B %d %Y", "%d %B %Y", "%b %d, %Y", "%d %b %Y", "%Y-%m-%d")
-_DAY = r"\d{1,2}(?:st|nd|rd|th)?"
-_DATE = re.compile(rf"\d{{4}}-\d\d-\d\d|[A-Z][a-z]+ {_DAY},? \d{{4}}|{_DAY} [A-Z][a-z]+ \d{{4}}")
 
 
 @dataclass(frozen=True)
@@ -54,6 +42,11 @@ class Rule(ABC):
     """True if the answer is the letter of the moved unit's place, which a file of items does not say."""
 
     @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """JSON schema of an answer, for servers that keep to one; None: a text of any form is judged."""
+        return None
+
+    @property
     def own_code(self) -> str | None:
         """The Python code of one's own that it runs."""
         return None
@@ -62,8 +55,12 @@ class Rule(ABC):
         """Refuse an accepted answer that cannot be judged by this rule."""
 
     def readable(self, text: str) -> bool:
-        """True if a text holds what is judged, such as a number; what does not is wrong."""
+        """True if it is certain what a text says of what is judged, such as a number; else it counts as wrong."""
         return True
+
+    def settled(self, text: str) -> bool:
+        """True if nothing that might follow a text, which was cut off, belongs to what is judged."""
+        return self.one_line and "\n" in text.lstrip()
 
     @abstractmethod
     def right(self, text: str, answers: Sequence[str]) -> float:
@@ -87,20 +84,53 @@ class LineRule(Rule):
 
 
 @dataclass(frozen=True)
-class NamingRule(Rule):
-    """A rule that reads out of a text which letter it names."""
+class ReadingRule(Rule):
+    """A rule that reads one value out of a text, or nothing where that is not certain, and compares it."""
+
+    wanted: ClassVar[str]
+    """What an accepted answer must be."""
 
     @abstractmethod
-    def named(self, text: str) -> str | None:
-        """The letter, `TIE` if there may be one, or None: nothing that can be read."""
+    def read(self, text: str) -> Any | None:
+        """The value, or None."""
+
+    def accepted(self, answer: str) -> Any | None:
+        """The value of an accepted answer; None if it is none."""
+        return self.read(answer)
+
+    def same(self, told: Any, accepted: Any) -> bool:
+        """True if a value counts as an accepted one."""
+        return bool(told == accepted)
+
+    def check(self, answer: str) -> None:
+        """Refuse what is no such value."""
+        if self.accepted(answer) is None:
+            raise UsageError(f"the answer must be {self.wanted}, got {answer!r:.80}")
 
     def readable(self, text: str) -> bool:
-        """True if a letter, or a tie, is named."""
-        return self.named(text) is not None
+        """True if there is a value."""
+        return self.read(text) is not None
+
+    def settled(self, text: str) -> bool:
+        """True if a mark or label tells a value that the last word, which may have been cut, has no part in."""
+        told = self.read(text)
+        return told is not None and explicit(text) and self.read(text.rstrip().rpartition(" ")[0]) == told
 
     def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 if the accepted letter is named; a tie, or what cannot be read, is wrong."""
-        return float(self.named(text) in checked_answers(answers))
+        """1 if the value is an accepted one, else 0."""
+        told, accepted = self.read(text), [self.accepted(answer) for answer in checked_answers(answers)]
+        return float(told is not None and any(self.same(told, value) for value in accepted))
+
+
+@dataclass(frozen=True)
+class NamingRule(ReadingRule):
+    """A rule that reads out of a text which letter it names; a tie, `TIE`, is none of the accepted ones."""
+
+    wanted: ClassVar[str] = "a letter"
+
+    def accepted(self, answer: str) -> str:
+        """The letter itself."""
+        return answer
 
 
 @RULES.register("contains")
@@ -163,60 +193,38 @@ class Equals(LineRule):
 
 @RULES.register("date")
 @dataclass(frozen=True)
-class Date(LineRule):
-    """The first date of the first line is the accepted one, whatever its form."""
+class Date(ReadingRule):
+    """The one day that the text gives is the accepted one, whatever its form (`day_in`)."""
 
-    def check(self, answer: str) -> None:
-        """Refuse what is no date."""
-        if _date(answer) is None:
-            raise UsageError(f"the answer must be a date such as 3 March 1921 or 1921-03-03, got {answer!r:.80}")
+    wanted: ClassVar[str] = "a date such as 3 March 1921 or 1921-03-03"
 
-    def accepts(self, line: str, answer: str) -> bool:
-        """True if it is the same day."""
-        told = _DATE.search(line)
-        return told is not None and _date(told[0]) == _date(answer)
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """A day as ISO 8601 has it."""
+        return {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
 
-
-def _date(text: str) -> date | None:
-    bare = re.sub(r"(?<=\d)(st|nd|rd|th)\b", "", text)
-    for form in DATE_FORMS:
-        with suppress(ValueError):
-            return datetime.strptime(bare, form).date()
-    return None
+    def read(self, text: str) -> Any | None:
+        """The day."""
+        return day_in(text)
 
 
 @RULES.register("json_value")
 @dataclass(frozen=True)
-class JsonValue(LineRule):
-    """The first line begins with the accepted JSON value, or is that text without quotes."""
+class JsonValue(ReadingRule):
+    """The JSON value or Python literal that the text gives, in a fence or not, is the accepted one (`json_in`)."""
 
     objects: ClassVar[bool] = True
+    wanted: ClassVar[str] = "a JSON value"
 
-    def check(self, answer: str) -> None:
-        """Refuse what is no JSON."""
-        try:
-            json.loads(answer)
-        except ValueError:
-            raise UsageError(f"the answer must be a JSON value, got {answer!r:.80}") from None
+    def read(self, text: str) -> Any | None:
+        """The value, as `json_in` has it."""
+        return json_in(text)
 
-    def accepts(self, line: str, answer: str) -> bool:
+    def same(self, told: Any, accepted: Any) -> bool:
         """True if the values are equal."""
-        accepted = json.loads(answer)
-        with suppress(ValueError):
-            return bool(json.JSONDecoder().raw_decode(line)[0] == accepted)
-        return normalise_answer(line) == normalise_answer(str(accepted))
-
-
-@RULES.register("literal")
-@dataclass(frozen=True)
-class Literal(LineRule):
-    """The first line is a Python literal that equals the accepted one, a comment apart."""
-
-    def accepts(self, line: str, answer: str) -> bool:
-        """True if the values are equal."""
-        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            return bool(ast.literal_eval(line) == ast.literal_eval(answer))
-        return False
+        if NAME in (told[0], accepted[0]):
+            return normalise_answer(str(told[1])) == normalise_answer(str(accepted[1]))
+        return bool(told == accepted)
 
 
 @RULES.register("regex")
@@ -238,44 +246,26 @@ class Matches(Rule):
 
 @RULES.register("number")
 @dataclass(frozen=True)
-class Number(Rule):
-    """The number that a text gives is an accepted one: the last behind a label ("answer: 42", "= 42"), or the first."""
+class Number(ReadingRule):
+    """The one number that the text gives is an accepted one: marked, labelled, alone in a line, or the only one."""
 
     tolerance: float = 0.0
     """Largest difference that still counts as right, >= 0."""
-    first: bool = False
-    """True if the first number of the first line counts, labels or not, in digits or as a word up to ten."""
+
+    wanted: ClassVar[str] = "a number"
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
             raise UsageError(f"number: tolerance must be at least 0 and finite, got {self.tolerance!r}")
 
-    def check(self, answer: str) -> None:
-        """Refuse what is no number."""
-        if not re.fullmatch(NUMBER, answer.strip()):
-            raise UsageError(f"the answer must be a number, got {answer!r:.80}")
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """A number."""
+        return {"type": "number"}
 
-    def readable(self, text: str) -> bool:
-        """True if there is a number."""
-        return bool(self._stated(text))
-
-    def right(self, text: str, answers: Sequence[str]) -> float:
-        """1 or 0."""
-        slack = self.tolerance * (1 + 1e-12)
-        given, accepted = self._stated(text), [_value(answer) for answer in checked_answers(answers)]
-        return float(any(abs(_value(number) - value) <= slack for number in given for value in accepted))
-
-    def _stated(self, text: str) -> list[str]:
-        """The number that a text gives; none or one."""
-        if self.first:
-            words = rf"(?<![\w.]){NUMBER}|\b(?:{'|'.join(NUMBER_WORDS)})\b"
-            return re.findall(words, first_line(text), re.IGNORECASE)[:1]
-        return LABELLED.findall(text)[-1:] or re.findall(rf"(?<![\w.]){NUMBER}", text)[:1]
-
-
-def _value(text: str) -> float:
-    bare = text.strip().lower()
-    return float(NUMBER_WORDS.index(bare) if bare in NUMBER_WORDS else bare.replace(",", "").replace("−", "-"))
+    def read(self, text: str) -> Any | None:
+        """The number (`number_in`)."""
+        return number_in(text)
 
 
 @RULES.register("call")
@@ -294,6 +284,10 @@ class Call(Rule):
         """True if there is a call."""
         return bool(calls_in(text))
 
+    def settled(self, text: str) -> bool:
+        """True if there is a call: the first one counts."""
+        return self.readable(text)
+
     def check(self, answer: str) -> None:
         """Refuse an object that is no call."""
         if answer.lstrip().startswith("{") and not calls_in(answer):
@@ -304,14 +298,8 @@ class Call(Rule):
     def right(self, text: str, answers: Sequence[str]) -> float:
         """1 or 0."""
         called = calls_in(text)[:1]
-        accepted = [(calls_in(answer) or [(answer, {})])[0] for answer in checked_answers(answers)]
-        return float(
-            any(
-                name == right and needed.items() <= arguments.items()
-                for name, arguments in called
-                for right, needed in accepted
-            )
-        )
+        accepted = [(calls_in(answer) or [Called(answer, {})])[0] for answer in checked_answers(answers)]
+        return float(any(call.meets(right.name, right.arguments) for call in called for right in accepted))
 
 
 @RULES.register("choice")
@@ -324,9 +312,14 @@ class Choice(NamingRule):
 
     of_place: ClassVar[bool] = True
 
-    def named(self, text: str) -> str | None:
-        """The letter of an option (`choice_of`)."""
-        return choice_of(text, LETTERS[: self.options])
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """One of the letters."""
+        return {"type": "string", "enum": [*LETTERS[: self.options]]}
+
+    def read(self, text: str) -> str | None:
+        """The letter of an option (`letter_in`)."""
+        return letter_in(text, LETTERS[: self.options])
 
 
 @RULES.register("verdict")
@@ -339,7 +332,12 @@ class Verdict(NamingRule):
 
     begins: ClassVar[bool] = False
 
-    def named(self, text: str) -> str | None:
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """A letter, or a tie."""
+        return None if self.pattern else {"type": "string", "enum": ["A", "B", TIE]}
+
+    def read(self, text: str) -> str | None:
         """A, B, `TIE`, or None."""
         return verdict_of(text, self.pattern)
 
@@ -356,7 +354,13 @@ class FirstRanked(NamingRule):
 
     begins: ClassVar[bool] = False
 
-    def named(self, text: str) -> str | None:
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """All letters in an order."""
+        letters = {"type": "string", "enum": [*LETTERS[: self.responses]]}
+        return None if self.pattern else {"type": "array", "items": letters}
+
+    def read(self, text: str) -> str | None:
         """A letter, `TIE`, or None."""
         return first_ranked(text, LETTERS[: self.responses], self.pattern)
 
@@ -375,6 +379,11 @@ class Python(Rule):
     def __post_init__(self) -> None:
         if not isinstance(self.function, str) or not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", self.function):
             raise UsageError(f"python: function must be module:function or file.py:function, got {self.function!r}")
+
+    @property
+    def schema(self) -> Mapping[str, Any] | None:
+        """JSON schema of an answer, for servers that keep to one; None: a text of any form is judged."""
+        return None
 
     @property
     def own_code(self) -> str:

@@ -13,11 +13,13 @@ from posbias.errors import UsageError
 from posbias.files import json_object
 from posbias.prompts.templates import DESCRIPTIONS
 from posbias.registry import Registry
-from posbias.tasks.language.calls import call_text
+from posbias.tasks.language.calls import arguments_text, call_text
 from posbias.tasks.language.locating import Message, Span
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "moved")
+THOUGHTS = "reasoning_content"
+"""Field of an assistant's message that servers and templates take its thoughts from."""
+FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "moved", THOUGHTS, "reasoning", "reasoning_details")
 RESULT = "<tool_response>\n{}\n</tool_response>"
 """Form in which results are written as text."""
 TOOLS = (
@@ -70,17 +72,38 @@ def _message(message: Any, where: str) -> Message:
         raise UsageError(f"{where}: field 'content' is empty, and there are no 'tool_calls'")
     if not isinstance(calls, list) or (calls and plain["role"] != "assistant"):
         raise UsageError(f"{where}: field 'tool_calls' must be a list, of the assistant, got {calls!r:.80}")
-    for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        named = (
-            [call.get("id"), function.get("name"), function.get("arguments")] if isinstance(function, Mapping) else []
-        )
-        if not named or not all(isinstance(text, str) for text in named):
-            raise UsageError(
-                f"{where}: a call needs 'id', and 'function' with 'name' and 'arguments', got {call!r:.80}"
-            )
-        json_object(named[2].encode(), f"{where}: the 'arguments' of {named[1]!r:.80}")
-    return {**plain, "content": content if content or not calls else None}
+    read = {name: plain[name] for name in FIELDS[:5] if name in plain}
+    if calls:
+        read["tool_calls"] = [_call(call, where) for call in calls]
+    if thoughts := _thoughts(plain, where):
+        read[THOUGHTS] = thoughts
+    return {**read, "content": content if content or not calls else None}
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """A call with its arguments as JSON; other fields of its function, such as what a library made of them, go."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not all(
+        isinstance(text, str) for text in (call.get("id"), function.get("name"))
+    ):
+        raise UsageError(f"{where}: a call needs 'id', and 'function' with 'name', got {call!r:.80}")
+    arguments = arguments_text(function.get("arguments"))
+    json_object(arguments.encode(), f"{where}: the 'arguments' of {function['name']!r:.80}")
+    return {**call, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _thoughts(message: Message, where: str) -> str:
+    """The thoughts of an assistant's message, under whatever name servers give them; encrypted ones are left out."""
+    given = [message[name] for name in (THOUGHTS, "reasoning", "reasoning_details") if name in message]
+    if given and message["role"] != "assistant":
+        raise UsageError(f"{where}: thoughts are of the assistant, got {given[0]!r:.80}")
+    thoughts = given[0] if given else ""
+    if isinstance(thoughts, list):
+        told = [part.get("text") or part.get("summary") for part in thoughts if isinstance(part, Mapping)]
+        thoughts = "".join(text for text in told if isinstance(text, str))
+    if not isinstance(thoughts, str):
+        raise UsageError(f"{where}: thoughts must be text or parts of text, got {thoughts!r:.80}")
+    return thoughts
 
 
 def question_of(messages: Sequence[Message], where: str) -> int:
@@ -167,20 +190,17 @@ class Placed:
 
 def as_text(placed: Placed) -> Placed:
     """The same with calls, results and descriptions of tools written as text; messages of one role are joined."""
-    told: list[tuple[str, str, Span | None]] = []
+    joined: list[dict[str, str]] = []
     before_content = {"tool": RESULT.index("{}"), DESCRIPTIONS: TOOLS.index("{}")}
     for number, message in enumerate(placed.messages):
-        before = before_content.get(message["role"], 0)
-        moved = (placed.span[0] + before, placed.span[1] + before) if number == placed.index else None
-        told.append((*_told(message), moved))
-    joined: list[dict[str, str]] = []
-    for role, content, moved in told:
-        lead = ""
-        if joined and joined[-1]["role"] == role:
-            lead = f"{joined.pop()['content']}\n\n"
-        joined.append({"role": role, "content": lead + content})
-        if moved is not None:
-            index, span = len(joined) - 1, (moved[0] + len(lead), moved[1] + len(lead))
+        role, content = _told(message)
+        alike = joined.pop() if joined and joined[-1]["role"] == role else {}
+        lead = f"{alike['content']}\n\n" if alike else ""
+        thoughts = alike.get(THOUGHTS, "") + message.get(THOUGHTS, "")
+        joined.append({"role": role, "content": lead + content, **({THOUGHTS: thoughts} if thoughts else {})})
+        if number == placed.index:
+            shift = len(lead) + before_content.get(message["role"], 0)
+            index, span = len(joined) - 1, (placed.span[0] + shift, placed.span[1] + shift)
     return Placed(tuple(joined), index, span)
 
 

@@ -1,0 +1,248 @@
+"""Calls of tools, thoughts, token counts and log-probabilities as servers, files and models give them in the wild."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken
+
+import posbias as pb
+from evaluation.serving import Reply, chat, stand_in
+from posbias import EvaluateOptions, ServerResponder, evaluate
+from posbias.evaluation import Evaluation
+from posbias.evaluation.responders import Request, ServerOptions
+from posbias.evaluation.responders.batching import Ending, Started
+from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED
+from posbias.report import report_of
+from posbias.tasks.language.rules import RULES
+
+FAST = ServerOptions(retries=1, first_delay=0.01, timeout=5.0, concurrency=1)
+CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC", "count": 2}}\n</tool_call>'
+ARGUMENTS = '{"zone": "UTC", "count": 2}'
+FORMS = {
+    "Hermes, Qwen 2.5 and 3": CALL,
+    "Llama 3.1": f'{{"name": "get_time", "parameters": {ARGUMENTS}}}',
+    "Llama 3.1 behind words": f'I look at the clock.\n{{"name": "get_time", "parameters": {ARGUMENTS}}}',
+    "a fence": f'```json\n{{"name": "get_time", "arguments": {ARGUMENTS}}}\n```',
+    "Qwen 3.5, Qwen3-Coder": "<tool_call>\n<function=get_time>\n<parameter=zone>\nUTC\n</parameter>\n"
+    "<parameter=count>\n2\n</parameter>\n</function>\n</tool_call>",
+    "GLM": "<tool_call>get_time\n<arg_key>zone</arg_key>\n<arg_value>UTC</arg_value>\n<arg_key>count</arg_key>\n"
+    "<arg_value>2</arg_value>\n</tool_call>",
+    "Mistral": f"[TOOL_CALLS]get_time[ARGS]{ARGUMENTS}",
+    "Mistral with an id": f"[TOOL_CALLS]get_time[CALL_ID]Ab1[ARGS]{ARGUMENTS}",
+    "Mistral, older": f'[TOOL_CALLS] [{{"name": "get_time", "arguments": {ARGUMENTS}}}]',
+    "Llama 3.2 and 4": '[get_time(zone="UTC", count=2)]',
+    "Llama 4, marked": '<|python_start|>[get_time(zone="UTC", count=2)]<|python_end|>',
+    "Granite, Phi 4 mini": f'<|tool_call|>[{{"name": "get_time", "arguments": {ARGUMENTS}}}]',
+    "DeepSeek V3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n"
+    f"{ARGUMENTS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "DeepSeek V3.1": f"<｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>",
+    "Kimi K2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>"
+    f"{ARGUMENTS}<|tool_call_end|>",
+    "gpt-oss": "<|channel|>analysis<|message|>The time.<|end|><|start|>assistant<|channel|>commentary "
+    f"to=functions.get_time <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+    "gpt-oss, the tool named first": "<|channel|>analysis<|message|>The time.<|end|><|start|>assistant "
+    f"to=functions.get_time<|channel|>commentary<|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+    "gpt-oss without its marks": f"analysisThe time.assistantcommentary to=functions.get_time json{ARGUMENTS}",
+}  # fmt: skip
+UNREAD = {
+    "<tool_call>": '<tool_call>\n{"name": "get_time", "argum',  # cut off
+    "<|tool_call>": '<|tool_call>call:get_time{zone:<|"|>UTC<|"|>}<tool_call|>',
+    "<｜DSML｜function_calls>": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_time">',
+    "<start_function_call>": "<start_function_call>call:get_time{zone:<escape>UTC<escape>}<end_function_call>",
+    "": "I would look at the clock.",
+}
+
+
+def evaluated(reply: Any, task: str, *, count: int = 2, **options: Any) -> Evaluation:
+    with stand_in(lambda *_: reply if isinstance(reply, tuple) else chat(reply)) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        return evaluate(responder, task, options=EvaluateOptions(count=count, score=False, **options))
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Any:
+    """The task of calling the tool that moves among two, with the right arguments."""
+    described = [
+        {"name": name, "parameters": {"type": "object", "properties": {}}} for name in ("get_time", "get_user")
+    ]
+
+    def task(answer: Any = None) -> str:
+        answer = answer or {"name": "get_time", "arguments": json.loads(ARGUMENTS)}
+        asked = {"messages": [{"role": "user", "content": "What time is it?"}], "tools": described}
+        file = tmp_path / "tools.jsonl"
+        file.write_text(2 * (json.dumps({**asked, "moved": "get_time", "answer": answer}) + "\n"))
+        return f"items(file={str(file)!r}, among='tools', rule='call')"
+
+    return task
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_is_read_in_the_form_of_its_family(form: str, tools: Any) -> None:
+    assert (evaluated(FORMS[form], tools()).tables["correct"] == 1).all()
+    other = {"name": "get_time", "arguments": {"zone": "UTC", "count": 3}}
+    assert (evaluated(FORMS[form], tools(other)).tables["correct"] == 0).all()
+
+
+@pytest.mark.parametrize("mark", UNREAD)
+def test_a_form_that_is_not_read_is_named(mark: str, tools: Any) -> None:
+    result = evaluated(UNREAD[mark], tools())
+    assert (result.tables["correct"] == 0).all()
+    (said,) = [line for line in report_of(result.record).caveats if "nothing in them can be judged" in line]
+    assert said.startswith("4 of 4 answers count as wrong")
+    assert said.endswith(f"; 4 with {mark}, a form of calls that is not read." if mark else "letter, number or call).")
+
+
+@pytest.mark.parametrize("given", [{"arguments": text} for text in ("{}", "", " ", None, {})] + [{}])
+def test_a_call_without_arguments_is_one(given: dict[str, Any], tools: Any, tmp_path: Path) -> None:
+    """Of a server, and in a transcript; further fields of its function do not matter."""
+    call = {"id": "c1", "type": "function", "function": {"name": "get_time", **given, "parsed_arguments": None}}
+    status, headers, body = chat(None)
+    body["choices"][0]["message"]["tool_calls"] = [call]
+    assert (evaluated((status, headers, body), tools("get_time")).tables["correct"] == 1).all()
+    for calls in ("native", "text"):
+        sent = transcript(tmp_path, call, calls=calls)
+        if calls == "native":
+            assert sent[1]["tool_calls"][0]["function"] == {"name": "get_time", "arguments": "{}"}
+        else:
+            assert sent[1]["content"] == '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+
+
+def test_arguments_may_be_an_object(tools: Any, tmp_path: Path) -> None:
+    given = {"name": "get_time", "arguments": json.loads(ARGUMENTS)}
+    status, headers, body = chat(None)
+    body["choices"][0]["message"]["tool_calls"] = [{"id": "c1", "type": "function", "function": given}]
+    assert (evaluated((status, headers, body), tools()).tables["correct"] == 1).all()
+    sent = transcript(tmp_path, {"id": "c1", "type": "function", "function": given})
+    assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == given["arguments"]
+
+
+def transcript(path: Path, call: Any, *, calls: str = "native", **beside: Any) -> list[Any]:
+    """The messages that a server gets of a conversation with two calls."""
+    results = [
+        {"role": "tool", "tool_call_id": name, "content": text} for name, text in (("c1", "noon"), ("c2", "Ann"))
+    ]
+    called = [
+        {"role": "assistant", "content": None, "tool_calls": [{**call, "id": name}], **beside} for name in ("c1", "c2")
+    ]
+    asked = [{"role": "user", "content": text} for text in ("Time and user, please.", "What time is it?")]
+    messages = [asked[0], called[0], results[0], called[1], results[1], asked[1]]
+    (path / "agent.jsonl").write_text(json.dumps({"messages": messages, "moved": "c1", "answer": "noon"}))
+    with stand_in(lambda *_: chat("noon")) as server:
+        task = f"items(file={str(path / 'agent.jsonl')!r}, calls={calls!r})"
+        options = EvaluateOptions(count=1, score=False)
+        result = evaluate(ServerResponder(server.address, "m", FAST), task, options=options)
+    assert (result.tables["correct"] == 1).all()
+    sent: list[Any] = server.asked[0]["messages"]
+    return sent
+
+
+@pytest.mark.parametrize("calls", ["native", "text"])
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ({"reasoning_content": "I look."}, "I look."),
+        ({"reasoning": "I look."}, "I look."),
+        ({"reasoning_details": [{"type": "reasoning.text", "text": "I look."}]}, "I look."),
+        ({"reasoning": "I look.", "reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}, "I look."),
+        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}, None),
+        ({"reasoning_content": None, "refusal": None, "annotations": []}, None),
+    ],
+)
+def test_thoughts_in_a_transcript_are_passed_on(given: Any, passed_on: str | None, calls: str, tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    sent = transcript(tmp_path, call, calls=calls, **given)
+    assert [message.get("reasoning_content") for message in sent if message["role"] == "assistant"] == 2 * [passed_on]
+    assert {name for message in sent for name in message} <= {
+        *("role", "content", "tool_calls", "tool_call_id", "reasoning_content"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("counts", "counted"),
+    [((10, 3), True), ((10.0, 3.0), True), ((None, None), False), ((10, -35), False), ((14429.92, 37.25), False),
+     (("10", "3"), False), ((True, [3]), False)],
+)  # fmt: skip
+def test_odd_token_counts_cost_no_answer(counts: Any, counted: bool, tools: Any) -> None:
+    status, headers, body = chat(CALL)
+    body["usage"] = dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))
+    with stand_in(lambda *_: (status, headers, body)) as server:
+        responder = ServerResponder(server.address, "m", FAST)
+        result = evaluate(responder, tools(), options=EvaluateOptions(count=2, score=False))
+    assert (result.tables["correct"] == 1).all()
+    assert len(server.asked) == 2, "no prompt is asked twice"
+    assert (responder.usage.uncounted == 0) is counted
+
+
+@pytest.mark.parametrize("impossible", [-np.inf, np.nan, np.inf, -3.4e38, -1e308, None])
+def test_impossible_alternatives_cost_no_score(impossible: Any) -> None:
+    """Python's JSON writes what JSON lacks; the alternative is none of those that are more probable."""
+
+    def answer(_: int, __: str, body: dict[str, Any]) -> Reply:
+        tokens = ["Town", " is", " Oslo", "!"]
+        listed = [None, {" is": -0.5, "zz": impossible}, {" Rome": -0.2, "zz": impossible}, {"!": -0.1}]
+        told = {"tokens": tokens, "token_logprobs": [None, impossible, -0.5, -0.1], "top_logprobs": listed}
+        return 200, {}, {"choices": [{"text": "", "logprobs": told}], "usage": {"completion_tokens": 1}}
+
+    with stand_in(answer) as server:
+        options = ServerOptions(kind="text", retries=0)
+        (reply,) = ServerResponder(server.address, "m", options).respond(
+            [Request("Town is", answer=" Oslo")], generate=False, score=True
+        )
+    assert reply.score is not None
+    assert (reply.score.logprob, reply.score.ranks) == (-0.5, (2,))
+
+
+def local_ending(directory: Path, marks: tuple[str, ...]) -> Ending:
+    tokenizer = pb.load_model(directory).tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(mark) for mark in marks]})
+    return Ending(tokenizer, set())
+
+
+def answered(ending: Ending, text: str, *, prompt: str = "<u>q<a>") -> Any:
+    asked = Request(({"role": "user", "content": "q"},), max_tokens=500)
+    read = ending.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    tokens = ending.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ending.response(tokens, Started(0, asked, np.array(read), tokens[0]))
+
+
+@pytest.mark.parametrize(
+    "form", ["Mistral", "Granite, Phi 4 mini", "Kimi K2", "DeepSeek V3", "gpt-oss", "Llama 4, marked"]
+)
+def test_a_local_models_call_is_read_though_its_marks_are_special_tokens(form: str, long_llama: Path) -> None:
+    marks = ("[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+             "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<|channel|>", "<|message|>", "<|call|>", "<|start|>",
+             "<|constrain|>", "<|python_start|>", "<|python_end|>")  # fmt: skip
+    text = answered(local_ending(long_llama, marks), FORMS[form]).text
+    right = json.dumps({"name": "get_time", "arguments": json.loads(ARGUMENTS)})
+    assert RULES.parse("call").right(text, [right]) == 1
+
+
+def test_a_tokenizers_own_response_template_tells_calls_and_thoughts(long_llama: Path) -> None:
+    """Marks that posbias does not know, described by what came with the model."""
+    ending = local_ending(long_llama, ("<end>",))
+    ending.tokenizer.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<a>",
+        "fields": {
+            "reasoning_content": {"open": "((", "close": "))", "content": "text"},
+            "tool_calls": {
+                "open": "{call:",
+                "close": ":call}",
+                "repeats": True,
+                "content": "json",
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {"close_pattern": "<end>", "content": "text"},
+        },
+    }
+    found = answered(ending, "((It may be\nParis.))Rome<end>")
+    assert (found.text, found.thoughts, found.thinking) == ("Rome", "It may be\nParis.", MARKED)
+    called = answered(ending, f'((I look.)){{call:{{"name": "get_time", "arguments": {ARGUMENTS}}}:call}}<end>')
+    assert (called.text, called.thoughts) == (CALL, "I look.")
+    assert answered(ending, "Rome<end>").text == "Rome"
+    assert answered(ending, "((It may be").thinking == UNFINISHED
+    cut_off = answered(ending, '{call:{"name": "get_ti')
+    assert (cut_off.text, cut_off.thinking) == ('{call:{"name": "get_ti', None), "read as without a template"

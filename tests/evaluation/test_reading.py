@@ -1,0 +1,198 @@
+"""Answers that cannot be judged: what counts as such, and that above a tenth nothing is concluded from any of them."""
+
+import itertools
+import json
+from dataclasses import asdict
+
+import pytest
+
+import posbias as pb
+from posbias import EvaluateOptions, UsageError, evaluate
+from posbias.evaluation import measured_use
+from posbias.evaluation.evaluation import Evaluation
+from posbias.evaluation.requirements import Requirement, RequirementCheck
+from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response
+from posbias.evaluation.responders.base import REFUSED
+from posbias.evaluation.responders.thoughts import UNFINISHED
+from posbias.runs.results import from_stored
+from posbias.tasks.language.answers import starts_with
+
+TASK = "key_value(pairs=4)"
+RIGHT = ("{}", "stop")
+SPREAD, MEAN = Requirement.parse("spread<=0.5"), Requirement.parse("mean>=0.1")
+
+
+class Ending(Responder):
+    """Gives each answer one of several texts with its ending, in turn; `{}` stands for the right answer."""
+
+    def __init__(self, *texts):
+        self.texts, self.turns = texts, itertools.cycle(texts)
+
+    def respond(self, requests, *, generate=True, score=False):
+        said = itertools.islice(self.turns, len(requests))
+        right = [str(request.answer).strip() for request in requests]
+        return [
+            Reply(self._response(text.format(answer), end), None)
+            for (text, end), answer in zip(said, right, strict=True)
+        ]
+
+    def _response(self, text, end):
+        if end == REFUSED:
+            return Response("", end, skipped="content filter")
+        return Response(text, end, thinking=UNFINISHED if text == "thinking" else None)
+
+    def describe(self):
+        return {"kind": "ending", "model": {"source": f"ending-{len(self.texts)}"}}
+
+
+def evaluated(*texts, count=6, **how):
+    return evaluate(Ending(*texts), TASK, options=EvaluateOptions(count=count, positions=(0, 3), **how))
+
+
+KINDS = {
+    "cut off": (("Let me see.\nThe value", "length"), "2 cut off before what the task's rule reads was complete"),
+    "empty": (("", "stop"), "2 empty"),
+    "within thoughts": (("thinking", "length"), "2 still within thoughts"),
+    "refused": (("", REFUSED), "2 refused by the server"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_above_a_tenth_nothing_is_concluded_whatever_the_kind(kind, tmp_path):
+    lost, words = KINDS[kind]
+    most = evaluated(*9 * [RIGHT], lost, *8 * [RIGHT], lost, RIGHT, count=10, require=MEAN)
+    assert (most.withheld, most.curves["accuracy"].shape.label, most.requirement.met) == ("", "flat", True)
+    found = evaluated(*5 * [RIGHT], lost, count=6, require=MEAN, directory=tmp_path)
+    reason = f"2 of 12 answers cannot be judged, more than 10%: {words}"
+    assert found.withheld == reason
+    assert found.verdict[0] == f"No conclusion from the generated answers: {reason}."
+    assert not found.curves
+    assert not found.requirement.met
+    assert found.requirement.withheld == reason
+    with pytest.raises(UsageError, match="the run has no 'accuracy'"):
+        measured_use(found, by="accuracy")
+    again = pb.load_record(tmp_path)
+    assert (again.verdict, again.requirement.met, again.withheld) == (found.verdict, False, reason)
+
+
+def test_kinds_count_together():
+    found = evaluated(*17 * [RIGHT], ("", "stop"), ("It is", "length"), RIGHT, RIGHT, RIGHT, count=11)
+    assert found.withheld == ""
+    found = evaluated(*17 * [RIGHT], ("", "stop"), ("It is", "length"), ("thinking", "length"), RIGHT, RIGHT, count=11)
+    assert found.withheld.startswith("3 of 22 answers cannot be judged, more than 10%: 1 still within thoughts, 1 cut")
+
+
+def test_answers_cut_before_the_line_that_is_right_are_no_flat_curve():
+    """50 of 50 were "No dependence on position: 0.00 everywhere"; with more tokens the end is right, the middle not."""
+    found = evaluated(("Let me go through them.\nThe first", "length"), count=25)
+    assert found.verdict[0].startswith("No conclusion from the generated answers: 50 of 50 answers cannot be judged")
+    assert found.verdict[1] == "outputs.jsonl has them, --max-tokens allows longer answers."
+    right = evaluated(("Let me go through them.\nIt is {} and", "length"), count=25)
+    assert right.curves["accuracy"].means[0].value == 1, "what is right stays right however it goes on"
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "cut"),
+    [
+        ("contains", "It says\nmany", True),
+        ("regex", "It says\nmany", True),
+        ("equals", "It says\nmany", False),
+        ("equals", "\n\nIt says", True),
+        ("json_value", '{"boats":', True),
+        ("number", "Let me count.\nThere are", True),
+        ("number", "Answer: 77\nThere are", False),
+        ("call", '{"name": "cou', True),
+        ("call", '{"name": "count", "arguments": {}}\nand', False),
+    ],
+)
+def test_what_is_cut_off_follows_what_the_rule_reads(rule, text, cut, tmp_path):
+    answer = "[0-9]+" if rule == "regex" else 5
+    record = {"units": ["Tom has 5 boats.", "Ann has none."], "moved": 0, "question": "How many?", "answer": answer}
+    if rule == "call":
+        record["answer"] = "other"
+    (tmp_path / "own.jsonl").write_text(json.dumps(record) + "\n")
+    task = f"items(file={str(tmp_path / 'own.jsonl')!r}, rule={rule!r})"
+
+    class Says(Ending):
+        def respond(self, requests, *, generate=True, score=False):
+            return [Reply(Response(text, "length"), None) for _ in requests]
+
+    found = evaluate(Says(), task, options=EvaluateOptions(count=1, score=False))
+    assert [entry.reason for entry in found.unjudged] == (["cut_off"] * 2 if cut else [])
+
+
+def test_subjects_whose_answers_decide_nothing_are_not_compared(tmp_path):
+    options = EvaluateOptions(count=8, positions=(0, 3), require=SPREAD, directory=tmp_path)
+    cut = Ending(("It is", "length"), ("", "stop"), ("", "stop"))
+    found = evaluate([Ending(RIGHT), cut], TASK, options=options)
+    assert found.verdict[0].startswith(
+        "No conclusion from the generated answers of ending-3: 16 of 16 answers cannot be judged, more than 10%: 6 cut"
+    )
+    assert found.verdict[1] == "ending-3 and ending-1 are not compared by accuracy."
+    for record in (found.record, pb.load_record(tmp_path).record):
+        required = record.scalars["requirement"]
+        assert (required["text"], required["met"], required["low"]) == ("spread<=0.5", False, None)
+        assert record.scalars["verdict"] == list(found.verdict)
+    assert [evaluation.requirement.met for evaluation in found.evaluations.values()] == [True, False]
+
+
+def test_a_finished_run_takes_another_requirement(tmp_path):
+    evaluated(RIGHT, count=8, directory=tmp_path)
+    assert pb.load_record(tmp_path).requirement is None
+    evaluated(RIGHT, count=8, directory=tmp_path, resume=True, require=SPREAD)
+    required = json.loads((tmp_path / "record.json").read_text())["scalars"]["requirement"]
+    assert (required["text"], required["met"], required["value"]) == ("spread<=0.5", True, 0.0)
+    assert 0 <= required["low"] <= required["high"] <= 0.5
+
+
+def test_samples_are_added_as_long_as_answers_decide_nothing():
+    """A spread of 0 is met at once, unless the answers were cut off."""
+    design = evaluated(RIGHT, count=48, require=SPREAD, sequential=True).sequential
+    assert design.decided
+    assert design.prompts < design.fixed_prompts
+    design = evaluated(RIGHT, ("It is", "length"), count=48, require=SPREAD, sequential=True).sequential
+    assert (design.decided, design.prompts) == (False, design.fixed_prompts)
+
+
+def test_answers_that_are_not_generated_are_not_counted():
+    class Scores(Ending):
+        def respond(self, requests, *, generate=True, score=False):
+            return [Reply(None, AnswerScore((-1.0,), (1,))) for _ in requests]
+
+    found = evaluate(Scores(), TASK, options=EvaluateOptions(count=6, generate=False))
+    assert (found.reading.answers, found.reading.unjudged, found.withheld) == (0, {}, "")
+
+
+def test_records_of_before_are_read():
+    stored = {"answers": 12, "unread": 5, "unfinished": 2, "thought": 3, "withheld": True, "most_unread": 0.1}
+    record = evaluated(RIGHT).record
+    record.scalars |= {"reading": stored, "endings": {"answers": 12}}
+    found = Evaluation.from_record(record)
+    assert found.reading.unjudged == {"unfinished": 2, "unread": 3}
+    assert "5 of 12 answers cannot be judged" in found.withheld
+    older = {"required": "worst>=0.5", "measure": "accuracy", "value": {"value": 0.4, "low": 0.3, "high": 0.5}}
+    record.scalars["requirement"] = {**older, "met": False, "by_estimate": False, "arm": "m", "withheld": None}
+    check = Evaluation.from_record(record).requirement
+    assert (check.text, check.low, check.high, check.withheld) == ("worst>=0.5", 0.3, 0.5, "")
+    counts = {"open_before": 9, "answers_before": 12, "open_after": 1, "answers_after": 12, "p": None, "alone": False}
+    check = from_stored(RequirementCheck, {**asdict(check), "withheld": counts})
+    assert check.withheld.endswith("9 of 12 without it, 1 of 12 with it")
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "goes_on", "expected"),
+    [
+        ("Paris.", ["Paris"], False, 1.0),
+        (' "The Hague" is it', ["Hague"], False, 1.0),  # signs and articles do not count
+        ("Parisian", ["Paris"], False, 0.0),  # whole words only
+        ("It is Paris", ["Paris"], False, 0.0),
+        ("lyon or Paris", ["Paris", "Lyon"], False, 1.0),
+        ("New", ["New York"], False, 0.0),
+        ("New", ["New York"], True, None),
+        ("Old", ["New York"], True, 0.0),
+        ("", ["New York"], True, None),
+        ("", ["New York"], False, 0.0),
+    ],
+)
+def test_an_answer_begins_with_the_right_one_as_whole_words(text, answers, goes_on, expected):
+    assert starts_with(text, answers, goes_on=goes_on) == expected
