@@ -124,7 +124,7 @@ def test_the_full_size_is_qwen2_of_half_a_billion():
 
 def test_verdicts_follow_the_numbers(birth):
     """With a rise towards the end put into the rows, the verdict on the U-shape turns."""
-    for bend, told in (((0.1, 0.05, 0.2), "a U"), ((-0.1, -0.2, -0.05), "no U")):
+    for bend, told in (((0.1, 0.05, 0.2), "a U"), ((-0.1, -0.2, -0.05), "a U by the last position alone")):
         turned = {"last_over_middle": dict(zip(("value", "low", "high"), bend, strict=True))}
         rows = [{**row, **turned} if row["sort"] == "shape" else row for row in birth.rows]
         assert told in replace(birth, rows=rows).statements[0]
