@@ -7,7 +7,7 @@ from page_blocks import BESIDE, LANGUAGES, PAGES, ROOT, Block, blocks_of, run_bl
 NOT_RUN = {
     "README.md": ["installs", "takes two minutes", "take minutes, and half an hour"],
     "studies/attention/README.md": ["takes ten minutes"],
-    "docs/evaluate.md": ["needs a server"],
+    "docs/evaluate.md": ["needs a server", "needs a server"],
     "studies/behaviour/README.md": ["needs two more models"],
     "benchmarks/README.md": 10 * ["a benchmark"],
     "docs/mitigate.md": ["half an hour on two cores, and a server", "NAME, PROMPT and the recipe are the reader's"],
