@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations, islice
-from math import comb, log1p
+from math import comb
 from typing import Any, ClassVar
 
 import torch
@@ -34,48 +34,10 @@ from posbias.mitigation.methods.question import Question
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.runs.caveats import refusal
 
-HIDDEN = -1e4
-"""Added to the logit of a key that is to be hidden: its weight is 0 in every precision."""
 UNSEEN = 1e-30
 """Attention on a passage below which it counts as not seen, as one that a window hides."""
 LEAST_FACTOR = 1e-35
 """Of a passage's attention; the smallest, whose logarithm is finite, and which is 0 beside any other weight."""
-
-
-@MITIGATIONS.register("parallel_windows")
-@dataclass(frozen=True)
-class ParallelWindows(Mitigation):
-    """Passages are blind to each other; what stands after the last sees all of them. Positions stay as they are.
-
-    What stands between two passages, as a number or a line break, belongs to the one behind it, so that nothing passes
-    from one to the next. Below strength 1, ln(1 - s) is added to the logits between passages. Sources: parallel context
-    windows, arXiv 2212.10947, which gives all windows the same positions, and set masks; here positions stay.
-    """
-
-    needs_passages = True
-    shares_cache = False
-
-    in_every_layer: ClassVar[bool] = True
-
-    @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
-        """Hide passages from each other, or add ln(1 - s)."""
-        spans = tuple(passages)
-        windows = windows_of(spans)
-        added = HIDDEN if self.strength == 1 else log1p(-self.strength)
-        sets = _subsets(len(spans), single=self.strength < 1)
-
-        def attend(call: AttentionCall) -> Attended:
-            queries = _members(windows, call.query_positions, like=call.query)
-            if len(spans) == 1 or not queries.any():
-                return call.run()
-            membership = sets.to(queries)
-            foreign = queries @ (1 - membership)  # of queries outside all windows, nothing
-            keys = _members(windows, call.key_positions, like=call.query) @ membership
-            return call.run_grouped(added * foreign[:, None], keys)
-
-        with in_one_place(model, self, passages), attending(model, self, attend):
-            yield
 
 
 @MITIGATIONS.register("attention_calibration")
