@@ -44,7 +44,7 @@ def test_ordinary_text_and_short_forms_are_in_the_estimate(long_llama, monkeypat
     )
     assert short < longest
     assert f"short forms of the task: {2 * 2 * short * (1 + 1 + 3) / 60:.0f} min" in line
-    line = said(responder, options(calibrated, documents=0, short=False), capsys)
+    line = said(responder, options("attention_calibration(together=True)", documents=0, short=False), capsys)
     assert "text" not in line
     assert "short" not in line
 

@@ -1,15 +1,13 @@
-"""Methods that know where the passages of a prompt stand: windows blind to each other, attention calibrated by passage.
+"""Attention calibrated by passage, and what methods share that know where the passages of a prompt stand.
 
-Both add numbers to the logits of whole passages, which are carried by further features of queries and keys, so that
-caches, windows, grouped heads and every kernel go on as they are.
+Numbers are added to the logits of whole passages, carried by further features of queries and keys, so that caches,
+windows, grouped heads and every kernel go on as they are.
 """
 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations, islice
-from math import comb
 from typing import Any, ClassVar
 
 import torch
@@ -298,18 +296,6 @@ def _lengths(spans: Spans, like: Tensor) -> Float[Tensor, "span"]:
 def _as_values(members: Float[Tensor, "_ key group"], call: AttentionCall) -> Tensor:
     """Membership as values, so that an attention's output is its weight on each group."""
     return members.to(call.value)[:, None].expand(*call.value.shape[:3], -1)
-
-
-def _subsets(count: int, *, single: bool) -> Float[Tensor, "set element"]:
-    """So many sets, none within another, as rows of 0 and 1 over as few elements as it takes.
-
-    A set has no element outside itself and at least one outside any other; `single`: exactly one, which takes as many
-    elements as sets.
-    """
-    n_elements = count if single else next(n for n in range(1, count + 2) if comb(n, n // 2) >= count)
-    size = 1 if single else n_elements // 2
-    chosen = list(islice(combinations(range(n_elements), size), count))
-    return torch.tensor([[float(element in members) for element in range(n_elements)] for members in chosen])
 
 
 def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Tensor, "token"]:
