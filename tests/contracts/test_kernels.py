@@ -199,6 +199,7 @@ def test_a_window_as_long_as_the_context_is_causal_and_a_prefix_as_long_is_full(
 class Rising(Encoding):
     """Logits in steps, -rise / 2 at distances 0 and 1, rise / 2 from 7 on."""
 
+    name = "rising"
     rise: float
 
     def logits(self, distance: np.ndarray, heads: int) -> np.ndarray:
@@ -216,8 +217,11 @@ class Rising(Encoding):
         ("sliding_window(9)", 700.0),
     ],
 )
-def test_logits_that_rise_by_hundreds_of_nats_keep_the_rows_that_see_near_keys_only(mask: str, rise: float) -> None:
+def test_logits_that_rise_by_hundreds_of_nats_keep_the_rows_that_see_near_keys_only(
+    mask: str, rise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Distances 0 and 1 share a logit, far ones lie up to 700 nats above: row 1 still halves between its two keys."""
+    monkeypatch.setitem(ENCODINGS._variants, Rising.name, Rising)
     case = kernel_of(mask, Rising(rise), 90)
     if not mask.startswith("prefix"):
         row = np.eye(90)[1]

@@ -9,6 +9,7 @@ import transformers
 
 import posbias as pb
 from posbias import UsageError
+from posbias.measurement.attention.streaming import working_precision
 from posbias.models.attention import (
     AttentionInput,
     AttentionLayer,
@@ -82,15 +83,15 @@ def test_what_is_kept_serves_only_lengths_of_the_same_angles(name: str, kept: in
 @torch.no_grad()
 def last_attention(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     """Recomputed attention of the last position, averaged over all heads of all layers."""
-    total = torch.zeros(len(token_ids))
+    total = torch.zeros(len(token_ids), dtype=torch.float64)
     layers = describe_attention(model, n_positions=len(token_ids))
 
     def receive(layer: AttentionLayer, entering: AttentionInput) -> None:
         state = rotated(project_attention(layer.parts, entering.read), entering.cosine, entering.sine)
         last = next(query_blocks(layer.parts, state, mask=layer.mask, block=1))
-        total[last.keys] += last.weights.mean((0, 1, 2)) / len(layers)
+        total[last.keys] += last.weights.mean((0, 1, 2)).double() / len(layers)
 
-    with watch_attention(layers, receive, dtype=torch.float32):
+    with watch_attention(layers, receive, dtype=working_precision(model)):
         model.last(model.embed(model.token_tensor([list(token_ids)])))
     return total
 

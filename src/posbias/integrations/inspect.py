@@ -74,7 +74,8 @@ def _registered(name: str) -> Callable[..., Task]:
     ) -> Task:
         made = LANGUAGE_TASKS.build(name, **{"chat": True, **kwargs})
         listed = [positions] if isinstance(positions, int) else positions
-        places = None if listed is None else split_numbers(",".join(map(str, listed)))  # Inspect leaves them as text
+        as_text = None if listed is None else ",".join(map(str, listed))  # Inspect does not read all as numbers
+        places = None if as_text is None else [int(place) for place in split_numbers(as_text)]
         counting = None if tokenizer is None else load_tokenizer(tokenizer)
         return Task(
             dataset=[sample_of(each) for each in made.examples(counting, count=count, positions=places, seed=seed)],
@@ -83,7 +84,8 @@ def _registered(name: str) -> Callable[..., Task]:
             config=GenerateConfig(max_tokens=max_tokens or made.max_tokens, temperature=0.0),
         )
 
-    return asked
+    registered: Callable[..., Task] = asked
+    return registered
 
 
 TASKS = {name: _registered(name) for name in LANGUAGE_TASKS}
