@@ -114,7 +114,7 @@ def write_gguf(work: Exporting, path: Path) -> None:
         raise UsageError(
             f"export: no GGUF adapter of a {model.model_type} model can be written; allowed: {', '.join(ARCHITECTURES)}"
         )
-    updates = work.low_rank
+    updates = work.updates
     architecture, in_pairs = ARCHITECTURES[model.model_type]
     kind = gguf.MODEL_ARCH[architecture]
     names = gguf.get_tensor_name_map(kind, model.family.depth(model.config))
