@@ -446,7 +446,7 @@ def reduced_without_values(n_positions: int, *, block: int | None = None) -> Ope
         parts = AttentionParts(heads=heads, key_heads=heads, head_dim=size, scale=0.25, **maps)
         layer = AttentionLayer(0, nn.Identity(), parts, mask=Causal(), angles=None)
         state = project_attention(parts, torch.randn(n_positions, heads * size))
-        kernels = KernelSums(torch.arange(9) * n_positions // 8, torch.zeros(8, 8), torch.zeros(8, 8), None)
+        kernels = KernelSums(torch.arange(9) * n_positions // 8, torch.zeros(8, 8), torch.zeros(8, 8))
         with Operations() as operations:
             content = reduce_content(state, scale=0.25, pairs=Pairs(Causal(), block), into=None)
             found = reduce_layer(layer, state, thresholds=THRESHOLDS, block=block, kernels=kernels)
