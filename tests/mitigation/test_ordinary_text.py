@@ -71,7 +71,7 @@ CHAT = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'
 def test_everyday_conversations_are_measured_if_the_prompts_are_conversations(long_llama):
     model = pb.load_model(str(long_llama), dtype="float64")
     model.tokenizer.chat_template = CHAT
-    acting, still = "temperature(scale=5.0)", "temperature(scale=0.001)"
+    acting, still = "key_bias(biases='gamma_key(alpha=0.02)')", "temperature(scale=0.001)"
     asked = options(acting, still, "repeat_prompt", documents=2)
     assert trial_record("key_value(pairs=2)", LocalResponder(model), asked).scalars["conversations"] == {}
     record = trial_record("key_value(pairs=2, chat=True)", LocalResponder(model), asked)
