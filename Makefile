@@ -4,16 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SITE := $(VENV)/.docs
-PEERS := $(VENV)/peers
 HALF = $$($(PYTHON) -c 'import os; print(max(1, os.cpu_count() // 2))')
 
-.PHONY: help venv audit test tests test-slow test-peers lint types docs clean
+.PHONY: help venv audit test tests test-slow lint types docs clean
 
 help:
 	@echo "make audit      report the position bias of the demo model (installs first; downloads 98 MB once; 3.5 processor minutes)"
 	@echo "make test       every check: tests, ruff, strict types, import layers"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make test-peers exported tasks, run by lm-evaluation-harness and Inspect in an environment of their own"
 	@echo "make docs       the site, with its tutorials run: build/site/index.html"
 	@echo "make venv       install into .venv, nothing else"
 	@echo "make clean      remove .venv, runs and caches"
@@ -50,18 +48,6 @@ types: venv
 
 test-slow: venv
 	$(BIN)/pytest -m slow
-
-# In an environment of its own, where constraints.txt holds only what computes: the harnesses choose the rest.
-$(PEERS)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(PEERS)
-	grep -E '^(numpy|torch|transformers)==' constraints.txt > $(PEERS)/constraints.txt
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(PEERS)/constraints.txt \
-		--editable . lm_eval inspect_ai pytest beartype hypothesis jsonschema
-	$(PEERS)/bin/python -c 'import lm_eval, inspect_ai'
-	@touch $@
-
-test-peers: $(PEERS)/.installed
-	$(PEERS)/bin/python -m pytest -m slow tests/evaluation/test_harness_peers.py
 
 $(SITE): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

@@ -1,4 +1,4 @@
-"""Draws the pictures of the docs: `python docs/make_pictures.py [RUN]` (about 10 s).
+"""Draws the pictures of the docs but `explorer.png`, a screenshot: `python docs/make_pictures.py [RUN]` (about 10 s).
 
 RUN is a finished `posbias audit demo --length 256 --count 16`, by default runs/demo, where `make audit` leaves it. The
 measured curves come from its record and from the record of the study of trained models, the rest is computed here. The
@@ -7,12 +7,10 @@ same records give the same pictures.
 
 import argparse
 import io
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib
@@ -25,7 +23,6 @@ from PIL import Image
 
 import posbias as pb
 from posbias.architecture.published_models import bloom_influence, published_models
-from posbias.cli.explore import presets
 from posbias.comparison import Subject
 from posbias.display.figures import (
     BLUE,
@@ -48,7 +45,6 @@ from posbias.display.static import DASHES, STYLE
 from posbias.display.wording import THEORIES, label
 from posbias.report import report_of
 from posbias.report.correlate import figures
-from posbias.report.explore import explorer_page
 from posbias_papers.birth2603.claims import continuous_density
 
 IMAGES = Path(__file__).parent / "images"
@@ -99,9 +95,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", default="runs/demo", help="directory of the audit")
     trained, birth = pb.load_record(parser.parse_args().run).subjects
-    pictures: dict[str, Callable[[], list[Panel] | Canvas | bytes]] = {
+    pictures: dict[str, Callable[[], list[Panel] | Canvas]] = {
         "before_after": before_after,
-        "explorer": explorer,
         "attention_only": attention_only,
         "rollout": partial(rollout, birth),
         "rollout_content": rollout_content,
@@ -144,19 +139,6 @@ def before_after() -> list[Panel]:
         curves = [replace(shown[arm], name=name, stroke=strokes[name]) for arm, name in names.items()]
         panels.append(Panel(replace(figure, title=title, curves=tuple(curves), y_label="share of right answers")))
     return panels
-
-
-def explorer() -> bytes:
-    """The page of `posbias explore` in headless Chromium: two humps drawn, and their key bias."""
-    drawn = 1.2 * np.cos(np.linspace(0, 4 * np.pi, 64) + np.pi)  # in nats, from -7 to 7 in two letters of base 36
-    points = "".join(np.base_repr(round((value + 7) / 14 * 1295), 36).lower().zfill(2) for value in drawn)
-    with TemporaryDirectory() as directory:
-        page, shot = Path(directory) / "explorer.html", Path(directory) / "explorer.png"
-        page.write_text(explorer_page(presets()), encoding="utf-8")
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        command += [f"--user-data-dir={directory}/profile", "--window-size=1200,900", f"--screenshot={shot}"]
-        subprocess.run([*command, f"{page.as_uri()}#encoding=drawn&points={points}"], check=True, capture_output=True)
-        return shot.read_bytes()
 
 
 def attention_only() -> list[Panel]:
@@ -512,18 +494,17 @@ def closing_loop() -> Canvas:
     return canvas
 
 
-def png(picture: Sequence[Panel] | Canvas | bytes) -> bytes:
+def png(picture: Sequence[Panel] | Canvas) -> bytes:
     """A picture, or panels side by side in the report's style, legible at half its width; a PNG with fewer colours."""
-    if isinstance(picture, bytes | Canvas):
+    if isinstance(picture, Canvas):
         canvas = picture
     else:
         canvas = Canvas(figsize=(11.0, 5.2), dpi=150, layout="constrained")
         FigureCanvasAgg(canvas)
         for axes, panel in zip(canvas.subplots(1, len(picture), squeeze=False)[0], picture, strict=True):
             draw(axes, panel)
-    buffer = io.BytesIO(canvas if isinstance(canvas, bytes) else b"")
-    if isinstance(canvas, Canvas):
-        canvas.savefig(buffer, format="png", metadata={"Software": None})
+    buffer = io.BytesIO()
+    canvas.savefig(buffer, format="png", metadata={"Software": None})
     reduced = io.BytesIO()
     few = Image.open(buffer).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     few.save(reduced, format="png", optimize=True)

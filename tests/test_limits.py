@@ -58,7 +58,6 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "fit: steps": lambda n: FitOptions(steps=n),
     "fit_channel: channels": lambda n: ChannelOptions(channels=n),
     "fit_channel: finalists": lambda n: ChannelOptions(finalists=n),
-    "attention_sorting: rounds": lambda n: MITIGATIONS.parse(f"attention_sorting(rounds={n})"),
     "repeat_prompt: times": lambda n: MITIGATIONS.parse(f"repeat_prompt(times={n})"),
     "self_consistency: draws": lambda n: MITIGATIONS.parse(f"self_consistency(draws={n})"),
     "planted: count": lambda n: planted_scores(Planted((0.5,), ((0.5,),)), count=n, generator=np.random.default_rng(0)),

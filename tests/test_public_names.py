@@ -164,7 +164,7 @@ def test_settings_are_spelled_in_python_as_in_the_shell(model, prompts):
     assert (list(audited.kinds), audited.engine.gpus) == (["jacobian(probes=8)", "logit"], 1)
     for spelled in (audited.max_memory, pb.EvaluateOptions(max_memory="6 GB").max_memory):
         assert spelled == 6 * 10**9
-    assert pb.MitigateOptions("key_bias,ordered(k=2)").entries == ["key_bias", "ordered(k=2)"]
+    assert pb.MitigateOptions("key_bias,ms_poe(k=2)").entries == ["key_bias", "ms_poe(k=2)"]
     assert [pb.MitigateOptions(word).methods for word in (" all ", "default", "temperature")] == [
         "all", "default", ["temperature"],
     ]  # fmt: skip

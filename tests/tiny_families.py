@@ -437,12 +437,9 @@ SCALES = [[2.0, 0.5, 1.0, 0.1]] * 3
 SPELLED = {
     "key_bias": f"key_bias(biases='gamma_key(alpha=3.0)', scales={SCALES})",
     "context_bias": f"context_bias(values={[[2.0, -1.0, 1.0, -3.0]] * 3}, scales={SCALES})",
-    "head_scales": f"head_scales(logits={SCALES}, gains={[[0.5, 1.5, 1.0, 2.0]] * 3})",
-    "initial_token": "initial_token(gamma=3.0)",
     "temperature": "temperature(scale=0.6)",
     "attention_calibration": "attention_calibration(dummy=[7, 4])",
     "positional_channel": "positional_channel(channel=5)",
-    "shifted_distances": "shifted_distances(shift=4, window=2)",
 }
 """Of methods whose parameters have no defaults that would change a short prompt, in three layers of four heads."""
 

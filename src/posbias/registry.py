@@ -9,7 +9,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
@@ -32,9 +32,11 @@ _Registered = TypeVar("_Registered")
 class Registry(Generic[Variant]):
     """Variants of one sort by name; unknown names list the known ones."""
 
-    def __init__(self, sort: str) -> None:
+    def __init__(self, sort: str, *, left: Mapping[str, str] | None = None) -> None:
         self.sort = sort
         """Singular name of the variants, for messages: "mask", "encoding" ..."""
+        self._left = left or {}
+        """Names of variants that version 0.1 had, each with why it left or what to do instead."""
         self._variants: dict[str, Any] = {}
 
     def register(self, name: str) -> Callable[[_Registered], _Registered]:
@@ -52,6 +54,8 @@ class Registry(Generic[Variant]):
 
     def __getitem__(self, name: str) -> Any:
         """The class or function registered under `name`; an unknown one is refused with a list of the known ones."""
+        if isinstance(name, str) and name in self._left:
+            raise UsageError(f"{self.sort} {name} left posbias after 0.1.0: {self._left[name]}")
         if not isinstance(name, str) or name not in self._variants:
             raise UsageError(f"unknown {self.sort} {name!r}; known: {', '.join(sorted(self._variants))}")
         return self._variants[name]

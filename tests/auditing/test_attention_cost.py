@@ -43,7 +43,7 @@ def tensors_of(estimate):
     return (estimate.passes_bytes - kept) / HEADROOM + kept
 
 
-@pytest.mark.parametrize("options", [{}, {"by_head": True}, {"mean_content": False, "kernel_cells": 16}])
+@pytest.mark.parametrize("options", [{}, {"mean_content": False, "kernel_cells": 16}])
 def test_bytes_of_long_prompts_follow_from_short_ones(options):
     model, options = model_of(), AttentionOptions(**options)
     n_positions = 500
@@ -68,14 +68,12 @@ def test_where_nothing_can_be_estimated_the_weights_count_all_the_same(monkeypat
 
 def test_what_does_not_fit_is_refused_with_what_would():
     model, prompts = model_of(), Prompts(np.resize(np.arange(1, 64), 900)[None])
-    with pytest.raises(UsageError, match=r"try --length \d+ or no --by-head or --kernel-cells 256$"):
-        preflight_attention(model, prompts, options=allowing(170_000_000, by_head=True))
     with pytest.raises(UsageError, match=r"try --length \d+$") as no:
-        preflight_attention(model, prompts, options=allowing(100_000_000, by_head=True))
+        preflight_attention(model, prompts, options=allowing(100_000_000))
     length = int(str(no.value).split("--length ")[1].split()[0])
     assert 300 < length < 900
     shorter = Prompts(prompts.token_ids[:, :length])
-    preflight_attention(model, shorter, options=allowing(100_000_000, by_head=True))
+    preflight_attention(model, shorter, options=allowing(100_000_000))
     fewer = allowing(100_000_000, kernel_cells=16, mean_content=False)
     preflight_attention(model, prompts, options=fewer)
 

@@ -27,14 +27,14 @@ ROLLOUTS = {"rollout", "attention_only", "norm_weighted", "power"}
 def library(tiny_llama):
     model = pb.load_model(tiny_llama)
     prompts = pb.load_prompts("default", model, n_positions=24, count=3, seed=1)
-    options = AttentionOptions((0.1, 0.5), by_head=True)
+    options = AttentionOptions((0.1, 0.5))
     return pb.attention(model, prompts, options=options), attention_rollouts(model, prompts)
 
 
 def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
     run = tmp_path / "run"
     result = posbias("attention", tiny_llama, "--length", 24, "--count", 3, "--seed", 1, "--sink-thresholds", "0.1,0.5",
-                     "--by-head", "--whole-kernels", "--out", run)  # fmt: skip
+                     "--out", run)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "Attention of tiny-llama, 3 prompts of 24 tokens" in result.stdout
     assert "norm-weighted" in result.stdout
@@ -58,7 +58,6 @@ def test_everything_is_in_the_record(posbias, tiny_llama, tmp_path, library):
         "mixing/by_position": statistics.mixing.by_position,
         "kernels/mean": statistics.kernels.mean,
         "kernels/squared": statistics.kernels.squared,
-        "kernels/by_head": statistics.kernels.by_head,
         "rollouts/norm_weighted/per_prompt": rollouts.rollouts["norm_weighted"],
         "rollouts/power/influence": rollouts.rollouts["power"].mean(axis=0),
         "rollouts/rollout/high": pb.Profile.mean_of(rollouts.rollouts["rollout"]).high,
@@ -115,14 +114,14 @@ ROLLED_OUT = {"nemotron_h": set(), **dict.fromkeys(("deepseek_v3", "gemma4_text"
 def test_stored_statistics_are_the_fresh_ones_field_by_field(family, count, tmp_path):
     model, prompts = shaken_model(family), Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (count, 16)))
     directory = tmp_path / "run"
-    options = AttentionOptions(by_head=True, whole_kernels=True, directory=directory, preflight=True)
+    options = AttentionOptions(sink_thresholds=(0.1,), directory=directory, preflight=True)
     fresh = pb.attention(model, prompts, options=options)
     stored = pb.load_record(directory)
     assert type(stored) is type(fresh) is AttentionStatistics
     assert fresh.rollout_shares.keys() == fresh.rollouts.keys() == ROLLED_OUT.get(family, ROLLOUTS)
     assert fresh.record.scalars["cost"]
     assert fresh.record.resolved["command"] == (
-        "posbias.attention(model, prompts, options=posbias.AttentionOptions(by_head=True, whole_kernels=True))"
+        "posbias.attention(model, prompts, options=posbias.AttentionOptions(sink_thresholds=(0.1,)))"
     )
     np.testing.assert_equal(plain_of(stored), plain_of(fresh))
     assert stored.facts() == fresh.facts()
@@ -190,11 +189,9 @@ def test_a_prime_number_of_kept_cells_is_drawn(posbias, tiny_llama, tmp_path, mo
     monkeypatch.setattr("posbias.measurement.attention.statistics.MAP_CELLS", 8)
     flags = ("--length", 24, "--count", 1, "--kernel-cells", 13)
     assert posbias("attention", tiny_llama, *flags, "--out", tmp_path / "drawn").returncode == 0
-    assert posbias("attention", tiny_llama, *flags, "--whole-kernels", "--out", tmp_path / "kept").returncode == 0
-    drawn, kept = (read_record(tmp_path / name).arrays for name in ("drawn", "kept"))
+    drawn = read_record(tmp_path / "drawn").arrays
     assert drawn["kernels/mean"].shape == (2, 7, 7)
-    assert kept["kernels/mean"].shape == (2, 13, 13)
-    assert drawn["kernels/bounds"][-1] == kept["kernels/bounds"][-1] == 24
+    assert drawn["kernels/bounds"][-1] == 24
     np.testing.assert_allclose(drawn["kernels/mean"].sum(-1), 1, rtol=1e-5)
     assert not np.triu(drawn["kernels/mean"], 1).any()
 

@@ -384,23 +384,18 @@ def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llam
     assert "give one of MODEL and --server URL, not both" in posbias("evaluate", *FLAGS).stderr
 
 
-def test_flags_that_would_do_nothing_are_one_line(posbias, long_llama, tmp_path):
-    server, exported = ["--server", "http://127.0.0.1:9/v1"], ["--lm-eval", tmp_path / "task"]
-    named = [*server, "--served-model", "none"]
+def test_flags_that_would_do_nothing_are_one_line(posbias, long_llama):
+    named = ["--server", "http://127.0.0.1:9/v1", "--served-model", "none"]
     of_a_model = (["--batch", 8], ["--dtype", "float32"], ["--device", "cpu"], ["--max-memory", "1GB"])
     of_a_server = (["--served-model", "none"], ["--server-options", "retries=0"])
-    of_a_run = (["--no-generate"], ["--score"], ["--resume"], ["--json"], ["--out", tmp_path / "run"])
     cases = [(named, flag, "goes with a MODEL") for flag in of_a_model]
     cases += [([long_llama], flag, "goes with --server") for flag in (*of_a_server, ["--tokenizer", long_llama])]
-    cases += [(exported, flag, "only write the examples") for flag in (server, *of_a_server, *of_a_model, *of_a_run)]
-    cases += [([long_llama, *exported], ["--tokenizer", long_llama], "an export without a MODEL")]
     for before, flag, message in cases:
         result = posbias("evaluate", *before, *flag, *FLAGS)
         assert result.returncode == 2, (flag, result.stdout)
         assert f"{flag[0]} " in result.stderr
         assert message in result.stderr
         assert result.stderr.count("\n") == 1
-    assert not (tmp_path / "task").exists()
 
 
 def test_an_unreachable_server_fails_in_one_line_and_the_record_says_so(posbias, tmp_path):
@@ -435,24 +430,6 @@ def test_a_page_is_not_drawn_over_another_runs(posbias, tmp_path):
     assert "other' holds a run, whose page would be replaced; choose another --out" in result.stderr
     assert (tmp_path / "other/report.html").read_bytes() == page
     assert posbias("report", tmp_path / "one", "--out", tmp_path / "one").returncode == 0
-
-
-def test_what_is_odd_about_a_file_is_said_where_its_examples_are_written(posbias, tmp_path):
-    document = {"text": "<|im_end|> nothing", "is_gold": True}
-    line = {"question": "where?", "answers": ["Rome"], "documents": [document]}
-    (tmp_path / "own.jsonl").write_text(json.dumps(line))
-    task = f"documents(documents=1, file='{tmp_path / 'own.jsonl'}')"
-    result = posbias("evaluate", "--task", task, "--count", 1, "--lm-eval", tmp_path / "task")
-    assert result.returncode == 0, result.stderr
-    assert [told[:32] for told in result.stderr.splitlines()] == ["notice: In 1 of 1 samples (numbe"] * 2
-    assert "it is not known whether whatever runs the model reads them as ordinary text" in result.stderr
-
-
-def test_examples_are_written_for_lm_eval(posbias, tmp_path):
-    result = posbias("evaluate", *FLAGS, "--lm-eval", tmp_path / "task")
-    assert result.returncode == 0, result.stderr
-    assert "28 examples" in result.stdout
-    assert len(list((tmp_path / "task").glob("*.yaml"))) == 2
 
 
 @pytest.mark.slow

@@ -70,6 +70,8 @@ RUNS = {
     "attended": "attention {model} --length 8 --count 2",
     "decomposed": "decompose {model} --length 8 --count 2 --interventions no_rope --kinds probability",
 }
+UNASKED = "evaluate --server http://127.0.0.1:9/v1 --served-model m --server-options retries=0"
+"""Reads a task, and fails at a server that is not there."""
 COMMANDS = (
     "predict --depth 2 --heads 2 --length 12 --mask prefix(length=3) --encoding alibi --mixing 0.5 --content 1 "
     "--theory rollout_content",
@@ -80,10 +82,10 @@ COMMANDS = (
     "measure {model} --prompts chat:{chat} --length 12 --count 1 --kinds probability",
     "attention {model} --prompts {text} --length 8 --count 1 --sink-thresholds 0.2,0.3 --kernel-cells 4",
     "decompose {model} --prompts {records} --length 8 --count 1 --interventions no_rope --kinds probability",
-    "evaluate --lm-eval {new} --task key_value(pairs=3,file='{pairs}') --count 2 --positions spread(2)",
-    "evaluate --lm-eval {new} --task documents(documents=2,file='{documents}') --count 2 --positions 0,1",
+    UNASKED + " --task key_value(pairs=3,file='{pairs}') --count 2 --positions spread(2)",
+    UNASKED + " --task documents(documents=2,file='{documents}') --count 2 --positions 0,1",
     "evaluate {model} --task example_order(shots=4) --count 1 --max-tokens 1 --positions 0",
-    "evaluate --lm-eval {new} --tokenizer {model} --task needle(tokens=256,depths=2,corpus='{text}') --count 1",
+    UNASKED + " --tokenizer {model} --task needle(tokens=256,depths=2,corpus='{text}') --count 1",
     "audit {model} --prompts {text} --length 8 --count 1 --initialisations 0 --kinds probability --out {new}",
     "verify --mask {mask_npy}",
     "verify --mask {mask_txt}",
@@ -360,7 +362,7 @@ def program(directory: str, model: str, count: str, seed: str, which: str) -> in
     return bool(run(Ground(Path(directory), Path(model)), commands, int(count), seed=int(seed)))
 
 
-QUICK = [one for one in COMMANDS if one.startswith(("predict --depth", "verify", "evaluate --lm-eval {new} --task"))]
+QUICK = [one for one in COMMANDS if one.startswith(("predict --depth", "verify", UNASKED + " --task"))]
 
 if __name__ == "__main__":
     sys.exit(program(*sys.argv[1:]))

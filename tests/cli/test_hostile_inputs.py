@@ -17,6 +17,8 @@ from posbias.cli.output import LONGEST, error_line
 from posbias.limits import READ_BYTES, Limit
 from posbias.prompts.templates import render_conversation
 
+UNASKED = "--server http://127.0.0.1:9/v1 --served-model m"
+"""Whom nothing is asked: the task is refused before."""
 STUDY = "task: position_copy(target=0, context={context}, vocabulary=5)\nmodel: {{depth: {depth}, width: {width}}}\n"
 LAUGHS = "a: &a [lol, lol]\n" + "".join(
     f"{new}: &{new} [*{old}, *{old}, *{old}]\n"
@@ -52,7 +54,7 @@ def test_gzip_that_holds_far_more_than_it_takes(posbias, tmp_path, byte, said):
     packed = tmp_path / "bomb.jsonl.gz"
     packed.write_bytes(gzip.compress(byte * 5 * 10**7, compresslevel=1))
     for task in (f"key_value(pairs=3, file='{packed}')", f"documents(file='{packed}')"):
-        refused(posbias("evaluate", "--lm-eval", tmp_path / "out", "--task", task), said, "POSBIAS_MAX_")
+        refused(posbias("evaluate", *UNASKED.split(), "--task", task), said, "POSBIAS_MAX_")
 
 
 def test_limits_are_raised_by_the_environment(posbias, tiny_llama, tmp_path, monkeypatch):
@@ -91,9 +93,9 @@ def endless(path: Path, sort: str) -> Path:
         (".jsonl", "measure {model} --length 8 --prompts chat:{}"),
         (".yaml", "train {}"),
         (".jsonl", "place --run x --scores {}"),
-        (".jsonl", "evaluate --lm-eval out --task key_value(pairs=3,file='{}')"),
-        (".jsonl.gz", "evaluate --lm-eval out --task documents(file='{}')"),
-        (".txt", "evaluate --lm-eval out --tokenizer {model} --task needle(tokens=64,corpus='{}')"),
+        (".jsonl", f"evaluate {UNASKED} --task key_value(pairs=3,file='{{}}')"),
+        (".jsonl.gz", f"evaluate {UNASKED} --task documents(file='{{}}')"),
+        (".txt", f"evaluate {UNASKED} --tokenizer {{model}} --task needle(tokens=64,corpus='{{}}')"),
     ],
 )
 def test_only_files_are_read(posbias, tiny_llama, tmp_path, monkeypatch, sort, suffix, command):
@@ -127,12 +129,12 @@ def test_aliases_of_yaml_are_counted_as_what_they_stand_for(posbias, tmp_path):
         (["predict", "--mixing", "power_decay(start=[1], exponent=0)"], "power_decay"),
         (["predict", "--mask", f"prefix(length={'9' * 400})"], "in [1, 2^63), got a number of 1329 bits"),
         (["verify", "--mask", "causal", "--length", 10**9], "--length 2 to 256"),
-        (["evaluate", "--lm-eval", "x", "--task", "key_value(pairs=1000000000)"], "pairs is 1,000,000,000 items"),
+        (["evaluate", *UNASKED.split(), "--task", "key_value(pairs=1000000000)"], "pairs is 1,000,000,000 items"),
         (
-            ["evaluate", "--lm-eval", "x", "--task", "documents(documents=10)", "--count", 10**12],
+            ["evaluate", *UNASKED.split(), "--task", "documents(documents=10)", "--count", 10**12],
             "POSBIAS_MAX_EXAMPLES",
         ),
-        (["evaluate", "--lm-eval", "x", "--task", "needle(depths=1000000000)"], "POSBIAS_MAX_ITEMS"),
+        (["evaluate", *UNASKED.split(), "--task", "needle(depths=1000000000)"], "POSBIAS_MAX_ITEMS"),
     ],
 )
 def test_sizes_beyond_every_machine_are_refused(posbias, command, said):

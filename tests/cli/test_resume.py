@@ -67,7 +67,6 @@ def test_a_missing_piece_is_measured_and_the_others_are_kept(tiny_llama, tmp_pat
     [
         f"measure MODEL {' '.join(FLAGS)} --out OUT",
         "report RUN --out OUT",
-        "evaluate MODEL --lm-eval OUT --task key_value(pairs=2)",
         "list masks --out OUT",
     ],
 )

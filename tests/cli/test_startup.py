@@ -52,6 +52,8 @@ def test_what_is_listed_is_what_is_registered():
     live = {}
     core = walk_packages(posbias_package.__path__, "posbias.")
     for module in chain(core, walk_packages(posbias_papers.__path__, "posbias_papers.")):
+        if module.name == "posbias.integrations.inspect":
+            continue  # its package lives in an environment of its own, and it registers nothing here
         for name, value in vars(import_module(module.name)).items():
             if isinstance(value, Registry):
                 live[name] = {variant: (value[variant].__doc__ or "").strip().split("\n")[0] for variant in value}

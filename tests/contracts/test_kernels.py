@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posbias import Architecture
-from posbias.architecture import ENCODINGS, MASKS
+from posbias.architecture import ENCODINGS, MASKS, Encoding
 from posbias.theory import Rollout
 from posbias.theory.kernels import DistanceKernel, Kernel, SumKernel, dense_heads, keys, linear
 
@@ -37,8 +37,6 @@ ENCODING_SPELLINGS = {
     "decay": ["decay(rate=0.8)", "decay(rate=0.999999)"],
     "recurrent": ["recurrent(slopes=[0.0, 0.02, 1.5, 21.0])", "recurrent(slopes=[0.1, 0.4])"],
     "rope": ["rope(head_dim=8)", "rope(base=100.0, head_dim=2, logit=-9.0, angle=0.4)"],
-    "kerple_log": ["kerple_log(power=1.5, scale=0.7)", "kerple_log(power=[0.0, 1.0, 8.0, 0.1], scale=2.0)"],
-    "kerple_power": ["kerple_power(scale=0.1, exponent=1.7)", "kerple_power(scale=[0.0, 1.0, 0.3, 9.0], exponent=0.5)"],
     "sinusoidal": ["sinusoidal(width=8)", "sinusoidal(width=4, base=50.0, query=[1.0, -2.0, 0.5, 3.0], scale=1.5)"],
     "learned": [f"learned(vectors={TABLE!r}, query=[0.3, -1.0, 2.0], key=[0.1, 0.0, -0.4])"],
     "key_bias": [f"key_bias(values={BIAS[0]})", f"key_bias(values={BIAS})"],
@@ -51,7 +49,6 @@ ENCODING_SPELLINGS = {
         "log_spline(values=[0.0, 3.0, -1.0], knots=[0, 7, 30])",
         "log_spline(values=[[0.0, -40.0], [0.0, 1.0], [2.0, 0.0], [9.0, 9.0]], knots=[0, 63])",
     ],
-    "t5_buckets": ["t5_buckets(values=[0.5, -3.0, 2.0, 0.0], max_distance=20)"],
 }
 KEYS = [spelling for name in ("key_bias", "gamma_key", "log_spline") for spelling in ENCODING_SPELLINGS[name]]
 CROSSING = ["none", "alibi", "rope(head_dim=8)", "rope(logit=9.0, angle=0.3)", *KEYS]
@@ -198,6 +195,18 @@ def test_a_window_as_long_as_the_context_is_causal_and_a_prefix_as_long_is_full(
         )
 
 
+@dataclass(frozen=True)
+class Rising(Encoding):
+    """Logits in steps, -rise / 2 at distances 0 and 1, rise / 2 from 7 on."""
+
+    name = "rising"
+    rise: float
+
+    def logits(self, distance: np.ndarray, heads: int) -> np.ndarray:
+        steps = np.select([distance < 2, distance < 7], [-self.rise / 2, 0.0], self.rise / 2)
+        return np.broadcast_to(steps, (heads, len(distance)))
+
+
 @pytest.mark.parametrize(
     ("mask", "rise"),
     [
@@ -208,10 +217,12 @@ def test_a_window_as_long_as_the_context_is_causal_and_a_prefix_as_long_is_full(
         ("sliding_window(9)", 700.0),
     ],
 )
-def test_logits_that_rise_by_hundreds_of_nats_keep_the_rows_that_see_near_keys_only(mask: str, rise: float) -> None:
+def test_logits_that_rise_by_hundreds_of_nats_keep_the_rows_that_see_near_keys_only(
+    mask: str, rise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Distances 0 and 1 share a logit, far ones lie up to 700 nats above: row 1 still halves between its two keys."""
-    encoding = f"t5_buckets(values=[{-rise / 2}, {-rise / 2}, 0.0, {rise / 2}], max_distance=20)"
-    case = kernel_of(mask, encoding, 90)
+    monkeypatch.setitem(ENCODINGS._variants, Rising.name, Rising)
+    case = kernel_of(mask, Rising(rise), 90)
     if not mask.startswith("prefix"):
         row = np.eye(90)[1]
         np.testing.assert_allclose(case.kernel.pull(row)[:2], 0.5, rtol=TOLERANCE)
@@ -226,5 +237,4 @@ def test_strong_rotary_logits_that_oppose_their_neighbours_are_taken_row_by_row(
 
 
 def test_falling_logits_keep_their_fast_kernel_however_steep() -> None:
-    for encoding in ("kerple_power(scale=100.0, exponent=1.0)", "rope(head_dim=8, logit=300.0)"):
-        assert isinstance(kernel_of("causal", encoding, 64).kernel, DistanceKernel)
+    assert isinstance(kernel_of("causal", "rope(head_dim=8, logit=300.0)", 64).kernel, DistanceKernel)

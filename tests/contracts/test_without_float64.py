@@ -113,7 +113,7 @@ def test_methods_inside_the_model(name):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["key_bias", "context_bias", "head_scales", "adapter(rank=2)"])
+@pytest.mark.parametrize("name", ["key_bias", "context_bias", "adapter(rank=2)"])
 def test_fits(name, long_llama):
     model, far = (pb.load_model(str(long_llama), dtype="float32", device="cpu") for _ in range(2))
     examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=5))

@@ -11,7 +11,6 @@ import pytest
 import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
 from posbias.evaluation import compare_evaluations
-from posbias.evaluation.harness_files import write_lm_eval
 from posbias.evaluation.judges import judge_verdicts
 from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.report import report_of
@@ -332,12 +331,6 @@ def test_wrong_lines_name_the_field_and_the_schema(tmp_path: Path, change: dict[
     assert str(caught.value).endswith(
         "a line holds question, response_A, response_B (texts) and label ('A>B' or 'B>A')"
     )
-
-
-def test_other_tasks_have_no_verdicts_and_judges_no_lm_eval_task(tmp_path: Path) -> None:
-    task = LANGUAGE_TASKS.parse("pairwise()")
-    with pytest.raises(UsageError, match="is not exported"):
-        write_lm_eval(task, list(task.examples(None, count=1)), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -99,24 +99,6 @@ def test_a_channel_of_all_queries_is_an_adapter_of_rank_1(family, tmp_path):
     torch.testing.assert_close(logits(loaded), expected, **SERVED)
 
 
-@pytest.mark.parametrize(
-    ("family", "scaled"),
-    [("llama", "both"), ("llama-biases", "both"), ("gpt2", "both"), ("gemma3_text", "gains"), ("gpt_neox", "logits")],
-)
-def test_factors_of_heads_are_merged(family, scaled, tmp_path):
-    model = shaken_model(family, dtype=torch.float32)
-    tables = {"logits": [[2.0, 0.5, 1.0, 0.1]] * 3, "gains": [[0.5, 1.5, 1.0, 2.0]] * 3}
-    chosen = ", ".join(f"{name}={table}" for name, table in tables.items() if scaled in (name, "both"))
-    method = f"head_scales({chosen}, strength=0.5)"
-    expected = under(model, method)
-    assert float((expected - logits(model.network)).abs().max()) > 0.01
-    pb.export(method, tmp_path / "merged", model=model, merged=True)
-    served = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-    torch.testing.assert_close(logits(served), expected, **SERVED)
-    with pytest.raises(pb.UsageError, match="head_scales cannot be exported as an adapter: it changes whole rows"):
-        pb.export(method, tmp_path / "adapter", model=model)
-
-
 def test_a_channel_of_all_queries_is_what_the_channel_of_every_query_is():
     """Where a call asks for all logits, all queries predict."""
     model = shaken_model("llama")
@@ -345,11 +327,6 @@ def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path, long_llama, po
         with pytest.raises(pb.UsageError, match=why.replace("(", r"\(")) as refusal:
             pb.export(method, new, model=model)
         assert "\n" not in str(refusal.value)
-    normed = shaken_model("qwen3", dtype=torch.float32)
-    with pytest.raises(
-        pb.UsageError, match=r"^head_scales cannot be exported: qwen3 normalises or clips queries after"
-    ):
-        pb.export(f"head_scales(logits={[[2.0, 1.0, 1.0, 1.0]] * 3})", new, model=normed, merged=True)
     falcon = shaken_model("falcon", dtype=torch.float32)
     with pytest.raises(pb.UsageError, match=r"^export: no GGUF adapter of a falcon model can be written; "):
         pb.export(random_adapter(falcon), new, model=falcon, gguf=True)

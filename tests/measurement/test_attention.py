@@ -75,7 +75,7 @@ def _visible(model: HuggingFaceModel) -> np.ndarray:
 def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     dense, visible = _dense(model, prompts), _visible(model)
-    found = attention(model, prompts, options=AttentionOptions(THRESHOLDS, by_head=True, block=4))
+    found = attention(model, prompts, options=AttentionOptions(THRESHOLDS, block=4))
 
     assert not dense[:, :, :, ~np.tril(np.ones((N_POSITIONS, N_POSITIONS), bool))].any()
     assert not (dense * ~visible[:, None]).any()
@@ -100,8 +100,6 @@ def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
 
     np.testing.assert_allclose(found.kernels.mean, dense.mean((0, 2)), atol=TOLERANCE)
     np.testing.assert_allclose(found.kernels.squared, (dense**2).mean((0, 2)), atol=TOLERANCE)
-    assert found.kernels.by_head is not None
-    np.testing.assert_allclose(found.kernels.by_head, dense.mean(0), atol=TOLERANCE)
     assert found.kernels.complete
     assert found.row_error < TOLERANCE
     assert (found.learned_sink is None) == (kind != "gpt_oss")
@@ -177,14 +175,9 @@ def test_cells_are_sums_over_keys_and_means_over_queries(cells: int) -> None:
 
 def test_cells_are_merged_only_whole() -> None:
     model, prompts = _model("llama"), _prompts()
-    eight, four = (
-        attention(model, prompts, options=AttentionOptions(kernel_cells=cells, by_head=True)).kernels
-        for cells in (8, 4)
-    )
+    eight, four = (attention(model, prompts, options=AttentionOptions(kernel_cells=cells)).kernels for cells in (8, 4))
     merged = eight.coarser(4)
     np.testing.assert_allclose(merged.mean, four.mean)
-    assert merged.by_head is not None
-    np.testing.assert_allclose(merged.by_head, four.by_head)
     np.testing.assert_array_equal(merged.bounds, four.bounds)
     for cells in (0, 9):
         with pytest.raises(UsageError, match=f"8 cells cannot be drawn in {cells}; allowed: 1 to 8"):
@@ -195,7 +188,7 @@ def test_cells_are_merged_only_whole() -> None:
 def test_cells_merged_unevenly_are_sums_over_keys_and_means_over_queries_all_the_same(kept: int, cells: int) -> None:
     model, prompts = _model("llama"), _prompts()
     dense = _dense(model, prompts)
-    options = AttentionOptions(kernel_cells=kept, by_head=True)
+    options = AttentionOptions(kernel_cells=kept)
     found = attention(model, prompts, options=options).kernels.coarser(cells)
     assert (found.bounds[0], found.bounds[-1], found.n_positions) == (0, N_POSITIONS, N_POSITIONS)
     cell = np.arange(N_POSITIONS) * kept // N_POSITIONS * cells // kept
@@ -204,7 +197,6 @@ def test_cells_merged_unevenly_are_sums_over_keys_and_means_over_queries_all_the
     for kernel, values in (
         (found.mean, dense.mean((0, 2))),
         (found.squared, (dense**2).mean((0, 2))),
-        (found.by_head, dense.mean(0)),
     ):
         np.testing.assert_allclose(kernel, member @ values @ member.T / member.sum(1)[:, None], atol=TOLERANCE)
     np.testing.assert_allclose(found.mean.sum(-1), 1)
@@ -217,7 +209,6 @@ def test_what_is_too_much_to_keep_is_refused_with_what_is_in_use() -> None:
     always = r"take shorter prompts \(--length\), fewer kernel cells \(--kernel-cells, kernel_cells\)"
     for options, ways in (
         (AttentionOptions(memory_limit=10), ""),
-        (AttentionOptions(memory_limit=10, by_head=True), r", no kernels of heads \(--by-head, by_head\)"),
         (AttentionOptions(mean_content=True), r", in Python no mean content logits \(mean_content=False\)"),
     ):
         with pytest.raises(UsageError, match=f"{always}{ways}, or allow more \\(--max-memory, memory_limit\\)$"):
@@ -455,7 +446,7 @@ def reduced_without_values(n_positions: int, *, block: int | None = None) -> Ope
         parts = AttentionParts(heads=heads, key_heads=heads, head_dim=size, scale=0.25, **maps)
         layer = AttentionLayer(0, nn.Identity(), parts, mask=Causal(), angles=None)
         state = project_attention(parts, torch.randn(n_positions, heads * size))
-        kernels = KernelSums(torch.arange(9) * n_positions // 8, torch.zeros(8, 8), torch.zeros(8, 8), None)
+        kernels = KernelSums(torch.arange(9) * n_positions // 8, torch.zeros(8, 8), torch.zeros(8, 8))
         with Operations() as operations:
             content = reduce_content(state, scale=0.25, pairs=Pairs(Causal(), block), into=None)
             found = reduce_layer(layer, state, thresholds=THRESHOLDS, block=block, kernels=kernels)
@@ -485,8 +476,8 @@ def test_only_accumulators_are_kept() -> None:
 
 
 def test_kept_matrices_are_counted_before_the_run_and_refused_when_too_large() -> None:
-    options = AttentionOptions(by_head=True, kernel_cells=8192)
-    with pytest.raises(UsageError, match=r"88\.6 GB \(30 layers, 9 heads, kernels of 8192 x 8192\).*allowed are 4 GB"):
+    options = AttentionOptions(kernel_cells=8192)
+    with pytest.raises(UsageError, match=r"16\.1 GB \(30 layers, 9 heads, kernels of 8192 x 8192\).*allowed are 4 GB"):
         options.check_memory(layers=30, heads=9, n_positions=8192)
     assert AttentionOptions().check_memory(layers=30, heads=9, n_positions=8192) == 30 * 2 * 256**2 * 4
     assert AttentionOptions().check_memory(layers=30, heads=9, n_positions=256) == 30 * 11 * 256**2 * 4

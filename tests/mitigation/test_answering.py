@@ -8,7 +8,7 @@ from posbias import LocalResponder, UsageError
 from posbias.evaluation.responders import Request, batching
 from posbias.mitigation import MITIGATIONS, answering_under, resolve_method
 
-ALONE = ["attention_calibration", "ms_poe", "parallel_windows", "pine"]
+ALONE = ["attention_calibration", "ms_poe", "pine"]
 """Methods that take one list of passages for a whole batch."""
 
 

@@ -19,9 +19,7 @@ METHODS: dict[str, tuple[str, Any]] = {
     "key_bias": (f"key_bias(biases='gamma_key(alpha=1.5)', scales={SCALES})", ()),
     "key_bias from the question": ("key_bias(biases='gamma_key(alpha=1.5)', from_question=True)", PASSAGES),
     "positional_channel": ("positional_channel(channel=3, factor=-1.0)", ()),
-    "rotary_bases": ("rotary_bases(bases=[1.0, 2.0])", ()),
     "ms_poe": ("ms_poe(first_layer=0)", PASSAGES),
-    "parallel_windows": ("parallel_windows()", PASSAGES),
 }
 TOKENS = torch.arange(3, 18)[None]
 
@@ -78,7 +76,7 @@ def test_generate_may_compile_by_itself_under_a_method() -> None:
     static = {"cache_implementation": "static", "compile_config": settings}
     plain = generated()
     assert generated(**static) == plain
-    for name in ("context_bias", "rotary_bases"):
+    for name in ("context_bias", "key_bias"):
         method, passages = METHODS[name]
         with pb.mitigated(own, method, passages=passages):
             changed = generated()

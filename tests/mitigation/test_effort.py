@@ -51,31 +51,18 @@ def lengths(model, requests):
     return [len(one.prompt) for one in encoded], [len(one.prompt) + len(one.answer) - 1 for one in encoded]
 
 
-ONCE = ("temperature(scale=0.3)", "initial_token(gamma=2.0)", "ms_poe(first_layer=0)", "parallel_windows")
+ONCE = ("temperature(scale=0.3)", "ms_poe(first_layer=0)")
 """Methods that run a prompt once."""
 
 
-def test_most_methods_run_every_prompt_once_and_several_bases_run_it_for_each(model, requests, monkeypatch):
+def test_most_methods_run_every_prompt_once(model, requests, monkeypatch):
     _, whole = lengths(model, requests)
-    found = taken(model, *ONCE, "rotary_bases(bases=[1.0, 1.5, 2.0])")
-    assert found == [sum(whole)] * (1 + len(ONCE)) + [3 * sum(whole)]
+    assert taken(model, *ONCE) == [sum(whole)] * (1 + len(ONCE))
     monkeypatch.setattr(pass_plan, "LEAST_SHARED", (1,))
     shared = taken(model, *ONCE)
     reusing = [True, *(MITIGATIONS.parse(name).shares_cache for name in ONCE)]
-    assert reusing == [True, True, True, False, False]
+    assert reusing == [True, True, False]
     assert [tokens < sum(whole) for tokens in shared] == reusing, "what prompts share is run once, where keys allow it"
-
-
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_passages_are_sorted_in_passes_of_their_own(model, requests, rounds):
-    method, responder = MITIGATIONS.parse(f"attention_sorting(rounds={rounds})"), LocalResponder(model)
-    with responder.counting():
-        rewritten = [each for request in requests for each in method.asked(request, responder)]
-    sorting = responder.processed
-    prompts, _ = lengths(model, requests)
-    assert sorting == sum(prompts) if rounds == 1 else sum(prompts) < sorting <= 2 * sum(prompts)
-    _, whole = lengths(model, rewritten)
-    assert taken(model, str(method))[1] == sorting + sum(whole)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -92,27 +79,26 @@ def test_calibrated_attention_runs_the_prompt_as_it_is_and_with_dummies(model, r
 
 def test_generated_tokens_count_with_every_row_that_is_run(model):
     given = MitigateOptions(
-        methods=[*ONCE, "rotary_bases(bases=[1.0, 2.0])", "self_consistency(draws=3)"],
+        methods=[*ONCE, "self_consistency(draws=3)"],
         calibration=0,
         evaluation=replace(ASKED, generate=True, score=False, max_tokens=3),
         documents=0,
         short=False,
     )
     record = trial_record(TASK, LocalResponder(model), given)
-    plain, *once, bases, voted = (effort["tokens"] for effort in record.scalars["effort"])
+    plain, *once, voted = (effort["tokens"] for effort in record.scalars["effort"])
     assert once == [plain] * len(ONCE)
-    assert bases == 2 * plain
     assert voted == 3 * plain, "prompts of the same length, three for each"
 
 
 def test_a_servers_kept_answers_count_as_they_did_when_they_were_given(tmp_path):
     asked = replace(ASKED, generate=True)
-    given = MitigateOptions(methods=["ordered(order=[0, 1, 2])", "ordered(order=[2, 1, 0])"], calibration=0)
+    given = MitigateOptions(methods=["question_first(strength=0.0)", "question_first"], calibration=0)
     given = replace(given, evaluation=asked, documents=0, short=False)
     with stand_in(lambda *_: chat("nothing", prompt_tokens=10, tokens=3)) as server:
         responder = ServerResponder(server.address, "m", ServerOptions(cache=tmp_path))
         record = trial_record(TASK, responder, given)
-        assert len(server.asked) == 4 + 4, "the first order is that of the prompts as they are"
+        assert len(server.asked) == 4 + 4, "the first leaves prompts as they are"
     assert [effort["tokens"] for effort in record.scalars["effort"]] == [4 * 13] * 3
     assert responder.usage.prompt_tokens == 8 * 10, "what was paid"
     with stand_in(lambda *_: (200, {}, {"choices": [{"message": {"content": "none"}}]})) as server:

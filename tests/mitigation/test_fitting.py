@@ -92,8 +92,6 @@ def test_a_fit_is_the_same_for_the_same_seed(model, calibration, text):
         ("key_bias", QUICK),
         ("key_bias", replace(QUICK, from_question=True, shared="layers")),
         ("context_bias", QUICK),
-        ("head_scales", QUICK),
-        ("head_scales(targets='gains')", QUICK),
         ("adapter(rank=2)", replace(QUICK, held_out=0.0)),
     ],
 )
@@ -113,17 +111,6 @@ def test_a_fit_goes_on_from_a_recipe(method, options, model, calibration, text, 
         other, changed = "adapter(rank=1)", {}
     with pytest.raises(UsageError, match="is of another form than is fitted here"):
         fit(other, model, others, text=text, options=replace(options, **changed, begin=path))
-
-
-def test_factors_of_logits_or_of_outputs_are_fitted_alone(model, calibration, text):
-    for targets, fitted, absent in (("logits", "logits", "gains"), ("gains", "gains", "logits")):
-        found = fit(f"head_scales(targets='{targets}')", model, calibration, text=text, options=replace(QUICK, steps=4))
-        assert getattr(found.method, absent) is None
-        assert np.abs(np.log(getattr(found.method, fitted))).max() > 0
-        assert found.how["numbers"] == 2 * 4
-        assert MITIGATIONS.parse(str(found.method)) == found.method
-    with pytest.raises(UsageError, match=r"^head_scales: targets must be among logits, gains, got 'q'$"):
-        fit("head_scales(targets='q')", model, calibration, text=text)
 
 
 def numbers_of(method):
@@ -331,9 +318,9 @@ def test_calibration_samples_choose_the_strength(model, calibration):
 
 def test_numbers_of_numpy_are_written_as_pythons(model, calibration):
     options = FitOptions(strengths=tuple(np.linspace(0.5, 1, 2)))
-    found = fit("initial_token", model, calibration, options=options)
+    found = fit("temperature", model, calibration, options=options)
     assert MITIGATIONS.parse(str(found.method)) == found.method
-    assert str(MITIGATIONS["initial_token"](gamma=np.float64(0.5))) == "initial_token(gamma=0.5)"
+    assert str(MITIGATIONS["temperature"](scale=np.float64(0.5))) == "temperature(scale=0.5)"
 
 
 def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
@@ -427,10 +414,10 @@ def test_a_gradient_flows_through_the_bias_of_every_key():
 
 
 def test_a_grid_is_searched_by_the_probability_of_the_answers(model, calibration):
-    found = fit("initial_token", model, calibration)
+    found = fit("temperature", model, calibration)
     scores = found.how["candidates"]
     assert str(found.method) == max(scores, key=scores.get)
-    assert len(scores) == 8
+    assert len(scores) == 6
     assert f"{found.method}: {max(scores.values()):.4g}" in found._repr_html_()
 
 
@@ -489,10 +476,10 @@ def test_a_recipe_knows_its_model_in_higher_precision_and_no_other(tmp_path, lon
     """Fitted in bfloat16; users of transformers load float32."""
     path = tmp_path / "recipe.json"
     write_recipe(
-        path, MITIGATIONS.parse("initial_token(gamma=2.0)"), pb.load_model(str(long_llama), dtype="bfloat16"), {}
+        path, MITIGATIONS.parse("temperature(scale=0.3)"), pb.load_model(str(long_llama), dtype="bfloat16"), {}
     )
     whole = pb.load_model(str(long_llama))
-    assert str(read_recipe(path, whole)) == "initial_token(gamma=2.0)"
+    assert str(read_recipe(path, whole)) == "temperature(scale=0.3)"
     with torch.no_grad():
         next(whole.network.parameters()).mul_(1.5)
     with pytest.raises(UsageError, match=r"recipe of another model, .*: its weights_sha256 is"):
@@ -501,10 +488,8 @@ def test_a_recipe_knows_its_model_in_higher_precision_and_no_other(tmp_path, lon
 
 def test_a_recipe_of_higher_precision_is_read_in_lower_where_weights_cannot_be_compared(tmp_path, long_llama):
     path = tmp_path / "recipe.json"
-    write_recipe(
-        path, MITIGATIONS.parse("initial_token(gamma=2.0)"), pb.load_model(str(long_llama), dtype="float64"), {}
-    )
-    assert str(read_recipe(path, pb.load_model(str(long_llama)))) == "initial_token(gamma=2.0)"
+    write_recipe(path, MITIGATIONS.parse("temperature(scale=0.3)"), pb.load_model(str(long_llama), dtype="float64"), {})
+    assert str(read_recipe(path, pb.load_model(str(long_llama)))) == "temperature(scale=0.3)"
 
 
 def test_samples_are_known_again_in_other_prompts_and_never_taken_for_others(tmp_path):

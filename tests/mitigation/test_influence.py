@@ -20,13 +20,12 @@ from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=2)"
 PLACES = (0, 1)
-STRONG = "initial_token(gamma=40.0)"
+STRONG = "key_bias(biases='gamma_key(alpha=0.025)')"
 METHODS = [
-    "initial_token(gamma=40.0, strength=0.0)",
+    "key_bias(biases='gamma_key(alpha=0.025)', strength=0.0)",
     STRONG,
     "ms_poe(first_layer=0)",
     "pine",
-    "rotary_bases(bases=[1.0, 2.0])",
     "attention_calibration(temperature=0.1, together=True)",
     "positional_channel(channel=3)",
     "repeat_prompt",
@@ -95,7 +94,7 @@ def test_what_is_measured_is_not_measured_again(run, model, monkeypatch):
 def test_a_method_that_changes_nothing_changes_influence_by_nothing(model):
     """Alone inside the model: its change is exactly 0 everywhere, and has no interval."""
     given = MitigateOptions(
-        methods=["shifted_distances", "repeat_prompt"],
+        methods=["temperature(scale=0.001)", "repeat_prompt"],
         calibration=0,
         evaluation=EvaluateOptions(count=6, positions=PLACES, generate=False),
         documents=0,
@@ -105,13 +104,13 @@ def test_a_method_that_changes_nothing_changes_influence_by_nothing(model):
     record = trial_record(TASK, LocalResponder(model, LocalOptions()), given)
     found = record.scalars["influence"]
     nothing = {"value": 0.0, "low": None, "high": None}
-    assert found["changes"] == {"shifted_distances": [nothing, nothing]}
-    assert found["average"]["shifted_distances"] == nothing
+    assert found["changes"] == {"temperature(scale=0.001)": [nothing, nothing]}
+    assert found["average"]["temperature(scale=0.001)"] == nothing
     report = report_of(record)
-    (sentence,) = [text for text in report.verdict if text.startswith("shifted_distances")]
-    assert sentence.startswith("shifted_distances leaves the influence of the answer's item exactly as it")
+    (sentence,) = [text for text in report.verdict if text.startswith("temperature(scale=0.001)")]
+    assert sentence.startswith("temperature(scale=0.001) leaves the influence of the answer's item exactly as it")
     (row,) = [row for row in report.folded["Influence before and after"][0].cells if row[0].endswith("change")]
-    assert row == ["shifted_distances, change", "+0.000", "+0.000"]
+    assert row == ["temperature(scale=0.001), change", "+0.000", "+0.000"]
     assert html_of(report)
 
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from planted import PlantedResponder, trial_record
-from posbias import EvaluateOptions, FitOptions, LocalResponder, MitigateOptions, UsageError, evaluate, load_model
+from planted import trial_record
+from posbias import EvaluateOptions, FitOptions, LocalResponder, MitigateOptions, UsageError, load_model
 from posbias.mitigation import MITIGATIONS
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.trial import files as named_files
@@ -43,17 +43,17 @@ def test_recipes_have_the_shortest_names_that_tell_them_apart(paths, taken, name
 
 
 def test_recipes_of_one_run_are_tried_together_and_the_same_file_only_once(responder, tmp_path):
-    for name, gamma in (("a", 2.0), ("b", 50.0)):
+    for name, scale in (("a", 0.3), ("b", 5.0)):
         (tmp_path / name).mkdir()
         write_recipe(
-            tmp_path / name / "recipe.json", MITIGATIONS.parse(f"initial_token(gamma={gamma})"), responder.model, {}
+            tmp_path / name / "recipe.json", MITIGATIONS.parse(f"temperature(scale={scale})"), responder.model, {}
         )
     paths = [str(tmp_path / name / "recipe.json") for name in "ab"]
     record = trial_record(PAIRS, responder, options(*paths))
     assert record.scalars["arms"] == ["unchanged", "a/recipe", "b/recipe"]
     assert record.resolved["methods"] == {
-        "a/recipe": "initial_token(gamma=2.0)",
-        "b/recipe": "initial_token(gamma=50.0)",
+        "a/recipe": "temperature(scale=0.3)",
+        "b/recipe": "temperature(scale=5.0)",
     }
     assert [row[1] for row in report_of(record).summary[0].cells] == record.scalars["arms"]
     record.scalars["judgement"]["recommended"] = "b/recipe"
@@ -110,33 +110,6 @@ def test_a_run_is_taken_over_only_while_its_files_are_the_same(responder, tmp_pa
     np.testing.assert_array_equal(changed.arrays["scores/logprob/0"], first.arrays["scores/logprob/0"])
 
 
-def test_a_run_that_follows_another_is_made_again_where_that_has_changed(tmp_path):
-    task, followed = "key_value(pairs=3)", tmp_path / "measured"
-
-    def measure(curve):
-        found = evaluate(PlantedResponder(curve), task, options=EvaluateOptions(count=40))
-        found.record.save(followed, overwrite=True)
-
-    def run():
-        given = MitigateOptions(
-            methods=[f"ordered(run={str(followed)!r})"],
-            calibration=0,
-            evaluation=EvaluateOptions(count=8, resume=True),
-        )
-        record = trial_record(task, PlantedResponder((1.0, 0.0, 0.0)), given, directory=tmp_path / "run")
-        record.save(tmp_path / "run", overwrite=True)
-        return record
-
-    measure((1.0, 0.0, 0.0))
-    first, again = run(), run()
-    assert first.run_id == again.run_id
-    measure((0.0, 0.0, 1.0))
-    changed = run()
-    assert changed.run_id != first.run_id
-    before, after = (record.arrays["scores/accuracy/1"].mean(axis=0) for record in (first, changed))
-    assert before[0] > after[0], "its own arm was asked anew, too"
-
-
 def test_hashes_are_of_contents_and_only_of_files(tmp_path):
     text, data = tmp_path / "own.jsonl", tmp_path / "data"
     text.write_text(json.dumps({"text": "one"}))
@@ -144,7 +117,7 @@ def test_hashes_are_of_contents_and_only_of_files(tmp_path):
     (data / "train.jsonl").write_text("1")
 
     def hashes(source):
-        return named_files.contents_sha256(["temperature", "ordered"], begin="", text=source)
+        return named_files.contents_sha256(["temperature"], begin="", text=source)
 
     sources = (str(text), f"{text}#text", f"chat:{text}", f"hf:{data}")
     before = [hashes(source) for source in sources]

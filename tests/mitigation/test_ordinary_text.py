@@ -19,13 +19,11 @@ from posbias.report.mitigate_wording import TEXT_REASONS
 from posbias.tasks.language import LANGUAGE_TASKS
 
 METHODS = {
-    "initial_token(gamma=50.0)": "",
+    "temperature(scale=5.0)": "",
     "ms_poe(first_layer=0)": "",
     "positional_channel(channel=3)": "",
-    "rotary_bases(bases=[1.0, 2.0])": "",
     "repeat_prompt": REQUESTS,
     "question_first": REQUESTS,
-    "parallel_windows": NO_PASSAGES,
     "attention_calibration(together=True)": NO_PASSAGES,
     "positional_channel(channel=3, from_question=True)": FROM_QUESTION,
     "key_bias(biases='gamma_key(alpha=1.5)', from_question=True)": FROM_QUESTION,
@@ -73,7 +71,7 @@ CHAT = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'
 def test_everyday_conversations_are_measured_if_the_prompts_are_conversations(long_llama):
     model = pb.load_model(str(long_llama), dtype="float64")
     model.tokenizer.chat_template = CHAT
-    acting, still = "initial_token(gamma=50.0)", "initial_token(gamma=1.0)"
+    acting, still = "key_bias(biases='gamma_key(alpha=0.02)')", "temperature(scale=0.001)"
     asked = options(acting, still, "repeat_prompt", documents=2)
     assert trial_record("key_value(pairs=2)", LocalResponder(model), asked).scalars["conversations"] == {}
     record = trial_record("key_value(pairs=2, chat=True)", LocalResponder(model), asked)
@@ -99,7 +97,7 @@ def test_everyday_conversations_are_measured_if_the_prompts_are_conversations(lo
 
 def test_without_windows_or_behind_a_server_the_page_says_so(long_llama):
     responder = LocalResponder(pb.load_model(str(long_llama)))
-    record = trial_record("key_value(pairs=2)", responder, options("initial_token(gamma=50.0)", documents=0))
+    record = trial_record("key_value(pairs=2)", responder, options("temperature(scale=5.0)", documents=0))
     assert set(record.scalars["text_not_judged"].values()) == {UNASKED}
     planted = MitigateOptions(methods=[PlantedMethod()], calibration=0, evaluation=EvaluateOptions(count=6))
     record = trial_record("key_value(pairs=2)", PlantedResponder((0.5, 0.5)), planted)

@@ -15,12 +15,10 @@ from posbias.tasks.language import KeyValue
 from tiny_families import VOCABULARY, shaken_model
 
 SPANS = [(2, 5), (6, 9), (9, 11)]
-WINDOWS = [(2, 5), (5, 9), (9, 11)]
-"""A passage with what stands before it."""
 TOKENS = 14
 DUMMY = [7, 4]
 CALIBRATION = f"attention_calibration(temperature=0.01, dummy={DUMMY}"
-METHODS = ["parallel_windows", f"{CALIBRATION})", f"{CALIBRATION}, together=True)"]
+METHODS = [f"{CALIBRATION})", f"{CALIBRATION}, together=True)"]
 TURNED = {"rtol": 1e-4, "atol": 1e-5}
 """Tolerance where the network takes cosines and sines in float32, the reference in float64."""
 FAMILIES = ["llama", "qwen2-window", "qwen3", "gemma3_text", "mistral"]
@@ -48,28 +46,6 @@ def entering(model):
 @torch.no_grad()
 def logits(model):
     return model.network(token_ids(model)).logits[0]
-
-
-def between(spans=WINDOWS):
-    """1 where query and key lie in different windows."""
-    window = torch.zeros(TOKENS)
-    for index, (begin, end) in enumerate(spans):
-        window[begin:end] = 1 + index
-    return (window[:, None] != window) & (window[:, None] > 0) & (window > 0)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("strength", [1.0, 0.7])
-def test_windows_are_blind_to_each_other(dense, strength):
-    added = torch.where(between(), np.log1p(-strength) if strength < 1 else -torch.inf, 0.0)
-
-    def weights(layer, attention, read):
-        own = dense_decoder.logits_of(dense.network, attention, read)
-        return (own + dense_decoder.causal(TOKENS) + added).softmax(-1)
-
-    expected, _ = dense_decoder.run(dense.network, entering(dense), weights)
-    with mitigated(dense, "parallel_windows", strength=strength, passages=SPANS):
-        torch.testing.assert_close(logits(dense), expected, **TURNED)
 
 
 def relevance(model, *, together):
@@ -149,7 +125,6 @@ def test_generation_with_a_cache_is_one_pass(model, method):
 
 
 WITHOUT_SHARED_CACHE = [
-    "parallel_windows",
     "attention_calibration(temperature=0.001)",
     "ms_poe(low=1.2, high=4.0, first_layer=0)",
     "ms_poe(first_layer=0, variant='as_released')",
@@ -175,33 +150,12 @@ def test_a_responder_answers_under_them_with_a_cache(long_llama, method, monkeyp
         assert one.score.logprob == pytest.approx(other.score.logprob, rel=1e-6)
 
 
-@torch.no_grad()
-def test_half_precision_hides_as_well():
-    model = shaken_model("llama", dtype=torch.bfloat16)
-    with mitigated(model, "parallel_windows", passages=SPANS):
-        first = logits(model)[9:11]
-        changed = token_ids(model)
-        changed[0, 5:9] = 3
-        assert torch.equal(model.network(changed).logits[0, 9:11], first)
-
-
-def test_many_windows_need_few_features_and_passages_of_one_token():
-    model = shaken_model("llama")
-    spans = [(1 + place, 2 + place) for place in range(TOKENS - 2)]
-    with mitigated(model, "parallel_windows", passages=spans):
-        states = model.embed(token_ids(model)).requires_grad_()
-        output = model.outputs(states, [6]).logits
-        (gradient,) = torch.autograd.grad(output.square().sum(), states)
-    assert (gradient[0].abs().sum(-1) > 0).nonzero().flatten().tolist() == [0, 6]
-
-
 @pytest.mark.parametrize(
     ("method", "spans", "message"),
     [
-        ("parallel_windows", [], "parallel_windows needs the passages"),
         (f"{CALIBRATION})", [], "attention_calibration needs the passages"),
-        ("parallel_windows", [(6, 9), (2, 5)], r"must be in order, got \(2, 5\) behind \(6, 9\)"),
-        ("parallel_windows", [(6, 6)], "the end of a passage must be a whole number >= 7"),
+        ("attention_calibration", [(6, 9), (2, 5)], r"must be in order, got \(2, 5\) behind \(6, 9\)"),
+        ("attention_calibration", [(6, 6)], "the end of a passage must be a whole number >= 7"),
         ("attention_calibration", SPANS, "no tokenizer; allowed is a dummy in token ids"),
         (f"{CALIBRATION}, first_layer=3)", SPANS, "first_layer must be below the 3 layers"),
         ("attention_calibration(temperature=0.0)", SPANS, "temperature must be a finite number > 0"),

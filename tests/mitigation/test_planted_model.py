@@ -44,7 +44,7 @@ def key_bias(values):
     return f"key_bias(biases='key_bias(values={np.round(values, 6).tolist()})')"
 
 
-CURE, HALF, IDLE = key_bias(-PLANTED), key_bias(-PLANTED / 2), "initial_token(gamma=1.0)"
+CURE, HALF, IDLE = key_bias(-PLANTED), key_bias(-PLANTED / 2), "temperature(scale=0.001)"
 AWAY = key_bias(-2 * DEPTH * (np.arange(64) == 43))
 """From the last document, which the planted bias does not touch."""
 

@@ -16,8 +16,6 @@ PASSAGES = [(2, 11)]
 METHODS = [
     "ms_poe(low=1.2, high=3.0, first_layer=1)",
     "ms_poe(low=1.2, high=3.0, first_layer=1, variant='as_released')",
-    "shifted_distances(shift=4, window=2)",
-    "rotary_bases(bases=[0.5, 1.0, 3.0])",
 ]
 model_of = cache(partial(shaken_model, implementation="sdpa"))
 
@@ -90,7 +88,7 @@ def test_one_ratio_for_all_heads_is_transformers_own_position_interpolation(name
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("method", METHODS[:2])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_prompt_keeps_its_ranking_while_another_of_the_batch_comes_to_its_own(method):
     model, tokens = model_of("llama"), token_ids()
     batch = torch.cat([tokens, torch.cat([torch.zeros_like(tokens[:, :3]), tokens[:, :-3]], 1)])
@@ -102,37 +100,12 @@ def test_a_prompt_keeps_its_ranking_while_another_of_the_batch_comes_to_its_own(
     torch.testing.assert_close(rest.logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("asked", [{"return_dict": False}, {"labels": token_ids()}])
-def test_several_bases_pool_logits_alone(asked):
-    model = model_of("llama")
-    with under(model, METHODS[3]), pytest.raises(UsageError, match="labels and return_dict=False are not allowed"):
-        model.network(token_ids(), **asked)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_a_cache_under_several_bases_has_a_row_for_each_prompt(name):
-    model, both = model_of(name), token_ids(rows=2)
-    with under(model, METHODS[3]):
-        expected = logits_of(model, both)[:, 12:]
-        cache = model.network(input_ids=both[:, :12], use_cache=True).past_key_values
-        assert {len(layer.keys) for layer in cache.layers} == {2}
-        cache.batch_repeat_interleave(2)
-        cache.batch_select_indices(torch.tensor([3, 0]))
-        for place in (12, 13):
-            given = {"input_ids": both[[1, 0], place : place + 1], "past_key_values": cache, "use_cache": place > 12}
-            found = model.network(**given).logits
-            assert {len(layer.keys) for layer in cache.layers} == {2}
-            torch.testing.assert_close(found[:, 0], expected[[1, 0], place - 12], rtol=1e-4, atol=1e-4)
-
-
-def theta(config, layer, base=1.0):
+def theta(config, layer):
     parameters = config.rope_parameters
     if config.model_type == "gemma3_text":
         parameters = parameters[config.layer_types[layer]]
     width = config.head_dim or config.hidden_size // config.num_attention_heads
-    own = parameters["rope_theta"] * base
-    return own ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return parameters["rope_theta"] ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 def half_complex(values):
@@ -150,9 +123,7 @@ def distances_of(method, query, key, hidden, frequencies, scaling, layer):
     heads, n = query.shape[:2]
     at = torch.arange(n, dtype=torch.float64)
     plain = (at[:, None] - at).expand(heads, n, n)
-    if method.startswith("shifted"):
-        return torch.where(plain >= 4, plain - 4 + 2, plain)
-    if method.startswith("rotary") or layer < 1:
+    if layer < 1:
         return plain
     released, row = "released" in method, PASSAGES[-1][1] - 1
     scores = products(query, key, 0 * plain if released else plain, frequencies) * scaling + hidden
@@ -168,14 +139,14 @@ def distances_of(method, query, key, hidden, frequencies, scaling, layer):
     return at[:, None] / ratios[:, None, None] - at / of_key[:, None, None]
 
 
-def recomputed(monkeypatch, name, method, tokens, base=1.0):
+def recomputed(monkeypatch, name, method, tokens):
     """Logits of the eager network whose attention is written out here, from queries and keys before rotation."""
     model = shaken_model(name, implementation="eager")
     home = importlib.import_module(type(model.network).__module__)
 
     def attend(module, query, key, value, mask, scaling=None, **_):
         key, value = key.repeat_interleave(2, 1)[0], value.repeat_interleave(2, 1)[0]
-        frequencies = theta(model.config, module.layer_idx, base)
+        frequencies = theta(model.config, module.layer_idx)
         hidden = mask[0, 0].double()
         distances = distances_of(method, query[0], key, hidden, frequencies, scaling, module.layer_idx)
         weights = (products(query[0], key, distances, frequencies) * scaling + hidden).softmax(-1)
@@ -191,13 +162,7 @@ def recomputed(monkeypatch, name, method, tokens, base=1.0):
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_logits_are_those_of_the_wanted_distances(name, method, monkeypatch):
     tokens = token_ids()
-    if method.startswith("rotary"):
-        each = torch.stack([recomputed(monkeypatch, name, method, tokens, base) for base in (0.5, 1.0, 3.0)])
-        probabilities = each.softmax(-1)
-        weights = probabilities.amax(-1, keepdim=True)
-        expected = (probabilities * weights / weights.sum(0)).sum(0).log()
-    else:
-        expected = recomputed(monkeypatch, name, method, tokens).log_softmax(-1)
+    expected = recomputed(monkeypatch, name, method, tokens).log_softmax(-1)
     model = model_of(name)
     with under(model, method):
         found = logits_of(model, tokens).log_softmax(-1)
@@ -205,16 +170,8 @@ def test_logits_are_those_of_the_wanted_distances(name, method, monkeypatch):
     assert not torch.allclose(logits_of(model, tokens).log_softmax(-1), expected, atol=1e-2)
 
 
-def test_blocks_of_queries_are_all_queries_at_once(monkeypatch):
-    model, tokens = model_of("gemma3_text"), token_ids(rows=2)
-    with under(model, METHODS[2]):
-        whole = logits_of(model, tokens)
-        monkeypatch.setattr("posbias.mitigation.methods.rotary.BLOCK", 4)
-        torch.testing.assert_close(logits_of(model, tokens), whole)
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("method", METHODS[:3])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_step_of_decoding_turns_the_new_key_alone_and_a_cut_cache_all(method, monkeypatch):
     model, tokens, turned = model_of("llama"), token_ids(), []
     original = positions.turned_by
@@ -253,7 +210,7 @@ def test_other_layouts_are_refused_by_name(name, message, method):
 def test_frequencies_that_follow_the_length_are_refused():
     model = shaken_model("llama")
     model.network.model.rotary_emb.rope_type = "dynamic"
-    with pytest.raises(UsageError, match="rope type dynamic"), under(model, METHODS[2]):
+    with pytest.raises(UsageError, match="rope type dynamic"), under(model, METHODS[0]):
         pass
 
 
@@ -264,12 +221,8 @@ def test_frequencies_that_follow_the_length_are_refused():
         "ms_poe(low=2.0)",
         "ms_poe(first_layer=9)",
         "ms_poe(variant='x')",
-        "shifted_distances(shift=0)",
-        "shifted_distances(shift=4, window=5)",
-        "rotary_bases(bases=[])",
-        "rotary_bases(bases=[-1.0])",
     ],
 )
 def test_wrong_values_are_refused(method):
-    with pytest.raises(UsageError, match=r"low|high|first_layer|variant|shift|window|bases"):
+    with pytest.raises(UsageError, match=r"low|high|first_layer|variant"):
         under(model_of("llama"), method).__enter__()

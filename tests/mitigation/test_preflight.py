@@ -32,24 +32,26 @@ def test_ordinary_text_and_short_forms_are_in_the_estimate(long_llama, monkeypat
     longest = max(example.n_tokens for example in TASK.examples(responder.tokenizer, count=2))
     cost = {"seconds": 1000.0, "seconds_per_prompt": 100.0, "seconds_per_pass": float(longest)}
     monkeypatch.setattr(preflight, "preflight_answers", lambda *_, **__: cost)
-    given = options("rotary_bases(bases=[1.0, 2.0])", "parallel_windows", documents=5, length=32, generate=True)
+    given = options(
+        "temperature(scale=0.3)", "attention_calibration(together=True)", documents=5, length=32, generate=True
+    )
     line = said(responder, given, capsys)
-    # One second a token: the unchanged model and two bases read text, and nobody decodes longer than he reads.
-    assert f"ordinary text: {5 * 32 * (1 + 2) / 60:.0f} min" in line
+    # One second a token: the unchanged model and a method read text, and nobody decodes longer than he reads.
+    assert f"ordinary text: {5 * 32 * (1 + 1) / 60:.0f} min" in line
     short = max(
         example.n_tokens
         for example in LANGUAGE_TASKS.parse("key_value(pairs=2)").examples(responder.tokenizer, count=2)
     )
     assert short < longest
-    assert f"short forms of the task: {2 * 2 * short * (1 + 2 + 1) / 60:.0f} min" in line
-    line = said(responder, options("parallel_windows", documents=0, short=False), capsys)
+    assert f"short forms of the task: {2 * 2 * short * (1 + 1 + 3) / 60:.0f} min" in line
+    line = said(responder, options("attention_calibration(together=True)", documents=0, short=False), capsys)
     assert "text" not in line
     assert "short" not in line
 
 
 def test_requests_and_tokens_of_a_server_are_said_before_and_are_those_that_come(long_llama, capsys):
     tokenizer = pb.load_model(str(long_llama)).tokenizer
-    methods = ("ordered(order=[2, 1, 0])", "repeat_prompt", "self_consistency(draws=2)")
+    methods = ("repeat_prompt", "self_consistency(draws=2)")
     given = options(*methods, generate=True)
     with stand_in(lambda *_: chat("nothing")) as server:
         answers = ServerOptions(price_in=1e6, price_out=2e6)
@@ -74,23 +76,14 @@ def test_requests_and_tokens_of_a_server_are_said_before_and_are_those_that_come
     assert "cost" not in plain
 
 
-def test_an_order_that_is_to_be_measured_is_counted_with_its_samples(capsys):
-    given = options("ordered", calibration=6, generate=True, short=False)
-    responder = ServerResponder("http://127.0.0.1:9", "m")
-    line = said(responder, given, capsys)
-    assert line.startswith("estimate: at most 20 requests (unchanged 4, ordered 4 and 12 for fits)")
-    again = MitigateOptions(methods=["ordered"], calibration=6, evaluation=EvaluateOptions(count=2, resume=True))
-    assert said(responder, again, capsys).endswith("answers that are kept are not asked for again")
-
-
 def test_what_cannot_be_done_is_refused_before_anything_is(long_llama, monkeypatch):
     responder = LocalResponder(pb.load_model(str(long_llama)))
     monkeypatch.setattr("posbias.mitigation.trial.run.preflight", None)
-    with pytest.raises(UsageError, match="initial_token is fitted: 3 calibration samples given; at least 4 are needed"):
-        trial_record(TASK, responder, options("initial_token", calibration=3))
+    with pytest.raises(UsageError, match="temperature is fitted: 3 calibration samples given; at least 4 are needed"):
+        trial_record(TASK, responder, options("temperature", calibration=3))
     assert responder.processed == 0
     with pytest.raises(UsageError, match=r"by accuracy needs generated answers \(generate\), which are switched off"):
-        options("initial_token", by="accuracy")
+        options("temperature", by="accuracy")
     with pytest.raises(UsageError, match=r"by logprob needs scores of right answers \(score\), which are switched off"):
         MitigateOptions(by="logprob", evaluation=EvaluateOptions(score=False))
     with pytest.raises(UsageError, match="by logprob needs scores, which this server does not give"):

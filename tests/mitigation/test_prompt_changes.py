@@ -2,21 +2,17 @@
 
 import math
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from evaluation.test_responders_local import tiny
-from posbias import EvaluateOptions, LocalResponder, UsageError, evaluate
+from posbias import EvaluateOptions, UsageError
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.mitigation import MITIGATIONS, PromptMitigation, answering_under, resolve_method
-from posbias.mitigation.methods.prompt_changes import before_cue, last_attention, mean_score
+from posbias.mitigation.methods.prompt_changes import before_cue, mean_score
 from posbias.tasks.language import LANGUAGE_TASKS
-from tiny_families import shaken_model
 
 TASK = LANGUAGE_TASKS.parse("key_value(pairs=5)")
 
@@ -40,18 +36,6 @@ class Biased(Responder):
         return {"kind": "biased", "model": {"source": "biased"}}
 
 
-@pytest.fixture(scope="module")
-def curve(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run of a model that uses the last slot alone."""
-    directory = tmp_path_factory.mktemp("run")
-    evaluate(Biased(4), TASK, options=EvaluateOptions(count=12)).record.save(directory)
-    return str(directory)
-
-
-def spelled(name: str, curve: str) -> str:
-    return f"ordered(run={curve!r})" if name == "ordered" else name
-
-
 def requested(count: int = 1) -> list[Request]:
     options = EvaluateOptions(count=count)
     return requests_of(list(samples_of(TASK, None, options)), TASK, options)
@@ -66,15 +50,14 @@ def of(group: str, requests: list[Request]) -> list[Request]:
 
 
 AROUND = [name for name in MITIGATIONS if issubclass(MITIGATIONS[name], PromptMitigation)]
-WITHOUT_ATTENTION = [name for name in AROUND if not MITIGATIONS[name].needs_model]
 
 
-@pytest.mark.parametrize("name", WITHOUT_ATTENTION)
-def test_strength_is_the_share_of_groups_that_are_changed(name: str, curve: str) -> None:
+@pytest.mark.parametrize("name", AROUND)
+def test_strength_is_the_share_of_groups_that_are_changed(name: str) -> None:
     requests = requested(40)
     changed = {}
     for strength in (0.0, 0.5, 1.0):
-        method, inner = resolve_method(spelled(name, curve), None, strength=strength), Biased()
+        method, inner = resolve_method(name, None, strength=strength), Biased()
         replies = answering_under(method, inner).respond(requests)
         assert len(replies) == len(requests)
         groups = {request.group for request in requests}
@@ -85,24 +68,6 @@ def test_strength_is_the_share_of_groups_that_are_changed(name: str, curve: str)
     assert not changed[0.0]
     assert 8 <= len(changed[0.5]) <= 32
     assert changed[0.5] < changed[1.0]
-
-
-def test_relevant_passages_go_where_the_curve_is_high(curve: str) -> None:
-    inner = Biased(4)
-    task = evaluate(answering_under(resolve_method(f"ordered(run={curve!r})", None), inner), TASK).tables["correct"]
-    first, second, *_ = requested()
-    assert passages_of(inner.asked[0])[4] == passages_of(first)[0], "the first retrieved one into the slot that is used"
-    assert set(passages_of(inner.asked[0])) == set(passages_of(first))
-    np.testing.assert_array_equal(task, np.tile([1.0, 0, 0, 0, 0], (50, 1)))
-    scored = answering_under(resolve_method(f"ordered(run={curve!r}, scores=(0.1, 0.9, 0.1, 0.1, 0.1))", None), inner)
-    scored.respond([second])
-    assert passages_of(inner.asked[-1])[4] == passages_of(second)[1]
-    with pytest.raises(UsageError, match="1 scores for 5 passages"):
-        answering_under(resolve_method(f"ordered(run={curve!r}, scores=(1.0,))", None), inner).respond([first])
-    answering_under(resolve_method("ordered(order=[1, 0, 2, 3, 4])", None), inner).respond([second])
-    assert passages_of(inner.asked[-1])[:2] == passages_of(second)[1::-1]
-    with pytest.raises(UsageError, match="an order of 2 for 5 passages"):
-        answering_under(resolve_method("ordered(order=[1, 0])", None), inner).respond([first])
 
 
 def test_a_repeated_prompt_keeps_the_passages_of_its_last_copy() -> None:
@@ -179,44 +144,9 @@ def test_mean_scores_are_those_of_the_mixture() -> None:
     np.testing.assert_allclose(mean_score(scores).logprobs, [math.log(first), math.log(whole / first)], rtol=1e-12)
 
 
-def local_request(model: Any) -> Request:
-    text = "t1 t3 t4 t5 t6 t7 t8 t9 t2"
-    spans = tuple((text.index(part), text.index(part) + len(part)) for part in ("t3 t4", "t5", "t6 t7 t8", "t9"))
-    return Request(text, max_tokens=1, passages=spans, group="g")
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2-window", "gemma3_text"])
-def test_the_last_tokens_attention_is_the_models_own(family: str) -> None:
-    model = shaken_model(family, implementation="eager")
-    token_ids = list(range(3, 15))
-    with torch.no_grad():
-        layers = model.network(model.token_tensor([token_ids]), output_attentions=True, use_cache=False).attentions
-    expected = torch.stack([layer[0, :, -1].double().mean(0) for layer in layers]).mean(0)
-    np.testing.assert_allclose(last_attention(model, token_ids), expected.numpy(), atol=1e-6)
-
-
-def test_sorting_puts_the_most_attended_passage_last() -> None:
-    model = tiny("llama")
-    request = local_request(model)
-    (kept,) = resolve_method("attention_sorting", None, strength=0.0).asked(request, LocalResponder(model))  # type: ignore[union-attr]
-    assert kept == request
-    (once,) = resolve_method("attention_sorting", None).rewritten(request, LocalResponder(model))  # type: ignore[union-attr]
-    attention = last_attention(model, model.tokenizer(request.text)["input_ids"])
-    spans = [(1, 3), (3, 4), (4, 7), (7, 8)]
-    means = [attention[begin:end].mean() for begin, end in spans]
-    assert passages_of(once) == [passages_of(request)[index] for index in np.argsort(means)]
-    (twice,) = resolve_method("attention_sorting(rounds=2)", None).rewritten(request, LocalResponder(model))  # type: ignore[union-attr]
-    (again,) = resolve_method("attention_sorting", None).rewritten(once, LocalResponder(model))  # type: ignore[union-attr]
-    assert twice == again
-    assert any(passages_of(once) == list(order) for order in permutations(passages_of(request)))
-    assert answering_under(resolve_method("attention_sorting", None), LocalResponder(model)).respond([request])
-    with pytest.raises(UsageError, match="which only a local model shows"):
-        answering_under(resolve_method("attention_sorting", None), Biased())
-
-
-@pytest.mark.parametrize("name", [name for name in WITHOUT_ATTENTION if MITIGATIONS[name].needs_passages])
-def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str, curve: str) -> None:
-    around = answering_under(resolve_method(spelled(name, curve), None), Biased())
+@pytest.mark.parametrize("name", [name for name in AROUND if MITIGATIONS[name].needs_passages])
+def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str) -> None:
+    around = answering_under(resolve_method(name, None), Biased())
     with pytest.raises(UsageError, match=f"{name} needs prompts that list passages"):
         around.respond([Request("a b")])
     if not MITIGATIONS[name].rearranges:
@@ -231,8 +161,10 @@ def test_prompts_without_passages_or_in_a_fixed_order_are_refused(name: str, cur
         ("repeat_prompt(times=1)", "repeat_prompt: times must be a whole number >= 2, got 1"),
         ("self_consistency(draws=1)", "self_consistency: draws must be a whole number >= 2, got 1"),
         ("self_consistency(seed=-1)", "seed must be a whole number >= 0"),
-        ("attention_sorting(rounds=0)", "rounds must be a whole number >= 1"),
-        ("ordered(run='')", "give either run, the directory of an evaluation, or order"),
+        (
+            "ordered(run='x')",
+            "ordered left posbias after 0.1.0: it helped in none of 9 places",
+        ),
         ("repeat_prompt(strength=2.0)", "strength must lie in"),
     ],
 )

@@ -231,7 +231,7 @@ def test_what_cannot_be_looked_for_is_refused_in_one_line():
             {"question": "L", "tokenizer": Letters()},
             "key_bias: question= is",
         ),
-        ("parallel_windows", {"question": "L", "tokenizer": Letters()}, "parallel_windows: question= is for methods"),
+        ("ms_poe", {"question": "L", "tokenizer": Letters()}, "ms_poe: question= is for methods"),
     ):
         with pytest.raises(UsageError, match=message):
             mitigated(model.network, method, **told)

@@ -142,7 +142,8 @@ def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, mon
 
     def asked(*methods, resume=True):
         evaluation = EvaluateOptions(count=2, positions=(0, 1), generate=False, resume=resume)
-        given = MitigateOptions(list(methods), calibration=4, evaluation=evaluation, documents=0, short=False)
+        kept = {"documents": 0, "short": False, "fitting": FitOptions(steps=1)}
+        given = MitigateOptions(list(methods), calibration=4, evaluation=evaluation, **kept)
         return trial_record("key_value(pairs=2)", responder, given, directory=tmp_path)
 
     def killed(*_, **__):
@@ -153,14 +154,14 @@ def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, mon
         patched.setattr(running, "answer", killed)
         with pytest.raises(RunError, match="killed"):
             asked("temperature", "repeat_prompt", resume=False)
-    record = asked("initial_token", "temperature")
-    assert fitted == ["temperature", "initial_token"]
-    assert record.scalars["arms"] == ["unchanged", "initial_token", "temperature"]
+    record = asked("context_bias", "temperature")
+    assert fitted == ["temperature", "context_bias"]
+    assert record.scalars["arms"] == ["unchanged", "context_bias", "temperature"]
     record.save(tmp_path)
     clear_parts(tmp_path)  # as a finished run does
-    further = asked("temperature", "initial_token", "repeat_prompt")
+    further = asked("temperature", "context_bias", "repeat_prompt")
     assert further.scalars["fits"] == record.scalars["fits"]
-    assert fitted == ["temperature", "initial_token"]
+    assert fitted == ["temperature", "context_bias"]
 
 
 def test_calibration_and_test_must_not_overlap(tmp_path):
@@ -220,7 +221,7 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
     none = "temperature(scale=0.3, strength=0.0)"
     given = MitigateOptions(
-        methods=[none, "initial_token", "repeat_prompt"],
+        methods=[none, "temperature", "repeat_prompt"],
         calibration=4,
         evaluation=EvaluateOptions(count=6, positions=(0, 1), generate=False),
         documents=6,
@@ -231,15 +232,15 @@ def test_inside_a_model_at_strength_0_nothing_changes_and_a_fit_is_kept(long_lla
     np.testing.assert_array_equal(record.arrays["scores/logprob/0"], record.arrays["scores/logprob/1"])
     np.testing.assert_array_equal(record.arrays["text/0"], record.arrays["text/1"])
     assert np.abs(record.arrays["text/0"] - np.log(300)).max() < 1, "a model that has learnt nothing"
-    assert record.scalars["fits"]["initial_token"]["calibration_samples"] == 4
+    assert record.scalars["fits"]["temperature"]["calibration_samples"] == 4
     plain, idle, _, repeated = (effort["peak_bytes"] for effort in record.scalars["effort"])
     assert plain == idle < repeated, "twice the prompt takes more memory"
     said = capsys.readouterr().err
     assert "prompts 2 times as long" in said
     assert "with each method (3)" in said
     assert "fits: " in said
-    recipe = next((tmp_path / "arms").glob("initial-token-*/recipe.json"))
-    assert json.loads(recipe.read_text())["method"].startswith("initial_token(gamma=")
+    recipe = next((tmp_path / "arms").glob("temperature-*/recipe.json"))
+    assert json.loads(recipe.read_text())["method"].startswith("temperature(scale=")
     with pytest.raises(UsageError, match=r"was fitted to 4 of the 6 test samples \(0-0 first\); take others"):
         trial_record("key_value(pairs=3)", responder, replace(given, methods=[str(recipe)], calibration=0))
     renamed = recipe.with_suffix(".recipe")
@@ -323,7 +324,7 @@ def test_the_page_says_how_a_recommended_method_is_put_on_a_model_of_transformer
 
 @pytest.mark.parametrize(
     ("spelled", "snippet"),
-    [("initial_token(gamma=50.0)", SNIPPET), ("context_bias", PASSAGES_SNIPPET), ("context_bias", SNIPPET)],
+    [("temperature(scale=5.0)", SNIPPET), ("context_bias", PASSAGES_SNIPPET), ("context_bias", SNIPPET)],
 )
 def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_path, spelled, snippet):
     addition = QUESTION_ADDITION.format(question="Which") if "context" in spelled else ""
@@ -343,26 +344,6 @@ def test_the_lines_for_transformers_run_and_change_the_model(long_llama, tmp_pat
             exec(snippet.format(recipe=str(recipe), addition=addition), given)
     assert not logits[0].equal(logits[len(logits) // 2]), "the first of each strength"
     assert len(snippet.splitlines()) <= 10
-
-
-def test_ordered_follows_the_curve_on_calibration_samples(long_llama, tmp_path):
-    responder = PlantedResponder((0.1, 0.1, 0.95))
-    given = options("ordered", calibration=30, count=6)
-    record = trial_record(TASK, responder, given, directory=tmp_path)
-    order = MITIGATIONS.parse(record.resolved["methods"]["ordered"]).order
-    assert order[-1] == 0, "the first retrieved passage into the slot that is used"
-    assert record.scalars["fits"]["ordered"]["calibration_samples"] == 30
-    before, after = (record.arrays[f"scores/accuracy/{arm}"].mean(axis=0) for arm in (0, 1))
-    assert after[0] > before[0]
-    assert "key_value(pairs=2)" in record.scalars["judgement"]["verdicts"][0]["effects"], "of two passages, too"
-    with pytest.raises(UsageError, match="give either run, the directory"):
-        trial_record(TASK, responder, options("ordered", calibration=0, count=6))
-    with pytest.raises(UsageError, match="takes 6 calibration samples; got 4"):
-        trial_record(TASK, responder, options("ordered", calibration=4, count=6))
-    with pytest.raises(UsageError, match="ordered needs prompts that list passages"):
-        trial_record(
-            "needle(depths=3, tokens=400)", LocalResponder(load_model(str(long_llama))), options("ordered", count=6)
-        )
 
 
 def test_a_method_that_does_not_fit_into_memory_is_left_out_of_all_and_refused_by_name(long_llama, monkeypatch):
@@ -404,7 +385,7 @@ def test_workers_answer_as_this_process_does(long_llama, tmp_path, monkeypatch):
     monkeypatch.setattr("posbias.runs.running.clear_parts", lambda directory: None)  # else none is left to count
     responder = LocalResponder(load_model(str(long_llama)), LocalOptions())
     given = MitigateOptions(
-        methods=["initial_token(gamma=5.0)", "parallel_windows"],
+        methods=["temperature(scale=5.0)", "attention_calibration(together=True)"],
         calibration=0,
         evaluation=EvaluateOptions(count=2, generate=False),
         documents=0,

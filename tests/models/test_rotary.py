@@ -1,5 +1,6 @@
 """Rotary angles that depend on the length of a pass, and lengths that contexts are stretched to."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +9,16 @@ import transformers
 
 import posbias as pb
 from posbias import UsageError
-from posbias.mitigation.methods.prompt_changes import last_attention
+from posbias.measurement.attention.streaming import working_precision
+from posbias.models.attention import (
+    AttentionInput,
+    AttentionLayer,
+    describe_attention,
+    project_attention,
+    query_blocks,
+    rotated,
+    watch_attention,
+)
 from posbias.models.hugging_face import HuggingFaceModel, Prefix, trusted_prefix
 from posbias.models.rotary import AngleLengths, stretched_positions
 from posbias.runs.caveats import caveat_text
@@ -70,6 +80,22 @@ def test_what_is_kept_serves_only_lengths_of_the_same_angles(name: str, kept: in
     assert trusted_prefix(model, embeddings) is not None
 
 
+@torch.no_grad()
+def last_attention(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
+    """Recomputed attention of the last position, averaged over all heads of all layers."""
+    total = torch.zeros(len(token_ids), dtype=torch.float64)
+    layers = describe_attention(model, n_positions=len(token_ids))
+
+    def receive(layer: AttentionLayer, entering: AttentionInput) -> None:
+        state = rotated(project_attention(layer.parts, entering.read), entering.cosine, entering.sine)
+        last = next(query_blocks(layer.parts, state, mask=layer.mask, block=1))
+        total[last.keys] += last.weights.mean((0, 1, 2)).double() / len(layers)
+
+    with watch_attention(layers, receive, dtype=working_precision(model)):
+        model.last(model.embed(model.token_tensor([list(token_ids)])))
+    return total
+
+
 @pytest.mark.parametrize("n_positions", [20, 40])
 def test_recomputed_attention_has_the_angles_of_its_own_length(n_positions: int) -> None:
     model = shaken_model("phi3-longrope", implementation="eager")
@@ -78,7 +104,7 @@ def test_recomputed_attention_has_the_angles_of_its_own_length(n_positions: int)
         with torch.no_grad():
             weights = model.network(tokens[:, :length], output_attentions=True, use_cache=False).attentions
     expected = torch.stack([layer[0, :, -1] for layer in weights]).mean((0, 1))
-    torch.testing.assert_close(torch.tensor(last_attention(model, tokens[0].tolist())), expected)
+    torch.testing.assert_close(last_attention(model, tokens[0].tolist()), expected)
 
 
 def test_frequencies_that_the_last_pass_chose_are_not_read() -> None:

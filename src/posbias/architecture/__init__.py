@@ -6,12 +6,9 @@ from posbias.architecture.encodings import (
     Alibi,
     Decay,
     Encoding,
-    KerpleLog,
-    KerplePower,
     NoEncoding,
     Recurrent,
     Rope,
-    T5Buckets,
     published_alibi_slopes,
 )
 from posbias.architecture.keys import GammaKey, KeyBias, KeyEncoding, LogSpline
@@ -34,8 +31,6 @@ __all__ = [
     "Full",
     "GammaKey",
     "HeadGroup",
-    "KerpleLog",
-    "KerplePower",
     "KeyBias",
     "KeyEncoding",
     "Learned",
@@ -50,6 +45,5 @@ __all__ = [
     "Schedule",
     "Sinusoidal",
     "SlidingWindow",
-    "T5Buckets",
     "published_alibi_slopes",
 ]

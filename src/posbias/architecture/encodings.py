@@ -17,7 +17,12 @@ from posbias.errors import UsageError
 from posbias.limits import ITEMS
 from posbias.registry import Registry
 
-ENCODINGS: Registry["Encoding"] = Registry("encoding")
+LEFT = dict.fromkeys(
+    ("kerple_log", "kerple_power", "t5_buckets"),
+    "no published model whose rollout is known has it; alibi, decay, rope and key_bias stay",
+)
+"""Encodings that posbias had."""
+ENCODINGS: Registry["Encoding"] = Registry("encoding", left=LEFT)
 
 MAX_SLOPE = 700.0
 """Steepest slope: exp(-slope) must stay a normal float64."""
@@ -190,122 +195,6 @@ class Rope(Encoding):
         for pair in range(self.head_dim // 2):
             total += np.cos(distance * self.base ** (-2 * pair / self.head_dim) + self.angle)
         return np.broadcast_to(self.logit * total / (self.head_dim // 2), (heads, len(distance)))
-
-
-class PerHeadEncoding(Encoding):
-    """An encoding whose parameters are each one finite number >= 0 for all heads, or one per head."""
-
-    def __post_init__(self) -> None:
-        for name, parameter in list(vars(self).items()):
-            values = one_or_per_head(parameter)
-            if not np.all(np.isfinite(values)) or values.min() < 0:
-                raise UsageError(f"{self.name}: {name} must be a number >= 0 or one per head, got {parameter}")
-            object.__setattr__(self, name, tuple(values.tolist()) if values.ndim else float(values))
-
-    def columns(self, heads: int) -> list[Float64[np.ndarray, "heads 1"]]:
-        """Every parameter spread over heads."""
-        for name, parameter in vars(self).items():
-            check_count(self.name, f"values of {name}", parameter, heads)
-        return [np.broadcast_to(np.asarray(parameter), (heads,))[:, None] for parameter in vars(self).values()]
-
-    def check_heads(self, heads: int) -> None:
-        """Lists must be one per head."""
-        self.columns(heads)
-
-
-@ENCODINGS.register("kerple_log")
-@dataclass(frozen=True)
-class KerpleLog(PerHeadEncoding):
-    """KERPLE, logarithmic: logit -power * ln(1 + scale * distance), so a key weighs (1 + scale * distance)^-power.
-
-    Source: arXiv 2205.09921 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
-    """
-
-    power: float | Sequence[float] = 1.0
-    """Exponent of the fall-off, >= 0."""
-    scale: float | Sequence[float] = 1.0
-    """Inverse length, in 1 / positions, >= 0."""
-
-    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
-        """Logarithmic in |distance|."""
-        power, scale = self.columns(heads)
-        return np.asarray(-power * np.log1p(scale * np.abs(distance)))
-
-
-@ENCODINGS.register("kerple_power")
-@dataclass(frozen=True)
-class KerplePower(PerHeadEncoding):
-    """KERPLE, power: logit -scale * distance^exponent; exponent 1 is ALiBi.
-
-    Source: arXiv 2205.09921 (r_1, r_2). Learned per head there; give one number for all heads or one per head.
-    """
-
-    scale: float | Sequence[float] = 1.0
-    """Logit lost at distance 1, in [0, 700]."""
-    exponent: float | Sequence[float] = 0.5
-    """Growth with distance, in (0, 2] (conditionally positive definite up to 2)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if np.max(self.scale) > MAX_SLOPE:
-            raise UsageError(f"kerple_power: scale must lie in [0, {MAX_SLOPE:g}], got {np.max(self.scale)}")
-        if not (np.min(self.exponent) > 0 and np.max(self.exponent) <= 2):
-            raise UsageError(f"kerple_power: exponent must lie in (0, 2], got {self.exponent}")
-
-    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
-        """A power of |distance|."""
-        scale, exponent = self.columns(heads)
-        return np.asarray(-scale * np.abs(distance).astype(np.float64) ** exponent)
-
-
-@ENCODINGS.register("t5_buckets")
-@dataclass(frozen=True)
-class T5Buckets(Encoding):
-    """T5's learned biases, causal scheme: the first half of the buckets is exact, the rest logarithmic in distance.
-
-    Keys after the query fall into bucket 0, as in T5's decoder. Source: Raffel et al. 2020 (arXiv 1910.10683).
-    """
-
-    values: Sequence[float] | Sequence[Sequence[float]]
-    """Bias of each bucket (at least 2), or [head][bucket]; each in [-350, 350]."""
-    max_distance: int = 128
-    """Distances from here on share the last bucket (positions, > half the buckets)."""
-
-    def __post_init__(self) -> None:
-        try:
-            values = np.asarray(self.values, dtype=np.float64)
-        except (TypeError, ValueError):
-            values = np.zeros(0)
-        if values.ndim not in {1, 2} or values.shape[-1] < 2:
-            raise UsageError("t5_buckets: values must be a list of at least 2 biases, or [head][bucket]")
-        if not np.all(np.abs(values) <= MAX_SLOPE / 2):
-            raise UsageError(f"t5_buckets: values must lie in [-{MAX_SLOPE / 2:g}, {MAX_SLOPE / 2:g}]")
-        if not isinstance(self.max_distance, int) or self.max_distance <= values.shape[-1] // 2:
-            raise UsageError(
-                f"t5_buckets: max_distance must be a whole number > {values.shape[-1] // 2}, got {self.max_distance!r}"
-            )
-        plain = tuple(map(tuple, values.tolist())) if values.ndim == 2 else tuple(values.tolist())
-        object.__setattr__(self, "values", plain)
-
-    def logits(self, distance: Int64[np.ndarray, "n"], heads: int) -> Float64[np.ndarray, "heads n"]:
-        """The bias of each distance's bucket."""
-        self.check_heads(heads)
-        values = np.asarray(self.values)
-        picked = values[..., self.buckets(distance)]
-        return np.broadcast_to(picked, (heads, len(distance)))
-
-    def buckets(self, distance: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
-        """Bucket of each signed distance query - key."""
-        count = np.shape(self.values)[-1]
-        exact = count // 2
-        behind = np.maximum(distance, 0)
-        share = np.log(np.maximum(behind, exact) / exact) / np.log(self.max_distance / exact)
-        far = np.minimum(exact + (share * (count - exact)).astype(np.int64), count - 1)
-        return np.asarray(np.where(behind < exact, behind, far))
-
-    def check_heads(self, heads: int) -> None:
-        """Values given per head must be one list per head."""
-        check_count("t5_buckets", "lists of values", self.values, heads, ndim=2)
 
 
 def published_alibi_slopes(heads: int) -> list[float]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Examples: `posbias attention demo --length 512 --count 8 --out runs/attention` · a long prompt: `--length 8192 "
-    "--count 1` · the mean kernel of every head, saved whole: `--by-head --whole-kernels`"
+    "--count 1`"
 )
 
 
@@ -32,10 +32,6 @@ class StatisticsFlags:
             show_default=False,
         ),
     ] = None
-    by_head: Annotated[bool, typer.Option("--by-head", help="Keep the mean kernel of every head too.")] = False
-    whole_kernels: Annotated[
-        bool, typer.Option("--whole-kernels", help="Save the mean kernels as kept, not drawn in at most 128 cells.")
-    ] = False
     max_memory: Annotated[
         str | None,
         typer.Option(
@@ -52,9 +48,7 @@ class StatisticsFlags:
         return AttentionOptions(
             self.sink_thresholds,  # type: ignore[arg-type]  # spelled as here
             kernel_cells=self.kernel_cells,
-            by_head=self.by_head,
             memory_limit=allowed or MEMORY_LIMIT,
-            whole_kernels=self.whole_kernels,
             preflight=True,
             max_memory=allowed,
         )

@@ -1,7 +1,6 @@
 """`posbias evaluate`: how well a model answers, by the position of the answer in its context."""
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +27,6 @@ ANSWERS = "answers"
 """Folder of a server's answers, below the run directory."""
 OWN_OPTIONS = {"cache", "reuse", "template_options"}
 """Options of a server that other flags set."""
-OF_A_RUN = (
-    *("template_options", "thinking_tokens", "answer_pattern", "generate", "score", "lengths", "sequential"),
-    *("max_cost", "methods", "repeats", "require", "resume", "out", "json"),
-)
-"""Flags of a run, whoever answers."""
 
 
 @dataclass(frozen=True)
@@ -275,13 +269,6 @@ def evaluate(
     design: DesignFlags,
     local: LocalFlags,
     served: ServerFlags,
-    lm_eval: Annotated[
-        Path | None, typer.Option(help="Write the examples there as an lm-eval task and stop.", show_default=False)
-    ] = None,
-    inspect_ai: Annotated[
-        Path | None,
-        typer.Option(help="Write them there as a task of Inspect (inspect_ai) and stop.", show_default=False),
-    ] = None,
     resume: options.Resume = False,
     gate: GateFlags,
     flags: options.RunFlags,
@@ -293,16 +280,13 @@ def evaluate(
     from posbias.tasks.language import LANGUAGE_TASKS
 
     names = models or []
-    check_answerer(context, next(iter(names), None), served, exported=bool(lm_eval or inspect_ai))
+    check_answerer(context, next(iter(names), None), served)
     options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
     settings = evaluated.settings(
         seed=flags.seed, resume=resume, max_memory=local.max_memory, design=design, require=gate.requirement
     )
     template_options = evaluated.for_template(task, served=bool(served.server))
-    if lm_eval or inspect_ai:
-        _export(task, settings, names or [served.tokenizer], lm_eval=lm_eval, inspect_ai=inspect_ai)
-        return
     with running(context, flags, resume=resume) as run:
         settings = replace(settings, directory=run.directory)
         opened = partial(local.responder, template_options=template_options)
@@ -321,57 +305,17 @@ def evaluate(
             gate.judge(evaluation.requirement, quiet=flags.json)
 
 
-def check_answerer(context: typer.Context, model: str | None, served: ServerFlags, *, exported: bool) -> None:
+def check_answerer(context: typer.Context, model: str | None, served: ServerFlags) -> None:
     """Refuse flags that would do nothing."""
     server, tokenizer = served.server, served.tokenizer
-    if not exported and (model is None) == (not server):
+    if (model is None) == (not server):
         raise UsageError("give one of MODEL and --server URL, not both")
     if model is not None and tokenizer is not None:
-        goes_with = "an export without a MODEL" if exported else "--server"
-        raise UsageError(f"--tokenizer {tokenizer!r} goes with {goes_with}; a MODEL brings its own")
+        raise UsageError(f"--tokenizer {tokenizer!r} goes with --server; a MODEL brings its own")
     of_a_model = options.names_of(LocalFlags)
     of_a_server = options.names_of(ServerFlags, without=["server", "tokenizer"])
-    if exported:
-        of_a_run = ["server", *of_a_server, *of_a_model, *OF_A_RUN]
-        options.refuse(context, of_a_run, "goes with a run; --lm-eval and --inspect-ai only write the examples")
-    elif server:
+    if server:
         _ = served.endpoints  # one of each, or as many
         options.refuse(context, of_a_model, "goes with a MODEL; a server runs its own")
     else:
         options.refuse(context, of_a_server, "goes with --server; a MODEL runs here")
-
-
-def _export(
-    task: "LanguageTask",
-    settings: "EvaluateOptions",
-    names: Sequence[str | None],
-    *,
-    lm_eval: Path | None,
-    inspect_ai: Path | None,
-) -> None:
-    """Write the examples for other harnesses; some tasks need the model's tokenizer for it."""
-    from posbias.evaluation.harness_files import INSPECT_FILE, write_inspect_ai, write_lm_eval
-    from posbias.evaluation.samples import Sample, notices_of
-    from posbias.models.loading import load_tokenizer
-    from posbias.report.layout import notice_sentences
-    from posbias.runs.directories import held
-
-    if len(names) > 1:
-        raise UsageError(f"an export takes one model's tokenizer, got {', '.join(map(str, names))}")
-    tokenizer = None if names[0] is None else load_tokenizer(names[0])
-    examples = list(
-        task.examples(tokenizer, count=settings.count, positions=settings.positions_of(task), seed=settings.seed)
-    )
-    samples = {example.sample: Sample(example.sample, (example,)) for example in examples}
-    for sentence in notice_sentences(notices_of(list(samples.values())), count=settings.count, here=False):
-        typer.echo(f"notice: {sentence}", err=True)
-    if lm_eval is not None:
-        with held(lm_eval):
-            name, _ = write_lm_eval(task, examples, lm_eval, max_tokens=settings.max_tokens)
-        place = shlex.quote(str(lm_eval))
-        say(f"{len(examples)} examples; run: cd {place} && lm_eval --include_path . --tasks {name}")
-    if inspect_ai is not None:
-        with held(inspect_ai):
-            write_inspect_ai(task, examples, inspect_ai, max_tokens=settings.max_tokens)
-        place = shlex.quote(str(inspect_ai))
-        say(f"{len(examples)} examples; run: cd {place} && inspect eval {INSPECT_FILE} --model MODEL")

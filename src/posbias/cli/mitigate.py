@@ -85,7 +85,7 @@ def mitigate(
     from posbias.mitigation.trial.run import mitigate as try_methods
     from posbias.tasks.language import LANGUAGE_TASKS
 
-    check_answerer(context, model, served, exported=False)
+    check_answerer(context, model, served)
     options.check_resume(resume, flags.out)
     settings = replace(
         _settings(chosen, evaluated, gate, flags=flags, max_memory=local.max_memory, resume=resume),

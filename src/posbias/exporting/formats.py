@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from posbias.errors import UsageError
 from posbias.mitigation.methods.base import Mitigation
-from posbias.mitigation.methods.weight_changes import LowRank, Scaled
+from posbias.mitigation.methods.weight_changes import LowRank
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.sources import quiet
 
@@ -39,18 +39,8 @@ class Exporting:
 
     model: HuggingFaceModel
     method: Mitigation
-    updates: Mapping[str, LowRank | Scaled]
+    updates: Mapping[str, LowRank]
     """Exact changes by path of the projection."""
-
-    @property
-    def low_rank(self) -> dict[str, LowRank]:
-        """The updates as an adapter holds them."""
-        if not self.method.update_rank:
-            raise UsageError(
-                f"{self.method.name} cannot be exported as an adapter: it changes whole rows or columns of weights; "
-                "allowed: merged"
-            )
-        return {path: change for path, change in self.updates.items() if isinstance(change, LowRank)}
 
     def transposed(self, path: str) -> bool:
         """True if the module stores its weights as [features read, features made]."""
@@ -62,7 +52,7 @@ def write_adapter(work: Exporting, directory: Path) -> None:
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
-    for path, update in work.low_rank.items():
+    for path, update in work.updates.items():
         for side, numbers in (("lora_A", update.down), ("lora_B", update.up)):
             tensors[f"base_model.model.{path}.{side}.weight"] = numbers.detach().float().cpu().contiguous()
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -101,14 +91,9 @@ def write_merged(work: Exporting, directory: Path) -> None:
     network: Any = work.model.network
     weights = dict(network.state_dict())
     for path, change in work.updates.items():
-        stored, bias = weights[f"{path}.weight"], weights.get(f"{path}.bias")
+        stored = weights[f"{path}.weight"]
         weight = stored.T if work.transposed(path) else stored
-        if isinstance(change, LowRank):
-            whole = weight.to(change.up.dtype) + change.up @ change.down
-        else:
-            whole = change.rows[:, None] * weight * change.columns
-            if bias is not None:
-                weights[f"{path}.bias"] = (change.rows * bias).to(bias.dtype)
+        whole = weight.to(change.up.dtype) + change.up @ change.down
         weights[f"{path}.weight"] = (whole.T if work.transposed(path) else whole).to(stored.dtype).contiguous()
     with quiet(local=True):
         network.save_pretrained(directory, state_dict=weights)
@@ -129,7 +114,7 @@ def write_gguf(work: Exporting, path: Path) -> None:
         raise UsageError(
             f"export: no GGUF adapter of a {model.model_type} model can be written; allowed: {', '.join(ARCHITECTURES)}"
         )
-    updates = work.low_rank
+    updates = work.updates
     architecture, in_pairs = ARCHITECTURES[model.model_type]
     kind = gguf.MODEL_ARCH[architecture]
     names = gguf.get_tensor_name_map(kind, model.family.depth(model.config))

@@ -234,8 +234,6 @@ def _export_commands(trial: MitigationTrial, spelling: str, source: str) -> list
         return []
     export = f"posbias export {shlex.quote(source)}"
     merged = [f"{export} --to merged --merged", *merged_commands("merged")]
-    if not method.update_rank:
-        return merged
     beside = [
         *adapter_commands(trial.model, "adapter", method.update_rank),
         *gguf_commands(trial.model, "adapter"),

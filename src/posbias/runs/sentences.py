@@ -201,8 +201,6 @@ METHODS = {
     "learned_sinks_under_pine": "pine: {family} models have learned sinks; allowed are those without",
     "first_layer_of_calibration": "attention_calibration: first_layer must be below the {depth} layers, got {first}",
     "dummy_without_tokenizer": "attention_calibration: {because}; allowed is a dummy in token ids",
-    "attention_of_local_models": "{method} reads a model's attention, which only a local model shows",
-    "no_character_offsets": "{method} needs a tokenizer with character offsets",
     "no_question_behind": "{method} repeats the question behind the last passage, and here none is",
     "adapter_of_quantised": "adapter: the weights of {model!r} are quantised; others are allowed",
     "no_targets_of_adapter": (
@@ -214,13 +212,10 @@ METHODS = {
         "{family}: {path} is {module}, no linear projection with plain weights; allowed are Linear and Conv1D, "
         "unquantised"
     ),
-    "window_beyond_shift": "shifted_distances: window must lie in [0, {shift}] (shift), got {window}",
-    "head_scales_not_fitted": "head_scales: it is not fitted yet; give logits, gains or both",
     "adapter_not_fitted": "adapter: it is not fitted yet; give what fit returns, or the path of a recipe",
     "adapter_beside_recipe": (
         "adapter: its numbers lie beside its recipe; give what fit returns, or the path of a recipe"
     ),
-    "order_of_nothing": "ordered: give either run, the directory of an evaluation, or order; got run={run!r}",
     "method_behind_server": "{method} needs the model itself, not one behind a server",
 }
 """Why a method against position bias cannot be applied."""
@@ -229,7 +224,6 @@ FITS = {
     "fit_behind_server": "{method} is fitted and needs the model itself, not one behind a server",
     "fit_without_samples": "{method} is fitted and needs calibration samples; got 0",
     "few_samples_for_fit": "{method} is fitted: {given} calibration samples given; at least {least} are needed",
-    "few_samples_for_curve": "ordered follows a measured curve, which takes {least} calibration samples; got {given}",
     "fit_of_method": "the fit of {method}: {because}",
     "fit_without_passages": "fit: {option} needs prompts that list passages, one of which holds the answer",
     "distractors_of_order": (

@@ -39,7 +39,7 @@ def cluster(monkeypatch):
 def test_two_nodes_try_methods_as_this_process_does(cluster, long_llama):
     responder = pb.LocalResponder(pb.load_model(str(long_llama)))
     given = MitigateOptions(
-        methods=["temperature(scale=0.3)", "initial_token"],
+        methods=["temperature(scale=0.3)", "temperature"],
         calibration=4,
         evaluation=pb.EvaluateOptions(count=6, positions=(0, 1), generate=False),
         documents=2,

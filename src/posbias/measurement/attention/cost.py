@@ -37,8 +37,6 @@ def preflight_attention(model: Model, prompts: Prompts, *, options: AttentionOpt
         return estimate_attention(model, n_positions, options=replace(wanted, **changes))
 
     remedies: dict[str, dict[str, Any]] = {}
-    if wanted.by_head:
-        remedies["no --by-head"] = {"by_head": False}
     if wanted.cells(n_positions) > KERNEL_CELLS:
         remedies[f"--kernel-cells {KERNEL_CELLS}"] = {"kernel_cells": KERNEL_CELLS}
     return Work(model, n_positions, prompts.count, under, remedies, max_memory=wanted.max_memory).announce()

@@ -119,7 +119,6 @@ class KernelSums:
     """First position of each cell, and N."""
     mean: Float[Tensor, "cells cells"]
     squared: Float[Tensor, "cells cells"]
-    by_head: Float[Tensor, "heads cells cells"] | None
 
     def add(self, part: AttentionBlock, mass: Float64[Tensor, "query key"]) -> None:
         """Add a block of queries, `mass` the prefix sums of its mean over heads."""
@@ -129,9 +128,6 @@ class KernelSums:
         squares = part.weights.square().mean((0, 1)).double().cumsum(-1)
         self.mean.index_add_(0, cell_of_query - 1, _between(mass, edges).to(self.mean))
         self.squared.index_add_(0, cell_of_query - 1, _between(squares, edges).to(self.squared))
-        if self.by_head is not None:
-            heads = _between(part.weights.flatten(0, 1).double().cumsum(-1), edges)
-            self.by_head.index_add_(1, cell_of_query - 1, heads.to(self.by_head))
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,8 +37,6 @@ class AttentionOptions:
     """Thresholds of the sink score, in (0, 1), at least one; 0.2 in Wu et al. (arXiv 2502.01951), 0.3 in Gu et al."""
     kernel_cells: int | None = None
     """Side of the kept mean kernels, 1 to N; N keeps every entry. None: N up to KERNEL_POSITIONS, else KERNEL_CELLS."""
-    by_head: bool = False
-    """Keep the mean kernel of every head beside the mean over heads."""
     mean_content: bool | None = None
     """Keep the mean content logits of every head and pair; by default if they fit CONTENT_BYTES."""
     block: int | None = None
@@ -48,8 +46,6 @@ class AttentionOptions:
     """Bytes that the kept matrices may take together, >= 0."""
     rollouts: bool = True
     """Roll the same attention out, too, if nothing else mixes positions."""
-    whole_kernels: bool = False
-    """Save the mean kernels as they are kept, not in at most MAP_CELLS cells a side."""
     directory: Path | None = None
     """Run directory of the record; None keeps nothing."""
     overwrite: bool = False
@@ -87,7 +83,7 @@ class AttentionOptions:
 
     def kept_bytes(self, *, layers: int, heads: int, n_positions: int, number_bytes: int = NUMBER_BYTES) -> int:
         """Bytes of all kept matrices."""
-        numbers = layers * (2 + (heads if self.by_head else 0)) * self.cells(n_positions) ** 2
+        numbers = layers * 2 * self.cells(n_positions) ** 2
         if self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes):
             numbers += layers * heads * n_positions**2
         return numbers * number_bytes
@@ -98,8 +94,7 @@ class AttentionOptions:
         if size > self.memory_limit:
             cells = self.cells(n_positions)
             content = self.keeps_content(layers * heads, n_positions, number_bytes=number_bytes)
-            fewer = ", no kernels of heads (--by-head, by_head)" if self.by_head else ""
-            fewer += ", in Python no mean content logits (mean_content=False)" if content else ""
+            fewer = ", in Python no mean content logits (mean_content=False)" if content else ""
             raise UsageError(
                 f"the kept matrices would take {show_bytes(size)} ({layers} layers, {heads} heads, kernels of"
                 f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: take shorter prompts (--length),"

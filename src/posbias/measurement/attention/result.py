@@ -9,7 +9,7 @@ The record has this layout, with `/per_prompt`, `/low` and `/high` below the nam
     distance/even [layers]; sinks [count thresholds n_positions], sinks/by_layer [thresholds layers n_positions]
     monotonicity/{violated,gap} [count layers], monotonicity/of_mean/{violated,gap} [layers]
     mixing/{tokens,frobenius} [count layers], mixing/by_position [layers n_positions]
-    kernels/{mean,squared} [layers cells cells], kernels/by_head [layers heads cells cells], kernels/bounds [cells + 1]
+    kernels/{mean,squared} [layers cells cells], kernels/bounds [cells + 1]
     rollouts/NAME/per_prompt [count n_positions], rollouts/NAME/{influence,low,high} [n_positions]
 """
 
@@ -220,9 +220,7 @@ def _arrays(statistics: AttentionStatistics) -> dict[str, np.ndarray]:
     for stem, single in (("similarity/of_mean", similarity.of_mean), ("monotonicity/of_mean", monotonicity.of_mean)):
         if single is not None:
             arrays |= {f"{stem}/{name}": values for name, values in vars(single).items()}
-    whole = statistics.about.get("options", {}).get("whole_kernels", False)
-    kernels = statistics.kernels if whole else statistics.kernels.drawn()
-    arrays |= {f"kernels/{name}": values for name, values in vars(kernels).items() if values is not None}
+    arrays |= {f"kernels/{name}": values for name, values in vars(statistics.kernels.drawn()).items()}
     for name, rows in statistics.rollouts.items():
         parts = {**vars(Profile.mean_of(rows)), "per_prompt": rows}
         arrays |= {f"rollouts/{name}/{part}": values for part, values in parts.items() if values is not None}
@@ -261,7 +259,7 @@ def _of_record(record: Record) -> AttentionStatistics:
             share("monotonicity/gap"),
             PrefixMonotonicity(**monotone) if monotone else None,
         ),
-        kernels=MeanKernels(**below(arrays, "kernels/")),
+        kernels=MeanKernels(*(arrays[f"kernels/{name}"] for name in ("mean", "squared", "bounds"))),
         mixing=MixingStatistics(share("mixing/tokens"), share("mixing/frobenius"), arrays["mixing/by_position"]),
         row_error=scalars["row_error"],
         left_out=tuple(scalars["left_out"]),

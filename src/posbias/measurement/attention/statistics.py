@@ -186,8 +186,6 @@ class MeanKernels:
     """Mean of A_ij^2, each head squared first: rows sum to the mean participation sum_j A_ij^2, in (0, 1]."""
     bounds: Int64[np.ndarray, "edges"]
     """First position of each cell, and N."""
-    by_head: Float[np.ndarray, "layers heads cells cells"] | None = None
-    """`mean` for every head; None unless asked for."""
 
     @property
     def n_positions(self) -> int:
@@ -217,9 +215,8 @@ class MeanKernels:
             matrices = [(rows @ matrix @ columns.T).astype(kernel.dtype) for matrix in kernel.reshape(-1, *cell_pairs)]
             return np.stack(matrices).reshape(*kernel.shape[:-2], cells, cells)
 
-        by_head = None if self.by_head is None else merged(self.by_head)
         first = np.searchsorted(cell, np.arange(cells + 1))
-        return MeanKernels(merged(self.mean), merged(self.squared), self.bounds[first], by_head)
+        return MeanKernels(merged(self.mean), merged(self.squared), self.bounds[first])
 
     def drawn(self) -> "MeanKernels":
         """The kernels in at most MAP_CELLS cells, in runs as equal as can be, or a picture would have stripes."""

@@ -80,7 +80,6 @@ class Accumulators:
         zeros = partial(torch.zeros, dtype=dtype, device=self.device)
         self.bounds = -(-torch.arange(cells + 1, device=self.device) * n_positions // cells)
         self.mean, self.squared = zeros(depth, cells, cells), zeros(depth, cells, cells)
-        self.by_head = zeros(depth, heads, cells, cells) if options.by_head else None
         keeps_content = options.keeps_content(depth * heads, n_positions, number_bytes=size)
         self.content_sum = zeros(depth, heads, n_positions, n_positions) if keeps_content else None
         self.diagonal = torch.zeros(depth, heads, n_positions, dtype=torch.float64, device=self.device)
@@ -168,10 +167,7 @@ def _reduce_prompt(
         into = None if sums.content_sum is None else sums.content_sum[row]
         logits = reduce_content(unrotated.on(place), scale=layer.parts.scale, pairs=sums.pairs(layer), into=into)
         state = rotated(unrotated, inputs.cosine, inputs.sine).on(place)
-        by_head = None if sums.by_head is None else sums.by_head[sums.row[layer.index]]
-        kernels = KernelSums(
-            sums.bounds, sums.mean[sums.row[layer.index]], sums.squared[sums.row[layer.index]], by_head
-        )
+        kernels = KernelSums(sums.bounds, sums.mean[sums.row[layer.index]], sums.squared[sums.row[layer.index]])
         result = reduce_layer(layer, state, thresholds=options.sink_thresholds, block=options.block, kernels=kernels)
         numbers = (result.distance, result.entropy, logits.off_diagonal, logits.diagonal.mean(1), logits.bound)
         finite.append(torch.cat(numbers).isfinite().all().to(sums.device))
@@ -255,6 +251,5 @@ def _kernels(sums: Accumulators, count: int) -> MeanKernels:
     return MeanKernels(
         mean=averaged(sums.mean),
         squared=averaged(sums.squared),
-        by_head=None if sums.by_head is None else averaged(sums.by_head),
         bounds=np.asarray(sums.bounds.cpu().numpy()),
     )

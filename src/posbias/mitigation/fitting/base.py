@@ -6,7 +6,7 @@ registered under the name of its method, in this room.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import product
 from typing import Any, ClassVar
@@ -18,7 +18,6 @@ from posbias.architecture import LogSpline
 from posbias.checks import check_choice, check_number, check_seed, check_size, checked
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
-from posbias.evaluation import MeasuredUse
 from posbias.evaluation.responders import Request, Responder
 from posbias.interventions.base import check_model
 from posbias.limits import AT_ONCE, ITEMS, UPDATES
@@ -132,8 +131,6 @@ class Calibration:
     """Windows of ordinary text in token ids."""
     conversations: Windows = ()
     """Everyday conversations in token ids, which a penalty keeps as they were, too; empty if the prompts are texts."""
-    curve: Callable[[], MeasuredUse] | None = None
-    """Measures the unchanged model's curve on the calibration samples; None: outside a trial."""
 
     @property
     def network(self) -> HuggingFaceModel:
@@ -183,8 +180,6 @@ class Fit(ABC):
     """One way of finding a method's parameters."""
 
     method: type[Method]
-    needs_model: ClassVar[bool] = True
-    """The model itself must be at hand, not only a server in front of it."""
     required: ClassVar[bool] = True
     """The method has no parameters unless it is fitted."""
 

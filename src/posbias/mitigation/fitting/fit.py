@@ -2,19 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from posbias.checks import checked
 from posbias.errors import UsageError
-from posbias.evaluation import place
-from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
-from posbias.evaluation.responders import Request, Responder
 from posbias.interventions.base import check_model
 
 # These register their fits.
-from posbias.mitigation.fitting import adapter, bias, channel_search, head_scales  # noqa: F401
+from posbias.mitigation.fitting import adapter, bias, channel_search  # noqa: F401
 from posbias.mitigation.fitting.base import (
-    FITS,
     Calibration,
     Checkpoint,
     Fit,
@@ -32,9 +28,7 @@ from posbias.mitigation.fitting.calibration import (
     text_beside,
 )
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, identity
-from posbias.mitigation.methods.prompt_changes import Ordered
 from posbias.mitigation.methods.recipe import samples_of_recipe
-from posbias.runs.caveats import refusal
 from posbias.tasks.language import Example
 
 WINDOW = 256
@@ -68,8 +62,8 @@ def fit(
         UsageError: a method without parameters to fit, or too few samples.
     """
     how = fit_of(method)
-    if how is None or not how.needs_model:
-        names = [name for name in MITIGATIONS if (candidate := fit_of(name)) is not None and candidate.needs_model]
+    if how is None:
+        names = [name for name in MITIGATIONS if fit_of(name) is not None]
         raise UsageError(f"{method} has no parameters to fit; allowed: {', '.join(names)}")
     loaded, options = check_model(model), options or FitOptions()
     conversations: Windows = ()
@@ -93,32 +87,3 @@ def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions, checkpoi
         method, scores = best_of(candidates, calibration.network, calibration.examples)
         facts["strengths"] = dict(zip(map(str, options.strengths), scores.values(), strict=True))
     return Fitted(replace(method, fitted_to=identity(calibration.network)), facts)
-
-
-@FITS.register(Ordered.name)
-class OrderFit(Fit):
-    """The order of passages that the unchanged model's curve on the calibration samples asks for."""
-
-    method = Ordered
-    needs_model: ClassVar[bool] = False
-    required: ClassVar[bool] = False
-
-    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
-        """Measure the curve, and place passages by it."""
-        assert calibration.curve is not None  # `fit` refuses the method, and trials give it
-        use = calibration.curve()
-        n_items = len(calibration.examples[0].passages)
-        placed = place([1 / rank for rank in range(1, n_items + 1)], use)
-        samples = len({example.sample for example in calibration.examples})
-        how = {"calibration_samples": samples, "p_flat": placed.p_flat, "measure": use.measure}
-        return Fitted(Ordered(order=placed.estimated), how)
-
-    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
-        """One answer to each calibration prompt."""
-        return samples * positions
-
-    def check(self, n_samples: int, request: Request, responder: Responder) -> None:
-        """The request must list passages that may change places, and the samples must allow a claim."""
-        Ordered(order=range(len(request.passages) or 1)).asked(request, responder)
-        if n_samples < SAMPLES_FOR_CLAIM:
-            raise refusal("few_samples_for_curve", least=SAMPLES_FOR_CLAIM, given=n_samples)

@@ -17,7 +17,7 @@ from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, targets_of
-from posbias.mitigation.methods.weight_changes import LowRank, Scaled, updated
+from posbias.mitigation.methods.weight_changes import LowRank, updated
 from posbias.models.families.projections import ROLES, Projection, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import quantised
@@ -85,7 +85,7 @@ class Adapter(Mitigation):
         """It is nothing else."""
         return self.rank
 
-    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank | Scaled]:
+    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
         """The updates at the method's strength, on the model's device, in float32 at least.
 
         Raises:
@@ -94,7 +94,7 @@ class Adapter(Mitigation):
         if not self.updates:
             raise refusal("adapter_not_fitted" if self.unfitted else "adapter_beside_recipe")
         dtype = torch.promote_types(model.dtype, torch.float32)
-        updates: dict[str, LowRank | Scaled] = {}
+        updates: dict[str, LowRank] = {}
         for projection in target_projections(model, self):
             path = projection.path
             made, read = projection.shape

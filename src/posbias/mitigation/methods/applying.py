@@ -43,7 +43,7 @@ class mitigated(Presented, AbstractContextManager[Any]):  # noqa: N801 (used as 
 
     Args:
         model: What `load_model` returns, or a causal language model of transformers.
-        method: An object, its literal spelling (`"initial_token(gamma=0.5)"`), or the path of a recipe (.json).
+        method: An object, its literal spelling (`"temperature(scale=0.2)"`), or the path of a recipe (.json).
         strength: 0 (the model as it is) ... 1; None: as the method says.
         passages: The prompt's passages, for methods that need them: token spans, or their texts, in order. One list
             serves all prompts of a batch.

@@ -151,40 +151,6 @@ def _by_head(method: str, name: str, values: Sequence[Sequence[float]]) -> Table
     return table
 
 
-@MITIGATIONS.register("initial_token")
-@dataclass(frozen=True)
-class InitialToken(Mitigation):
-    """The first token's weight is multiplied by gamma before rows are normalised: its logit gets s ln gamma.
-
-    A row's weight a of the first token becomes gamma a / ((gamma - 1) a + 1). Source: ZeroTuning, arXiv 2505.11739,
-    which chooses gamma, and heads, on calibration prompts.
-    """
-
-    not_in_weights: ClassVar[str] = "its number is that of the first token"
-    grid: ClassVar[Mapping[str, Sequence[float]]] = {"gamma": (0.1, 0.25, 0.5, 0.7, 1.0, 1.5, 2.5, 5.0)}
-
-    gamma: float
-    """> 0; below 1 the sink takes less."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (isinstance(self.gamma, int | float) and 0 < self.gamma < 1e6):
-            raise UsageError(f"initial_token: gamma must lie in (0, 1e6), got {self.gamma!r}")
-
-    @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
-        """Add s ln gamma to the logit of key 0."""
-        heads = model.family.heads(model.config)
-
-        def logits(layer: int, n_positions: int) -> torch.Tensor:
-            table = torch.zeros(heads, n_positions, dtype=torch.float64)
-            table[:, 0] = self.strength * torch.tensor(self.gamma, dtype=torch.float64).log()
-            return table
-
-        with biased(model, self, KeyLogits(logits)):
-            yield
-
-
 @MITIGATIONS.register("temperature")
 @dataclass(frozen=True)
 class Temperature(Mitigation):

@@ -1,15 +1,13 @@
-"""Methods that know where the passages of a prompt stand: windows blind to each other, attention calibrated by passage.
+"""Attention calibrated by passage, and what methods share that know where the passages of a prompt stand.
 
-Both add numbers to the logits of whole passages, which are carried by further features of queries and keys, so that
-caches, windows, grouped heads and every kernel go on as they are.
+Numbers are added to the logits of whole passages, carried by further features of queries and keys, so that caches,
+windows, grouped heads and every kernel go on as they are.
 """
 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations, islice
-from math import comb, log1p
 from typing import Any, ClassVar
 
 import torch
@@ -34,48 +32,10 @@ from posbias.mitigation.methods.question import Question
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.runs.caveats import refusal
 
-HIDDEN = -1e4
-"""Added to the logit of a key that is to be hidden: its weight is 0 in every precision."""
 UNSEEN = 1e-30
 """Attention on a passage below which it counts as not seen, as one that a window hides."""
 LEAST_FACTOR = 1e-35
 """Of a passage's attention; the smallest, whose logarithm is finite, and which is 0 beside any other weight."""
-
-
-@MITIGATIONS.register("parallel_windows")
-@dataclass(frozen=True)
-class ParallelWindows(Mitigation):
-    """Passages are blind to each other; what stands after the last sees all of them. Positions stay as they are.
-
-    What stands between two passages, as a number or a line break, belongs to the one behind it, so that nothing passes
-    from one to the next. Below strength 1, ln(1 - s) is added to the logits between passages. Sources: parallel context
-    windows, arXiv 2212.10947, which gives all windows the same positions, and set masks; here positions stay.
-    """
-
-    needs_passages = True
-    shares_cache = False
-
-    in_every_layer: ClassVar[bool] = True
-
-    @contextmanager
-    def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
-        """Hide passages from each other, or add ln(1 - s)."""
-        spans = tuple(passages)
-        windows = windows_of(spans)
-        added = HIDDEN if self.strength == 1 else log1p(-self.strength)
-        sets = _subsets(len(spans), single=self.strength < 1)
-
-        def attend(call: AttentionCall) -> Attended:
-            queries = _members(windows, call.query_positions, like=call.query)
-            if len(spans) == 1 or not queries.any():
-                return call.run()
-            membership = sets.to(queries)
-            foreign = queries @ (1 - membership)  # of queries outside all windows, nothing
-            keys = _members(windows, call.key_positions, like=call.query) @ membership
-            return call.run_grouped(added * foreign[:, None], keys)
-
-        with in_one_place(model, self, passages), attending(model, self, attend):
-            yield
 
 
 @MITIGATIONS.register("attention_calibration")
@@ -336,18 +296,6 @@ def _lengths(spans: Spans, like: Tensor) -> Float[Tensor, "span"]:
 def _as_values(members: Float[Tensor, "_ key group"], call: AttentionCall) -> Tensor:
     """Membership as values, so that an attention's output is its weight on each group."""
     return members.to(call.value)[:, None].expand(*call.value.shape[:3], -1)
-
-
-def _subsets(count: int, *, single: bool) -> Float[Tensor, "set element"]:
-    """So many sets, none within another, as rows of 0 and 1 over as few elements as it takes.
-
-    A set has no element outside itself and at least one outside any other; `single`: exactly one, which takes as many
-    elements as sets.
-    """
-    n_elements = count if single else next(n for n in range(1, count + 2) if comb(n, n // 2) >= count)
-    size = 1 if single else n_elements // 2
-    chosen = list(islice(combinations(range(n_elements), size), count))
-    return torch.tensor([[float(element in members) for element in range(n_elements)] for members in chosen])
 
 
 def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Tensor, "token"]:

@@ -19,7 +19,7 @@ from posbias.interventions.attention import Attended, AttentionCall, attending
 from posbias.interventions.base import hooked
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.passage_attention import question_begins
-from posbias.mitigation.methods.weight_changes import LowRank, Scaled, updated
+from posbias.mitigation.methods.weight_changes import LowRank, updated
 from posbias.models.families.base import Block
 from posbias.models.families.parts import weight_of
 from posbias.models.families.projections import check_unpacked, linear_projections
@@ -130,7 +130,7 @@ class PositionalChannel(Mitigation):
         """If no query is left as it was, one channel changes."""
         return 1 if self.every_query else None
 
-    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank | Scaled]:
+    def weight_updates(self, model: HuggingFaceModel) -> dict[str, LowRank]:
         """Column of the channel in the maps of queries and keys, times factor - 1, if every query is changed."""
         if not self.every_query:
             return super().weight_updates(model)
@@ -138,7 +138,7 @@ class PositionalChannel(Mitigation):
         layers = self.layers(model.family.depth(model.config))
         if self.channel >= model.width:
             raise UsageError(f"positional_channel: channel must lie in 0 ... {model.width - 1}, got {self.channel}")
-        updates: dict[str, LowRank | Scaled] = {}
+        updates: dict[str, LowRank] = {}
         for projection in linear_projections(model.network, model.family, model.config):
             rows = [rows for role, rows in projection.rows.items() if role in ("q", "k")]
             if projection.layer not in layers or not rows:

@@ -1,4 +1,4 @@
-"""Exact changes of weights by a method: a low-rank update, W becomes W + B A, or factors of rows and columns."""
+"""Exact changes of weights by a method: low-rank updates, W becomes W + B A."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,16 +22,8 @@ class LowRank:
     """B."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scaled:
-    """The rows and columns of one projection times factors, the bias with its rows."""
-
-    rows: Float[Tensor, "made"]
-    columns: Float[Tensor, "read"]
-
-
 @contextmanager
-def updated(network: nn.Module, updates: Mapping[str, LowRank | Scaled]) -> Iterator[None]:
+def updated(network: nn.Module, updates: Mapping[str, LowRank]) -> Iterator[None]:
     """Within the context, projections compute with low-rank updates, by their paths; a gradient flows through these."""
 
     def beside(update: LowRank) -> Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]:
@@ -41,6 +33,5 @@ def updated(network: nn.Module, updates: Mapping[str, LowRank | Scaled]) -> Iter
 
         return hook
 
-    low_rank = {path: update for path, update in updates.items() if isinstance(update, LowRank)}
-    with hooked(network.get_submodule(path).register_forward_hook(beside(update)) for path, update in low_rank.items()):
+    with hooked(network.get_submodule(path).register_forward_hook(beside(update)) for path, update in updates.items()):
         yield

@@ -13,7 +13,7 @@ from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.mitigation.fitting.base import Fit, fit_of
 from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import Method
-from posbias.mitigation.trial.files import is_recipe, recipe_names, run_sha256
+from posbias.mitigation.trial.files import is_recipe, recipe_names
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.runs.caveats import Caveat, fact_of, refusal
 
@@ -68,8 +68,6 @@ class Arm:
     """The fit that finds the method; None if it has all its parameters."""
     fitted: dict[str, Any] | None = None
     """How the method was fitted; None if it was not."""
-    follows: str = ""
-    """Hash of the run that the method follows, which its spelling only names; empty if it follows none."""
     path: str = ""
     """Path of the recipe that it was read from; empty if it was not."""
 
@@ -83,7 +81,7 @@ class Arm:
         """Name of its directory: readable, and different for different methods, recipes and runs that they follow."""
         if self.name == UNCHANGED:
             return UNCHANGED
-        return slug_of(self.name, f"{self.follows}{self.method if self.path else ''}")
+        return slug_of(self.name, str(self.method) if self.path else "")
 
     @cached_property
     def answering(self) -> Responder:
@@ -145,7 +143,7 @@ def resolve_arms(
 def _check_fit(fit: Fit, responder: Responder, *, request: Request, calibration: int) -> None:
     """Refuse, before any work, a method that cannot be fitted to what there is."""
     name = fit.method.name
-    if fit.needs_model and _model_of(responder) is None:
+    if _model_of(responder) is None:
         raise refusal("fit_behind_server", method=name)
     if not calibration:
         raise refusal("fit_without_samples", method=name)
@@ -158,4 +156,4 @@ def _given_arm(entry: Any, responder: Responder, *, name: str) -> Arm:
     method = resolve_method(entry, model)
     if model is None and method.needs_model:
         raise refusal("method_behind_server", method=method.name)
-    return Arm(name, responder, method, follows=run_sha256(method), path=entry if is_recipe(entry) else "")
+    return Arm(name, responder, method, path=entry if is_recipe(entry) else "")

@@ -1,7 +1,7 @@
 """The files behind the names that a run is given: their existence, their names in a report, and hashes of contents.
 
-A recipe, the text that is judged, the run that `ordered` follows: a name stays the same when the file behind
-it changes, so a run that is resumed compares hashes of contents.
+A recipe, the text that is judged: a name stays the same when the file behind it changes, so a run that is resumed
+compares hashes of contents.
 """
 
 import hashlib
@@ -11,15 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from posbias.errors import UsageError
-from posbias.evaluation.evaluation import BEHAVIOUR
 from posbias.files import file_exists, open_file
-from posbias.mitigation.methods.base import MITIGATIONS, Method
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX
 from posbias.prompts.chat import CHAT_SCHEME
 from posbias.prompts.datasets_hub import SCHEME, parse_dataset
-
-OF_A_RUN = ("record.json", "arrays.safetensors")
-"""Files of a run's directory that a method which follows it reads."""
 
 
 def is_recipe(entry: Any) -> bool:
@@ -62,27 +57,9 @@ def contents_sha256(methods: Sequence[Any], *, begin: str, text: str) -> Mapping
     Names of no file, such as a data set of the hub or the corpus of the package, are not among them.
     """
     paths_of = {str(entry): [Path(entry)] for entry in methods if is_recipe(entry)}
-    paths_of |= {str(entry): _files_of_run(run) for entry in methods if (run := _followed_run(entry))}
     paths_of |= {begin: [Path(begin)]} if begin else {}
     paths_of |= {text: _files_of_text(text)}
     return {name: digest for name, paths in paths_of.items() if (digest := _sha256(paths))}
-
-
-def _followed_run(entry: Any) -> str:
-    """The directory of the run that a spelled or given method follows; empty if it follows none."""
-    if isinstance(entry, str) and entry.strip().endswith(")"):
-        entry = MITIGATIONS.parse(entry)
-    return entry.followed_run if isinstance(entry, Method) else ""
-
-
-def run_sha256(method: Method) -> str:
-    """Hash of the run that a method follows; empty if it follows none."""
-    return _sha256(_files_of_run(method.followed_run)) if method.followed_run else ""
-
-
-def _files_of_run(run: str) -> list[Path]:
-    below = Path(run) / BEHAVIOUR
-    return [(below if below.is_dir() else Path(run)) / name for name in OF_A_RUN]
 
 
 def _files_of_text(source: str) -> list[Path]:

@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 from posbias.errors import UsageError
-from posbias.evaluation import MeasuredUse, evaluate_responder, measured_use
 from posbias.evaluation.samples import as_bytes, read_json
 from posbias.mitigation.fitting.base import Calibration, Checkpoint
 from posbias.mitigation.fitting.calibration import conversations_beside
@@ -23,11 +22,10 @@ TENSORS = "tensors/"
 
 
 def fit_arms(plan: TrialPlan) -> TrialPlan:
-    """The plan with every method fitted, in an order of its own if it follows a curve; unfinished fits go on."""
-    curve = partial(_measured_curve, plan)
+    """The plan with every method fitted; unfinished fits go on."""
     examples, text = plan.calibration.examples, windows_of_fits(plan)
     conversations = conversations_beside(plan.model, examples) if text and plan.model is not None else ()
-    calibration = Calibration(plan.model, examples, text, conversations, curve)
+    calibration = Calibration(plan.model, examples, text, conversations)
     arms: list[Arm] = []
     left_out: list[LeftOut] = []
     for arm in plan.arms:
@@ -56,9 +54,3 @@ def _fit(plan: TrialPlan, arm: Arm, calibration: Calibration) -> dict[str, np.nd
     fitted = run_fit(arm.fit, calibration, options=options, checkpoint=steps)
     tensors = {f"{TENSORS}{name}": tensor for name, tensor in fitted.method.tensors.items()}
     return {"fit": as_bytes({"method": str(fitted.method), "how": fitted.how}), **tensors}
-
-
-def _measured_curve(plan: TrialPlan) -> MeasuredUse:
-    """The unchanged model's curve on the calibration samples."""
-    questions = plan.calibration
-    return measured_use(evaluate_responder(plan.responder, questions.task, questions.options, cost={}))

@@ -29,7 +29,7 @@ class MitigateOptions:
     methods: str | Sequence[Any] = DEFAULT
     """Spellings, objects or paths of recipes, listed or with commas between them; `all`: every registered method that
     applies; `default`: those of `DEFAULT_METHODS` that apply. A method with parameters to fit that is named without any
-    is fitted to the calibration samples; `ordered` follows the unchanged model's curve on them."""
+    is fitted to the calibration samples."""
     calibration: int = 12
     """Number of samples for fitting, which come first, >= 0."""
     evaluation: EvaluateOptions = field(default_factory=lambda: EvaluateOptions(count=40))

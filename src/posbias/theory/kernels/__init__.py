@@ -5,7 +5,6 @@ from posbias.theory.kernels.distance import DistanceKernel, rises_too_far
 from posbias.theory.kernels.interval import IntervalKernel
 from posbias.theory.kernels.keys import KeyKernel
 from posbias.theory.kernels.linear import LinearKernel
-from posbias.theory.kernels.states import StateKernel
 
 __all__ = [
     "AbsoluteKernel",
@@ -15,7 +14,6 @@ __all__ = [
     "Kernel",
     "KeyKernel",
     "LinearKernel",
-    "StateKernel",
     "SumKernel",
     "dense_heads",
     "masked_softmax",

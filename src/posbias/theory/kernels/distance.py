@@ -1,4 +1,4 @@
-"""Any encoding that depends on the distance alone (RoPE with constant content, KERPLE, T5 buckets ...).
+"""Any encoding that depends on the distance alone (RoPE with constant content ...).
 
 Weights are exp(logit - largest logit); running normalisers are compensated sums (docs/theory, section 1). Sums over
 distances, out_t = sum_d weight(d) signal_(t-d), go by divide and conquer without losing tiny entries: the pairs (later
