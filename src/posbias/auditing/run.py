@@ -18,11 +18,11 @@ from posbias.comparison import Subject, TheoryProfile, compare_subject, contrast
 from posbias.comparison.stored import Audit, store_subjects
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
+from posbias.measurement.room import check_passes, prompts_together
 from posbias.measurement.several import Loading
 from posbias.measurement.theories import NETWORKS, THEORY, architecture_theories, beside_measured
 from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
@@ -44,7 +44,7 @@ from posbias.theory.mean_field import scatter_caveat
 MOST_INITIALISATIONS = 8
 """Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
 
-UNRECORDED = {"resume", "overwrite", "command", "engine", "max_memory"}
+UNRECORDED = {"resume", "overwrite", "command", "engine"}
 """Options that change no result, the engine's threads apart."""
 
 
@@ -169,16 +169,8 @@ def _run(
         conclude(finished, directory, found=True)
         return _finished(finished, directory)
     states = _states(model, prompts, options)
-    cost = preflight(
-        model,
-        prompts,
-        kinds=kinds,
-        options=measuring,
-        max_memory=options.max_memory,
-        beside=beside_measured,
-        units=[unit for units in states.values() for unit in units],
-    )
-    together = cost.get("together", 1)
+    check_passes(model, prompts.n_positions, checkpointing=options.passes.checkpointing)
+    together = prompts_together(model, prompts, kinds=kinds, options=measuring)
     batches = {"together": together} if together > 1 else {}
     # A part holds a batch, so that an audit that goes on must have the same ones; a finished one is the same in any.
     store = PartStore(directory, {**settings, **batches}, resume=options.resume, overwrite=options.overwrite)
@@ -201,7 +193,6 @@ def _run(
     record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
     left_out = distinct(reason for _, reasons, _ in examined for reason in reasons)
     store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
-    record.scalars["cost"] = cost
     record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
     if directory is not None:
         conclude(record, directory)

@@ -4,31 +4,24 @@ Every refusal is one line that says what is allowed. Nothing local is looked up 
 """
 
 import io
+import json
 import re
-import socket
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from posbias.errors import UsageError, one_line
-from posbias.files import read_json
-from posbias.models.config_limits import check_numbers
-from posbias.models.gguf_config import gguf_configuration
-from posbias.models.gguf_format import read_gguf
 
 ALLOWED = 'a hub id, a directory, a .gguf file, "demo" or "config:PATH_OR_ID"'
 CONFIG = "config.json"
-CONFIG_BYTES = 10_000_000
-"""The largest configuration read; those of real models have a few thousand bytes."""
-GGUF_LAYERS = 256
-"""The most layers of a GGUF file: transformers takes time in their square to name the tensors (32 layers: seconds)."""
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+ELSEWHERE = ("transformers_weights", "configuration_files")
+"""Entries of a configuration that send transformers to other files than those that are checked here."""
 
 
 @dataclass(frozen=True)
@@ -44,42 +37,11 @@ class Source:
     """Name of the GGUF file inside `location`."""
     config_only: bool = False
 
-    @cached_property
-    def offline(self) -> bool:
-        """Tell whether only this machine is looked at: for local sources, and if the hub cannot be found at all."""
-        return self.local or not hub_in_sight()
-
     @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments every `from_pretrained` call gets."""
         extra = {} if self.gguf is None else {"gguf_file": self.gguf}
-        return {"local_files_only": self.offline, "trust_remote_code": False, **extra}
-
-    @cached_property
-    def revision(self) -> str | None:
-        """The commit on the hub that all files are taken from; None for what is local."""
-        path = None if self.local else self._from_hub(CONFIG, None)
-        return None if path is None else path.parent.name
-
-    def file(self, name: str, revision: str | None = None) -> Path | None:
-        """The path of one of the model's files on this machine, fetched if it is on the hub; None if there is none.
-
-        An OSError says that the hub does not provide it.
-        """
-        if self.local:
-            path = Path(self.location)
-            path = path if path.is_file() else path / name
-            return path if path.is_file() else None
-        return self._from_hub(name, revision or self.revision)
-
-    def _from_hub(self, name: str, revision: str | None) -> Path | None:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
-
-        try:
-            return Path(hf_hub_download(self.location, name, revision=revision, local_files_only=self.offline))
-        except EntryNotFoundError:
-            return None
+        return {"local_files_only": self.local, "trust_remote_code": False, **extra}
 
 
 def resolve_source(source: str | Path) -> Source:
@@ -124,71 +86,54 @@ def absolute_source(source: str | Path) -> str:
     return text if target == "demo" or not path.exists() else f"{text.removesuffix(target)}{path.resolve()}"
 
 
-def hub_in_sight() -> bool:
-    """Tell whether the hub's name resolves (or a proxy would do it); otherwise its client retries for half a minute."""
-    from huggingface_hub import constants
-
-    if getproxies():
-        return True
-    address = urlsplit(constants.ENDPOINT)
-    try:
-        socket.getaddrinfo(address.hostname, address.port or 443)
-    except OSError:
-        return False
-    return True
-
-
 def read_config(source: Source) -> Any:
-    """The configuration of a decoder that transformers itself supports; no file but `config.json` is read.
+    """The configuration of a decoder that transformers itself supports.
 
     Raises:
-        UsageError: not found, unreadable, beyond every model, not a decoder, unknown to transformers, or in need of its
-            own code.
+        UsageError: not found, unreadable, not a decoder, unknown to transformers, or in need of its own code.
     """
-    from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers import AutoConfig
 
     try:
-        if source.gguf is None:
-            path = source.file(CONFIG)
-            if path is None:
-                raise FileNotFoundError
-            _check_file(path, source.name, CONFIG_MAPPING)
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        if source.gguf is not None:
+            from posbias.models.gguf import gguf_configuration
+
+            config = gguf_configuration(Path(source.location) / source.gguf, source.name)
         else:
-            file = read_gguf(Path(source.location) / source.gguf)
-            check_numbers(file.entries, source.name)
-            config = gguf_configuration(file, source.name)
-            layers, most = config.num_hidden_layers, min(len(file.tensors), GGUF_LAYERS)
-            if layers > most:
-                raise UsageError(
-                    f"model {source.name!r} has {layers} layers; at most {most} are allowed for its tensors"
-                )
+            if source.local:
+                _check_file(Path(source.location), source.name)
+            config = AutoConfig.from_pretrained(source.location, **source.arguments)
     except UsageError:
         raise
-    except OSError:
+    except OSError as error:
         if source.local:
             raise UsageError(f"model {source.name!r} has no readable {CONFIG}; allowed: {ALLOWED}") from None
         raise UsageError(
-            f"model {source.name!r} is no existing path, and the hub did not provide it (unknown id, private, or no "
-            f"connection); allowed: {ALLOWED}"
+            f"model {source.name!r} is no existing path, and the hub did not provide it ({one_line(error)[:120]}); "
+            f"allowed: {ALLOWED}"
         ) from None
     except Exception as error:
-        raise UsageError(f"model {source.name!r}: configuration refused: {one_line(error)}") from None
+        raise UsageError(f"model {source.name!r}: configuration refused: {one_line(error)[:300]}") from None
     check_decoder(config, source.name)
     return config
 
 
-def _check_file(path: Path, name: str, model_types: Any) -> None:
-    """Refuse what is no JSON object, numbers beyond every model, remote code, model types unknown to transformers."""
+def _check_file(location: Path, name: str) -> None:
+    """Refuse what transformers would ask a user about (code of the model's own), or look for in other files."""
+    path = location if location.is_file() else location / CONFIG
     try:
-        plain = read_json(path, most_bytes=CONFIG_BYTES)
-    except ValueError as error:
-        raise ValueError(f"{path.name} {error}") from None
+        plain = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"model {name!r}: configuration refused: {path.name} is not JSON: {one_line(error)}") from None
     if not isinstance(plain, dict):
-        raise ValueError(f"{path.name} is no object")
-    check_numbers(plain, name)
+        raise UsageError(f"model {name!r}: configuration refused: {path.name} is no object")
+    for entry in ELSEWHERE:
+        if f'"{entry}":' in json.dumps(plain):
+            raise UsageError(f"model {name!r}: configuration names other files ({entry}), which is not allowed")
+    from transformers import CONFIG_MAPPING
+
     model_type = plain.get("model_type")
-    if isinstance(model_type, str) and model_type in model_types:
+    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
         return
     if plain.get("auto_map"):
         raise UsageError(
@@ -214,6 +159,40 @@ def check_decoder(config: Any, name: str) -> None:
         raise UsageError(f"model {name!r} ({config.model_type}) is {kind}; allowed: decoder-only language models")
 
 
+def check_files(source: Source) -> None:
+    """Refuse a directory whose weights transformers would read from anything but safetensors files that lie there.
+
+    `use_safetensors` alone does not: an index may name other files, and an adapter brings its base model.
+    """
+    directory = Path(source.location)
+    if not source.local or source.gguf is not None or not directory.is_dir():
+        return
+    if (directory / ADAPTER).exists():
+        raise UsageError(f"model {source.name!r} has an adapter ({ADAPTER}); allowed: one merged into the weights")
+    if (directory / "model.safetensors").exists():
+        return
+    if (directory / INDEX).exists():
+        try:
+            named = set(json.loads((directory / INDEX).read_bytes())["weight_map"].values())
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"model {source.name!r}: {INDEX} cannot be read: {one_line(error)[:200]}") from None
+        for place in named:
+            if not isinstance(place, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", place):
+                raise UsageError(
+                    f"model {source.name!r}: {INDEX} names {str(place)[:80]!r}; allowed: *.safetensors in the same "
+                    "directory, as other files can run code"
+                )
+        return
+    others = sorted(path.name for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
+    if others:
+        raise UsageError(
+            f"model {source.name!r} has pickled weights ({others[0]}), which can run code; allowed: safetensors or gguf"
+        )
+    gguf = sorted(path.name for path in directory.glob("*.gguf"))
+    advice = f"; name the file itself, e.g. {gguf[0]}" if gguf else ""
+    raise UsageError(f"model {source.name!r} has no weights (model.safetensors or {INDEX}){advice}")
+
+
 @contextmanager
 def quiet(local: bool) -> Iterator[None]:
     """Silence transformers and the hub client while loading; bars (downloads, GGUF conversion) stay for who watches."""
@@ -221,8 +200,11 @@ def quiet(local: bool) -> Iterator[None]:
     from transformers.utils import logging
 
     watched = sys.stderr.isatty()
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    hub_verbosity = hub_logging.get_verbosity()
+    verbosity, bars, hub_verbosity = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        hub_logging.get_verbosity(),
+    )
     logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
     if local or not watched:

@@ -15,7 +15,6 @@ from posbias.display.wording import label
 from posbias.errors import UsageError
 from posbias.evaluation.changes import JUDGED, MEAN, SPREAD, WORST, Change, change_text
 from posbias.evaluation.evaluation import MEASURES
-from posbias.memory import show_bytes
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
 from posbias.mitigation.trial.arms import UNCHANGED
@@ -312,9 +311,8 @@ def _effort_table(trial: MitigationTrial) -> Table:
             MISSING if not effort.requests or total is None else f"{total / effort.requests:.4g}"
             for total in (effort.seconds, effort.tokens)
         ]
-        peak = MISSING if effort.peak_bytes is None else show_bytes(effort.peak_bytes)
-        cells.append([arm.name, str(effort.requests), *per_request, peak])
-    header = ["method", "requests", "seconds each", "tokens each", "memory beside the weights"]
+        cells.append([arm.name, str(effort.requests), *per_request])
+    header = ["method", "requests", "seconds each", "tokens each"]
     title = "What requests took: tokens that the model was run on, a method's own passes among them"
     return Table(title, header, cells)
 

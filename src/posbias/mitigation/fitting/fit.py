@@ -113,10 +113,6 @@ class OrderFit(Fit):
         how = {"calibration_samples": samples, "p_flat": placed.p_flat, "measure": use.measure}
         return Fitted(Ordered(order=placed.order), how)
 
-    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
-        """One answer to each calibration prompt."""
-        return samples * positions
-
     def check(self, n_samples: int, request: Request, responder: Responder) -> None:
         """The request must list passages that may change places, and the samples must allow a claim."""
         Ordered(order=range(len(request.passages) or 1)).asked(request, responder)

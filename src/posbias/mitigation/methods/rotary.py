@@ -215,10 +215,6 @@ class RotaryBases(Mitigation):
             check_number("rotary_bases: bases", base, above=0.0)
         object.__setattr__(self, "bases", tuple(map(float, self.bases)))
 
-    def passes(self, n_passages: int) -> int:
-        """One for each base."""
-        return len(self.bases)
-
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Give the network every row once for each base, and pool what comes out."""
