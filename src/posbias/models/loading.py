@@ -147,8 +147,7 @@ def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
         tokenizer = with_template_options(tokenizer, request.template_options)
     seed = None if seed is None else int(seed)
     with refused_configuration(source.name):
-        revision = getattr(config, "_commit_hash", None)
-        model = HuggingFaceModel(network, tokenizer, origin=Origin(source.name, seed, revision))
+        model = HuggingFaceModel(network, tokenizer, origin=Origin(source.name, seed, source.revision))
     model.no_tokenizer = unread or model.no_tokenizer
     _check_usable(model)
     model.request = replace(request, source=absolute_source(request.source), init_seed=seed)

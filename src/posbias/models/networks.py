@@ -77,7 +77,7 @@ def pretrained_network(config: Any, source: Source, place: Place) -> nn.Module:
         outline = outline_of(config)
     if source.gguf is not None:
         check_places(Path(source.location) / source.gguf, outline, source.name)
-    device, dtype = _placed(outline, place, own=_own_dtype(config, source), name=source.name)
+    device, dtype = placed(outline, place, own=_own_dtype(config, source), name=source.name)
     if device is not None:
         return _loaded(config, source, {"dtype": dtype, "device_map": {"": device}})
     if source.gguf is not None:
@@ -96,7 +96,7 @@ def drawn_network(config: Any, source: Source, place: Place, seed: int) -> nn.Mo
     """The network with random weights; refused if it does not fit or cannot be built."""
     with refused_configuration(source.name):
         outline = outline_of(config)
-    device, dtype = _placed(outline, place, own=_own_dtype(config, source), name=source.name)
+    device, dtype = placed(outline, place, own=_own_dtype(config, source), name=source.name)
     if device is None:
         raise UsageError(f"device {SPREAD!r} is for weights of safetensors files, and those are drawn")
     with refused_configuration(source.name):
@@ -111,9 +111,7 @@ def _own_dtype(config: Any, source: Source) -> torch.dtype:
     return named if isinstance(named, torch.dtype) else torch.float32
 
 
-def _placed(
-    outline: nn.Module, place: Place, *, own: torch.dtype, name: str
-) -> tuple[torch.device | None, torch.dtype]:
+def placed(outline: nn.Module, place: Place, *, own: torch.dtype, name: str) -> tuple[torch.device | None, torch.dtype]:
     """The device, None for all at once, and the precision; refused if the memory of a CPU cannot hold the weights."""
     numbers = sum(weight.numel() for weight in outline.parameters())
     device = check_device(place.device)

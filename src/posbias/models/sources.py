@@ -6,19 +6,24 @@ Every refusal is one line that says what is allowed. Nothing local is looked up 
 import io
 import json
 import re
+import socket
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from posbias.errors import UsageError, one_line
+from posbias.models.gguf import gguf_configuration
 
 ALLOWED = 'a hub id, a directory, a .gguf file, "demo" or "config:PATH_OR_ID"'
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 ELSEWHERE = ("transformers_weights", "configuration_files")
 """Entries of a configuration that send transformers to other files than those that are checked here."""
@@ -37,11 +42,22 @@ class Source:
     """Name of the GGUF file inside `location`."""
     config_only: bool = False
 
+    @cached_property
+    def offline(self) -> bool:
+        """True for local sources, and if the hub cannot be found: its client would retry for a minute."""
+        return self.local or not hub_in_sight()
+
+    @property
+    def revision(self) -> str | None:
+        """The commit on the hub that the files are taken from; None for what is local."""
+        path = None if self.local else file_of(self, CONFIG)
+        return None if path is None else path.parent.name
+
     @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments every `from_pretrained` call gets."""
         extra = {} if self.gguf is None else {"gguf_file": self.gguf}
-        return {"local_files_only": self.local, "trust_remote_code": False, **extra}
+        return {"local_files_only": self.offline, "trust_remote_code": False, **extra}
 
 
 def resolve_source(source: str | Path) -> Source:
@@ -86,6 +102,38 @@ def absolute_source(source: str | Path) -> str:
     return text if target == "demo" or not path.exists() else f"{text.removesuffix(target)}{path.resolve()}"
 
 
+def hub_in_sight() -> bool:
+    """True if the hub's name resolves, or a proxy would do it."""
+    from huggingface_hub import constants
+
+    if getproxies():
+        return True
+    address = urlsplit(constants.ENDPOINT)
+    try:
+        socket.getaddrinfo(address.hostname, address.port or 443)
+    except OSError:
+        return False
+    return True
+
+
+def file_of(source: Source, name: str) -> Path | None:
+    """The path of one of a model's files on this machine, fetched if it is on the hub; None if there is none.
+
+    Raises:
+        OSError: the hub does not provide the model.
+    """
+    from transformers.utils import cached_file
+
+    location = Path(source.location)
+    if source.local:
+        path = location if location.is_file() else location / name
+        return path if path.is_file() else None
+    path = cached_file(
+        source.location, name, local_files_only=source.offline, _raise_exceptions_for_missing_entries=False
+    )
+    return None if path is None else Path(path)
+
+
 def read_config(source: Source) -> Any:
     """The configuration of a decoder that transformers itself supports.
 
@@ -96,12 +144,12 @@ def read_config(source: Source) -> Any:
 
     try:
         if source.gguf is not None:
-            from posbias.models.gguf import gguf_configuration
-
             config = gguf_configuration(Path(source.location) / source.gguf, source.name)
         else:
-            if source.local:
-                _check_file(Path(source.location), source.name)
+            path = file_of(source, CONFIG)
+            if path is None:
+                raise FileNotFoundError(f"it has no {CONFIG}")
+            _check_file(path, source.name)
             config = AutoConfig.from_pretrained(source.location, **source.arguments)
     except UsageError:
         raise
@@ -109,8 +157,8 @@ def read_config(source: Source) -> Any:
         if source.local:
             raise UsageError(f"model {source.name!r} has no readable {CONFIG}; allowed: {ALLOWED}") from None
         raise UsageError(
-            f"model {source.name!r} is no existing path, and the hub did not provide it ({one_line(error)[:120]}); "
-            f"allowed: {ALLOWED}"
+            f"model {source.name!r} is no existing path, and the hub did not provide it "
+            f"({one_line(error)[:120]}); allowed: {ALLOWED}"
         ) from None
     except Exception as error:
         raise UsageError(f"model {source.name!r}: configuration refused: {one_line(error)[:300]}") from None
@@ -118,9 +166,10 @@ def read_config(source: Source) -> Any:
     return config
 
 
-def _check_file(location: Path, name: str) -> None:
+def _check_file(path: Path, name: str) -> None:
     """Refuse what transformers would ask a user about (code of the model's own), or look for in other files."""
-    path = location if location.is_file() else location / CONFIG
+    from transformers import CONFIG_MAPPING
+
     try:
         plain = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -130,8 +179,6 @@ def _check_file(location: Path, name: str) -> None:
     for entry in ELSEWHERE:
         if f'"{entry}":' in json.dumps(plain):
             raise UsageError(f"model {name!r}: configuration names other files ({entry}), which is not allowed")
-    from transformers import CONFIG_MAPPING
-
     model_type = plain.get("model_type")
     if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
         return
@@ -160,20 +207,20 @@ def check_decoder(config: Any, name: str) -> None:
 
 
 def check_files(source: Source) -> None:
-    """Refuse a directory whose weights transformers would read from anything but safetensors files that lie there.
+    """Refuse a model whose weights transformers would read from anything but its own safetensors files.
 
     `use_safetensors` alone does not: an index may name other files, and an adapter brings its base model.
     """
-    directory = Path(source.location)
-    if not source.local or source.gguf is not None or not directory.is_dir():
+    if source.gguf is not None:
         return
-    if (directory / ADAPTER).exists():
+    if file_of(source, ADAPTER) is not None:
         raise UsageError(f"model {source.name!r} has an adapter ({ADAPTER}); allowed: one merged into the weights")
-    if (directory / "model.safetensors").exists():
+    if file_of(source, WHOLE) is not None:
         return
-    if (directory / INDEX).exists():
+    index = file_of(source, INDEX)
+    if index is not None:
         try:
-            named = set(json.loads((directory / INDEX).read_bytes())["weight_map"].values())
+            named = list(json.loads(index.read_bytes())["weight_map"].values())
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"model {source.name!r}: {INDEX} cannot be read: {one_line(error)[:200]}") from None
         for place in named:
@@ -183,14 +230,15 @@ def check_files(source: Source) -> None:
                     "directory, as other files can run code"
                 )
         return
-    others = sorted(path.name for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
-    if others:
-        raise UsageError(
-            f"model {source.name!r} has pickled weights ({others[0]}), which can run code; allowed: safetensors or gguf"
-        )
-    gguf = sorted(path.name for path in directory.glob("*.gguf"))
-    advice = f"; name the file itself, e.g. {gguf[0]}" if gguf else ""
-    raise UsageError(f"model {source.name!r} has no weights (model.safetensors or {INDEX}){advice}")
+    files = sorted(Path(source.location).iterdir()) if source.local else []
+    for path in files:
+        if path.suffix in (".bin", ".pt", ".pth"):
+            raise UsageError(
+                f"model {source.name!r} has pickled weights ({path.name}), which can run code; allowed: safetensors or "
+                "gguf"
+            )
+    advice = next((f"; name the file itself, e.g. {path.name}" for path in files if path.suffix == ".gguf"), "")
+    raise UsageError(f"model {source.name!r} has no weights ({WHOLE} or {INDEX}){advice}")
 
 
 @contextmanager
@@ -200,11 +248,8 @@ def quiet(local: bool) -> Iterator[None]:
     from transformers.utils import logging
 
     watched = sys.stderr.isatty()
-    verbosity, bars, hub_verbosity = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        hub_logging.get_verbosity(),
-    )
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub_verbosity = hub_logging.get_verbosity()
     logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
     if local or not watched:
