@@ -22,7 +22,7 @@ from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
-from posbias.measurement.room import check_passes, prompts_together
+from posbias.measurement.room import check_passes, halving, prompts_together
 from posbias.measurement.several import Loading
 from posbias.measurement.theories import NETWORKS, THEORY, architecture_theories, beside_measured
 from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
@@ -87,9 +87,11 @@ class AuditOptions(Loading):
 TRAINED, INITIALISED = "trained", "initialised"
 
 
-def examine(
-    name: str, work: UnitWork, *, model: Model, options: AuditOptions, store: PartStore
-) -> tuple[Subject, list[Caveat], list[Caveat]]:
+Examined = tuple[Subject, list[Caveat], list[Caveat]]
+"""A state of the model, not compared yet, with what was left out of it and caveats."""
+
+
+def examine(name: str, work: UnitWork, *, model: Model, options: AuditOptions, store: PartStore) -> Examined:
     """One state of the model, not compared yet, with what was left out of it and caveats."""
     work = replace(work, description=f"measuring the {name} model")
     if name == INITIALISED:  # each is drawn anew
@@ -170,15 +172,19 @@ def _run(
         return _finished(finished, directory)
     states = _states(model, prompts, options)
     check_passes(model, prompts.n_positions, checkpointing=options.passes.checkpointing)
+
+    def examined_in(together: int) -> tuple[list[Examined], dict[str, int]]:
+        batches = {"together": together} if together > 1 else {}
+        # A part holds a batch, so an audit that goes on must have the same ones; a finished one is the same in any.
+        store = PartStore(directory, {**settings, **batches}, resume=options.resume, overwrite=options.overwrite)
+        work = _work(model, prompts, options, described=settings["model"], together=together)
+        return [
+            examine(name, replace(work, units=tuple(units)), model=model, options=options, store=store)
+            for name, units in states.items()
+        ], batches
+
     together = prompts_together(model, prompts, kinds=kinds, options=measuring)
-    batches = {"together": together} if together > 1 else {}
-    # A part holds a batch, so that an audit that goes on must have the same ones; a finished one is the same in any.
-    store = PartStore(directory, {**settings, **batches}, resume=options.resume, overwrite=options.overwrite)
-    work = _work(model, prompts, options, described=settings["model"], together=together)
-    examined = [
-        examine(name, replace(work, units=tuple(units)), model=model, options=options, store=store)
-        for name, units in states.items()
-    ]
+    examined, batches = halving(examined_in, together)
     generator = np.random.default_rng(options.seed)
     subjects = tuple(compare_subject(subject, generator=generator) for subject, _, _ in examined)
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
