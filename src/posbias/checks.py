@@ -84,15 +84,6 @@ def check_number(
     raise UsageError(f"{name} must be a {sort} {bounds}, got {value!r}")
 
 
-def check_preflight(max_memory: int | None, *, preflight: bool) -> None:
-    """Refuse a bound on memory that is no size, or that no preflight holds a run against."""
-    if max_memory is None:
-        return
-    check_whole("max_memory", max_memory, least=1)
-    if not preflight:
-        raise UsageError(f"max_memory={max_memory} goes with preflight=True")
-
-
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse anything but one of the allowed words, which the message lists."""
     if not isinstance(value, str) or value not in allowed:

@@ -1,22 +1,12 @@
-"""Bytes: how many a user allows, how many this machine has left, how many this process holds and held at most."""
+"""Bytes that this machine has left, and what the process does with those that it frees."""
 
 import ctypes
-import math
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
-from posbias.checks import MACHINE_INTEGERS
 from posbias.errors import UsageError
-
-UNITS = {"": 1, "B": 1} | {
-    unit: base**power
-    for power, letter in enumerate("KMGT", start=1)
-    for unit, base in ((f"{letter}B", 1000), (f"{letter}IB", 1024))
-}
-"""Bytes by upper-case unit."""
 
 CGROUPS = Path("/sys/fs/cgroup")
 """The kernel's view of control groups, whose memory limits bind containers, batch jobs and services."""
@@ -27,11 +17,6 @@ KEPT, MAPPED_FROM = 1 << 29, 1 << 25
 """Freed bytes that glibc may keep at the end of a heap, and the size from which a block is given back at once."""
 GIVEN_BACK_FROM = 1 << 16
 """Both numbers when memory is promised: no tensor that counts is smaller."""
-TO_LOAD, TO_COME = 220 * 10**6, 100 * 10**6
-"""Bytes that a process takes on beside the weights while it loads a model (its classes, a tokenizer), and after that
-(kernels' workspaces, the drawing of a report)."""
-UNKNOWN = 600 * 10**6
-"""Bytes that Python and all of that take together, if the system does not say."""
 
 _keeps_freed = False
 """The last setting of this process: keep what it frees, or give it back."""
@@ -73,39 +58,6 @@ def _allocate(*, most_freed: int, mapped_from: int) -> None:
         setting(M_MMAP_THRESHOLD, mapped_from)
 
 
-def beside_weights(weights: int | None = None) -> int:
-    """Bytes that this process takes at most beside a model's weights and passes: Python, libraries, all it holds.
-
-    `weights` are the bytes of those in its memory; None: the model is still to be loaded.
-    """
-    resident = resident_bytes()
-    if resident is None:
-        return UNKNOWN
-    return resident + TO_LOAD if weights is None else max(resident - weights, 0) + TO_COME
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes from "6GB" (10^9), "512MiB" (2^20), "1.5 TB" or a plain number."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    factor = UNITS.get(match[2].upper()) if match else None
-    amount = float(match[1]) * factor if match and factor else 0.0
-    if not 1 <= amount < MACHINE_INTEGERS:
-        raise UsageError(
-            f"{text!r} is no amount of memory; allowed: a number in [1 B, 2^63 B) with B, KB, MB, GB, TB, KiB ... TiB"
-        )
-    return int(amount)
-
-
-Bytes = Annotated[int, parse_bytes]
-"""A number of bytes, which `checked` also takes as text: "6GB"."""
-
-
-def show_at_most(count: float, *, digits: int = 3) -> str:
-    """No fewer bytes than `count`: the digits shown are rounded up."""
-    digit = 10 ** max(len(f"{math.ceil(count)}") - digits, 0)
-    return show_bytes(math.ceil(count / digit) * digit)
-
-
 def show_bytes(count: float) -> str:
     """A number of bytes for a reader, to three digits, such as "3.2 GB"."""
     if count < 999.5:
@@ -126,14 +78,11 @@ def available_bytes() -> int | None:
     return max(min(bounds), 0) if bounds else None
 
 
-def resident_bytes() -> int | None:
-    """Bytes that this process holds; None if the system does not say."""
-    return _field("/proc/self/status", "VmRSS")
-
-
-def peak_bytes() -> int | None:
-    """Most bytes that this process has held; None if the system does not say."""
-    return _field("/proc/self/status", "VmHWM")
+def check_room(needed: int, what: str, advice: str) -> None:
+    """Refuse what this machine's memory cannot hold: a CPU's kernel kills such a process instead of saying so."""
+    free = available_bytes()
+    if free is not None and needed > free:
+        raise UsageError(f"{what} take {show_bytes(needed)}, and {show_bytes(free)} of memory are free; {advice}")
 
 
 def _memory_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:

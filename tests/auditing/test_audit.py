@@ -15,10 +15,10 @@ import posbias as pb
 from posbias import AuditOptions, CompareOptions, Profile, RunError, UsageError, compare
 from posbias.architecture import Rope
 from posbias.auditing import run
+from posbias.auditing import run as auditing_run
 from posbias.comparison import Sample
 from posbias.comparison.contrasts import contrast
 from posbias.comparison.stored import ProfileRun
-from posbias.measurement import cost
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.networks import reinitialise
 from posbias.report import verdict
@@ -43,7 +43,7 @@ def test_prompts_that_do_not_fill_a_device_share_passes_and_nothing_else_changes
     model.network.register_forward_hook(lambda *_: passes.append(1))
 
     def audited(together: int):
-        monkeypatch.setattr(cost, "prompts_together", lambda *_, **__: together)
+        monkeypatch.setattr(auditing_run, "prompts_together", lambda *_, **__: together)
         before, out = len(passes), tmp_path / str(together)
         audit = pb.audit(model, n_positions=LENGTH, prompts=COUNT, out=out, options=OPTIONS)
         return audit.record, len(passes) - before
@@ -52,8 +52,6 @@ def test_prompts_that_do_not_fill_a_device_share_passes_and_nothing_else_changes
     # 6 passes become 2 with a backward pass for each covector, beside 6 that theories read, without any.
     assert forwards - forward == 2
     assert (alone.resolved.get("together"), batched.resolved["together"]) == (None, 4)
-    assert (alone.scalars["cost"]["together"], batched.scalars["cost"]["together"]) == (1, 4)
-    assert batched.scalars["cost"]["passes_bytes"] == pytest.approx(4 * alone.scalars["cost"]["passes_bytes"], rel=0.2)
     assert alone.arrays.keys() == batched.arrays.keys()
     for name, values in alone.arrays.items():
         np.testing.assert_allclose(batched.arrays[name], values, rtol=1e-9, atol=1e-14, err_msg=name)

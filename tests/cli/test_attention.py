@@ -114,12 +114,11 @@ ROLLED_OUT = {"nemotron_h": set(), **dict.fromkeys(("deepseek_v3", "gemma4_text"
 def test_stored_statistics_are_the_fresh_ones_field_by_field(family, count, tmp_path):
     model, prompts = shaken_model(family), Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (count, 16)))
     directory = tmp_path / "run"
-    options = AttentionOptions(sink_thresholds=(0.1,), directory=directory, preflight=True)
+    options = AttentionOptions(sink_thresholds=(0.1,), directory=directory)
     fresh = pb.attention(model, prompts, options=options)
     stored = pb.load_record(directory)
     assert type(stored) is type(fresh) is AttentionStatistics
     assert fresh.rollout_shares.keys() == fresh.rollouts.keys() == ROLLED_OUT.get(family, ROLLOUTS)
-    assert fresh.record.scalars["cost"]
     assert fresh.record.resolved["command"] == (
         "posbias.attention(model, prompts, options=posbias.AttentionOptions(sink_thresholds=(0.1,)))"
     )
@@ -135,11 +134,7 @@ def test_stored_statistics_are_the_fresh_ones_field_by_field(family, count, tmp_
 
 def test_the_summary_of_a_rollout_is_that_of_its_profile(posbias, tiny_llama, library):
     printed = posbias("attention", tiny_llama, "--length", 24, "--count", 3, "--seed", 1, "--json")
-    assert re.fullmatch(
-        r"model .*tiny-llama: float32 on cpu\nestimate: at most [\d.]+ .B for the process \(.*\) and \d+ s for 3 "
-        r"prompts\n",
-        printed.stderr,
-    )
+    assert re.fullmatch(r"model .*tiny-llama: float32 on cpu\n", printed.stderr)
     scalars = json.loads(printed.stdout, parse_constant=pytest.fail)["scalars"]
     for name, rows in library[1].rollouts.items():
         summary, influence = scalars["rollouts"][name], rows.mean(axis=0)
@@ -196,15 +191,6 @@ def test_a_prime_number_of_kept_cells_is_drawn(posbias, tiny_llama, tmp_path, mo
     assert not np.triu(drawn["kernels/mean"], 1).any()
 
 
-@pytest.mark.parametrize("length", [3, 7, 9, 11, 12])
-def test_short_prompts_are_held_against_the_memory_allowed(posbias, tiny_llama, length):
-    flags = ("--length", length, "--count", 1, "--prompts", "synthetic")
-    result = posbias("attention", tiny_llama, *flags, "--max-memory", "10KB")
-    assert result.returncode == 2
-    assert "10 KB are allowed; try" in result.stderr
-    assert posbias("attention", tiny_llama, *flags, "--max-memory", "8GB").returncode == 0
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -212,8 +198,6 @@ def test_short_prompts_are_held_against_the_memory_allowed(posbias, tiny_llama, 
         (["--sink-thresholds", "0.2,1.5"], "sink_thresholds"),
         (["--length", 2], "at least 3 positions"),
         (["--kernel-cells", 40], "kernel_cells must be 1 to 24"),
-        (["--max-memory", "1KB"], "1 KB are allowed; try"),
-        (["--max-memory", "40KB"], "40 KB are allowed; try"),
         (["--windows", "ends"], "windows must be one of"),
     ],
 )

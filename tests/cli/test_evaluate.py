@@ -386,7 +386,7 @@ def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llam
 
 def test_flags_that_would_do_nothing_are_one_line(posbias, long_llama):
     named = ["--server", "http://127.0.0.1:9/v1", "--served-model", "none"]
-    of_a_model = (["--batch", 8], ["--dtype", "float32"], ["--device", "cpu"], ["--max-memory", "1GB"])
+    of_a_model = (["--batch", 8], ["--dtype", "float32"], ["--device", "cpu"])
     of_a_server = (["--served-model", "none"], ["--server-options", "retries=0"])
     cases = [(named, flag, "goes with a MODEL") for flag in of_a_model]
     cases += [([long_llama], flag, "goes with --server") for flag in (*of_a_server, ["--tokenizer", long_llama])]
@@ -445,7 +445,6 @@ def test_audit_ties_influence_to_behaviour(posbias, long_llama, tmp_path):
     pages = {name: (tmp_path / "run" / name / "report.html").read_text() for name in (".", "behaviour")}
     assert 'href="behaviour/report.html"' in pages["."]
     assert 'href="../report.html"' in pages["behaviour"]
-    assert record.scalars["cost_of_influence"]["peak_bytes"] > 0
     placed = posbias("place", "--run", tmp_path / "run", "--scores", "1,2")
     assert placed.returncode == 2
     assert "6 complete samples" in placed.stderr

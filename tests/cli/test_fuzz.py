@@ -31,14 +31,13 @@ import typer
 from behaviour_runs import saved
 from conftest import without_notes
 from fuzz_files import FILES, HUGE, NO_FILES, SUFFIXES, TEMPLATE, bytes_changed, record_changed, value_changed
-from model_inputs import reset_peak
+from model_inputs import held, reset_peak
 from posbias.architecture import ENCODINGS, MASKS, SCHEDULES
 from posbias.cli import main
 from posbias.cli.app import app
 from posbias.interventions import INTERVENTIONS
 from posbias.measurement.kinds import KINDS
 from posbias.measurement.outputs import OUTPUTS
-from posbias.memory import peak_bytes, resident_bytes
 from posbias.registry import Registry
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.theory import THEORIES, known_theories
@@ -163,7 +162,7 @@ def ended(command: list[str]) -> Ending:
 
     output, errors = io.StringIO(), io.StringIO()
     reset_peak()
-    before, begin = resident_bytes() or 0, time.process_time()
+    before, begin = held("VmRSS"), time.process_time()
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + 2 * MEMORY, resource.RLIM_INFINITY))
     for alarm, number, most in (
@@ -188,7 +187,7 @@ def ended(command: list[str]) -> Ending:
             signal.setitimer(alarm, 0)
         faulthandler.cancel_dump_traceback_later()
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    taken = max(0, (peak_bytes() or 0) - before)
+    taken = max(0, held("VmHWM") - before)
     return Ending(command, code, output.getvalue(), errors.getvalue(), time.process_time() - begin, taken)
 
 

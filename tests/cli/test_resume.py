@@ -181,7 +181,7 @@ def test_pieces_of_other_settings_are_not_reused(tmp_path):
     assert PartStore(None, {}, resume=True).find("piece") is None
 
 
-@pytest.mark.parametrize("flags", [("--engine", "local", "--ray-address", "auto"), ("--max-memory", "much")])
+@pytest.mark.parametrize("flags", [("--engine", "local", "--ray-address", "auto"), ("--max-memory", "6GB")])
 def test_wrong_flags_are_one_line(posbias, tiny_llama, flags):
     result = posbias("measure", tiny_llama, *flags)
     assert result.returncode == 2

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -140,17 +139,6 @@ def test_texts_that_someone_has_changed_are_asked_again(tmp_path, old, new):
     path.write_text(re.sub(old, new, path.read_text(), count=1))
     longer = evaluate(Oracle(), TASK, options=EvaluateOptions(count=4, directory=tmp_path, resume=True))
     assert (longer.reused, longer.count, len(longer.outputs)) == (0, 4, 4 * 5)
-
-
-def test_the_first_estimate_stays_whatever_interrupts(tmp_path, monkeypatch):
-    module = sys.modules["posbias.evaluation.run"]
-    monkeypatch.setattr(module, "preflight_answers", lambda waiting, *_, **__: {"prompts": 5 * len(waiting)})
-    with pytest.raises(RunError, match="went away"):
-        evaluate(Oracle(patience=17), TASK, options=EvaluateOptions(count=6, together=2, directory=tmp_path))
-    resumed = evaluate(Oracle(), TASK, options=EvaluateOptions(count=6, directory=tmp_path, resume=True))
-    assert resumed.cost == {"prompts": 30}
-    again = evaluate(Oracle(patience=0), TASK, options=EvaluateOptions(count=6, directory=tmp_path, resume=True))
-    assert (again.cost, again.responder) == (resumed.cost, resumed.responder)
 
 
 @pytest.mark.parametrize(

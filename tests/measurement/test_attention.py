@@ -211,7 +211,7 @@ def test_what_is_too_much_to_keep_is_refused_with_what_is_in_use() -> None:
         (AttentionOptions(memory_limit=10), ""),
         (AttentionOptions(mean_content=True), r", in Python no mean content logits \(mean_content=False\)"),
     ):
-        with pytest.raises(UsageError, match=f"{always}{ways}, or allow more \\(--max-memory, memory_limit\\)$"):
+        with pytest.raises(UsageError, match=f"{always}{ways}, or allow more \\(in Python, memory_limit\\)$"):
             options.check_memory(**shape)
 
 

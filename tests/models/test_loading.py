@@ -195,7 +195,7 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a file that is not a model"):
         load_model(tmp_path / "notes.txt")
     (tmp_path / "empty.gguf").write_bytes(b"not gguf at all")
-    with pytest.raises(UsageError, match=r"'empty\.gguf': configuration refused"):
+    with pytest.raises(UsageError, match=r"'empty\.gguf': no readable GGUF file"):
         load_model(tmp_path / "empty.gguf")
 
 

@@ -1,5 +1,6 @@
 """Models spread over memory and disk, and models with packed weights: the same gradients, or one line why not."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,14 @@ from posbias.models.weights import dispatched, first_not_finite, iterate_weights
 from posbias.prompts.prompts import Prompts
 
 
-@pytest.fixture(autouse=True)
-def weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process of the tests holds hundreds of megabytes beside models of kilobytes."""
-    monkeypatch.setattr("posbias.models.placement.beside_weights", lambda: 0)
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets accelerate believe in so many bytes of memory, and in no accelerator."""
+
+    def has(size: int) -> None:
+        monkeypatch.setattr("transformers.integrations.accelerate.get_max_memory", lambda *_, **__: {"cpu": size})
+
+    return has
 
 
 PROMPTS = Prompts(np.arange(24, dtype=np.int64).reshape(2, 12))
@@ -45,10 +50,13 @@ def weight_bytes(model: Any) -> int:
 
 
 @pytest.mark.parametrize(("tied", "stored"), [(False, torch.float32), (True, torch.bfloat16)])
-def test_a_model_put_away_to_disk_measures_the_same(tmp_path: Path, tied: bool, stored: torch.dtype) -> None:
+def test_a_model_put_away_to_disk_measures_the_same(
+    tmp_path: Path, tied: bool, stored: torch.dtype, memory: Callable[[int], None]
+) -> None:
     directory = saved(tmp_path / "six", dtype=stored, tie_word_embeddings=tied)
     whole = load_model(directory)
-    spread = load_model(directory, max_memory=weight_bytes(whole) - 1)
+    memory(weight_bytes(whole) // 2)
+    spread = load_model(directory, device="spread")
     assert spread.places == ("cpu", "disk")
     assert spread.precision == "float32 on cpu, disk"
     assert spread.describe()["device"] == "cpu, disk"
@@ -69,14 +77,15 @@ def test_a_model_put_away_to_disk_measures_the_same(tmp_path: Path, tied: bool, 
     )  # put away again after every pass, the last of a recomputed block too
 
 
-def test_weights_on_disk_are_checked_too(tmp_path: Path) -> None:
+def test_weights_on_disk_are_checked_too(tmp_path: Path, memory: Callable[[int], None]) -> None:
     directory = saved(tmp_path / "bad")
     network = transformers.LlamaForCausalLM.from_pretrained(directory)
     with torch.no_grad():
         network.get_parameter("model.layers.5.mlp.up_proj.weight")[3, 4] = torch.nan
     network.save_pretrained(directory)
+    memory(100_000)
     with pytest.raises(RunError, match=r"model\.layers\.5\.mlp\.up_proj\.weight"):
-        load_model(directory, device="spread", max_memory=100_000)
+        load_model(directory, device="spread")
 
 
 def test_what_memory_holds_stays_there_if_it_is_spread(tmp_path: Path) -> None:
@@ -89,7 +98,7 @@ def test_what_memory_holds_stays_there_if_it_is_spread(tmp_path: Path) -> None:
 
 
 def test_only_weights_of_safetensors_files_are_spread(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="those of 'six' are random; allowed: auto, cpu or an accelerator"):
+    with pytest.raises(UsageError, match="for weights of safetensors files, and those are drawn"):
         load_model(saved(tmp_path / "six"), init_seed=0, device="spread")
 
 

@@ -1,7 +1,6 @@
 """Caveats: what a record keeps of a refusal is a name with numbers, from which the sentence is made."""
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from string import Formatter
@@ -11,10 +10,9 @@ import torch
 
 import posbias
 import posbias_papers
-from posbias.errors import RunError, UsageError
+from posbias.errors import RunError
 from posbias.interventions import INTERVENTIONS
 from posbias.measurement import theories
-from posbias.measurement.cost_estimate import CostEstimate
 from posbias.runs.caveats import caveat_text, fact_of, failure, refusal
 from posbias.runs.sentences import SENTENCES
 from tiny_families import shaken_model
@@ -54,20 +52,6 @@ def test_an_error_that_carries_a_fact_reads_as_its_sentence():
     assert str(nested).startswith("mixing: |x| + |a| is zero or not finite on prompt 3 in layer 1;")
     listed = refusal("power_rollout_of_kind", known=["jacobian", "logprob"], kind="logit")
     assert "speaks of jacobian, logprob, and" in str(listed)
-
-
-def test_too_little_memory_is_kept_as_numbers():
-    estimate = CostEstimate(64, weights_bytes=10**9, coefficients=(1e8,), seconds=1.0)
-    with pytest.raises(UsageError) as refused:
-        estimate.check(workers=2, max_memory=10**6)
-    fact = fact_of(refused.value)
-    assert (fact["caveat"], fact["n_positions"], fact["needed"]) == ("exceeds_memory", 64, "3.24 GB")
-    assert caveat_text(fact) == str(refused.value)
-    assert re.fullmatch(
-        r"64 positions need up to 3.24 GB for 3 processes \(each: weights 1 GB, passes 120 MB\); 1 MB are allowed; "
-        r"try a smaller model; [\d.]+ GB would do for 8 positions",
-        str(refused.value),
-    )
 
 
 def test_words_of_others_and_of_old_records_stay_as_they_are():

@@ -8,7 +8,7 @@ from typing import Any
 from posbias.checks import checked
 from posbias.evaluation import Evaluation, evaluate_responder, write_outputs
 from posbias.evaluation.evaluation import BEHAVIOUR
-from posbias.evaluation.influence import BehaviourPlan, preflight_behaviour, with_influence
+from posbias.evaluation.influence import BehaviourPlan, check_behaviour, with_influence
 from posbias.evaluation.responders import LocalOptions, LocalResponder
 from posbias.models.model import Model
 from posbias.report import conclude, write_report
@@ -57,7 +57,7 @@ def audit_behaviour(
     ) as run:
         directory = run.directory
         options, responder = replace(plan.evaluation, directory=directory), LocalResponder(model, LocalOptions())
-        plan = preflight_behaviour(model, plan) if plan.cost is None else plan
+        check_behaviour(model, plan)
         evaluation = evaluate_responder(responder, plan.asked, options, beside=plan.measured)
         if evaluation.found and directory is not None:
             conclude(evaluation, directory, found=True)

@@ -18,11 +18,11 @@ from posbias.comparison import Subject, TheoryProfile, compare_subject, contrast
 from posbias.comparison.stored import Audit, store_subjects
 from posbias.errors import UsageError
 from posbias.limits import REPEATS
-from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import combine
 from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
+from posbias.measurement.room import check_passes, halving, prompts_together
 from posbias.measurement.several import Loading
 from posbias.measurement.theories import NETWORKS, THEORY, architecture_theories, beside_measured
 from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
@@ -44,7 +44,7 @@ from posbias.theory.mean_field import scatter_caveat
 MOST_INITIALISATIONS = 8
 """Re-initialisations measured by default at most: enough independent units for an interval (six carry a claim)."""
 
-UNRECORDED = {"resume", "overwrite", "command", "engine", "max_memory"}
+UNRECORDED = {"resume", "overwrite", "command", "engine"}
 """Options that change no result, the engine's threads apart."""
 
 
@@ -87,9 +87,11 @@ class AuditOptions(Loading):
 TRAINED, INITIALISED = "trained", "initialised"
 
 
-def examine(
-    name: str, work: UnitWork, *, model: Model, options: AuditOptions, store: PartStore
-) -> tuple[Subject, list[Caveat], list[Caveat]]:
+Examined = tuple[Subject, list[Caveat], list[Caveat]]
+"""A state of the model, not compared yet, with what was left out of it and caveats."""
+
+
+def examine(name: str, work: UnitWork, *, model: Model, options: AuditOptions, store: PartStore) -> Examined:
     """One state of the model, not compared yet, with what was left out of it and caveats."""
     work = replace(work, description=f"measuring the {name} model")
     if name == INITIALISED:  # each is drawn anew
@@ -169,24 +171,20 @@ def _run(
         conclude(finished, directory, found=True)
         return _finished(finished, directory)
     states = _states(model, prompts, options)
-    cost = preflight(
-        model,
-        prompts,
-        kinds=kinds,
-        options=measuring,
-        max_memory=options.max_memory,
-        beside=beside_measured,
-        units=[unit for units in states.values() for unit in units],
-    )
-    together = cost.get("together", 1)
-    batches = {"together": together} if together > 1 else {}
-    # A part holds a batch, so that an audit that goes on must have the same ones; a finished one is the same in any.
-    store = PartStore(directory, {**settings, **batches}, resume=options.resume, overwrite=options.overwrite)
-    work = _work(model, prompts, options, described=settings["model"], together=together)
-    examined = [
-        examine(name, replace(work, units=tuple(units)), model=model, options=options, store=store)
-        for name, units in states.items()
-    ]
+    check_passes(model, prompts.n_positions, checkpointing=options.passes.checkpointing)
+
+    def examined_in(together: int) -> tuple[list[Examined], dict[str, int]]:
+        batches = {"together": together} if together > 1 else {}
+        # A part holds a batch, so an audit that goes on must have the same ones; a finished one is the same in any.
+        store = PartStore(directory, {**settings, **batches}, resume=options.resume, overwrite=options.overwrite)
+        work = _work(model, prompts, options, described=settings["model"], together=together)
+        return [
+            examine(name, replace(work, units=tuple(units)), model=model, options=options, store=store)
+            for name, units in states.items()
+        ], batches
+
+    together = prompts_together(model, prompts, kinds=kinds, options=measuring)
+    examined, batches = halving(examined_in, together)
     generator = np.random.default_rng(options.seed)
     subjects = tuple(compare_subject(subject, generator=generator) for subject, _, _ in examined)
     contrasts = contrast_subjects(*subjects, generator=generator) if len(subjects) == 2 else {}
@@ -201,7 +199,6 @@ def _run(
     record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
     left_out = distinct(reason for _, reasons, _ in examined for reason in reasons)
     store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
-    record.scalars["cost"] = cost
     record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
     if directory is not None:
         conclude(record, directory)

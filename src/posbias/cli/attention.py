@@ -32,25 +32,14 @@ class StatisticsFlags:
             show_default=False,
         ),
     ] = None
-    max_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory that the process may use, e.g. 6GB; also the bound on the kept matrices.",
-            show_default="what is free, 4 GB of it for kept matrices",
-        ),
-    ] = None
 
     def options(self) -> "AttentionOptions":
         """Parse them into the options of the library."""
-        from posbias.measurement.attention.options import MEMORY_LIMIT, AttentionOptions
+        from posbias.measurement.attention.options import AttentionOptions
 
-        allowed = options.bytes_of(self.max_memory)
         return AttentionOptions(
             self.sink_thresholds,  # type: ignore[arg-type]  # spelled as here
             kernel_cells=self.kernel_cells,
-            memory_limit=allowed or MEMORY_LIMIT,
-            preflight=True,
-            max_memory=allowed,
         )
 
 
@@ -72,6 +61,6 @@ def attention(
 
     settings = statistics.options()
     with running(context, flags) as run:
-        loaded = loading.load(model, prompts=prompts.prompts, max_memory=settings.max_memory)
+        loaded = loading.load(model, prompts=prompts.prompts)
         read = prompts.drawn(loaded, seed=flags.seed)
         run.finish(measured(loaded, read, options=replace(settings, directory=run.directory)).record)

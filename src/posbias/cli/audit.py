@@ -63,7 +63,6 @@ class BehaviourFlags:
             seed=settings.seed,
             resume=settings.resume,
             overwrite=settings.overwrite,
-            max_memory=settings.max_memory,
         )
         evaluation.positions_of(task)  # refused before a model is loaded
         kinds = resolve_kinds(self.behaviour_kinds)
@@ -85,7 +84,6 @@ def audit(
     precision_prompts: options.PrecisionPrompts = 1,
     behaviour: BehaviourFlags,
     engine: options.EngineFlags,
-    max_memory: options.MaxMemory = None,
     seed: options.Seed = 0,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
@@ -114,7 +112,6 @@ def audit(
         overwrite=overwrite,
         passes=PassOptions(checkpointing=checkpointing, precision_prompts=precision_prompts),
         **loading.settings(prompts.prompts, chat_task=task is not None and task.chat),
-        max_memory=options.bytes_of(max_memory),
         engine=engine.made(),
         command=options.command_line(context),
     )
@@ -145,12 +142,12 @@ def _examined(
     from posbias.auditing import audit as run_audit
     from posbias.auditing import audit_behaviour, link_behaviour
     from posbias.evaluation.evaluation import BEHAVIOUR
-    from posbias.evaluation.influence import preflight_behaviour
+    from posbias.evaluation.influence import check_behaviour
 
     subject: Any = model
     if plan is not None:
         subject = settings.load(model)
-        plan = preflight_behaviour(subject, plan)
+        check_behaviour(subject, plan)
     audited = run_audit(subject, n_positions=prompts.length, prompts=prompts.count, out=directory, options=settings)
     if plan is None:
         return {directory: audited.record}

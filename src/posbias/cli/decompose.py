@@ -25,7 +25,6 @@ def decompose(
     interventions: Annotated[str, typer.Option(help="Comma-separated, each replaced on its own.")] = INTERVENTIONS,
     kinds: options.Kinds = KINDS,
     loading: options.ModelFlags,
-    max_memory: options.MaxMemory = None,
     resume: options.Resume = False,
     flags: options.RunFlags,
 ) -> None:
@@ -41,9 +40,8 @@ def decompose(
     options.check_resume(resume, flags.out)
     replaced = resolve_interventions(interventions)
     measured = resolve_kinds(kinds)
-    allowed = options.bytes_of(max_memory)
     with running(context, flags, resume=resume) as run:
-        loaded = loading.load(model, prompts=prompts.prompts, max_memory=allowed)
+        loaded = loading.load(model, prompts=prompts.prompts)
         read = prompts.drawn(loaded, seed=flags.seed)
         settings = DecomposeOptions(
             interventions=replaced,
@@ -51,7 +49,5 @@ def decompose(
             seed=flags.seed,
             directory=run.directory,
             resume=resume,
-            preflight=True,
-            max_memory=allowed,
         )
         run.finish(decompose_model(loaded, read, options=settings).record)

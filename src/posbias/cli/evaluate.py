@@ -97,7 +97,6 @@ class TaskFlags:
         *,
         seed: int,
         resume: bool,
-        max_memory: str | None,
         design: DesignFlags | None = None,
         require: "Requirement | None" = None,
     ) -> "EvaluateOptions":
@@ -106,7 +105,7 @@ class TaskFlags:
         from posbias.tasks.language import LANGUAGE_TASKS
 
         flags = {name: value for name, value in vars(self).items() if name not in ("task", "template_options")}
-        asked: dict[str, Any] = {**flags, "seed": seed, "resume": resume, "max_memory": options.bytes_of(max_memory)}
+        asked: dict[str, Any] = {**flags, "seed": seed, "resume": resume}
         if design is not None:
             asked |= {**vars(design), "require": require}
         settings = EvaluateOptions(**asked)
@@ -168,21 +167,13 @@ class LocalFlags:
     ] = None
     dtype: options.Dtype = options.AUTO
     device: options.Device = options.AUTO
-    max_memory: options.MaxMemory = None
-    vllm: Annotated[bool, typer.Option("--vllm", help="Answer with vLLM, where it is installed.")] = False
 
     def responder(self, model: str, *, template_options: "Mapping[str, Any]") -> "Responder":
         """A loaded model that answers."""
-        from posbias.evaluation.responders import LocalOptions, LocalResponder, VllmResponder
+        from posbias.evaluation.responders import LocalOptions, LocalResponder
         from posbias.measurement.several import Loading
 
-        if self.vllm:
-            if self.device != options.AUTO or self.max_memory is not None:
-                raise UsageError("--device and --max-memory go without --vllm, which takes its own device")
-            most = {} if self.batch is None else {"max_num_seqs": self.batch}
-            return VllmResponder(model, dtype=self.dtype, engine_options=most, template_options=template_options)
-        allowed = options.bytes_of(self.max_memory)
-        loading = Loading(dtype=self.dtype, device=self.device, max_memory=allowed, template_options=template_options)
+        loading = Loading(dtype=self.dtype, device=self.device, template_options=template_options)
         return LocalResponder(loading.load(model), LocalOptions(batch=self.batch))
 
 
@@ -283,9 +274,7 @@ def evaluate(
     check_answerer(context, next(iter(names), None), served)
     options.check_resume(resume, flags.out)
     task = LANGUAGE_TASKS.parse(evaluated.task)
-    settings = evaluated.settings(
-        seed=flags.seed, resume=resume, max_memory=local.max_memory, design=design, require=gate.requirement
-    )
+    settings = evaluated.settings(seed=flags.seed, resume=resume, design=design, require=gate.requirement)
     template_options = evaluated.for_template(task, served=bool(served.server))
     with running(context, flags, resume=resume) as run:
         settings = replace(settings, directory=run.directory)

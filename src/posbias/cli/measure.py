@@ -53,7 +53,6 @@ def measure(
     measured: MeasurementFlags,
     loading: options.ModelFlags,
     engine: options.EngineFlags,
-    max_memory: options.MaxMemory = None,
     resume: options.Resume = False,
     flags: options.RunFlags,
 ) -> None:
@@ -86,7 +85,6 @@ def measure(
         seed=flags.seed,
         options=settings,
         **loading.settings(prompts.prompts),
-        max_memory=options.bytes_of(max_memory),
     )
     arguments = {name: value for name, value in options.passed_arguments(context).items() if name != "models"}
     if len(models) > 1:

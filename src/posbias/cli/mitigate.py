@@ -88,7 +88,7 @@ def mitigate(
     check_answerer(context, model, served)
     options.check_resume(resume, flags.out)
     settings = replace(
-        _settings(chosen, evaluated, gate, flags=flags, max_memory=local.max_memory, resume=resume),
+        _settings(chosen, evaluated, gate, flags=flags, resume=resume),
         engine=engine.made(),
     )
     template_options = evaluated.for_template(LANGUAGE_TASKS.parse(evaluated.task), served=bool(served.server))
@@ -110,7 +110,6 @@ def _settings(
     gate: GateFlags,
     *,
     flags: options.RunFlags,
-    max_memory: str | None,
     resume: bool,
 ) -> "MitigateOptions":
     """The run's options from the command line's."""
@@ -121,7 +120,7 @@ def _settings(
         methods=chosen.methods,
         calibration=chosen.calibration,
         fitting=FitOptions.parse(chosen.fit),
-        evaluation=evaluated.settings(seed=flags.seed, resume=resume, max_memory=max_memory),
+        evaluation=evaluated.settings(seed=flags.seed, resume=resume),
         by=chosen.by,
         documents=chosen.documents,
         text=chosen.text,

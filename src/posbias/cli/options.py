@@ -90,9 +90,6 @@ TemplateOptions = Annotated[
         show_default="none",
     ),
 ]
-MaxMemory = Annotated[
-    str | None, typer.Option(help="Memory that the process may use, e.g. 6GB.", show_default="what is free")
-]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run without redoing what it finished.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace finished work in --out, which is refused otherwise.")
@@ -151,13 +148,11 @@ class ModelFlags:
         options = parse_template_options(self.template_options, rendered=conversations, by="--prompts chat:FILE.jsonl")
         return {**vars(self), "template_options": options}
 
-    def load(
-        self, source: str, *, prompts: str | None, max_memory: int | None
-    ) -> "HuggingFaceModel | ReferenceTransformer":
+    def load(self, source: str, *, prompts: str | None) -> "HuggingFaceModel | ReferenceTransformer":
         """Load the model that `prompts` are for."""
         from posbias.measurement.several import Loading
 
-        return Loading(**self.settings(prompts), max_memory=max_memory).load(source)
+        return Loading(**self.settings(prompts)).load(source)
 
 
 @dataclass(frozen=True)
@@ -355,10 +350,3 @@ def _distinct(name: str, text: str, values: list[Any]) -> list[Any]:
     if twice:
         raise UsageError(f"--{name} {text}: {twice[0]} is given twice")
     return values
-
-
-def bytes_of(text: str | None) -> int | None:
-    """Parse `--max-memory` into bytes."""
-    from posbias.memory import parse_bytes
-
-    return None if text is None else parse_bytes(text)

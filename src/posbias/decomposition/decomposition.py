@@ -14,28 +14,26 @@ one profile per prompt: `baseline/SOURCE/KIND` and `changed/INTERVENTION/SOURCE/
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from pydantic import InstanceOf
 from torch import nn
 
-from posbias.checks import check_preflight, check_seed, checked
+from posbias.checks import check_seed, checked
 from posbias.comparison import STATISTICS, decided
 from posbias.decomposition.sources import MEASURED, SOURCES, Profiles, Series, examiner_of
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.interventions import Intervention, check_model, resolve_interventions
-from posbias.measurement.cost_estimate import CostEstimate
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import check_prompts
-from posbias.measurement.work import Work, calibrate
-from posbias.memory import Bytes
+from posbias.measurement.room import check_passes
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model, named
 from posbias.models.model import Model
@@ -79,13 +77,6 @@ class DecomposeOptions:
     """Take over what the directory holds of the same decomposition: its record, or finished pieces."""
     overwrite: bool = False
     """Replace finished work in the directory, which is refused otherwise."""
-    preflight: bool = False
-    """Estimate from short runs what it will cost, announce that, and refuse what does not fit into memory."""
-    max_memory: Bytes | None = None
-    """Bytes that the process may hold, for `preflight`; None: what is free."""
-
-    def __post_init__(self) -> None:
-        check_preflight(self.max_memory, preflight=self.preflight)
 
 
 @dataclass(frozen=True)
@@ -375,7 +366,7 @@ def decompose(
     with run_directory(
         options.directory, verb="decompose", arguments=arguments, resume=options.resume, overwrite=options.overwrite
     ) as run:
-        subject = check_model(as_model(model, max_memory=options.max_memory))
+        subject = check_model(as_model(model))
         check_prompts(subject, prompts)
         if prompts.n_positions < 3:
             raise UsageError(f"a decomposition needs prompts of at least 3 positions, got {prompts.n_positions}")
@@ -385,10 +376,9 @@ def decompose(
         if finished is not None:
             decomposition = Decomposition.from_record(finished)
         else:
-            cost = preflight_decomposition(subject, prompts, options=options) if options.preflight else {}
+            check_passes(subject, prompts.n_positions)
             decomposition = _decomposed(subject, prompts, options)
             _check_possible(decomposition, options)
-            decomposition.record.scalars |= {"cost": cost} if options.preflight else {}
         run.finish(decomposition.record)
     return decomposition
 
@@ -433,19 +423,3 @@ def _check_possible(decomposition: Decomposition, options: DecomposeOptions) -> 
         f"{item.name}: {caveat_text(next(iter(item.reasons.values())))}" for item in decomposition.counterfactuals
     ]
     raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")
-
-
-def preflight_decomposition(model: HuggingFaceModel, prompts: Prompts, *, options: DecomposeOptions) -> dict[str, Any]:
-    """The expected cost for a record, from short runs of the first intervention; empty if these fail."""
-    interventions = resolve_interventions(options.interventions)
-    first = replace(options, interventions=interventions[:1], directory=None, resume=False)
-
-    def run(token_ids: Int64[np.ndarray, "n"]) -> None:
-        _decomposed(model, Prompts(token_ids[None]), first)
-
-    def probe() -> CostEstimate | None:
-        estimate = calibrate(model, prompts.n_positions, run)
-        # A short run is the unchanged model and one intervention.
-        return estimate and replace(estimate, seconds=estimate.seconds * (1 + len(interventions)) / 2)
-
-    return Work(model, prompts.n_positions, prompts.count, probe, max_memory=options.max_memory).announce()

@@ -13,7 +13,6 @@ from posbias.comparison import Sample, Subject, TheoryProfile, compare_subject
 from posbias.comparison.metrics import wasserstein
 from posbias.comparison.stored import store_subjects
 from posbias.errors import UsageError
-from posbias.measurement.cost import preflight
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.measurement import measure
 from posbias.measurement.several import MeasurePlan
@@ -48,7 +47,6 @@ def ingredient_record(
     model = plan.load(source)
     prompts = plan.prompts(model)
     kinds = resolve_kinds(list(plan.kinds))
-    cost = preflight(model, prompts, kinds=kinds, options=plan.options, max_memory=plan.max_memory)
     measurement = measure(model, prompts, kinds=kinds, seed=plan.seed, options=plan.options)
     table = ingredients(model, prompts, target=given.target)
     described = measurement.model or {}
@@ -65,7 +63,6 @@ def ingredient_record(
         "command": command,
     }
     record = Record("predict", dict(arguments), resolved, seeds=dict(measurement.seeds))
-    record.scalars["cost"] = cost
     record.scalars["ingredients"] = ingredient_scalars(compared, table, seed=plan.seed)
     return store_subjects(record, [compared], left_out=measurement.left_out)
 

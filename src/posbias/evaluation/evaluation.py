@@ -148,8 +148,6 @@ class Evaluation(Result):
     """Influence on the same prompts, if it was measured."""
     reused: int = 0
     """Samples that were there, finished."""
-    cost: Mapping[str, Any] = field(default_factory=dict)
-    """Expected cost, as plain values; empty for a server."""
     seconds: float = 0.0
     """Duration of the requests, over all sittings."""
     outputs: tuple[Mapping[str, Any], ...] = ()

@@ -22,22 +22,19 @@ from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
 from posbias.evaluation.correlation import Pair, SeriesName, correct_for_number, correlate_pairs
-from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.spans import SampleSpans, encoded_prompt, spans_of
-from posbias.measurement.cost import estimate_cost
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import LEFT_OUT, measure_prompt
+from posbias.measurement.room import check_passes
 from posbias.measurement.theories import (
     ARCHITECTURE_THEORIES,
     architecture_theories,
-    beside_measured,
     prompt_theories,
 )
-from posbias.measurement.work import Work
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
@@ -157,8 +154,6 @@ class BehaviourPlan:
     kinds: tuple[str | Kind, ...] = DEFAULT_KINDS
     prompt_theories: bool = True
     """Compute theories that read every prompt, too; each takes as long as a few backward passes."""
-    cost: Mapping[str, Any] | None = None
-    """Cost of the influence, as `preflight_behaviour` expects it; None: it has not been asked yet."""
 
     def __post_init__(self) -> None:
         self.evaluation.check_plain("influence on a task's prompts")
@@ -179,26 +174,13 @@ class BehaviourPlan:
         return {"kinds": [str(kind) for kind in self.resolved], "prompt_theories": self.prompt_theories}
 
 
-def preflight_behaviour(model: Model, plan: BehaviourPlan) -> BehaviourPlan:
-    """The plan with the expected cost of the influence on every prompt that fits into the context, before any work.
-
-    The cost is empty if no prompt fits, or if short runs fail, which the run will report.
-
-    Raises:
-        UsageError: it does not fit into memory, a wrong task, or a tokenizer without offsets.
-    """
-    task, options = plan.asked, plan.evaluation
-    samples = spans_of(task, model.tokenizer, options)
+def check_behaviour(model: Model, plan: BehaviourPlan) -> None:
+    """Refuse, before any work, a wrong task, a tokenizer without offsets, and passes that a CPU cannot hold."""
+    samples = spans_of(plan.asked, model.tokenizer, plan.evaluation)
     lengths = [sample.examples[position].n_tokens or 0 for sample in samples for position in sample.positions]
     fitting = [length for length in lengths if model.max_positions is None or length <= model.max_positions]
-    if not fitting:
-        return replace(plan, cost={})
-    longest = max(fitting)
-    theories = beside_measured if plan.prompt_theories else None
-    once = PassOptions(precision_prompts=0)
-    probe = partial(estimate_cost, model, longest, kinds=plan.resolved, passes=once, beside=theories)
-    work = Work(model, longest, len(fitting), probe, shorter=SHORTER, max_memory=options.max_memory)
-    return replace(plan, cost=work.announce())
+    if fitting:
+        check_passes(model, max(fitting))
 
 
 def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, directory: Path | None) -> Evaluation:
@@ -212,7 +194,6 @@ def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, di
     """
     series, left_out = Weighing(model, plan, evaluation, directory).series()
     evaluation.record.resolved["kinds"] = plan.measured["kinds"]
-    evaluation.record.scalars["cost_of_influence"] = dict(plan.cost or {})
     _store_correlations(evaluation, series, left_out)
     return replace(Evaluation.from_record(evaluation.record), outputs=evaluation.outputs)
 

@@ -12,7 +12,6 @@ from posbias.checks import check_seed, check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
 from posbias.limits import AT_ONCE, EXAMPLES, REPEATS, TOKENS
-from posbias.memory import Bytes
 from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import LanguageTask
 from posbias.tasks.language.verdict_parsing import check_own
@@ -106,8 +105,6 @@ class EvaluateOptions:
     """Continue from the samples that are there."""
     overwrite: bool = False
     """Replace finished work in the directory; it is refused otherwise."""
-    max_memory: Bytes | None = None
-    """Bytes that the weights of a local model and its passes may take, >= 1; None: what is free."""
 
     def __post_init__(self) -> None:
         check_size("evaluate: count", self.count, EXAMPLES)
@@ -118,8 +115,6 @@ class EvaluateOptions:
         check_own("evaluate: answer_pattern", self.answer_pattern, groups=1)
         if self.max_tokens is not None:
             check_size("evaluate: max_tokens", self.max_tokens, TOKENS)
-        if self.max_memory is not None:
-            check_whole("evaluate: max_memory", self.max_memory, least=1)
         if not LEAST_THRESHOLD <= self.threshold < 1:
             raise UsageError(
                 f"evaluate: threshold must be at least {LEAST_THRESHOLD} and below 1, got {self.threshold:g}"

@@ -17,7 +17,6 @@ import numpy as np
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.budget import Spending
-from posbias.evaluation.cost import preflight_answers
 from posbias.evaluation.curve import HIGHEST, position_curve
 from posbias.evaluation.evaluation import (
     GENERATED,
@@ -48,6 +47,8 @@ from posbias.evaluation.samples import (
     samples_of,
 )
 from posbias.evaluation.sequential import Sequential, decides, looks_of, savings
+from posbias.measurement.room import check_passes
+from posbias.models.model import Model
 from posbias.progress import track
 from posbias.runs.caveats import caveat_text
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
@@ -104,7 +105,6 @@ def evaluate_responder(
     task: LanguageTask,
     options: EvaluateOptions,
     *,
-    cost: Mapping[str, Any] | None = None,
     answered: Mapping[str, Pieces] | None = None,
     beside: Mapping[str, Any] | None = None,
 ) -> Evaluation:
@@ -114,7 +114,6 @@ def evaluate_responder(
 
     Args:
         responder, task, options: As for `evaluate`, which opens its subject first.
-        cost: Expected cost from `preflight_answers`; None: it is estimated here.
         answered: Results of `answer_samples` for samples that were answered elsewhere, by `Sample.piece`.
         beside: What else the record depends on.
     """
@@ -135,8 +134,8 @@ def evaluate_responder(
     finished |= {sample.piece: piece for sample in waiting if (piece := store.find(sample.piece)) is not None}
     finished |= answered or {}
     waiting = [sample for sample in samples if sample.piece not in finished]
-    cost = preflight_answers(waiting, task, options, responder) if cost is None else cost
-    asking = _Asking(samples, task, options, responder, store=store, finished=finished, cost=cost)
+    _check_room(waiting, responder)
+    asking = _Asking(samples, task, options, responder, store=store, finished=finished)
     pieces, sequential = _until_decided(asking)
     samples = samples[: len(pieces)]
     efforts = [read_json(piece, EFFORT) for piece in pieces]
@@ -151,8 +150,6 @@ def evaluate_responder(
         **_scored(pieces, record, options),
         "moved_blanks": sum(example.moved_blanks > 0 for sample in samples for example in sample.examples),
         "reused": store.reused,
-        # What the first sitting expected, which had most of it before it.
-        "cost": max([effort["cost"] for effort in efforts], key=lambda expected: expected.get("prompts", 0)),
         "seconds": sum(effort["seconds"] for effort in efforts),
         "notices": notices_of(samples),
         **({} if sequential is None else {"sequential": plain(asdict(sequential))}),
@@ -192,7 +189,7 @@ def _answered_before(
     if record.resolved.get("fingerprint") != fingerprint(depends) or not whole:  # someone may have edited the texts
         return {}
     counts = {name: before.responder[name] for name in responder.counts() if name in before.responder}
-    effort = {"counts": counts, "learnt": {}, "cost": before.cost, "seconds": before.seconds}
+    effort = {"counts": counts, "learnt": {}, "seconds": before.seconds}
     pieces, remaining = {}, iter(rows)
     for number, sample in enumerate(first):
         tables = {name: table[number] for name, table in before.tables.items()}
@@ -200,6 +197,14 @@ def _answered_before(
         pieces[sample.piece] = {**tables, TEXTS: texts, EFFORT: as_bytes(effort)}
         effort = {**effort, "counts": {}, "seconds": 0.0}  # what all took is the first one's
     return pieces
+
+
+def _check_room(waiting: Sequence[Sample], responder: Responder) -> None:
+    """Refuse prompts whose passes a CPU's memory cannot hold."""
+    model = getattr(responder, "model", None)
+    lengths = [example.n_tokens or 0 for sample in waiting for example in sample.examples]
+    if isinstance(model, Model) and lengths:
+        check_passes(model, max(lengths), gradients=False)
 
 
 def finish_evaluation(evaluation: Evaluation, run: OpenRun, *, below: str = "") -> None:
@@ -219,7 +224,6 @@ class _Asking:
     responder: Responder
     store: PartStore = field(kw_only=True)
     finished: dict[str, Pieces] = field(kw_only=True)
-    cost: Mapping[str, Any] = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.refused = [row for piece in self.finished.values() for row in refused_in(read_json(piece, TEXTS))]
@@ -241,7 +245,7 @@ class _Asking:
         """
         n_chunks = math.ceil(len(self._waiting(count)) / self.options.together)
         for chunk in track(self._chunks(count), f"requests of {self.task}", total=n_chunks):
-            pieces = answer_samples(chunk, self.task, self.options, self.responder, cost=self.cost)
+            pieces = answer_samples(chunk, self.task, self.options, self.responder)
             self.refused += [row for piece in pieces for row in refused_in(read_json(piece, TEXTS))]
             check_refused(self.refused, sum(len(sample.examples) for sample in self.samples))
             for sample, piece in zip(chunk, pieces, strict=True):
@@ -401,8 +405,6 @@ def answer_samples(
     task: LanguageTask,
     options: EvaluateOptions,
     responder: Responder,
-    *,
-    cost: Mapping[str, Any],
 ) -> list[Pieces]:
     """Everything about some samples, requested together, with what that took; errors as `request_samples`."""
     before, begin = responder.counts(), time.perf_counter()
@@ -412,7 +414,7 @@ def answer_samples(
     counts = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
     pieces = []
     for piece in answered:
-        effort = {"counts": counts, "learnt": responder.learnt(), "cost": dict(cost), "seconds": seconds}
+        effort = {"counts": counts, "learnt": responder.learnt(), "seconds": seconds}
         pieces.append({**piece, EFFORT: as_bytes(effort)})
         counts, seconds = {}, 0.0  # what the samples took together is stored with the first one
     return pieces

@@ -6,7 +6,7 @@ norms and normalises once (arXiv 2602.16837's code), so that prompts with large 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,9 +21,9 @@ from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Shown
 from posbias.display.wording import KINDS, THEORIES, label
 from posbias.errors import RunError, UsageError
-from posbias.measurement.cost import preflight, prompts_together
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, check_prompts
+from posbias.measurement.room import check_passes, halving, prompts_together
 from posbias.measurement.tokens import TokenMap, token_texts
 from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
 from posbias.models.loading import as_model, named
@@ -322,7 +322,7 @@ def measure(
     with run_directory(
         options.directory, verb="measure", arguments=arguments, resume=options.resume, overwrite=options.overwrite
     ) as run:
-        model = as_model(model, max_memory=options.max_memory)
+        model = as_model(model)
         check_prompts(model, prompts)
         of_units = {"kinds": [str(kind) for kind in resolved], "seed": seed, "passes": vars(options.passes)}
         settings = settings_of_units(model, prompts, of_units, engine=options.engine)
@@ -333,14 +333,16 @@ def measure(
             measurement = replace(stored, options=options, prompts=prompts, tokenizer=model.tokenizer)
             measurement.with_record(finished)
         else:
-            limits: dict[str, Any] = {"options": options, "max_memory": options.max_memory}
-            cost = preflight(model, prompts, kinds=resolved, **limits) if options.preflight else {}
-            together = cost.get("together") or prompts_together(model, prompts, kinds=resolved, options=options)
-            measurement = _measured(model, prompts, resolved, replace(options, together=together), settings)
+            check_passes(model, prompts.n_positions, checkpointing=options.checkpointing)
+            together = prompts_together(model, prompts, kinds=resolved, options=options)
+
+            def measured(together: int, *, checkpointing: bool = options.checkpointing) -> Measurement:
+                how = replace(options, together=together, checkpointing=checkpointing)
+                return _measured(model, prompts, resolved, how, settings)
+
+            measurement = halving(measured, together, at_last=partial(measured, 1, checkpointing=True))
             spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *options.python]
             measurement = replace(measurement, python=model.in_call("posbias.measure", spelled))
-            if options.preflight:
-                measurement.record.scalars["cost"] = cost
             if run.directory is not None:
                 measurement.record.resolved["fingerprint"] = fingerprint(of_record)
         run.finish(measurement.record)

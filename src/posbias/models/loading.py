@@ -3,7 +3,7 @@
 A directory may hold a transformers checkpoint or one of our own trained reference models.
 
 Only weights that cannot carry code are read (safetensors, GGUF), no repository's own code is run, and nothing local is
-looked up on the network. Files are held to stated limits before they are used. Every refusal is one line.
+looked up on the network. Every refusal is one line.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,18 @@ from torch import Tensor, nn
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError, one_line
-from posbias.memory import Bytes, peak_bytes
 from posbias.models.demo import fetch_demo
 from posbias.models.devices import AUTO, CPU, SPREAD, check_device
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import (
+    Place,
     drawn_network,
     outline_of,
     pretrained_network,
     read_tokenizer,
     refused_configuration,
 )
-from posbias.models.placement import LoadingPlan
 from posbias.models.reference.network import ReferenceTransformer, is_reference, load_reference
 from posbias.models.sources import (
     Source,
@@ -68,7 +67,6 @@ def load_model(
     init_seed: int | None = None,
     dtype: str = AUTO,
     device: str = AUTO,
-    max_memory: Bytes | None = None,
     template_options: Mapping[str, Any] | None = None,
 ) -> HuggingFaceModel | ReferenceTransformer:
     """Load a causal language model, frozen and in evaluation mode.
@@ -89,8 +87,6 @@ def load_model(
             no single device holds the weights of safetensors files). Measure a spread model with checkpointing;
             otherwise the passes keep all its weights in memory. A reference model of posbias runs on the CPU unless a
             device is named.
-        max_memory: Bytes that the process may hold while it loads the model, and that may be taken on each accelerator;
-            None: all that is free. The weights of a spread model get half of what Python leaves.
         template_options: Options of the tokenizer's chat template, beside the messages, wherever a conversation is
             rendered: `{"enable_thinking": False}` turns thoughts off in templates that know it.
 
@@ -105,7 +101,7 @@ def load_model(
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is unknown; allowed: {', '.join(DTYPES)}")
     if isinstance(source, nn.Module):
-        refuse_loaded(source, {"init_seed": init_seed, "dtype": dtype, "device": device, "max_memory": max_memory})
+        refuse_loaded(source, {"init_seed": init_seed, "dtype": dtype, "device": device})
         model = model_in_hand(source, with_template_options(tokenizer, template_options))
         _check_usable(model)
         return model
@@ -114,7 +110,7 @@ def load_model(
     if str(source).startswith("config:") and init_seed is None:
         init_seed = 0
     check_device(device)
-    request = ModelRequest(str(source), init_seed, dtype, device, max_memory, template_options)
+    request = ModelRequest(str(source), init_seed, dtype, device, template_options)
     return _trained_here(request) or _checkpoint(request)
 
 
@@ -132,17 +128,19 @@ def _trained_here(request: ModelRequest) -> ReferenceTransformer | None:
         for asked, default in ((request.device, CPU.type), (request.dtype, "float32"))
     )
     model = load_reference(path, dtype=dtype, init_seed=request.init_seed, device=device)
-    model.request = replace(request, source=absolute_source(request.source), max_memory=None)
+    model.request = replace(request, source=absolute_source(request.source))
     return model
 
 
 def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
     """A model of transformers, with the weights of its files or drawn from the request's seed."""
-    peak_before, source, seed = peak_bytes(), source_of(request.source), request.init_seed
-    plan = LoadingPlan(source, DTYPES[request.dtype], request.device, request.max_memory, own=request.dtype == OWN)
+    source, seed = source_of(request.source), request.init_seed
+    place = Place(request.device, DTYPES[request.dtype], own=request.dtype == OWN)
     with quiet(source.local):
         config = read_config(source)
-        network = pretrained_network(config, plan) if seed is None else drawn_network(config, plan, seed)
+        network = (
+            pretrained_network(config, source, place) if seed is None else drawn_network(config, source, place, seed)
+        )
         tokenizer, unread = read_tokenizer(source)
         if tokenizer is None and request.template_options:
             raise UsageError(f"{unread}, so template options do nothing; allowed: none")
@@ -153,9 +151,6 @@ def _checkpoint(request: ModelRequest) -> HuggingFaceModel:
     model.no_tokenizer = unread or model.no_tokenizer
     _check_usable(model)
     model.request = replace(request, source=absolute_source(request.source), init_seed=seed)
-    peak = peak_bytes()
-    if peak is not None and peak_before is not None and peak > peak_before:
-        model.loading_bytes = peak
     return model
 
 
@@ -166,12 +161,9 @@ def refuse_loaded(subject: Any, settings: Mapping[str, Any]) -> None:
             raise UsageError(f"{name}={value!r} goes with a model's name; {named(subject)!r} is loaded already")
 
 
-def as_model(subject: Any, *, max_memory: int | None = None) -> Model:
+def as_model(subject: Any) -> Model:
     """The model that a function is asked about: a loaded one as it is, anything else as `load_model` loads it."""
-    if isinstance(subject, Model):
-        return subject
-    # Of a network the weights are in place; what is left to the passes is theirs to check.
-    return load_model(subject, max_memory=None if isinstance(subject, nn.Module) else max_memory)
+    return subject if isinstance(subject, Model) else load_model(subject)
 
 
 def named(subject: Any) -> str:

@@ -32,8 +32,6 @@ class ModelRequest:
     init_seed: int | None = None
     dtype: str = "auto"
     device: str = "auto"
-    max_memory: int | None = None
-    """Bytes; None: whatever is there."""
     template_options: Mapping[str, Any] | None = None
     """Options of the tokenizer's chat template, beside the messages."""
 
@@ -90,8 +88,6 @@ class Model(Presented):
     device: torch.device
     request: ModelRequest | None = None
     """Arguments that load the same model again in another process; None for networks made by hand."""
-    loading_bytes: int = 0
-    """The process's peak while it loaded the weights; 0 if that is not known."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -170,7 +166,7 @@ class Model(Presented):
         """
         loaded = "model"
         if self.request is not None:
-            loading = changed_fields(self.request, without=("source", "max_memory"))
+            loading = changed_fields(self.request, without=("source",))
             loaded = f"posbias.load_model({', '.join([repr(self.identity['source']), *loading])})"
         if self.intervention is not None:
             opened = f"with posbias.intervened({loaded}, {self.intervention!r}) as model: "

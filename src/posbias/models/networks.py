@@ -1,16 +1,16 @@
-"""Networks of transformers where they will run, with the weights of checked files or drawn from a seed; tokenizers.
+"""Networks of transformers where they will run, with the weights of files or drawn from a seed; tokenizers.
 
-What a configuration describes is counted, and held against the files and the memory, before anything is allocated. The
-weights lie on one device, or accelerate spreads them over all devices, the CPU and the disk: then they are fetched when
-their module runs, and with checkpointing when it runs again for its gradient, so that no more than a block's worth is
-in place at a time.
+The weights lie on one device, or accelerate spreads them over all devices, the CPU and the disk: then they are fetched
+when their module runs, and with checkpointing when it runs again for its gradient.
 """
 
 import copy
+import re
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,76 +20,71 @@ from torch import nn
 from posbias.checks import check_whole, checked
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json
-from posbias.memory import available_bytes, show_bytes
-from posbias.models.config_limits import check_text_growth
-from posbias.models.gguf_config import check_places
-from posbias.models.gguf_format import read_gguf
+from posbias.memory import check_room
+from posbias.models.devices import AUTO, CPU, SPREAD, accelerators, check_device, check_precision, first_with_room
+from posbias.models.gguf import check_places
 from posbias.models.hugging_face import HuggingFaceModel, Origin
-from posbias.models.placement import LoadingMemory, LoadingPlan, NetworkSize, weight_shares
-from posbias.models.sources import Source, quiet
-from posbias.models.weight_files import (
-    POINTER,
-    Tensors,
-    check_frequencies,
-    check_once,
-    check_types,
-    fetch_weights,
-    loaded_files,
-    stored_tensors,
-    weight_bytes,
-    without_place,
-)
+from posbias.models.sources import Source, check_files, quiet
 from posbias.models.weights import cast_weights
 
-BEYOND_FILES, BEYOND_ALWAYS = 2, 10**7
-"""A network of more than this many times the numbers its files hold, and this many more, is not the files' network."""
-TOKENIZER_BYTES = 100_000_000
-"""The largest file of a tokenizer read; those of 262,144 tokens have 40 MB."""
+UNEXPECTED = re.compile(
+    "|".join(
+        (
+            # Tables and masks that older versions of transformers saved beside the weights.
+            r"(^|\.)(rotary_emb\.((original_)?inv_freq|cos_cached|sin_cached)|position_ids)$",
+            r"(^|\.)(attn|attention|self_attn)\.(bias|masked_bias|causal_mask)$",
+            # Heads that predict the tokens after the next, of value models and of classifiers: nothing else reads them.
+            r"(^|\.)(mtp|mtp_layers|mtp_block)\.",
+            r"^(v_head|value_head|reward_head|score|classifier)\.",
+            # Encoders of images and sound: a prompt of text passes none.
+            r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mm_projector|embed_vision)\.",
+        )
+    )
+)
+"""Weights of a checkpoint that its network may lack, with the reason above each."""
+LATER_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Entries of a configuration that count blocks after the last, which predict later tokens."""
 TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "chat_template*")
 """What the files of tokenizers are called."""
 TOKENIZER_NOTES = ("tokenizer_config", "special_tokens_map", "added_tokens", "chat_template")
 """Those that hold no vocabulary; without another one there is no tokenizer."""
+TOKENIZER_BYTES = 10_000_000
+"""The largest `tokenizer_config.json` read."""
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that stands for one which Git LFS has not fetched."""
 
 
-def pretrained_network(config: Any, plan: LoadingPlan) -> nn.Module:
+@dataclass(frozen=True)
+class Place:
+    """Device and precision that a network is asked to run in."""
+
+    device: str = AUTO
+    dtype: torch.dtype | None = None
+    """None: float32 on the CPU, the checkpoint's own on an accelerator."""
+    own: bool = False
+    """Take the checkpoint's own type on any device."""
+
+
+def pretrained_network(config: Any, source: Source, place: Place) -> nn.Module:
     """The network with the weights of its files, on its device or spread.
 
     Raises:
-        UsageError: weights that could carry code, lie elsewhere or do not fit; a configuration that builds no network.
+        UsageError: weights that could carry code, or that do not fit.
         RunError: weights that are damaged, missing, or another network's.
     """
-    source = plan.source
-    packed = source.gguf is None and getattr(config, "quantization_config", None) is not None
-    if packed:
-        _check_method(config.quantization_config, source.name)
-    try:
-        local = fetch_weights(source)
-    except OSError as error:
-        raise RunError(f"model {source.name!r}: the hub did not provide its weights: {one_line(error)}") from None
-    files = [] if source.gguf is not None else loaded_files(local)
-    tensors = None if source.gguf is not None else stored_tensors(files, source.name)
-    outline, size = _checked_outline(config, source, tensors, packed=packed)
-    device, dtype = LoadingMemory(size, source, tensors, packed).place(plan, config)
-    if tensors is not None:
-        check_once(tensors, outline.base_model_prefix, source.name)
-        check_types(tensors, outline.state_dict(), packed=packed, name=source.name)
-    elif source.gguf is not None:
-        file = read_gguf(Path(source.location) / source.gguf)
-        check_places(file, outline.state_dict(), n_layers=config.num_hidden_layers, name=source.name)
-    arguments: dict[str, Any] = {"dtype": dtype}
+    check_files(source)
+    with refused_configuration(source.name):
+        outline = outline_of(config)
+    if source.gguf is not None:
+        check_places(Path(source.location) / source.gguf, outline, source.name)
+    device, dtype = placed(outline, place, own=_own_dtype(config, source), name=source.name)
     if device is not None:
-        # What goes to an accelerator takes no memory here; packed weights can be neither cast nor, some of them, moved.
-        if packed or (device.type != "cpu" and tensors is not None):
-            arguments["device_map"] = device
-        network = _loaded(config, local, arguments, files=files, tensors=tensors)
-        vars(network).pop("hf_device_map", None)  # of weights that stay where they are
-        return network if packed else network.to(device)
+        return _loaded(config, source, {"dtype": dtype, "device_map": {"": device}})
+    if source.gguf is not None:
+        raise UsageError(f"device {SPREAD!r} is for safetensors weights, and {source.name!r} is a GGUF file")
     folder = tempfile.TemporaryDirectory(prefix="posbias-offload-", ignore_cleanup_errors=True)
-    shares = weight_shares(plan.max_memory).items()
-    of_accelerate = {device.type if device.index is None else device.index: share for device, share in shares}
-    arguments |= {"device_map": "auto", "max_memory": of_accelerate, "offload_folder": folder.name}
     try:
-        network = _loaded(config, local, arguments, files=files, tensors=tensors)
+        network = _loaded(config, source, {"dtype": dtype, "device_map": "auto", "offload_folder": folder.name})
     except BaseException:
         folder.cleanup()
         raise
@@ -97,29 +92,42 @@ def pretrained_network(config: Any, plan: LoadingPlan) -> nn.Module:
     return network
 
 
-def _check_method(quantization: Any, name: str) -> None:
-    """Refuse weights quantised in a way that transformers does not know, which it would take for plain ones."""
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-
-    entries: Any = quantization if isinstance(quantization, dict) else {}
-    method = entries.get("quant_method")
-    if method is None and (entries.get("load_in_8bit") or entries.get("load_in_4bit")):
-        return  # bitsandbytes, before it was named
-    methods = ["bitsandbytes", *(methods for methods in AUTO_QUANTIZATION_CONFIG_MAPPING if methods != "gguf")]
-    if method not in methods:
-        raise UsageError(
-            f"model {name!r} is quantised by quant_method {method!r:.80}, which is unknown; allowed: "
-            f"{', '.join(sorted(methods))}"
-        )
-
-
-def drawn_network(config: Any, plan: LoadingPlan, seed: int) -> nn.Module:
+def drawn_network(config: Any, source: Source, place: Place, seed: int) -> nn.Module:
     """The network with random weights; refused if it does not fit or cannot be built."""
-    source = plan.source
-    _, size = _checked_outline(config, source, None, packed=False)
-    device, dtype = LoadingMemory(size, source, None, packed=False).place(plan, config)
+    with refused_configuration(source.name):
+        outline = outline_of(config)
+    device, dtype = placed(outline, place, own=_own_dtype(config, source), name=source.name)
+    if device is None:
+        raise UsageError(f"device {SPREAD!r} is for weights of safetensors files, and those are drawn")
     with refused_configuration(source.name):
         return cast_weights(random_network(config, seed=seed), dtype).to(device)
+
+
+def _own_dtype(config: Any, source: Source) -> torch.dtype:
+    """The type of the checkpoint's numbers: bfloat16 for the packed ones of a GGUF file, float32 if none is named."""
+    if source.gguf is not None:
+        return torch.bfloat16
+    named = getattr(torch, str(getattr(config, "dtype", None)).removeprefix("torch."), None)
+    return named if isinstance(named, torch.dtype) else torch.float32
+
+
+def placed(outline: nn.Module, place: Place, *, own: torch.dtype, name: str) -> tuple[torch.device | None, torch.dtype]:
+    """The device, None for all at once, and the precision; refused if the memory of a CPU cannot hold the weights."""
+    numbers = sum(weight.numel() for weight in outline.parameters())
+    device = check_device(place.device)
+    accelerated = device.type != CPU.type if device else next(accelerators(), None) is not None
+    dtype = place.dtype or (own if accelerated or place.own else torch.float32)
+    if place.device == AUTO:
+        device = first_with_room(accelerators(), numbers * dtype.itemsize) if accelerated else CPU
+    if device is not None:
+        check_precision(device, dtype)
+    if device == CPU:
+        check_room(
+            numbers * dtype.itemsize,
+            f"the weights of {name!r} in {str(dtype).removeprefix('torch.')}",
+            f"try --dtype bfloat16, --device {SPREAD} or a smaller model",
+        )
+    return device, dtype
 
 
 def random_network(config: Any, *, seed: int) -> nn.Module:
@@ -134,13 +142,6 @@ def random_network(config: Any, *, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(int(seed))
         return _unquantised_network(config)
-
-
-def network_size(network: nn.Module) -> NetworkSize:
-    """The size of a network, which may be one without numbers."""
-    tables = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
-    counts = [parameter.numel() for parameter in network.parameters()]
-    return NetworkSize(sum(counts), max(counts, default=0), tables)
 
 
 def outline_of(config: Any) -> nn.Module:
@@ -194,31 +195,7 @@ def refused_configuration(name: str) -> Iterator[None]:
         ) from None
 
 
-def _checked_outline(config: Any, source: Source, tensors: Tensors | None, *, packed: bool) -> tuple[Any, NetworkSize]:
-    """The outline of the network that a configuration describes, and its size, held against its files and the memory
-    before anything is allocated."""
-    with refused_configuration(source.name):
-        outline = outline_of(config)
-        size = network_size(outline)
-    if tensors is not None and not packed:
-        stored = weight_bytes(tensors, torch.int8)
-        if size.numbers > max(BEYOND_FILES * stored, stored + BEYOND_ALWAYS):
-            raise RunError(
-                f"model {source.name!r}: its configuration describes {size.numbers:,} numbers, "
-                f"its files hold {stored:,}"
-            )
-    free = available_bytes()
-    if free is not None and size.tables > free:
-        raise UsageError(
-            f"model {source.name!r}: its configuration describes tables of {show_bytes(size.tables)} beside its "
-            f"weights; {show_bytes(free)} are free"
-        )
-    return outline, size
-
-
-def _loaded(
-    config: Any, source: Source, arguments: Mapping[str, Any], *, files: Sequence[Path], tensors: Tensors | None
-) -> nn.Module:
+def _loaded(config: Any, source: Source, arguments: Mapping[str, Any]) -> nn.Module:
     """The network with the weights of its files; `arguments` of `from_pretrained` say where, and in which dtype."""
     from transformers import AutoModelForCausalLM
 
@@ -236,19 +213,19 @@ def _loaded(
     except ImportError as error:
         raise UsageError(f"model {source.name!r} needs a package that is not installed: {one_line(error)}") from None
     except Exception as error:
-        raise RunError(f"model {source.name!r} cannot be loaded: {one_line(error)}") from None
-    _check_complete(config, info, tensors, name=source.name)
-    check_frequencies(files, network, config, name=source.name)
+        raise RunError(f"model {source.name!r} cannot be loaded: {one_line(error)[:300]}") from None
+    _check_complete(config, info, name=source.name)
+    if isinstance(arguments["device_map"], dict):
+        vars(network).pop("hf_device_map", None)  # of weights that stay where they are
     if source.gguf is not None:
         # Its weights were expanded while loading; what is left is a plain model and must be saved as one.
         vars(network.config).pop("quantization_config", None)
-        for name in ("is_quantized", "hf_quantizer", "quantization_method"):
-            vars(network).pop(name, None)
-        cast_weights(network, arguments["dtype"])
+        for entry in ("is_quantized", "hf_quantizer", "quantization_method"):
+            vars(network).pop(entry, None)
     return network  # type: ignore[no-any-return]
 
 
-def _check_complete(config: Any, info: Mapping[str, Any], tensors: Tensors | None, *, name: str) -> None:
+def _check_complete(config: Any, info: Mapping[str, Any], *, name: str) -> None:
     """Refuse a network whose weights are not those of its files, one by one."""
     if info["mismatched_keys"]:
         weight, stored, described = min(info["mismatched_keys"])
@@ -259,7 +236,14 @@ def _check_complete(config: Any, info: Mapping[str, Any], tensors: Tensors | Non
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise RunError(f"model {name!r}: {len(missing)} weights are not in its files, first {missing[0]!r}")
-    unplaced = without_place(info["unexpected_keys"], tensors or {}, config)
+    text = config.get_text_config()
+    last = text.num_hidden_layers + max(int(getattr(text, entry, None) or 0) for entry in LATER_LAYERS)
+    later = [f"layers.{layer}." for layer in range(text.num_hidden_layers, last)]
+    unplaced = sorted(
+        key
+        for key in info["unexpected_keys"]
+        if not UNEXPECTED.search(key) and not any(layer in key for layer in later)
+    )
     if unplaced:
         raise RunError(
             f"model {name!r}: {len(unplaced)} weights of its files have no place in the network of its configuration, "
@@ -268,29 +252,17 @@ def _check_complete(config: Any, info: Mapping[str, Any], tensors: Tensors | Non
 
 
 def read_tokenizer(source: Source) -> tuple[Any, str]:
-    """The tokenizer, or None and why there is none to be read: models are usable with token ids alone.
-
-    Refused are files larger than those of every tokenizer, or that are not the JSON they are called.
-    """
+    """The tokenizer, or None and why there is none to be read: models are usable with token ids alone."""
     from transformers import AutoTokenizer
 
     directory = Path(source.location)
     if source.local and directory.is_file():
         return None, "a configuration by itself has no tokenizer"
-    directories = [directory] if source.local and source.gguf is None else []
-    files = sorted({path for folder in directories for pattern in TOKENIZER_FILES for path in folder.glob(pattern)})
-    files = [path for path in files if path.is_file()]
+    local = source.local and source.gguf is None
+    files = sorted(path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)) if local else []
     for path in files:
-        if path.stat().st_size > TOKENIZER_BYTES:
-            raise UsageError(f"model {source.name!r}: {path.name} is larger than {TOKENIZER_BYTES:,} bytes")
-        with open(path, "rb") as file:
-            if file.read(len(POINTER)) == POINTER:
-                return None, f"of the model's tokenizer only a Git LFS pointer is there ({path.name}; git lfs pull)"
-        if path.suffix == ".json":
-            try:
-                check_text_growth(read_json(path, most_bytes=TOKENIZER_BYTES))
-            except (OSError, ValueError) as error:
-                raise UsageError(f"model {source.name!r}: {path.name} {one_line(error)}") from None
+        if path.is_file() and path.open("rb").read(len(POINTER)) == POINTER:
+            return None, f"of the model's tokenizer only a Git LFS pointer is there ({path.name}; git lfs pull)"
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.arguments)
         tokenizer.decode(tokenizer("A trial.")["input_ids"])
@@ -308,19 +280,18 @@ def read_tokenizer(source: Source) -> tuple[Any, str]:
         if no_tokens:
             raise UsageError(f"model {source.name!r}: its tokenizer turns the text 'A trial.' into no tokens at all")
         return tokenizer, ""
-    own_code = _tokenizer_code(source)
+    own_code = _tokenizer_code(directory / "tokenizer_config.json")
     if own_code:
         return None, f"the model's tokenizer needs its own code ({own_code}), which is not run"
-    if directories and all(path.name.startswith(TOKENIZER_NOTES) for path in files):
+    if local and all(path.name.startswith(TOKENIZER_NOTES) for path in files):
         return None, "the model has no tokenizer"
     return None, f"the model's tokenizer cannot be read ({reason})"
 
 
-def _tokenizer_code(source: Source) -> str | None:
-    """The class of its own that a tokenizer says it needs, if any."""
+def _tokenizer_code(path: Path) -> str | None:
+    """The class of its own that a local tokenizer says it needs, if any."""
     try:
-        path = source.file("tokenizer_config.json")
-        settings = {} if path is None else read_json(path, most_bytes=TOKENIZER_BYTES)
+        settings = read_json(path, most_bytes=TOKENIZER_BYTES)
     except (OSError, ValueError):
         return None
     named = settings.get("auto_map") if isinstance(settings, dict) else None

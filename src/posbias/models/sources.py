@@ -4,6 +4,7 @@ Every refusal is one line that says what is allowed. Nothing local is looked up 
 """
 
 import io
+import json
 import re
 import socket
 import sys
@@ -18,17 +19,14 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from posbias.errors import UsageError, one_line
-from posbias.files import read_json
-from posbias.models.config_limits import check_numbers
-from posbias.models.gguf_config import gguf_configuration
-from posbias.models.gguf_format import read_gguf
+from posbias.models.gguf import gguf_configuration
 
 ALLOWED = 'a hub id, a directory, a .gguf file, "demo" or "config:PATH_OR_ID"'
 CONFIG = "config.json"
-CONFIG_BYTES = 10_000_000
-"""The largest configuration read; those of real models have a few thousand bytes."""
-GGUF_LAYERS = 256
-"""The most layers of a GGUF file: transformers takes time in their square to name the tensors (32 layers: seconds)."""
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+ELSEWHERE = ("transformers_weights", "configuration_files")
+"""Entries of a configuration that send transformers to other files than those that are checked here."""
 
 
 @dataclass(frozen=True)
@@ -46,40 +44,20 @@ class Source:
 
     @cached_property
     def offline(self) -> bool:
-        """Tell whether only this machine is looked at: for local sources, and if the hub cannot be found at all."""
+        """True for local sources, and if the hub cannot be found: its client would retry for a minute."""
         return self.local or not hub_in_sight()
+
+    @property
+    def revision(self) -> str | None:
+        """The commit on the hub that the files are taken from; None for what is local."""
+        path = None if self.local else file_of(self, CONFIG)
+        return None if path is None else path.parent.name
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments every `from_pretrained` call gets."""
         extra = {} if self.gguf is None else {"gguf_file": self.gguf}
         return {"local_files_only": self.offline, "trust_remote_code": False, **extra}
-
-    @cached_property
-    def revision(self) -> str | None:
-        """The commit on the hub that all files are taken from; None for what is local."""
-        path = None if self.local else self._from_hub(CONFIG, None)
-        return None if path is None else path.parent.name
-
-    def file(self, name: str, revision: str | None = None) -> Path | None:
-        """The path of one of the model's files on this machine, fetched if it is on the hub; None if there is none.
-
-        An OSError says that the hub does not provide it.
-        """
-        if self.local:
-            path = Path(self.location)
-            path = path if path.is_file() else path / name
-            return path if path.is_file() else None
-        return self._from_hub(name, revision or self.revision)
-
-    def _from_hub(self, name: str, revision: str | None) -> Path | None:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
-
-        try:
-            return Path(hf_hub_download(self.location, name, revision=revision, local_files_only=self.offline))
-        except EntryNotFoundError:
-            return None
 
 
 def resolve_source(source: str | Path) -> Source:
@@ -125,7 +103,7 @@ def absolute_source(source: str | Path) -> str:
 
 
 def hub_in_sight() -> bool:
-    """Tell whether the hub's name resolves (or a proxy would do it); otherwise its client retries for half a minute."""
+    """True if the hub's name resolves, or a proxy would do it."""
     from huggingface_hub import constants
 
     if getproxies():
@@ -138,57 +116,71 @@ def hub_in_sight() -> bool:
     return True
 
 
-def read_config(source: Source) -> Any:
-    """The configuration of a decoder that transformers itself supports; no file but `config.json` is read.
+def file_of(source: Source, name: str) -> Path | None:
+    """The path of one of a model's files on this machine, fetched if it is on the hub; None if there is none.
 
     Raises:
-        UsageError: not found, unreadable, beyond every model, not a decoder, unknown to transformers, or in need of its
-            own code.
+        OSError: the hub does not provide the model.
     """
-    from transformers import CONFIG_MAPPING, AutoConfig
+    from transformers.utils import cached_file
+
+    location = Path(source.location)
+    if source.local:
+        path = location if location.is_file() else location / name
+        return path if path.is_file() else None
+    path = cached_file(
+        source.location, name, local_files_only=source.offline, _raise_exceptions_for_missing_entries=False
+    )
+    return None if path is None else Path(path)
+
+
+def read_config(source: Source) -> Any:
+    """The configuration of a decoder that transformers itself supports.
+
+    Raises:
+        UsageError: not found, unreadable, not a decoder, unknown to transformers, or in need of its own code.
+    """
+    from transformers import AutoConfig
 
     try:
-        if source.gguf is None:
-            path = source.file(CONFIG)
-            if path is None:
-                raise FileNotFoundError
-            _check_file(path, source.name, CONFIG_MAPPING)
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        if source.gguf is not None:
+            config = gguf_configuration(Path(source.location) / source.gguf, source.name)
         else:
-            file = read_gguf(Path(source.location) / source.gguf)
-            check_numbers(file.entries, source.name)
-            config = gguf_configuration(file, source.name)
-            layers, most = config.num_hidden_layers, min(len(file.tensors), GGUF_LAYERS)
-            if layers > most:
-                raise UsageError(
-                    f"model {source.name!r} has {layers} layers; at most {most} are allowed for its tensors"
-                )
+            path = file_of(source, CONFIG)
+            if path is None:
+                raise FileNotFoundError(f"it has no {CONFIG}")
+            _check_file(path, source.name)
+            config = AutoConfig.from_pretrained(source.location, **source.arguments)
     except UsageError:
         raise
-    except OSError:
+    except OSError as error:
         if source.local:
             raise UsageError(f"model {source.name!r} has no readable {CONFIG}; allowed: {ALLOWED}") from None
         raise UsageError(
-            f"model {source.name!r} is no existing path, and the hub did not provide it (unknown id, private, or no "
-            f"connection); allowed: {ALLOWED}"
+            f"model {source.name!r} is no existing path, and the hub did not provide it "
+            f"({one_line(error)[:120]}); allowed: {ALLOWED}"
         ) from None
     except Exception as error:
-        raise UsageError(f"model {source.name!r}: configuration refused: {one_line(error)}") from None
+        raise UsageError(f"model {source.name!r}: configuration refused: {one_line(error)[:300]}") from None
     check_decoder(config, source.name)
     return config
 
 
-def _check_file(path: Path, name: str, model_types: Any) -> None:
-    """Refuse what is no JSON object, numbers beyond every model, remote code, model types unknown to transformers."""
+def _check_file(path: Path, name: str) -> None:
+    """Refuse what transformers would ask a user about (code of the model's own), or look for in other files."""
+    from transformers import CONFIG_MAPPING
+
     try:
-        plain = read_json(path, most_bytes=CONFIG_BYTES)
-    except ValueError as error:
-        raise ValueError(f"{path.name} {error}") from None
+        plain = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"model {name!r}: configuration refused: {path.name} is not JSON: {one_line(error)}") from None
     if not isinstance(plain, dict):
-        raise ValueError(f"{path.name} is no object")
-    check_numbers(plain, name)
+        raise UsageError(f"model {name!r}: configuration refused: {path.name} is no object")
+    for entry in ELSEWHERE:
+        if f'"{entry}":' in json.dumps(plain):
+            raise UsageError(f"model {name!r}: configuration names other files ({entry}), which is not allowed")
     model_type = plain.get("model_type")
-    if isinstance(model_type, str) and model_type in model_types:
+    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
         return
     if plain.get("auto_map"):
         raise UsageError(
@@ -212,6 +204,41 @@ def check_decoder(config: Any, name: str) -> None:
         kind = "an encoder"
     if kind is not None:
         raise UsageError(f"model {name!r} ({config.model_type}) is {kind}; allowed: decoder-only language models")
+
+
+def check_files(source: Source) -> None:
+    """Refuse a model whose weights transformers would read from anything but its own safetensors files.
+
+    `use_safetensors` alone does not: an index may name other files, and an adapter brings its base model.
+    """
+    if source.gguf is not None:
+        return
+    if file_of(source, ADAPTER) is not None:
+        raise UsageError(f"model {source.name!r} has an adapter ({ADAPTER}); allowed: one merged into the weights")
+    if file_of(source, WHOLE) is not None:
+        return
+    index = file_of(source, INDEX)
+    if index is not None:
+        try:
+            named = list(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"model {source.name!r}: {INDEX} cannot be read: {one_line(error)[:200]}") from None
+        for place in named:
+            if not isinstance(place, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", place):
+                raise UsageError(
+                    f"model {source.name!r}: {INDEX} names {str(place)[:80]!r}; allowed: *.safetensors in the same "
+                    "directory, as other files can run code"
+                )
+        return
+    files = sorted(Path(source.location).iterdir()) if source.local else []
+    for path in files:
+        if path.suffix in (".bin", ".pt", ".pth"):
+            raise UsageError(
+                f"model {source.name!r} has pickled weights ({path.name}), which can run code; allowed: safetensors or "
+                "gguf"
+            )
+    advice = next((f"; name the file itself, e.g. {path.name}" for path in files if path.suffix == ".gguf"), "")
+    raise UsageError(f"model {source.name!r} has no weights ({WHOLE} or {INDEX}){advice}")
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from posbias.errors import UsageError
 from posbias.evaluation.changes import MEAN, SPREAD, WORST, Change, change_text
 from posbias.evaluation.evaluation import MEASURES
 from posbias.evaluation.reading import UNJUDGED
-from posbias.memory import show_bytes
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
 from posbias.mitigation.trial.arms import UNCHANGED
@@ -305,9 +304,8 @@ def _effort_table(trial: MitigationTrial) -> Table:
             MISSING if not effort.requests or total is None else f"{total / effort.requests:.4g}"
             for total in (effort.seconds, effort.tokens)
         ]
-        peak = MISSING if effort.peak_bytes is None else show_bytes(effort.peak_bytes)
-        cells.append([arm.name, str(effort.requests), *per_request, peak])
-    header = ["method", "requests", "seconds each", "tokens each", "memory beside the weights"]
+        cells.append([arm.name, str(effort.requests), *per_request])
+    header = ["method", "requests", "seconds each", "tokens each"]
     title = "What requests took: tokens that the model was run on, a method's own passes among them"
     return Table(title, header, cells)
 

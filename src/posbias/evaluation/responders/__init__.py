@@ -1,10 +1,9 @@
-"""Responders: local models with shared prefixes or in vLLM, and OpenAI-compatible servers with an answer cache."""
+"""Responders: local models with shared prefixes, and OpenAI-compatible servers with an answer cache."""
 
 from posbias.evaluation.responders.base import AnswerScore, Reply, Request, Responder, Response
 from posbias.evaluation.responders.client import ServerOptions
 from posbias.evaluation.responders.local import LocalOptions, LocalResponder, as_responder
 from posbias.evaluation.responders.server import ServerResponder
-from posbias.evaluation.responders.vllm import VllmResponder
 
 __all__ = [
     "AnswerScore",
@@ -16,6 +15,5 @@ __all__ = [
     "Response",
     "ServerOptions",
     "ServerResponder",
-    "VllmResponder",
     "as_responder",
 ]

@@ -374,13 +374,12 @@ class LocalResponder(Presented, Responder):
         return self._runner
 
 
-def as_responder(subject: Any, *, max_memory: int | None = None) -> Responder:
+def as_responder(subject: Any) -> Responder:
     """The responder that puts requests to a subject.
 
     Args:
         subject: A responder, which is taken as it is; a loaded model; or what `load_model` takes: a hub id, a
             directory, a file.gguf, "demo", or a model of transformers.
-        max_memory: Bytes that the process may hold while it loads a model that is only named, as of `load_model`.
 
     Raises:
         UsageError: a model that cannot be loaded, or one without a tokenizer, such as a model of transformers alone:
@@ -388,7 +387,7 @@ def as_responder(subject: Any, *, max_memory: int | None = None) -> Responder:
     """
     if isinstance(subject, Responder):
         return subject
-    return LocalResponder(as_model(subject, max_memory=max_memory))
+    return LocalResponder(as_model(subject))
 
 
 def score_answer(logits: Float[Tensor, "token vocabulary"], answer: Int64[np.ndarray, "token"]) -> AnswerScore:

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from posbias.checks import check_preflight, check_size, check_whole, checked
+from posbias.checks import check_size, check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, CELLS
-from posbias.memory import Bytes, show_bytes
+from posbias.memory import show_bytes
 from posbias.registry import split_numbers
 
 KERNEL_POSITIONS = 1024
@@ -24,7 +24,7 @@ FEWEST_POSITIONS = 3
 """Fewest positions of a prompt: the content and the monotonicity of fewer say nothing."""
 NUMBER_BYTES = 4
 """Bytes of one kept number, unless the model is in float64."""
-UNRECORDED = ("directory", "overwrite", "preflight", "max_memory")
+UNRECORDED = ("directory", "overwrite")
 """Settings that decide no number."""
 
 
@@ -42,7 +42,7 @@ class AttentionOptions:
     block: int | None = None
     """Most queries at a time, >= 1; long prompts take fewer. None: as suits the device. Never changes what is measured.
     """
-    memory_limit: Bytes = MEMORY_LIMIT
+    memory_limit: int = MEMORY_LIMIT
     """Bytes that the kept matrices may take together, >= 0."""
     rollouts: bool = True
     """Roll the same attention out, too, if nothing else mixes positions."""
@@ -50,13 +50,8 @@ class AttentionOptions:
     """Run directory of the record; None keeps nothing."""
     overwrite: bool = False
     """Replace finished work in the directory, which is refused otherwise."""
-    preflight: bool = False
-    """Estimate from short runs what it will cost, announce that, and refuse what does not fit into memory."""
-    max_memory: Bytes | None = None
-    """Bytes that the process may hold, for `preflight`; None: what is free."""
 
     def __post_init__(self) -> None:
-        check_preflight(self.max_memory, preflight=self.preflight)
         thresholds = tuple(map(float, self.sink_thresholds))
         if not thresholds or not all(0 < threshold < 1 for threshold in thresholds):
             raise UsageError(f"sink_thresholds must be numbers in (0, 1), at least one; got {self.sink_thresholds!r}")
@@ -98,7 +93,7 @@ class AttentionOptions:
             raise UsageError(
                 f"the kept matrices would take {show_bytes(size)} ({layers} layers, {heads} heads, kernels of"
                 f" {cells} x {cells}); allowed are {show_bytes(self.memory_limit)}: take shorter prompts (--length),"
-                f" fewer kernel cells (--kernel-cells, kernel_cells){fewer}, or allow more (--max-memory, memory_limit)"
+                f" fewer kernel cells (--kernel-cells, kernel_cells){fewer}, or allow more (in Python, memory_limit)"
             )
         return size
 

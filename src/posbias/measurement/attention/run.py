@@ -7,7 +7,6 @@ from torch import nn
 
 from posbias.checks import checked
 from posbias.display.naming import changed_fields
-from posbias.measurement.attention.cost import preflight_attention
 from posbias.measurement.attention.options import UNRECORDED, AttentionOptions
 from posbias.measurement.attention.result import AttentionStatistics
 from posbias.measurement.attention.streaming import statistics_of
@@ -49,8 +48,7 @@ def attention(
         resume=None,
         overwrite=options.overwrite,
     ) as run:
-        loaded = as_model(model, max_memory=options.max_memory)
-        cost = {"cost": preflight_attention(loaded, prompts, options=options)} if options.preflight else {}
+        loaded = as_model(model)
         statistics = statistics_of(loaded, prompts, options)
         if options.rollouts:
             rolled_out = attention_rollouts(loaded, prompts)
@@ -66,6 +64,5 @@ def attention(
             "options": options.describe(),
         }
         statistics = replace(statistics, about=about)
-        statistics.record.scalars |= cost
         run.finish(statistics.record)
     return statistics

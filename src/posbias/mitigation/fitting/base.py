@@ -4,7 +4,6 @@ A method whose class lists candidates (`Method.grid`) is fitted by trying all of
 registered under the name of its method, in this room.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -187,13 +186,6 @@ class Fit(ABC):
     def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
         """The method at full strength, and how it was found, without the samples."""
 
-    @abstractmethod
-    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
-        """The approximate number of passes of a calibration prompt: a backward pass is two, a window a prompt.
-
-        `texts`: kinds of text that a penalty reads; 2 with everyday conversations.
-        """
-
     def reads_text(self, options: FitOptions) -> bool:
         """True if windows of ordinary text are read."""
         return False
@@ -202,13 +194,6 @@ class Fit(ABC):
         """Refuse, before any work, what the fit cannot be made from; the request is one of the test."""
         if n_samples < LEAST_SAMPLES:
             raise refusal("few_samples_for_fit", method=self.method.name, given=n_samples, least=LEAST_SAMPLES)
-
-    def preflight(self, calibration: Calibration, *, options: FitOptions, max_memory: int | None) -> FitOptions:
-        """Say what the fit will take, and refuse what does not fit into memory; the options that it then runs with.
-
-        Fits that only run prompts forward take what answers take, and say nothing.
-        """
-        return options
 
 
 @dataclass(frozen=True)
@@ -229,11 +214,6 @@ class GridFit(Fit):
         candidates: list[Any] = [self.method(**dict(zip(grid, row, strict=True))) for row in product(*grid.values())]
         best, scores = best_of(candidates, network, calibration.examples)
         return Fitted(best, {"candidates": scores, **counts})
-
-    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
-        """Every calibration prompt once under every candidate, and at every strength."""
-        candidates = math.prod(len(values) for values in self.method.grid.values())
-        return (candidates + len(options.strengths)) * samples * positions
 
 
 def fit_of(spelling: str) -> Fit | None:

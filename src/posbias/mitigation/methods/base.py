@@ -115,18 +115,10 @@ class Method(Presented):
         return self
 
     @property
-    def copies(self) -> int:
-        """The number of times that a prompt stands in the request asked in its place."""
-        return 1
-
     @property
     @abstractmethod
     def text_reason(self) -> str:
         """One of REQUESTS, FROM_QUESTION and NO_PASSAGES; empty if ordinary text can show harm."""
-
-    def passes(self, n_passages: int) -> int:
-        """The approximate number of forward passes for a prompt with so many passages."""
-        return 1
 
     def asked(self, request: Request, responder: Responder) -> list[Request]:
         """The requests that are put to the model in place of one."""

@@ -78,10 +78,6 @@ class AttentionCalibration(Mitigation):
         if not isinstance(self.dummy, str):
             object.__setattr__(self, "dummy", tuple(self.dummy))
 
-    def passes(self, n_passages: int) -> int:
-        """The answer's, one of the unchanged model, and those with dummies."""
-        return 2 + (1 if self.together else n_passages)
-
     @contextmanager
     def apply(self, model: HuggingFaceModel, passages: Spans) -> Iterator[None]:
         """Rescale attention on passages in the upper layers, query by query."""

@@ -61,11 +61,6 @@ class RepeatPrompt(PromptMitigation):
         super().__post_init__()
         check_size(f"{self.name}: times", self.times, REPEATS, least=2)
 
-    @property
-    def copies(self) -> int:
-        """The number of times that it repeats the prompt."""
-        return self.times
-
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its text repeated."""
         copy = request.text if self.cue else before_cue(request.text)
@@ -123,10 +118,6 @@ class SelfConsistency(PromptMitigation):
         super().__post_init__()
         check_size(f"{self.name}: draws", self.draws, REPEATS, least=2)
         check_whole(f"{self.name}: seed", self.seed, least=0)
-
-    def passes(self, n_passages: int) -> int:
-        """One for each draw."""
-        return self.draws
 
     def rewritten(self, request: Request, responder: Responder) -> list[Request]:
         """The request with its passages in every shuffle."""

@@ -7,7 +7,6 @@ other beginnings.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from posbias.errors import UsageError
 from posbias.evaluation import (
@@ -48,7 +47,7 @@ def answer(plan: TrialPlan) -> tuple[TrialPlan, Answers]:
     arms, records, left_out = [], [], []
     for arm, answered in zip(plan.arms, pieces, strict=True):
         try:
-            records.append(_evaluated(plan, arm, plan.test, cost=plan.cost, answered=answered))
+            records.append(_evaluated(plan, arm, plan.test, answered=answered))
             arms.append(arm)
         except NothingAnsweredError as error:
             if arm is plan.arms[0]:
@@ -61,7 +60,7 @@ def answer(plan: TrialPlan) -> tuple[TrialPlan, Answers]:
         by_arm: list[Record | None] = []
         for arm in plan.arms:
             try:
-                by_arm.append(_evaluated(plan, arm, form, within=slug_of(str(form.task)), cost={}))
+                by_arm.append(_evaluated(plan, arm, form, within=slug_of(str(form.task))))
             except UsageError as error:
                 if arm is plan.arms[0]:
                     raise
@@ -76,7 +75,6 @@ def _evaluated(
     arm: Arm,
     questions: Questions,
     *,
-    cost: Mapping[str, Any],
     within: str = "",
     answered: Mapping[str, Pieces] | None = None,
 ) -> Record:
@@ -87,7 +85,7 @@ def _evaluated(
     # What the whole run may replace is checked once, for the directory of the whole.
     with run_directory(place, verb="evaluate", arguments=arguments, resume=resume, overwrite=True) as run:
         options, responder = replace(questions.options, directory=run.directory), arm.answering
-        evaluation = evaluate_responder(responder, questions.task, options, cost=cost, answered=answered)
+        evaluation = evaluate_responder(responder, questions.task, options, answered=answered)
         finish_evaluation(evaluation, run)
     return evaluation.record
 
@@ -104,7 +102,6 @@ class AnswerWork:
     task: LanguageTask
     samples: tuple[Sample, ...]
     options: EvaluateOptions
-    cost: Mapping[str, Any]
     description: str = "answers under all methods"
 
     def prepare(self) -> list[Responder]:
@@ -115,7 +112,7 @@ class AnswerWork:
     def compute(self, prepared: list[Responder], unit: int) -> Pieces:
         """One sample in one arm."""
         arm, sample = divmod(unit, len(self.samples))
-        (piece,) = answer_samples([self.samples[sample]], self.task, self.options, prepared[arm], cost=self.cost)
+        (piece,) = answer_samples([self.samples[sample]], self.task, self.options, prepared[arm])
         return piece
 
 
@@ -131,7 +128,6 @@ def _answers_of_workers(plan: TrialPlan) -> list[dict[str, Pieces]]:
         task=test.task,
         samples=test.samples,
         options=test.options,
-        cost=plan.cost,
     )
     names = [f"{arm.slug}-{sample.piece}" for arm in plan.arms for sample in test.samples]
     pieces = iter(collect(work, names, engine=plan.options.engine, store=plan.unfinished))

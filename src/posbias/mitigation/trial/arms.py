@@ -93,15 +93,6 @@ class Arm:
         """The model itself; None if it is behind a server."""
         return _model_of(self.plain)
 
-    @property
-    def copies(self) -> int:
-        """The number of times that a prompt stands in the request asked in its place."""
-        return 1 if self.method is None else self.method.copies
-
-    def passes(self, n_passages: int) -> int:
-        """The approximate number of forward passes for a prompt with so many passages."""
-        return 1 if self.method is None else self.method.passes(n_passages)
-
 
 def _model_of(responder: Responder) -> HuggingFaceModel | None:
     return responder.model if isinstance(responder, LocalResponder) else None  # type: ignore[return-value]

@@ -49,8 +49,6 @@ def _fit(plan: TrialPlan, arm: Arm, calibration: Calibration) -> dict[str, np.nd
     """The fit of one arm as a piece to keep."""
     assert arm.fit is not None
     steps = Checkpoint(plan.unfinished, f"fit-{arm.slug}-steps")
-    memory = plan.options.evaluation.max_memory
-    options = arm.fit.preflight(calibration, options=plan.options.fitting, max_memory=memory)
-    fitted = run_fit(arm.fit, calibration, options=options, checkpoint=steps)
+    fitted = run_fit(arm.fit, calibration, options=plan.options.fitting, checkpoint=steps)
     tensors = {f"{TENSORS}{name}": tensor for name, tensor in fitted.method.tensors.items()}
     return {"fit": as_bytes({"method": str(fitted.method), "how": fitted.how}), **tensors}

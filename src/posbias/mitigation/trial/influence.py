@@ -17,14 +17,11 @@ from jaxtyping import Float64, Int64
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.correlation import Pair, correct_for_number, correlate_pairs
-from posbias.evaluation.cost import SHORTER
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.spans import SampleSpans, encoded_prompt
-from posbias.measurement.cost import estimate_cost
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
-from posbias.measurement.work import Work
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import Mitigation, PromptMitigation
 from posbias.mitigation.trial.arms import CHANGES_REQUESTS, INFLUENCE, REFUSED_BY_SERVER, UNCHANGED, Arm, LeftOut
@@ -45,19 +42,6 @@ FLAT = "uniform"
 
 Shares = dict[str, Scores]
 """share[sample, position] by arm, of the item that holds the answer at that position, and FLAT."""
-
-
-def preflight_influence(plan: TrialPlan) -> None:
-    """Say what the influence in all arms is expected to cost, and refuse what does not fit into memory."""
-    model = plan.model
-    if model is None or not plan.spans:
-        return
-    fitting = [sample for sample in plan.spans if _fits(sample, model)]
-    lengths = [sample.examples[gold].n_tokens or 0 for sample in fitting for gold in sample.positions]
-    if lengths:
-        probe = partial(estimate_cost, model, max(lengths), kinds=KINDS, passes=PassOptions(precision_prompts=0))
-        memory, n_prompts = plan.options.evaluation.max_memory, len(plan.arms) * len(lengths)
-        Work(model, max(lengths), n_prompts, probe, shorter=SHORTER, max_memory=memory).announce()
 
 
 def measure_influence(plan: TrialPlan) -> tuple[Shares, list[LeftOut]]:

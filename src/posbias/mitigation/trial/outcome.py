@@ -151,13 +151,12 @@ def record_trial(plan: TrialPlan, answers: Answers, effects: SideEffects, outcom
             for name in outcome.measures[0]
             if all(name in scores for scores in outcome.measures)
         },
-        "effort": [asdict(effort_of(*of_arm)) for of_arm in zip(answers.test, effects.peaks, strict=True)],
+        "effort": [asdict(effort_of(record)) for record in answers.test],
         "readings": [plain(asdict(reading)) for reading in outcome.readings],
         "left_out": [asdict(part) for part in (*plan.left_out, *outcome.left_out)],
         "requirement": None if outcome.requirement is None else plain(asdict(outcome.requirement)),
         "notices": first.scalars.get("notices", {}),
         "fits": {arm.name: arm.fitted for arm in arms if arm.fitted is not None},
-        "cost": dict(plan.cost),
         "text_not_judged": dict(effects.text_reasons),
         "conversations": {
             name: mean_of(nats).interval(least=0.0).as_record() for name, nats in effects.conversations.items()

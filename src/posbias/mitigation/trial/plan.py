@@ -73,10 +73,8 @@ class TrialPlan:
     arms: tuple[Arm, ...]
     """The unchanged model first."""
     left_out: tuple[LeftOut, ...] = ()
-    cost: Mapping[str, Any] = field(default_factory=dict)
-    """Expected cost of one arm that runs every prompt once; empty before the preflight, and on a server."""
     text: Int64[np.ndarray, "documents token"] | None = None
-    """Windows of ordinary text that judge; None before the preflight, and if there are none."""
+    """Windows of ordinary text that judge; None before the run begins, and if there are none."""
     directory: Path | None = None
     """The run's directory; None keeps nothing."""
     unfinished: PartStore = field(default_factory=lambda: PartStore(None, {}, resume=False))

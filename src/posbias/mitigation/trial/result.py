@@ -3,7 +3,7 @@
 Arrays of the record: `positions`; `scores/MEASURE/ARM` [n_samples n_positions]; `text/ARM` [n_documents], nats per
 token; `influence/NAME` [n_samples n_positions]; ARM counts from 0, the unchanged model. Scalars: `arms` [name],
 `judgement`, `choice` (`MeasureChoice`), `curves` {measure: [[interval]]} by arm, `effort` and `readings` by
-arm, `text_not_judged` {arm: code}, `fits` {name: how}, `left_out` [`LeftOut`], `requirement`, `cost`, `notices` (as of
+arm, `text_not_judged` {arm: code}, `fits` {name: how}, `left_out` [`LeftOut`], `requirement`, `notices` (as of
 an evaluation), and `influence` (`influence_scalars`) if it was measured.
 """
 

@@ -1,25 +1,30 @@
 """`mitigate`: the unchanged model and every method on the same samples, judged, with side effects and one verdict each.
 
-A plan is resolved once; then the phases follow each other: preflight, fit, answer, side effects, judge, record. Every
+A plan is resolved once; then the phases follow each other: try, fit, answer, side effects, judge, record. Every
 arm (the model as it is, then one per method) is an evaluation with a record of its own below the run's directory; text
 and short forms of the task are put to the same method. A killed run goes on from the samples, texts and fits that are
 there.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from posbias.checks import checked
-from posbias.evaluation.responders import as_responder
+from posbias.errors import UsageError
+from posbias.evaluation.responders import LocalResponder, as_responder
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.trial.answers import answer
+from posbias.mitigation.trial.arms import METHOD, LeftOut
 from posbias.mitigation.trial.fits import fit_arms
 from posbias.mitigation.trial.options import MitigateOptions
+from posbias.mitigation.trial.ordinary_text import judged_windows
 from posbias.mitigation.trial.outcome import judge_trial, record_trial
 from posbias.mitigation.trial.plan import ARMS, TrialPlan, plan_trial
-from posbias.mitigation.trial.preflight import preflight
 from posbias.mitigation.trial.result import MitigationTrial
 from posbias.mitigation.trial.side_effects import measure_side_effects
+from posbias.progress import report
+from posbias.runs.caveats import fact_of
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import finished_run
 from posbias.runs.running import run_directory
@@ -72,18 +77,40 @@ def _trial(
 ) -> MitigationTrial:
     """The trial, as it is made now or lies finished in the directory."""
     task = LANGUAGE_TASKS.parse(task) if isinstance(task, str) else task
-    responder = as_responder(model, max_memory=options.evaluation.max_memory)
+    responder = as_responder(model)
     plan = plan_trial(responder, task, options)
     finished = finished_run(directory, lambda: plan.settings, resume=options.evaluation.resume)
     if finished is not None:
         return MitigationTrial.from_record(finished)
-    plan = fit_arms(preflight(plan.opened(directory)))
+    plan = _tried(plan.opened(directory))
+    plan = fit_arms(replace(plan, text=judged_windows(plan)))
     plan, answers = answer(plan)
     plan, effects = measure_side_effects(plan)
     outcome = judge_trial(plan, answers, effects)
     trial = MitigationTrial.from_record(record_trial(plan, answers, effects, outcome))
     _write_recipes(plan)
     return trial
+
+
+def _tried(plan: TrialPlan) -> TrialPlan:
+    """The plan without methods that do not answer one request, as far as they need no fit.
+
+    Such a method is refused if it was named, and left out otherwise. A server is asked for nothing that is not kept.
+    """
+    requests = len(plan.test.requests) * len(plan.arms)
+    report(f"{requests} requests without and with {len(plan.arms) - 1} methods, before those that methods add")
+    request, options = replace(plan.test.requests[0], max_tokens=1), plan.test.options
+    arms, left_out = [], []
+    for arm in plan.arms:
+        try:
+            if arm.method is not None and isinstance(arm.plain, LocalResponder):
+                arm.answering.respond([request], generate=options.generate, score=options.score)
+            arms.append(arm)
+        except UsageError as error:
+            if not plan.options.unnamed:
+                raise
+            left_out.append(LeftOut(METHOD, fact_of(error), arm=arm.name))
+    return plan.with_arms(arms, left_out)
 
 
 def _write_recipes(plan: TrialPlan) -> None:

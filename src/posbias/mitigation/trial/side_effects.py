@@ -1,6 +1,6 @@
-"""The phase *side effects*: ordinary text, memory and influence under every method, beside its answers.
+"""The phase *side effects*: ordinary text and influence under every method, beside its answers.
 
-The effort of an arm is seconds, requests, tokens and memory. Tokens are those that a model is run on, for prompts,
+The effort of an arm is seconds, requests and tokens. Tokens are those that a model is run on, for prompts,
 scored answers and generated ones; beginnings that prompts share count once if they are run once. A method's own passes
 are among them: those in which it sorts passages, those of the unchanged model and of dummies beside the answer's, and
 as many as there are bases if each has its own. On a server they are the tokens that it counts, of every prompt that is
@@ -8,15 +8,9 @@ asked in place of one; a kept answer counts as it did when it was given, though 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-
-import numpy as np
+from dataclasses import dataclass
 
 from posbias.evaluation.curve import Scores
-from posbias.evaluation.responders import Request
-from posbias.measurement.work import peak_tensor_bytes
-from posbias.mitigation.trial.arms import Arm
 from posbias.mitigation.trial.influence import measure_influence
 from posbias.mitigation.trial.ordinary_text import Divergences, Nats, measure_conversations, measure_text
 from posbias.mitigation.trial.plan import TrialPlan
@@ -31,8 +25,6 @@ class Effort:
     requests: int
     tokens: float | None
     """Tokens that the arm took; None if nobody counted them all."""
-    peak_bytes: int | None = None
-    """Most bytes that tensors beside the weights take at once, for the longest text; None on a server."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +37,6 @@ class SideEffects:
     """A code for why not, by the arm's name."""
     conversations: Mapping[str, Divergences]
     """Divergence on everyday conversations, by the name of each arm in which it was measured."""
-    peaks: list[int | None]
     influence: Mapping[str, Scores]
     """Share of the item that holds the answer, by arm; empty if it was not measured."""
 
@@ -54,31 +45,14 @@ def measure_side_effects(plan: TrialPlan) -> tuple[TrialPlan, SideEffects]:
     """The plan with what could not be measured, and what was."""
     texts, reasons = measure_text(plan)
     conversations = measure_conversations(plan)
-    peaks = [_peak_bytes(plan, arm) for arm in plan.arms]
     influence, left_out = measure_influence(plan) if plan.options.influence else ({}, [])
-    return plan.with_arms(plan.arms, left_out), SideEffects(texts, reasons, conversations, peaks, influence)
+    return plan.with_arms(plan.arms, left_out), SideEffects(texts, reasons, conversations, influence)
 
 
-def effort_of(record: Record, peak_bytes: int | None = None) -> Effort:
+def effort_of(record: Record) -> Effort:
     """The effort of one arm, from its evaluation."""
     described = record.resolved["responder"]
     tokens = described.get("tokens_processed")
     if tokens is None and "prompt_tokens" in described and not described.get("uncounted"):
         tokens = sum(described.get(name, 0) for name in ("prompt_tokens", "generated_tokens", "reused_tokens"))
-    return Effort(record.scalars["seconds"], record.scalars["examples"], tokens, peak_bytes)
-
-
-def _peak_bytes(plan: TrialPlan, arm: Arm) -> int | None:
-    """Most bytes that tensors beside the weights take at once; None on a server."""
-    if arm.model is None:
-        return None
-    longest = replace(max(plan.test.requests, key=lambda request: len(request.text)), max_tokens=2)
-    return int(plan.lasting.get(f"memory-{arm.slug}", partial(_measured_peak, arm, longest))["bytes"][0])
-
-
-def _measured_peak(arm: Arm, longest: Request) -> dict[str, np.ndarray]:
-    assert arm.model is not None
-    respond = partial(arm.answering.respond, [longest], score=True)
-    if not arm.answering.counts()["tokens_processed"]:  # answered elsewhere: what is tried first does not count
-        respond()
-    return {"bytes": np.array([peak_tensor_bytes(respond, arm.model.device)])}
+    return Effort(record.scalars["seconds"], record.scalars["examples"], tokens)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from posbias.architecture import Architecture, Encoding, KeyBias, NoEncoding, Recurrent
 from posbias.errors import RunError, UsageError, one_line
 from posbias.files import read_json, write_atomically
-from posbias.models.config_limits import check_numbers
 from posbias.models.devices import check_precision
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.reference.config import ReferenceConfig, ReferenceShape, shape_of
@@ -35,8 +34,6 @@ from posbias.models.reference.forward import (
 )
 from posbias.models.reference.parameters import constants_of, draw_parameters, shown
 from posbias.models.reference.recurrence import bare_decays
-from posbias.models.sources import CONFIG_BYTES
-from posbias.models.weight_files import stored_tensors
 from posbias.models.weights import weights_sha256
 from posbias.runs.records import plain
 
@@ -44,6 +41,8 @@ CONFIG_FILE = "reference.json"
 WEIGHTS_FILE = "weights.safetensors"
 FORMAT = 1
 ITEMS = "items"
+CONFIG_BYTES = 10_000_000
+"""The largest configuration read; those of real models have a few thousand bytes."""
 """Name of the table of input vectors beside the weights."""
 DRAWN_ITEMS = 256
 """Items of a model that was saved without any."""
@@ -323,7 +322,6 @@ def config_from(values: Mapping[str, Any]) -> ReferenceConfig:
     if unknown or "architecture" not in values:
         wrong = f"unknown field {unknown[0][:80]!r}" if unknown else "no architecture"
         raise UsageError(f"reference configuration has {wrong}; known: {', '.join(sorted(names))}")
-    check_numbers(values, "reference")
     try:
         return ReferenceConfig(**{**values, "architecture": Architecture(**values["architecture"])})
     except UsageError as error:
@@ -336,17 +334,18 @@ def load_parameters(directory: Path, config: ReferenceConfig) -> dict[str, Tenso
     """The weights beside a configuration, and the items if there are any; read only if they are this model's.
 
     Raises:
-        UsageError: the file is a pickled one.
         RunError: it is missing or damaged, or holds weights of another shape or not finite.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     name, path = directory.name, directory / WEIGHTS_FILE
-    shapes = {key: shape for key, (_, shape) in stored_tensors([path], name).items() if key != ITEMS}
     try:
-        check_shapes(config, shapes)
         tensors: dict[str, Tensor] = load_file(path)
+        check_shapes(config, {key: list(value.shape) for key, value in tensors.items() if key != ITEMS})
         check_finite(tensors)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"model {name!r}: {path.name} is missing or damaged: {one_line(error)}") from None
     except UsageError as error:
         raise RunError(f"model {name!r}: {error}") from None
     return tensors
