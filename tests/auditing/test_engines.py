@@ -26,9 +26,7 @@ def test_workers_give_the_same_record_and_finish_what_one_process_began(tiny_lla
 
 
 def test_weights_on_disk_are_refused(tiny_llama, monkeypatch):
-    monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda *_, **__: {"cpu": 150_000})
-    monkeypatch.setattr("accelerate.utils.get_max_memory", lambda *_, **__: {"cpu": 150_000})
-    monkeypatch.setattr("transformers.integrations.accelerate.get_max_memory", lambda *_, **__: {"cpu": 150_000})
+    monkeypatch.setattr("transformers.integrations.accelerate.get_max_memory", lambda *_, **__: {"cpu": 60_000})
     options = AuditOptions(device="spread")
     with pytest.raises(UsageError, match="need all weights in place, and some are on disk"):
         pb.audit(tiny_llama, n_positions=16, prompts=2, options=options)

@@ -136,9 +136,9 @@ def test_lengths_that_can_no_longer_change_the_bound_are_not_asked(long_model):
     options = replace(OPTIONS, lengths=(500, 1000, 2000), positions="spread(3)", count=48, require=None)
     result = evaluate(Short(), "key_value", options=options)
     assert (result.lengths, result.not_evaluated) == ((500, 1000), (2000,))
-    assert [level.n_complete for level in result.levels] == [48, 6]
+    assert [level.n_complete for level in result.levels] == [24, 6]
     assert (result.effective_length.at_least, result.effective_length.below) == (500, 1000)
-    assert result.sequential.prompts == 3 * 54
+    assert result.sequential.prompts == 3 * 30
     assert result.sequential.fixed_prompts == 3 * 3 * 48
     assert result.sequential.fixed_tokens > 4 * result.sequential.tokens
     assert " fewer)" in result.verdict[-1]

@@ -154,7 +154,6 @@ def test_an_interruption_cuts_off_what_is_under_way(monkeypatch: pytest.MonkeyPa
         b'{"format": 2}',
         b'{"format": 3, "key": "KEY", "answer": {"text": 1}}',
         b'{"format": 3, "key": "KEY", "answer": {"text": "\\ud800", "finish": "stop"}}',
-        b'{"format": 3, "key": "KEY", "answer": {"text": "x", "prompt_tokens": -1}}',
         b'{"format": 3, "key": "KEY", "answer": {"choices": [{"message": {"content": "x"}}]}}',
     ],
 )

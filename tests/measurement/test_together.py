@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from posbias import MeasureOptions, UsageError, measure
+from posbias import MeasureOptions, RunError, UsageError, measure
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.room import halving, passes_bytes, prompts_together
 from posbias.models.hugging_face import HuggingFaceModel

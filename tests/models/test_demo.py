@@ -61,7 +61,7 @@ def test_the_second_of_two_at_once_keeps_the_first(cache: Path, monkeypatch: pyt
         rival = cache / f"{demo.FOLDER}-{demo.GGUF_SHA256[:12]}"
         rival.mkdir()
         (rival / "config.json").write_text("first")
-        demo._write_hashes(rival)
+        (rival / demo.MARK).touch()
 
     monkeypatch.setattr(demo, "_download_gguf", lambda scratch: scratch / "model.gguf")
     monkeypatch.setattr(demo, "_convert", overtaken)

@@ -38,8 +38,8 @@ def passes_bytes(model: Model, n_positions: int, *, checkpointing: bool = False)
     Without a backward pass it is about as much as with one that computes its layers again.
     """
     config: Any = getattr(model, "config", None)
-    layers, heads = model.sizes.get("layers"), model.sizes.get("heads")
-    if config is None or layers is None:
+    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    if not isinstance(layers, int):
         return 0
     inner = getattr(config, "intermediate_size", None)
     inner = inner if isinstance(inner, int) else 4 * model.width

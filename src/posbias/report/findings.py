@@ -308,7 +308,7 @@ def _ends(first: Interval, last: Interval) -> Finding:
     verbs = {1: "outweighs the middle", -1: "weighs less than the middle", 0: "against the middle is not decided"}
     text = f"The beginning {verbs[signs[0]]}; the end, its last position left out, {verbs[signs[1]]}"
     if -1 in signs:
-        return Finding(f"{text}: no U shape.", "claim")
+        return Finding(f"{text}: no U shape without the last position.", "claim")
     return Finding(f"{text}.", "undecided")
 
 

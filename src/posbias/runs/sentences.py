@@ -224,7 +224,6 @@ FITS = {
     "fit_behind_server": "{method} is fitted and needs the model itself, not one behind a server",
     "fit_without_samples": "{method} is fitted and needs calibration samples; got 0",
     "few_samples_for_fit": "{method} is fitted: {given} calibration samples given; at least {least} are needed",
-    "fit_of_method": "the fit of {method}: {because}",
     "fit_without_passages": "fit: {option} needs prompts that list passages, one of which holds the answer",
     "distractors_of_order": (
         "fit: distractors must be {kept!r} if the right answer depends on the order of passages, got {got!r}"
@@ -306,16 +305,6 @@ SENTENCES = {
         "distance no larger than that is chance"
     ),
     # Memory.
-    "exceeds_memory": "{n_positions} positions need up to {needed} for {whose} ({parts}); {allowed}; try {ways}",
-    "memory_free": "{size} are free",
-    "memory_allowed": "{size} are allowed",
-    "memory_of_process": "the process",
-    "memory_of_several": "{count} processes",
-    "memory_of_device": "the memory of {device}",
-    "part_of_memory": "{part} {size}",
-    "parts_of_memory": "{parts}",
-    "parts_of_memory_each": "each: {parts}",
-    "smaller_model": "a smaller model; {size} would do for {n_positions} positions",
     # Parts of a result that are missing, or are to be read with care.
     "message": "{text}",
     "theory_left_out": "{theory}: {because}",

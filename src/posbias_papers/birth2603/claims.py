@@ -18,7 +18,7 @@ from posbias_papers.claims import Claim, evidence
 from posbias_papers.pages.verify import CLAIMS, Facts, Finding
 
 PAPER = "Lost in the Middle at Birth, arXiv 2603.10123"
-UNIFORM = "uniform causal attention, as at initialisation"
+UNIFORM = "uniform causal attention, as at initialisation without ALiBi"
 RESIDUAL = "residual connections: mixing m < 1"
 
 N_POSITIONS = 2048

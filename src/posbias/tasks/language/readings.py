@@ -90,6 +90,8 @@ _DAY = re.compile(
 )
 _ENDED = re.compile(r'\s*(?:\Z|\n|[.;]\s*(?:\Z|\n)|,\s*"[^"]*"\s*:)')
 """What may follow a value of JSON: nothing, a line, the next field of its object."""
+_ENTRY = re.compile(r"\W*\d{1,2}[.)]\s")
+"""How an entry of a list begins; if it names a value, its own number is none."""
 _LONGEST_LITERAL = 1000
 """Characters of a literal; the parser of Python breaks off the process at some of 50,000."""
 _BARE = re.compile(r"[\w'.-]+(?: [A-Z0-9][\w'.-]*)*")
@@ -221,6 +223,7 @@ def _read(text: str, named: Callable[[str], Named]) -> Any | None:
         behind = [clause[match.end() :] for clause in sure for match in _LABEL.finditer(clause)]
         labelled = [part for part in behind if [begin for begin, *_ in named(part)][:1] == [0]]
         lines = [REASON.split(line)[0] for line in text.splitlines()]
+        entries = [line[entry.end() :] for line in lines if (entry := _ENTRY.match(line))]
         return [
             [
                 only(part) if alone(part, _TERM) else math.nan
@@ -228,7 +231,10 @@ def _read(text: str, named: Callable[[str], Named]) -> Any | None:
                 if named(part) or not heading
             ],
             [only(part) for part in [*filter(alone, lines), *labelled]],
-            [value for clause in sure for *_, value in named(clause)],
+            [
+                *(value for clause in sure for *_, value in named(clause)),
+                *(math.nan for entry in entries if named(entry)),
+            ],
         ]
 
     return certain(text, levels, named)

@@ -267,6 +267,10 @@ class Number(ReadingRule):
         """The number (`number_in`)."""
         return number_in(text)
 
+    def same(self, told: Any, accepted: Any) -> bool:
+        """True if they differ by no more than the tolerance."""
+        return bool(abs(told - accepted) <= self.tolerance * (1 + 1e-12))
+
 
 @RULES.register("call")
 @dataclass(frozen=True)
