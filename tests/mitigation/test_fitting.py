@@ -421,26 +421,6 @@ def test_a_grid_is_searched_by_the_probability_of_the_answers(model, calibration
     assert f"{found.method}: {max(scores.values()):.4g}" in found._repr_html_()
 
 
-@pytest.mark.parametrize("strengths", [(), (0.5, 1.0)])
-def test_the_passes_of_a_grid_are_known_beforehand(model, calibration, strengths, monkeypatch):
-    scored, own = [], LocalResponder.respond
-
-    def counted(self, requests, **given):
-        scored.extend(requests)
-        return own(self, requests, **given)
-
-    monkeypatch.setattr(LocalResponder, "respond", counted)
-    options = FitOptions(strengths=strengths)
-    fit("temperature", model, calibration, options=options)
-    assert len(scored) == fit_of("temperature").passes(4, 2, options) == (6 + len(strengths)) * 8
-
-
-def test_a_gradient_takes_more_passes_than_steps():
-    options = FitOptions(steps=10)
-    assert fit_of("key_bias").passes(4, 2, options) == 70
-    assert fit_of("context_bias").passes(4, 2, options) == 10
-
-
 def test_a_recipe_comes_back_for_its_own_model_alone(tmp_path, model, fitted):
     path = tmp_path / "recipe.json"
     write_recipe(path, fitted.method, model, fitted.how)

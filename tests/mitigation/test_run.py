@@ -211,7 +211,7 @@ def test_bad_input_is_refused_in_one_line():
         UsageError, match=r"require worst>=0\.6: without generated answers it is about log-probabilities"
     ):
         MitigateOptions(evaluation=scored, require=worst)
-    for possible in ("worst>=-0.6", "spread<=0.2", "mean<=1"):
+    for possible in ("worst>=-0.6", "spread<=0.2", "mean<=0"):
         MitigateOptions(evaluation=scored, require=Requirement.parse(possible))
 
 
