@@ -102,7 +102,7 @@ def test_several_models_are_evaluated_on_the_same_samples_and_compared(posbias, 
     done = posbias("evaluate", long_llama, other, *FLAGS, "--out", out, "--require", "worst>=0.5")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("posbias: Required worst>=0.5 is not met: ")
-    assert "cut off before what the task's rule reads was complete (long-llama)" in " ".join(done.stderr.split())
+    assert "cut off too early (long-llama)" in " ".join(done.stderr.split())
     result = pb.load_record(out)
     assert [entry.name for entry in result.compared] == ["long-llama", "other"]
     assert result.n_samples == 7
@@ -191,7 +191,7 @@ def test_a_gate_fails_where_answers_decide_nothing_and_the_record_says_so(posbia
         refused = posbias("evaluate", *flags[:-5], "--require", "worst>=80")
     assert done.returncode == 1
     reason = (
-        "24 of 24 answers cannot be judged, more than 10%: 24 cut off before what the task's rule reads was complete"
+        "24 of 24 answers cannot be judged, more than 10%: 24 cut off too early"
     )
     assert done.stderr.splitlines()[-1] == f"posbias: Required spread<=0.3 is not met: {reason} (m)."
     printed = json.loads(done.stdout)

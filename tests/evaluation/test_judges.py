@@ -90,7 +90,7 @@ def test_answers_without_a_verdict_are_wrong_counted_and_past_a_share_decide_not
     assert record.scalars["measures"] == []
     page = report_of(record)
     assert page.verdict[0].startswith(
-        "No conclusion from the generated answers: 12 of 12 answers cannot be judged, more than 10%: 12 without what"
+        "No conclusion from the generated answers: 12 of 12 answers cannot be judged, more than 10%: 12 unreadable"
     )
     assert "right in" not in html_of(page)
     assert "12 of 12 answers count as wrong because nothing in them can be judged: 12 without" in html_of(page)

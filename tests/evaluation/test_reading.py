@@ -50,7 +50,7 @@ def evaluated(*texts, count=6, **how):
 
 
 KINDS = {
-    "cut off": (("Let me see.\nThe value", "length"), "2 cut off before what the task's rule reads was complete"),
+    "cut off": (("Let me see.\nThe value", "length"), "2 cut off too early"),
     "empty": (("", "stop"), "2 empty"),
     "within thoughts": (("thinking", "length"), "2 still within thoughts"),
     "refused": (("", REFUSED), "2 refused by the server"),

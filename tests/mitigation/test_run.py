@@ -476,7 +476,7 @@ def test_no_verdict_rests_on_answers_that_were_cut_off(tmp_path):
     page = report_of(by_answers)
     assert page.verdict[0] == "No verdict by answers for any method (terse)."
     assert page.verdict[1].startswith("Without it, ")
-    assert "cut off before what the task's rule reads was complete" in page.verdict[1]
+    assert "cut off too early" in page.verdict[1]
     (table,) = page.folded["How answers ended"]
     assert [row[0] for row in table.cells] == ["unchanged", "terse"]
     assert WITHHELD in html_of(page)

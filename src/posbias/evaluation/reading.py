@@ -27,6 +27,8 @@ UNJUDGED = {
     "unread": "without what the task's rule judges (a verdict, letter, number, day, value or call)",
 }
 """Reasons why there is no answer to judge. Prompts of the first two are left out, answers of the others are wrong."""
+IN_A_VERDICT = {"cut_off": "cut off too early", "unread": "unreadable"}
+"""The longer of these reasons as a verdict has them, which is a line."""
 LEFT_OUT = ("too_long", "refused")
 MOST_UNJUDGED = 0.1
 """Share of the answers that may not be judged; beyond it nothing is concluded from the others."""
@@ -53,7 +55,8 @@ class Reading:
         lost = sum(self.unjudged.values())
         if lost <= MOST_UNJUDGED * self.answers:
             return ""
-        kinds = [f"{self.unjudged[reason]} {words}" for reason, words in UNJUDGED.items() if reason in self.unjudged]
+        words = UNJUDGED | IN_A_VERDICT
+        kinds = [f"{self.unjudged[reason]} {words[reason]}" for reason in UNJUDGED if reason in self.unjudged]
         return f"{lost} of {self.answers} answers cannot be judged, more than {MOST_UNJUDGED:.0%}: {', '.join(kinds)}"
 
 
