@@ -20,7 +20,9 @@ from posbias.evaluation.responders import Reply, Responder, Response
 VERBS = sorted(_definitions()["RESULTS"])
 OTHER_DOORS = {
     "COMPARISONS": ("posbias.report",),
-    **dict.fromkeys(("RESULTS", "CLAIMS", "MODEL_CLAIMS", "PREMISES", "PAPERS"), ("posbias_papers.published",)),
+    **dict.fromkeys(
+        ("RESULTS", "CLAIMS", "MODEL_CLAIMS", "PREMISES", "PAPERS", "STATEMENTS"), ("posbias_papers.published",)
+    ),
     "THEORIES": ("posbias.theory.mean_field", "posbias.theory.power_rollout"),  # imported as they are asked for
 }
 """What is imported before a registry is read that others than its own package fill."""
@@ -86,7 +88,7 @@ def test_runs_are_read(command: str, said: str, runs: Path, monkeypatch: pytest.
             "placing needs a finished run of posbias evaluate, got 'train'",
         ),
         ("posbias correlate failed-train one", "a correlation needs a finished run of posbias evaluate, got 'train'"),
-        ("posbias export failed-train", "is a run of posbias train; export takes one of mitigate"),
+        ("posbias export failed-train --to out", "is a run of posbias train; export takes one of mitigate"),
     ],
 )
 def test_runs_of_another_verb_are_known(
@@ -157,7 +159,7 @@ def imported_with(trees: dict[str, ast.Module], *doors: str) -> set[str]:
 
 
 def test_every_registry_is_full_once_its_door_is_imported() -> None:
-    trees = {module_of(path): ast.parse(path.read_text()) for path in (ROOT / "src/posbias").rglob("*.py")}
+    trees = {module_of(path): ast.parse(path.read_text()) for path in (ROOT / "src").rglob("*.py")}
     homes: dict[str, str] = {}
     fillers: dict[str, set[str]] = {}
     for name, tree in trees.items():

@@ -110,7 +110,7 @@ def test_damaged_models_are_refused(tmp_path: Path) -> None:
     edit(directory, format=1)
     weights = directory / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(RunError, match=r"weights\.safetensors is damaged"):
+    with pytest.raises(RunError, match=r"weights\.safetensors is missing or damaged"):
         load_model(directory)
     (directory / "reference.json").write_text("[")
     with pytest.raises(UsageError, match=r"reference\.json is not JSON"):
