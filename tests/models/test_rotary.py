@@ -155,3 +155,11 @@ def test_every_sort_of_layer_with_a_full_context_has_to_be_stretched() -> None:
     assert stretched_positions(config) == 256
     config.rope_parameters["full_attention"] = BY_TYPE["sliding_attention"]
     assert stretched_positions(config) is None
+
+
+def test_a_scaling_that_is_not_counted_is_named_where_a_prompt_is_too_long() -> None:
+    model = HuggingFaceModel(network(llama(rope_type="linear", factor=2.0)))
+    with pytest.raises(
+        UsageError, match=r"the model's 64 positions \(its RoPE scaling 'linear' is not counted\), got 100"
+    ):
+        pb.load_prompts("synthetic", model, n_positions=100, count=1)

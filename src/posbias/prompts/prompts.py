@@ -54,7 +54,13 @@ def check_request(model: TokenModel, *, n_positions: int, count: int, seed: int)
     """Refuse lengths, counts and seeds that no source could serve, or the model does not take."""
     check_whole("n_positions", n_positions, least=2, numpy=True)
     if model.max_positions is not None and n_positions > model.max_positions:
-        raise UsageError(f"n_positions must be at most the model's {model.max_positions} positions, got {n_positions}")
+        rope = getattr(getattr(model, "config", None), "rope_parameters", None) or {}
+        kind = rope.get("rope_type", "default")
+        # Configurations of other kinds than YaRN may name the stretched length already.
+        scaled = "" if kind in ("default", "yarn") else f" (its RoPE scaling {kind!r} is not counted)"
+        raise UsageError(
+            f"n_positions must be at most the model's {model.max_positions} positions{scaled}, got {n_positions}"
+        )
     check_whole("count", count, least=1, numpy=True)
     check_seed(seed)
     CELLS.check(f"count x n_positions = {count} x {n_positions}", int(count) * int(n_positions))
