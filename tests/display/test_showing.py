@@ -226,7 +226,7 @@ def test_a_measurement_saved_from_a_notebook_is_the_record_that_the_shell_writes
     for name, array in shell.arrays.items():
         np.testing.assert_array_equal(saved.arrays[name], array)
     assert set(shell.resolved) - set(saved.resolved) == {"fingerprint"}
-    assert set(shell.scalars) - set(saved.scalars) == {"cost"}
+    assert set(shell.scalars) == set(saved.scalars)
     monkeypatch.chdir(tiny_llama.parent)  # a directory goes by its last name
     again = eval(saved.resolved["command"], {"posbias": pb})
     np.testing.assert_array_equal(again.per_prompt["logit"], measurement.per_prompt["logit"])
@@ -303,9 +303,10 @@ def test_places_are_marked_by_whole_numbers(results):
         seen = [tick for tick in axes.get_xticks() if low <= tick <= high]
         assert seen == [abs(round(tick)) for tick in seen]
         assert seen
-    assert results["evaluation"].plot(Figure().subplots()).get_ylabel() == "accuracy"
-    of_answers = results["evaluation"].curves["logprob"].plot(Figure().subplots())
-    assert of_answers.get_ylabel() == "log-probability of the answer per token (nats)"
+    # Answers of a random model are cut off, so that nothing is concluded, nor drawn, of their accuracy.
+    of_answers = "log-probability of the answer per token (nats)"
+    assert results["evaluation"].plot(Figure().subplots()).get_ylabel() == of_answers
+    assert results["evaluation"].curves["logprob"].plot(Figure().subplots()).get_ylabel() == of_answers
     assert results["attention"].plot(Figure().subplots()).get_ylabel() == "distance (positions)"
 
 
