@@ -153,13 +153,17 @@ def transcript(path: Path, call: Any, *, calls: str = "native", **beside: Any) -
         ({"reasoning_content": None, "refusal": None, "annotations": []}, None),
     ],
 )
-def test_thoughts_in_a_transcript_are_passed_on(given: Any, passed_on: str | None, calls: str, tmp_path: Path) -> None:
+def test_thoughts_in_a_transcript_are_passed_on(
+    given: Any, passed_on: str | None, calls: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     call = {"type": "function", "function": {"name": "get_time", "arguments": "{}"}}
     sent = transcript(tmp_path, call, calls=calls, **given)
     assert [message.get("reasoning_content") for message in sent if message["role"] == "assistant"] == 2 * [passed_on]
     assert {name for message in sent for name in message} <= {
         *("role", "content", "tool_calls", "tool_call_id", "reasoning_content"),
     }
+    hidden = "encrypted" in str(given) and passed_on is None
+    assert ("its thoughts are encrypted, and left out" in capsys.readouterr().err) == hidden
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 from posbias.errors import UsageError
 from posbias.files import json_object
+from posbias.progress import report
 from posbias.prompts.templates import DESCRIPTIONS
 from posbias.registry import Registry
 from posbias.tasks.language.calls import arguments_text, call_text
@@ -101,6 +102,8 @@ def _thoughts(message: Message, where: str) -> str:
     if isinstance(thoughts, list):
         told = [part.get("text") or part.get("summary") for part in thoughts if isinstance(part, Mapping)]
         thoughts = "".join(text for text in told if isinstance(text, str))
+        if not thoughts:
+            report(f"{where}: its thoughts are encrypted, and left out")
     if not isinstance(thoughts, str):
         raise UsageError(f"{where}: thoughts must be text or parts of text, got {thoughts!r:.80}")
     return thoughts
