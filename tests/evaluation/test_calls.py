@@ -166,6 +166,27 @@ def test_thoughts_in_a_transcript_are_passed_on(
     assert ("its thoughts are encrypted, and left out" in capsys.readouterr().err) == hidden
 
 
+SPOKEN = "{% for message in messages %}{{ message.role }}: THOUGHTS{{ message.content }} {% endfor %}"
+
+
+@pytest.mark.parametrize("told", ["", "{{ message.reasoning_content or '' }}"])
+def test_thoughts_that_a_chat_template_leaves_out_are_noticed(told: str, long_llama: Path, tmp_path: Path) -> None:
+    messages = [
+        {"role": "user", "content": "Where is Ann?"},
+        {"role": "assistant", "content": "In Rome.", "reasoning_content": "I look."},
+        {"role": "user", "content": "And Bob?"},
+        {"role": "assistant", "content": "In Oslo."},
+        {"role": "user", "content": "Where is Ann?"},
+    ]
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": messages, "moved": 1, "answer": "Rome"}))
+    model = pb.load_model(long_llama)
+    model.tokenizer.chat_template = SPOKEN.replace("THOUGHTS", told)
+    task = f"items(file={str(tmp_path / 'talk.jsonl')!r})"
+    result = evaluate(model, task, options=EvaluateOptions(count=1, score=False, max_tokens=1))
+    said = "In 1 of 1 samples (number 0) the model's chat template leaves out thoughts of earlier answers"
+    assert any(line.startswith(said) for line in report_of(result.record).notices) == (not told)
+
+
 @pytest.mark.parametrize(
     ("counts", "counted"),
     [((10, 3), True), ((10.0, 3.0), True), ((None, None), False), ((10, -35), False), ((14429.92, 37.25), False),

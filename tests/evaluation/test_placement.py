@@ -12,6 +12,7 @@ from posbias import EvaluateOptions, PlaceOptions, UsageError, evaluate, place
 from posbias.evaluation import MeasuredUse, load_evaluation
 from posbias.evaluation.curve import position_curve
 from posbias.evaluation.placement import (
+    BEST_FIRST,
     LEAVE,
     REFERENCES,
     REORDER,
@@ -258,12 +259,16 @@ def test_runs_of_the_distractor_and_of_the_gold_passage_alone_are_paired(tmp_pat
         place([1, 1, 1], plain, distractor=moved, oracle=run("documents(documents=3, setting='oracle')", seed=1))
 
 
-def test_leave_the_order_is_a_verdict():
-    left = place(RELEVANCE, use(np.full(5, 0.5), 40, seed=1))
-    assert left.advice == LEAVE
+def test_leave_the_order_leaves_the_order_given():
+    flat = use(np.full(5, 0.5), 40, seed=1)
+    left = place(sorted(RELEVANCE, reverse=True), flat)
+    assert (left.advice, left.order) == (LEAVE, (0, 1, 2, 3, 4))
     assert placement_report(left).verdict[0].startswith("Leave the order: none is shown to be better")
+    first = place(RELEVANCE, flat)
+    assert (first.advice, first.order) == (BEST_FIRST, (1, 3, 0, 2, 4)), "given otherwise, it is not left"
+    assert placement_report(first).verdict[0].startswith("Best first, by the scores given: none is shown to be better")
     falling = place(RELEVANCE, use(np.linspace(0.9, 0.2, 5), 60))
-    assert (falling.order, falling.advice) == ((1, 3, 0, 2, 4), LEAVE), "best first is the order there is"
+    assert (falling.order, falling.advice) == ((1, 3, 0, 2, 4), BEST_FIRST), "best first is the order there is"
     assert {gain.over: gain.raises for gain in falling.gains}[SHUFFLED], "though a shuffled one would be worse"
 
 

@@ -56,8 +56,9 @@ REFERENCES: dict[str, Callable[[int], Slots]] = {
 second, last but one ..., with the least relevant passages in the middle."""
 SHUFFLED = "shuffled"
 """The mean over all orders."""
-REORDER, LEAVE = "reorder", "leave the order"
-"""Advice: the order is shown to be better than best first and than shuffled ones; it is not."""
+REORDER, LEAVE, BEST_FIRST = "reorder", "leave the order", "best first"
+"""Advice: the order is shown to be better than best first and than shuffled ones; if it is not, best first, which
+leaves the order where the passages were given so."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Placement(Result):
     record: InstanceOf[Record]
     order: tuple[int, ...] = ()
     """Indices of the passages as given, from the first slot of the context to the last: the estimated order if the
-    advice is to reorder, else best first."""
+    advice is to reorder, else best first: with the advice to leave the order, the order given."""
     estimated: tuple[int, ...] = ()
     """The order that the curve alone would give, shown to be better or not; its gains are those below."""
     curve: tuple[float, ...] = ()
@@ -115,7 +116,7 @@ class Placement(Result):
     gains: tuple[Gain, ...] = ()
     """Gains of the estimated order over each of `REFERENCES`, and over shuffled orders."""
     advice: str = LEAVE
-    """REORDER or LEAVE."""
+    """REORDER, LEAVE or BEST_FIRST."""
     distractor_curve: tuple[float, ...] = ()
     """Expected use of the answer with a hard distractor in each slot, shrunk; empty without such a run."""
     distractor_kept: float = 0.0
@@ -211,7 +212,7 @@ def place(
     slots = _chosen_slots(terms, shrunk)[0]
     decided = any(bool(of_term.shares[0] > 0) for of_term in shrunk)
     gains = [_gain(name, terms, slots, ranks, decided=decided, seed=options.seed) for name in (*REFERENCES, SHUFFLED)]
-    advice = _advice(gains)
+    advice = _advice(gains, ranks)
     scalars = {
         "order": list(_arranged(ranks, slots if advice == REORDER else REFERENCES["best_first"](len(slots)))),
         "estimated": list(_arranged(ranks, slots)),
@@ -265,9 +266,10 @@ def _learnt(terms: Sequence[_Term], shrunk: "Sequence[Shrunk]") -> dict[str, Any
     return facts
 
 
-def _advice(gains: Sequence[dict[str, Any]]) -> str:
-    raising = {gain["over"] for gain in gains if gain["raises"]}
-    return REORDER if {"best_first", SHUFFLED} <= raising else LEAVE
+def _advice(gains: Sequence[dict[str, Any]], ranks: Slots) -> str:
+    if {"best_first", SHUFFLED} <= {gain["over"] for gain in gains if gain["raises"]}:
+        return REORDER
+    return LEAVE if np.array_equal(ranks, np.arange(len(ranks))) else BEST_FIRST
 
 
 def _origin(evaluation: Evaluation | None, n_passages: int) -> dict[str, Any]:

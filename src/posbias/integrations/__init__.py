@@ -25,7 +25,7 @@ def placed_order(scores: Sequence[float | None], run: str) -> tuple[int, ...]:
         run: Directory of a run of `posbias evaluate` on the model that reads the passages.
 
     Returns:
-        `Placement.order`: best first if the advice is to leave the order.
+        `Placement.order`: best first unless another order is shown to be better, so passages given best first stay.
 
     Raises:
         UsageError: a score that is not a finite number, or a run that cannot be used.

@@ -16,6 +16,7 @@ NOTICED = {
     "gold_repeated": "at every position the answer can be had elsewhere, too, so less depends on the position",
     "answer_elsewhere": "a right answer need not come from the passage that moves, so less depends on the position",
     "control_tokens": "they were read as ordinary text, never as the tokens",
+    "thoughts_left_out": "it answers without having read them",
 }
 """What follows from a notice (`NOTICES` says what it is)."""
 LONGEST_LIST = 8

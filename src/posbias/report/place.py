@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from posbias.display.figures import FLAT, MEASURED, Curve, Figure
-from posbias.evaluation.placement import LEAVE, SHUFFLED, Placement
+from posbias.evaluation.placement import LEAVE, REORDER, SHUFFLED, Placement
 from posbias.evaluation.use import Harm
 from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
@@ -35,9 +35,10 @@ def placement_report(placement: Placement) -> Report:
         signal = f"{100 * placement.kept:.0f} % of the measured differences are kept as signal, the rest is noise."
         why = f"over {samples} samples the places differ ({p_flat}); {signal}"
     statements = [f"Best order of the passages, first to last (0 is the first given): {_order(placement.order)}."]
-    if placement.advice == LEAVE:
+    if placement.advice != REORDER:
+        kept = "Leave the order" if placement.advice == LEAVE else "Best first, by the scores given"
         statements = [
-            "Leave the order: none is shown to be better than both best first and shuffled ones.",
+            f"{kept}: none is shown to be better than both best first and shuffled ones.",
             f"That is best first (0 is the first given): {_order(placement.order)}.",
             f"Estimated as best, but not shown to be: {_order(placement.estimated)}.",
         ][: 2 + (placement.estimated != placement.order)]

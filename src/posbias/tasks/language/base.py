@@ -19,7 +19,7 @@ from posbias.files import check_text, decoded, json_object, open_file, read_line
 from posbias.limits import EXAMPLES, ITEMS
 from posbias.prompts.control_tokens import control_pattern
 from posbias.registry import Registry
-from posbias.tasks.language.locating import Message, Span, locate, text_of
+from posbias.tasks.language.locating import Message, Span, leaves_thoughts_out, locate, text_of
 from posbias.tasks.language.rules import RULES, Rule
 
 LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task")
@@ -36,6 +36,7 @@ NOTICES = {
     "gold_repeated": "the right passage stands in the prompt a second time",
     "answer_elsewhere": "another passage holds an accepted answer, too",
     "control_tokens": "the text spells control tokens",
+    "thoughts_left_out": "the model's chat template leaves out thoughts of earlier answers",
 }
 """Oddities of samples that are read from a file, by name."""
 QUERIES = ("after", "before", "both")
@@ -328,6 +329,7 @@ class LanguageTask(ABC):
                 f"{self.name}: both the template and {second_source} hold control tokens ({meant[0]!r}), of which only "
                 "the template's would be meant; take them out of one of the two"
             )
+        left_out = ("thoughts_left_out",) if leaves_thoughts_out(prompt, tokenizer) else ()
         gold = [] if draft.gold is None else [draft.gold]
         spans, n_tokens = locate(prompt, gold, tokenizer, own_control=bool(meant), message=draft.moved_message)
         first, end = spans[0] if spans else (None, None)
@@ -346,7 +348,7 @@ class LanguageTask(ABC):
             moved_blanks=len(draft.text) - len(text),
             passages=draft.passages,
             own_control=bool(meant),
-            notices=draft.notices,
+            notices=draft.notices + left_out,
             control_tokens=() if meant else tuple(dict.fromkeys(spelled)),
             cluster=draft.cluster,
             fixed_order=self.fixed_order,

@@ -21,6 +21,8 @@ Message = Mapping[str, Any]
 may describe tools (`prompts.templates.DESCRIPTIONS`)."""
 Span = tuple[int, int]
 """Begin and end of a part of a text or a prompt: of its first character or token, and one past its last."""
+THOUGHTS = "reasoning_content"
+"""Field of an assistant's message that servers and templates take its thoughts from."""
 
 
 def text_of(prompt: str | Sequence[Message]) -> str:
@@ -101,6 +103,15 @@ def locate(
         touching = np.flatnonzero((high > begin) & (low < end))
         places.append((int(touching[0]), int(touching[-1]) + 1))
     return tuple(places), len(encoded.token_ids)
+
+
+def leaves_thoughts_out(prompt: str | Sequence[Message], tokenizer: Any) -> bool:
+    """True if a conversation holds thoughts of earlier answers that the model's chat template does not render."""
+    thoughts = [] if isinstance(prompt, str) else [message[THOUGHTS] for message in prompt if THOUGHTS in message]
+    if not thoughts or tokenizer is None:
+        return False
+    text = rendered(prompt, tokenizer)[0].text
+    return any(thought.strip() not in text for thought in thoughts)
 
 
 def _of_message(prompt: Sequence[Message], index: int, spans: Sequence[Span], tokenizer: Any, text: str) -> list[Span]:

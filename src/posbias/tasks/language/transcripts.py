@@ -15,11 +15,9 @@ from posbias.progress import report
 from posbias.prompts.templates import DESCRIPTIONS
 from posbias.registry import Registry
 from posbias.tasks.language.calls import arguments_text, call_text
-from posbias.tasks.language.locating import Message, Span
+from posbias.tasks.language.locating import THOUGHTS, Message, Span
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-THOUGHTS = "reasoning_content"
-"""Field of an assistant's message that servers and templates take its thoughts from."""
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "moved", THOUGHTS, "reasoning", "reasoning_details")
 RESULT = "<tool_response>\n{}\n</tool_response>"
 """Form in which results are written as text."""
