@@ -348,7 +348,6 @@ def test_all_methods_are_judged_in_one_run(long_llama, tmp_path):
     left_out = {part["arm"] for part in record.scalars["left_out"] if part["part"] == METHOD}
     judged = set(record.scalars["arms"]) - {UNCHANGED}
     assert judged | left_out == set(MITIGATIONS)
-    assert all(part["reason"]["caveat"] != "message" for part in record.scalars["left_out"] if part["part"] == METHOD)
     assert {each["name"] for each in record.scalars["judgement"]["verdicts"]} == judged
 
 

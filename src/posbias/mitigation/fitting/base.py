@@ -24,7 +24,6 @@ from posbias.mitigation.fitting.calibration import DISTRACTORS, KEPT, LEAST_SAMP
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, check_strength
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
-from posbias.runs.caveats import refusal
 from posbias.runs.parts import PartStore
 from posbias.runs.records import plain
 from posbias.tasks.language import Example
@@ -193,7 +192,10 @@ class Fit(ABC):
     def check(self, n_samples: int, request: Request, responder: Responder) -> None:
         """Refuse, before any work, what the fit cannot be made from; the request is one of the test."""
         if n_samples < LEAST_SAMPLES:
-            raise refusal("few_samples_for_fit", method=self.method.name, given=n_samples, least=LEAST_SAMPLES)
+            raise UsageError(
+                f"{self.method.name} is fitted: {n_samples} calibration samples given; at least {LEAST_SAMPLES} are "
+                "needed"
+            )
 
 
 @dataclass(frozen=True)

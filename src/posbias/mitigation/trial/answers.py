@@ -24,7 +24,6 @@ from posbias.mitigation.trial.plan import ARMS, Questions, TrialPlan
 from posbias.models.loading import load_same
 from posbias.models.model import ModelRequest
 from posbias.models.weights import network_sha256
-from posbias.runs.caveats import fact_of
 from posbias.runs.engines import collect
 from posbias.runs.records import Record
 from posbias.runs.running import run_directory
@@ -52,7 +51,7 @@ def answer(plan: TrialPlan) -> tuple[TrialPlan, Answers]:
         except NothingAnsweredError as error:
             if arm is plan.arms[0]:
                 raise
-            left_out.append(LeftOut(ANSWERS, fact_of(error), arm=arm.name))
+            left_out.append(LeftOut(ANSWERS, str(error), arm=arm.name))
     plan = plan.with_arms(arms, left_out)
     short: dict[str, tuple[Record | None, ...]] = {}
     left_out = []
@@ -65,7 +64,7 @@ def answer(plan: TrialPlan) -> tuple[TrialPlan, Answers]:
                 if arm is plan.arms[0]:
                     raise
                 by_arm.append(None)
-                left_out.append(LeftOut(SHORT_FORM, fact_of(error), arm=arm.name, form=str(form.task)))
+                left_out.append(LeftOut(SHORT_FORM, str(error), arm=arm.name, form=str(form.task)))
         short[str(form.task)] = tuple(by_arm)
     return plan.with_arms(plan.arms, left_out), Answers(tuple(records), short)
 

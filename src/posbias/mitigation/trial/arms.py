@@ -15,7 +15,6 @@ from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import Method
 from posbias.mitigation.trial.files import is_recipe, recipe_names
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import Caveat, fact_of, refusal
 
 UNCHANGED = "unchanged"
 """Name of the arm without a method."""
@@ -29,8 +28,6 @@ METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT, INFLUENCE, SIDE_EFFECTS = (
 )
 """Parts of a trial that may be left out: a whole method, its answers, a short form under it, the verdict on that form,
 its influence, all side effects."""
-REFUSED_BY_SERVER, CHANGES_REQUESTS = "server", "requests"
-"""Reasons why influence is not measured: the model is behind a server; the method changes requests alone."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,8 @@ class LeftOut:
 
     part: str
     """METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT, INFLUENCE or SIDE_EFFECTS."""
-    reason: Caveat = ""
-    """The fact of a refusal, or one of the reasons above."""
+    reason: str = ""
+    """The sentence of a refusal, or the end of one."""
     arm: str = ""
     """Name of the arm; empty: all of them."""
     form: str = ""
@@ -123,7 +120,7 @@ def resolve_arms(
         except UsageError as error:
             if not unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, fact_of(error), arm=str(entry)))
+            left_out.append(LeftOut(METHOD, str(error), arm=str(entry)))
     all_names = [arm.name for arm in arms]
     twice = [name for name in all_names if all_names.count(name) > 1]
     if twice:
@@ -135,9 +132,9 @@ def _check_fit(fit: Fit, responder: Responder, *, request: Request, calibration:
     """Refuse, before any work, a method that cannot be fitted to what there is."""
     name = fit.method.name
     if _model_of(responder) is None:
-        raise refusal("fit_behind_server", method=name)
+        raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
     if not calibration:
-        raise refusal("fit_without_samples", method=name)
+        raise UsageError(f"{name} is fitted and needs calibration samples; got 0")
     fit.check(calibration, request, responder)
 
 
@@ -146,5 +143,5 @@ def _given_arm(entry: Any, responder: Responder, *, name: str) -> Arm:
     model = _model_of(responder)
     method = resolve_method(entry, model)
     if model is None and method.needs_model:
-        raise refusal("method_behind_server", method=method.name)
+        raise UsageError(f"{method.name} needs the model itself, not one behind a server")
     return Arm(name, responder, method, path=entry if is_recipe(entry) else "")

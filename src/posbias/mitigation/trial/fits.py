@@ -14,7 +14,6 @@ from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.mitigation.trial.arms import METHOD, Arm, LeftOut
 from posbias.mitigation.trial.ordinary_text import windows_of_fits
 from posbias.mitigation.trial.plan import TrialPlan
-from posbias.runs.caveats import fact_of
 from posbias.runs.parts import below
 
 TENSORS = "tensors/"
@@ -37,7 +36,7 @@ def fit_arms(plan: TrialPlan) -> TrialPlan:
         except UsageError as error:
             if not plan.options.unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, fact_of(error), arm=arm.name))
+            left_out.append(LeftOut(METHOD, str(error), arm=arm.name))
             continue
         fitted = read_json(piece, "fit")
         method = MITIGATIONS.parse(fitted["method"]).with_tensors(below(piece, TENSORS))

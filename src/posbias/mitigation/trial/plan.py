@@ -25,7 +25,6 @@ from posbias.mitigation.trial.arms import Arm, LeftOut, resolve_arms
 from posbias.mitigation.trial.files import check_files, contents_sha256, is_recipe
 from posbias.mitigation.trial.options import MitigateOptions
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import caveat_text
 from posbias.runs.parts import PartStore, clear_unfinished, made_by
 from posbias.tasks.language import Example, LanguageTask
 
@@ -95,7 +94,7 @@ class TrialPlan:
     def with_arms(self, arms: Sequence[Arm], left_out: Sequence[LeftOut]) -> "TrialPlan":
         """The plan with fewer, or fitted, arms and with what was left out for it."""
         if len(arms) == 1:
-            reasons = [f"{part.arm} was not tried: {caveat_text(part.reason)}" for part in (*self.left_out, *left_out)]
+            reasons = [f"{part.arm} was not tried: {part.reason}" for part in (*self.left_out, *left_out)]
             raise UsageError(f"mitigate: no method to try ({'; '.join(reasons) or 'none is given'})")
         return replace(self, arms=tuple(arms), left_out=(*self.left_out, *left_out))
 

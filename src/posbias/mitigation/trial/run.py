@@ -24,7 +24,6 @@ from posbias.mitigation.trial.plan import ARMS, TrialPlan, plan_trial
 from posbias.mitigation.trial.result import MitigationTrial
 from posbias.mitigation.trial.side_effects import measure_side_effects
 from posbias.progress import report
-from posbias.runs.caveats import fact_of
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import finished_run
 from posbias.runs.running import run_directory
@@ -109,7 +108,7 @@ def _tried(plan: TrialPlan) -> TrialPlan:
         except UsageError as error:
             if not plan.options.unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, fact_of(error), arm=arm.name))
+            left_out.append(LeftOut(METHOD, str(error), arm=arm.name))
     return plan.with_arms(arms, left_out)
 
 
