@@ -31,8 +31,6 @@ from posbias.mitigation.judging.verdicts import (
     WITHHELD,
     Verdict,
 )
-from posbias.mitigation.trial import arms as parts
-from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.result import ArmResult
 from posbias.report.evaluate import measure_words
@@ -222,20 +220,6 @@ def text_change(verdict: Verdict, arm: ArmResult) -> str:
 def seconds_each(arm: ArmResult) -> str:
     """Seconds of one request."""
     return number_text(arm.effort.seconds / arm.effort.requests if arm.effort.requests else None)
-
-
-def left_out_text(part: LeftOut) -> str:
-    """A part of the trial that was left out, and why."""
-    reason = part.undecided or part.reason
-    of_arm = f" under {part.arm}" if part.arm else ""
-    return {
-        parts.METHOD: f"{part.arm} was not tried: {reason}",
-        parts.ANSWERS: f"{part.arm}: {reason}",
-        parts.SHORT_FORM: f"{part.form} was not put to {part.arm}: {reason}",
-        parts.SHORT_VERDICT: f"{part.form}{of_arm} was not judged: {reason}",
-        parts.INFLUENCE: f"influence{of_arm} was not measured: {reason}",
-        parts.SIDE_EFFECTS: "ordinary text and short forms: the run was ended before them",
-    }[part.part]
 
 
 def _capital(text: str) -> str:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from posbias.errors import UsageError
-from posbias.evaluation.reading import Withheld
 from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.mitigation.fitting.base import Fit, fit_of
 from posbias.mitigation.methods.applying import answering_under, resolve_method
@@ -18,32 +17,6 @@ from posbias.models.hugging_face import HuggingFaceModel
 
 UNCHANGED = "unchanged"
 """Name of the arm without a method."""
-METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT, INFLUENCE, SIDE_EFFECTS = (
-    "method",
-    "answers",
-    "short form",
-    "short form's verdict",
-    "influence",
-    "side effects",
-)
-"""Parts of a trial that may be left out: a whole method, its answers, a short form under it, the verdict on that form,
-its influence, all side effects."""
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """One part of a trial that was left out, and why."""
-
-    part: str
-    """METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT, INFLUENCE or SIDE_EFFECTS."""
-    reason: str = ""
-    """The sentence of a refusal, or the end of one."""
-    arm: str = ""
-    """Name of the arm; empty: all of them."""
-    form: str = ""
-    """Short form of the task; empty: the task itself."""
-    undecided: Withheld = ""
-    """Why answers decide nothing, if that is the reason."""
 
 
 def slug_of(name: str, distinction: str = "") -> str:
@@ -97,7 +70,7 @@ def _model_of(responder: Responder) -> HuggingFaceModel | None:
 
 def resolve_arms(
     entries: Sequence[Any], responder: Responder, *, request: Request, calibration: int, unnamed: bool
-) -> tuple[list[Arm], list[LeftOut]]:
+) -> tuple[list[Arm], list[str]]:
     """The unchanged model and every method that can be read.
 
     A method that does not apply is refused if it was named, and left out with the reason otherwise.
@@ -120,7 +93,7 @@ def resolve_arms(
         except UsageError as error:
             if not unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, str(error), arm=str(entry)))
+            left_out.append(f"{entry} was not tried: {error}")
     all_names = [arm.name for arm in arms]
     twice = [name for name in all_names if all_names.count(name) > 1]
     if twice:

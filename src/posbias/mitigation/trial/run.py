@@ -15,7 +15,6 @@ from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder, as_responder
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.trial.answers import answer
-from posbias.mitigation.trial.arms import METHOD, LeftOut
 from posbias.mitigation.trial.fits import fit_arms
 from posbias.mitigation.trial.options import MitigateOptions
 from posbias.mitigation.trial.ordinary_text import judged_windows
@@ -108,7 +107,7 @@ def _tried(plan: TrialPlan) -> TrialPlan:
         except UsageError as error:
             if not plan.options.unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, str(error), arm=arm.name))
+            left_out.append(f"{arm.name} was not tried: {error}")
     return plan.with_arms(arms, left_out)
 
 
