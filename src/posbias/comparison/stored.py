@@ -12,7 +12,7 @@ exist):
     SUBJECT/depth/jacobian/layers                  [n_layers] int64          SUBJECT/depth/jacobian/{influence,low,high}
 
 Scalars: `subjects`: {SUBJECT: {measured: [KIND], theories: [NAME], mixing: [DEFINITION], summaries: {KIND: {STATISTIC:
-interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [caveat],
+interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [sentence],
 `precision`: {KIND: {LOSS: [one per checked prompt]}}, `details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
 interval}, what a theory finds beside its profile, `ingredients`: {KIND: {count, flat, left_out: {NAME: {distance,
 cost}}}}. An interval is {value, low, high}, None if infinite or undefined. `resolved` may hold `title`, `command` and
@@ -109,7 +109,7 @@ class ProfileRun(Result):
                 kind: Contrast(**_fields_of(Contrast, stored)) for kind, stored in scalars.get("contrasts", {}).items()
             },
             curves=_curves(record, subjects[0]),
-            left_out=tuple(scalars.get("left_out", ())),
+            left_out=tuple(map(str, scalars.get("left_out", ()))),
             precision=scalars.get("precision", {}),
             details=scalars.get("details", {}),
             found=_read(scalars.get("found", {})),

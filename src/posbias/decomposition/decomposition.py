@@ -6,7 +6,7 @@ Shifts are those of the first, middle and last mass, which are linear in a profi
 the shift of each, with and without the ingredient, and so is a theory's.
 
 The record, of verb "decompose" (`posbias.report.decompose` draws it). Scalars: `count`, `kinds` (names),
-`sources`, `left_out` {source: caveat}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
+`sources`, `left_out` {source: why}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
 [{intervention, source, kind, mass, before, after, shift, gap}], `scores` [{source, kind, error, no_shift, difference,
 interventions, n_units, decides}]. An interval is {value, low, high}, None if infinite. Arrays [count n_positions],
 one profile per prompt: `baseline/SOURCE/KIND` and `changed/INTERVENTION/SOURCE/KIND`; and `divergence/INTERVENTION`

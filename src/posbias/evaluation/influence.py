@@ -7,7 +7,7 @@ others look at the last position's output.
 
 Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
 influence; scalars `influence`: {series: [{source, kind, what, means: [interval], correlations: {measure:
-Correlations.as_record}}], left_out: [caveat]}.
+Correlations.as_record}}], left_out: [sentence]}.
 """
 
 import hashlib

@@ -108,7 +108,7 @@ class Prediction(Result):
                 for name, stored in record.scalars.get("found", {}).items()
             },
             arrays={name: array for name, array in record.arrays.items() if not name.startswith(PROFILE)},
-            caveats=tuple(record.scalars.get("caveats", ())),
+            caveats=tuple(map(str, record.scalars.get("caveats", ()))),
             seed=record.seeds.get("theory", 0),
             about=about,
         ).with_record(record)

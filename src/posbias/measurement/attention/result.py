@@ -261,8 +261,8 @@ def _of_record(record: Record) -> AttentionStatistics:
         kernels=MeanKernels(*(arrays[f"kernels/{name}"] for name in ("mean", "squared", "bounds"))),
         mixing=MixingStatistics(share("mixing/tokens"), share("mixing/frobenius"), arrays["mixing/by_position"]),
         row_error=scalars["row_error"],
-        left_out=tuple(scalars["left_out"]),
-        caveats=tuple(scalars["caveats"]),
+        left_out=tuple(map(str, scalars["left_out"])),
+        caveats=tuple(map(str, scalars["caveats"])),
         rollouts={name: arrays[f"rollouts/{name}/per_prompt"] for name in scalars["rollouts"]},
         about=record.resolved,
     )

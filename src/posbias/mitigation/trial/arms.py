@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from posbias.errors import UsageError
-from posbias.evaluation.responders import LocalResponder, Request, Responder
+from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.mitigation.fitting.base import Fit, fit_of
+from posbias.mitigation.fitting.calibration import LEAST_SAMPLES
 from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import Method
 from posbias.mitigation.trial.files import is_recipe, recipe_names
@@ -69,14 +70,13 @@ def _model_of(responder: Responder) -> HuggingFaceModel | None:
 
 
 def resolve_arms(
-    entries: Sequence[Any], responder: Responder, *, request: Request, calibration: int, unnamed: bool
+    entries: Sequence[Any], responder: Responder, *, calibration: int, unnamed: bool
 ) -> tuple[list[Arm], list[str]]:
     """The unchanged model and every method that can be read.
 
     A method that does not apply is refused if it was named, and left out with the reason otherwise.
 
     Args:
-        request: One request of the test.
         calibration: Samples to fit to; a method whose parameters have defaults is fitted only if there are some.
     """
     arms, left_out = [Arm(UNCHANGED, responder)], []
@@ -86,7 +86,7 @@ def resolve_arms(
         try:
             fit = fit_of(entry) if isinstance(entry, str) and not is_recipe(entry) else None
             if fit is not None and (fit.required or calibration):
-                _check_fit(fit, responder, request=request, calibration=calibration)
+                _check_fit(fit, responder, calibration)
                 arms.append(Arm(str(entry), responder, fit=fit))
             else:
                 arms.append(_given_arm(entry, responder, name=names.get(str(entry), str(entry))))
@@ -101,14 +101,13 @@ def resolve_arms(
     return arms, left_out
 
 
-def _check_fit(fit: Fit, responder: Responder, *, request: Request, calibration: int) -> None:
+def _check_fit(fit: Fit, responder: Responder, calibration: int) -> None:
     """Refuse, before any work, a method that cannot be fitted to what there is."""
     name = fit.method.name
     if _model_of(responder) is None:
         raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
-    if not calibration:
-        raise UsageError(f"{name} is fitted and needs calibration samples; got 0")
-    fit.check(calibration, request, responder)
+    if calibration < LEAST_SAMPLES:
+        raise UsageError(f"{name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {calibration}")
 
 
 def _given_arm(entry: Any, responder: Responder, *, name: str) -> Arm:

@@ -134,7 +134,6 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
     arms, left_out = resolve_arms(
         entries,
         responder,
-        request=replace(test.requests[0], max_tokens=1),
         calibration=options.calibration,
         unnamed=options.unnamed,
     )
