@@ -4,7 +4,6 @@ The whole repository is the source, so that every link between pages leads where
 front page; the navigation is read from the tables of `docs/README.md` and `studies/README.md`, which list the pages.
 """
 
-import ast
 import re
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +14,6 @@ from docutils.utils.math.latex2mathml import tex2mathml
 
 import posbias
 from posbias.display.showing import Showing
-from posbias.runs.sentences import SENTENCES
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = {"README": ROOT / "docs/README.md", "studies/README": ROOT / "studies/README.md"}
@@ -84,30 +82,6 @@ def describe_names(app: Any, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"^```\{names\}\n(.*?)^```", directives, source[0], flags=re.M | re.S)
 
 
-def list_messages(app: Any, page: str, source: list[str]) -> None:
-    """A fence for messages, as all that the library refuses, by the folder that does."""
-    if "```{messages}" not in source[0]:
-        return
-    messages: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "src/posbias").rglob("*.py")):
-        room = path.relative_to(ROOT / "src/posbias").parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Call(
-                    func=ast.Name(id="UsageError" | "RunError"), args=[ast.Constant() | ast.JoinedStr() as text]
-                ):
-                    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
-                    words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
-                    messages.setdefault(room, []).append(" ".join(words.split()))
-                case ast.Call(func=ast.Name(id="refusal" | "failure"), args=[ast.Constant(name)]):
-                    messages.setdefault(room, []).append(re.sub(r"\{.*?\}", "…", SENTENCES[name]))
-    rooms = [
-        f"## {room}\n\n" + "\n".join(f"- ``{' '}{words}{' '}``" for words in sorted({*told}))
-        for room, told in messages.items()
-    ]
-    source[0] = re.sub(r"^```\{messages\}\n```", lambda _: "\n\n".join(rooms), source[0], flags=re.M)
-
-
 def plain_text(app: Any, what: str, name: str, described: Any, options: Any, lines: list[str]) -> None:
     """Docstrings are plain text: | and * stand for themselves, and a field's first colon does not end its type."""
     lines[:] = [re.sub(r"([|*])", r"\\\1", line) for line in lines]
@@ -133,6 +107,5 @@ def setup(app: Any) -> None:
     app.add_html_math_renderer("mathml", (write_mathml, None), (write_mathml, None))
     app.connect("source-read", add_navigation)
     app.connect("source-read", describe_names)
-    app.connect("source-read", list_messages)
     app.connect("autodoc-process-docstring", plain_text, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", restore_colons, priority=600)

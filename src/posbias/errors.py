@@ -7,8 +7,6 @@ elsewhere, names above all, passes `printable` before a person sees it.
 
 import os
 import traceback
-from collections.abc import Mapping
-from typing import Any
 
 
 def printable(text: str) -> str:
@@ -42,10 +40,8 @@ class _OneSentenceError(Exception):
 
     _shown = False
 
-    def __init__(self, message: str, fact: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(printable(without_long_lists(message)))
-        self.fact = fact
-        """What the sentence says as a name and numbers, for a record (`runs.caveats`); None if they were not kept."""
 
     def _render_traceback_(self) -> list[str]:
         """Text in IPython: the sentence at first, the traceback when asked again (`%tb`) or with POSBIAS_DEBUG."""

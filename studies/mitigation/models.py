@@ -42,7 +42,6 @@ from posbias.mitigation.judging.verdicts import (
     settle,
 )
 from posbias.mitigation.methods.recipe import write_recipe
-from posbias.mitigation.trial.arms import SIDE_EFFECTS, LeftOut
 from posbias.mitigation.trial.side_effects import effort_of
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain, read_record
@@ -116,7 +115,7 @@ def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") 
         "curves": {measure: curves},
         "effort": [asdict(effort_of(each)) for each in found],
         "requirement": None,
-        "left_out": [asdict(LeftOut(SIDE_EFFECTS))],
+        "left_out": ["ordinary text and short forms: the run was ended before them"],
     }
     record.arrays = {
         "positions": found[0].arrays["positions"],

@@ -7,7 +7,6 @@ import torch
 import transformers
 
 from posbias import load_model
-from posbias.runs.caveats import caveat_text
 from posbias.runs.records import read_record
 
 SHORT = ("--length", "8", "--count", "2", "--kinds", "probability")
@@ -55,7 +54,7 @@ def test_mean_field_says_what_large_logits_leave_to_chance(posbias, large, tmp_p
     }
     result = posbias(verb, *asked[verb], "--out", tmp_path)
     assert result.returncode == 0, result.stderr
-    (caveat,) = map(caveat_text, read_record(tmp_path).scalars["caveats"])
+    (caveat,) = read_record(tmp_path).scalars["caveats"]
     assert f"the mean of {2 if verb == 'audit' else 100} about 0." in caveat
     assert f"\n- {caveat}\n" in result.stdout
     assert f">{caveat}<" in html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
@@ -68,6 +67,6 @@ def test_caveats_are_printed_and_reported(posbias, falcon, tmp_path, verb):
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf-8"))
     caveats = load_model(falcon).describe()["caveats"]
     assert caveats
-    for caveat in map(caveat_text, caveats):
+    for caveat in caveats:
         assert f"\n- {caveat}\n" in result.stdout
         assert f">{caveat}<" in page

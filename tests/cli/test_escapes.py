@@ -69,7 +69,7 @@ def test_a_served_name_and_a_file_of_a_task(posbias: Any, tmp_path: Path) -> Non
 def evil_record() -> Record:
     """Of somebody who wants to be read."""
     record = Record("predict", {"theory": EVIL}, {"title": EVIL, "theory": EVIL, "command": EVIL})
-    record.scalars = {"caveats": [{"caveat": EVIL}], "left_out": [EVIL], EVIL: {EVIL: EVIL}}
+    record.scalars = {"caveats": [EVIL, {"caveat": EVIL}], "left_out": [EVIL], EVIL: {EVIL: EVIL}}
     record.arrays = {f"theories/{EVIL.replace('/', '')}/influence": np.full(8, 1 / 8)}
     record.run_id = record.error = EVIL
     return record

@@ -60,7 +60,7 @@ def test_bad_input_is_one_line(posbias, long_llama):
         (("--methods", "nosuch"), "unknown mitigation 'nosuch'"),
         (("--methods", "temperature(scale=0.3, strength=2)"), "strength must lie in [0, 1]"),
         (("--methods", "key_bias", "--calibration", "0"), "key_bias is fitted and needs calibration samples"),
-        (("--methods", "key_bias", "--calibration", "2"), "2 calibration samples given; at least 4"),
+        (("--methods", "key_bias", "--calibration", "2"), "needs calibration samples, at least 4; got 2"),
         (("--methods", "nofile.json"), "there is no file 'nofile.json'; allowed: all, names or spellings of methods"),
         (("--methods", "key_bias", "--fit", "begin='no.json'"), "there is no file begin='no.json'; allowed: the path"),
         (("--by", "rank"), "by must be accuracy, starts or logprob"),

@@ -15,7 +15,6 @@ from posbias.decomposition.decomposition import mean_intervals, scores_of, shift
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import caveat_text
 from posbias.runs.records import read_record
 from posbias.runs.results import result_of
 from posbias.statistics import mean_ends
@@ -245,13 +244,13 @@ def test_families_without_an_ingredient_say_so(prompts):
     options = DecomposeOptions(interventions=["no_rope", "no_alibi", "no_learned_positions"], kinds=("logit",))
     found = decompose(model, few, options=options)
     off, alibi, learned = found.counterfactuals
-    assert "no rotary module" in caveat_text(off.reasons["measured"])
-    assert "no rotary module" in caveat_text(off.reasons["attention_rollout"])  # not a shift of zero
+    assert "no rotary module" in off.reasons["measured"]
+    assert "no rotary module" in off.reasons["attention_rollout"]  # not a shift of zero
     assert off.divergence is None
     assert "measured" not in alibi.reasons
     assert "rollout_content" not in alibi.reasons
-    assert "no table of learned positions" in caveat_text(learned.reasons["measured"])
-    assert "the first kind measured is logit" in caveat_text(found.left_out["power_rollout"])
+    assert "no table of learned positions" in learned.reasons["measured"]
+    assert "the first kind measured is logit" in found.left_out["power_rollout"]
     assert {shift.source for shift in found.shifts} >= {"measured", "rollout_content"}
     assert "no_rope" not in found.divergences
 

@@ -24,7 +24,6 @@ from posbias.evaluation.responders.pass_plan import (
     shared_length,
     visiting_order,
 )
-from posbias.runs.caveats import caveat_text
 from tiny_families import (
     CONFIGS,
     HYBRIDS,
@@ -261,7 +260,7 @@ def test_what_does_not_fit_is_skipped_never_truncated() -> None:
     first, second = responder.respond([long, short], score=True)
     assert first.score is None
     assert first.response is not None
-    assert caveat_text(first.response.skipped) == "60 tokens and 5 of the answer; the model takes 64"
+    assert first.response.skipped == "60 tokens and 5 of the answer; the model takes 64"
     assert second.score is not None
     assert scored(responder, [long])[0] is not None
 

@@ -55,7 +55,7 @@ def test_a_server_that_is_killed_and_begun_again_loses_nothing(server: Transform
     assert (responder.usage.prompt_tokens, responder.usage.generated_tokens) == counts
 
     assert scored(responder, text[:2]) == [None, None]
-    assert responder.describe()["no_scores_because"] == {"caveat": "no_log_probabilities"}
+    assert responder.describe()["no_scores_because"] == "the server repeats no log-probabilities"
 
     talk = requests(chat=True)[:2]
     chatting = ServerResponder(server.address, server.model, replace(OPTIONS, kind="chat"))

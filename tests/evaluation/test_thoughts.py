@@ -24,7 +24,6 @@ from posbias.mitigation.fitting.descent import encoded_answers
 from posbias.prompts.templates import with_template_options
 from posbias.report import report_of
 from posbias.report.page import html_of
-from posbias.runs.caveats import caveat_text
 from posbias.tasks.language import Documents
 
 FAST = ServerOptions(retries=1, first_delay=0.01, timeout=5.0, concurrency=1)
@@ -172,7 +171,7 @@ def test_an_answer_is_not_scored_where_the_template_opens_thoughts_and_is_where_
     assert reply.score is None
     assert reply.response is not None
     assert reply.response.thinking == UNFINISHED
-    assert "end where the model's thoughts begin" in caveat_text(thinking.describe()["no_scores_because"])
+    assert "end where the model's thoughts begin" in thinking.describe()["no_scores_because"]
     example = next(Documents(documents=2, chat=True).examples(thinking.tokenizer, count=1))
     with pytest.raises(UsageError, match="no influence on the answer: the prompts end where the model's thoughts"):
         encoded_prompt(example, thinking.tokenizer)

@@ -79,13 +79,12 @@ def influence(model, token_ids) -> np.ndarray:
 def test_an_intervention_is_refused_or_leaves_the_model_bit_for_bit_as_it_was(name, token_ids):
     model = shaken_model(name)
     before = last(model, token_ids)
-    applied, refused = set(), []
+    applied = set()
     for literal in [*(EXAMPLES.get(variant, variant) for variant in INTERVENTIONS), *UNCHANGING]:
         try:
             with intervened(model, literal) as changed:
                 after = last(changed, token_ids)
-        except UsageError as error:
-            refused.append(error)
+        except UsageError:
             continue
         finally:
             assert torch.equal(last(model, token_ids), before), literal
@@ -93,7 +92,6 @@ def test_an_intervention_is_refused_or_leaves_the_model_bit_for_bit_as_it_was(na
         assert bool(after.isfinite().all())
         torch.testing.assert_close(after, before, rtol=0, atol=1e-12) if literal in UNCHANGING else None
         assert literal in UNCHANGING or not torch.allclose(after, before, rtol=0, atol=1e-3), literal
-    assert all(error.fact for error in refused), "a record keeps the fact, not the sentence"
     for literal in ("window(width=4)", "sink_masked(positions=2)", "bidirectional", EXAMPLES["key_biased"]):
         assert (literal in applied) == (name not in REFUSED["masks"]), literal
     for literal in ("no_learned_positions", "no_alibi", "no_learned_sinks"):

@@ -25,7 +25,6 @@ from posbias.models.attention import AttentionLayer, block_ranges, blocks_of, el
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import caveat_text
 from tiny_families import VOCABULARY, shaken_model
 
 N_POSITIONS, COUNT, DEPTH, HEADS = 19, 3, 3, 4
@@ -137,7 +136,7 @@ def _violations(kernel: np.ndarray) -> tuple[float, float]:
 
 def test_where_a_model_breaks_its_promise_is_said() -> None:
     caveats = attention(_model("falcon-alibi"), _prompts()).caveats
-    assert any("ALiBi" in caveat_text(caveat) for caveat in caveats)
+    assert any("ALiBi" in caveat for caveat in caveats)
     assert attention(_model("bloom"), _prompts()).caveats == ()
 
 
@@ -150,7 +149,7 @@ def test_one_prompt_has_the_monotonicity_of_its_own_kernel_however_long() -> Non
     several = attention(model, _prompts(), options=AttentionOptions(kernel_cells=5, mean_content=False))
     assert several.monotonicity.of_mean is None
     assert several.similarity.of_mean is None
-    assert [caveat_text(reason).split(":")[0] for reason in several.left_out] == [
+    assert [reason.split(":")[0] for reason in several.left_out] == [
         "monotonicity of the mean kernel",
         "similarity of the mean content logits",
     ]
@@ -399,7 +398,7 @@ def test_what_mixes_positions_beside_attention_or_in_its_place_is_named_and_coun
     model, prompts = _model(kind), _prompts()
     found = attention(model, prompts)
     (caveat,) = found.caveats
-    assert caveat == {"caveat": "linear_layers_not_counted", "depth": DEPTH, "counted": counted}
+    assert caveat.startswith(f"layers stand here for those with attention, in order: {counted} (from 0) of {DEPTH};")
     whole = [mixing_of_layers(model, ids, prompt=index).tokens for index, ids in enumerate(prompts.token_ids)]
     attending = [int(layer) for layer in counted.split(", ")]
     np.testing.assert_allclose(found.mixing.tokens.per_prompt, np.array(whole)[:, attending])

@@ -130,7 +130,7 @@ def test_undescribed_models_are_measured_without_mixing(undescribed_model: Model
     assert set(measured.profiles) == {"jacobian", "probability"}
     assert measured.mixing is None
     assert measured.mixing_frobenius_high is None
-    assert measured.left_out == ({"caveat": "mixing_without_description"},)
+    assert measured.left_out == ("mixing: the model's family has no description",)
 
 
 def test_description_is_plain(llama: Model, make_prompts: MakePrompts) -> None:

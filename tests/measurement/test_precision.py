@@ -67,7 +67,7 @@ def test_weights_that_cannot_be_converted_are_told(llama: HuggingFaceModel) -> N
     spread.network.hf_device_map = {"": "cpu"}
     measured = measure(spread, PROMPTS, kinds="logit")
     assert measured.precision == {}
-    assert measured.left_out == ({"caveat": "precision_not_checked", "because": {"caveat": "weights_spread"}},)
+    assert measured.left_out == ("precision check: the weights are spread over devices",)
 
 
 def test_a_position_without_influence_loses_nothing() -> None:

@@ -141,17 +141,14 @@ def test_what_is_not_allowed_is_refused_by_name(name, method, message):
 
 
 def test_every_family_is_served_or_refused():
-    refused = []
     for name in sorted({name.partition("-")[0] for name in CONFIGS}):
         model = shaken_model(name, dtype=torch.float32)
         try:
             with mitigated(model, METHOD):
                 found = logits(model, logits_to_keep=1)
-        except UsageError as error:
-            refused.append(error)
+        except UsageError:
             continue
         assert not torch.equal(found, logits(model, logits_to_keep=1)), name
-    assert all(error.fact for error in refused)  # for records
 
 
 def test_middle_layers_are_those_of_the_released_configurations():

@@ -19,7 +19,6 @@ from posbias.models.reference.network import ReferenceTransformer, load_referenc
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.models.reference.recurrence import CHUNK, recurrence
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import caveat_text
 from posbias.theory.power_rollout.rollout import trace_model
 from posbias.theory.power_rollout.walk import BACK_PROPAGATION
 
@@ -156,7 +155,7 @@ def test_theories_read_its_own_decays_and_nothing_takes_it_for_attention(tmp_pat
     bare = softplus(block.step_bias) * block.rate.exp() / np.log(2)
     np.testing.assert_allclose(group.linear_slopes(), bare.numpy() * [0.05, 0.6], rtol=1e-12)
     prediction = pb.predict(model, theory="rollout", prompts=prompts())
-    assert any("decays at bare gates" in caveat_text(caveat) for caveat in prediction.caveats)
+    assert any("decays at bare gates" in caveat for caveat in prediction.caveats)
     with pytest.raises(UsageError, match=r"its layers 1, 2 are linear ones \(recurrent\), which have no attention"):
         attention_maps(
             *model.network.stack(model.embed(torch.zeros(1, N, dtype=torch.int64))), torch.zeros(1, 1, N, 8).double()

@@ -21,7 +21,6 @@ from posbias.models.attention import (
 )
 from posbias.models.hugging_face import HuggingFaceModel, Prefix, trusted_prefix
 from posbias.models.rotary import AngleLengths, stretched_positions
-from posbias.runs.caveats import caveat_text
 from tiny_families import CONFIGS, LONGROPE, shaken_model
 
 LLAMA = CONFIGS["llama"]().to_dict()
@@ -122,7 +121,7 @@ def test_yarn_allows_factor_times_the_original_with_a_caveat() -> None:
     """As Qwen 2.5 says to use it: `max_position_embeddings` stays at the original length."""
     model = pb.load_model(network(llama(**YARN)))
     assert model.max_positions == 256
-    assert list(map(caveat_text, model.describe()["caveats"])) == [
+    assert model.describe()["caveats"] == [
         "the configuration names 64 positions; YaRN stretches them to 256 (factor times original length), which are "
         "allowed"
     ]

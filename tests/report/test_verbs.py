@@ -183,11 +183,9 @@ def test_what_is_odd_about_samples_is_said_of_servers_and_of_several_runs_too() 
 
 
 def test_what_prompts_spell_of_control_tokens_is_said() -> None:
-    record = Record(
-        "measure", {}, {"prompts": {"control_tokens": {"</s>": 3}}, "model": {"caveats": [{"caveat": "odd"}]}}
-    )
+    record = Record("measure", {}, {"prompts": {"control_tokens": {"</s>": 3}}, "model": {"caveats": ["odd"]}})
     assert caveats_of(record) == (
-        "{'caveat': 'odd'}",
+        "odd",
         "The prompts spell control tokens ('</s>' 3 times): they were read as ordinary text, never as the tokens.",
     )
 

@@ -52,6 +52,18 @@ def test_a_record_comes_back_as_it_was_saved(tmp_path):
     assert loaded.scalars == {"value": 0.25, "unbounded": None, "count": 3, "pair": [1, 2]}
 
 
+def test_a_caveat_of_an_older_record_is_told_by_its_name_and_numbers(tmp_path):
+    record = example(0.25)
+    because = {"caveat": "mixture_of_experts", "family": "mixtral"}
+    record.scalars["left_out"] = [{"caveat": "theory_left_out", "theory": "power_rollout", "because": because}]
+    record.resolved["model"] = {"caveats": [{"caveat": "falcon_alibi_twice"}]}
+    record.save(tmp_path)
+    loaded = read_record(tmp_path)
+    (told,) = loaded.scalars["left_out"]
+    assert told == "theory_left_out, theory: power_rollout, because: mixture_of_experts, family: mixtral"
+    assert loaded.model == {"caveats": ["falcon_alibi_twice"]}
+
+
 def test_record_json_is_strict_json_with_versions_and_no_paths(tmp_path):
     example(0.25).save(tmp_path / "run")
     text = (tmp_path / "run" / RECORD_FILE).read_text()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from posbias import predict
-from posbias.runs.caveats import caveat_text
 from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, network_profiles, scatter_caveat, spec_of
 from posbias.theory.mean_field.prediction import distance, scatter
 
@@ -51,9 +50,9 @@ def test_a_prediction_says_how_far_one_initialisation_lies(fresh):
     one = large.numbers["distance_of_one_initialisation"]
     assert (
         f"a single one lies at least W1 {one:.3f} from the mean of all, the mean of 100 about {one / 10:.3f}"
-        in caveat_text(large.caveats[0])
+        in large.caveats[0]
     )
-    assert f"about {one / 2:.3f}" in caveat_text(scatter_caveat(networks, initialisations=4))
+    assert f"about {one / 2:.3f}" in scatter_caveat(networks, initialisations=4)
     assert large.numbers["largest_logit_variance"] > 1
     record = large.record
     assert record.scalars["caveats"] == list(large.caveats)

@@ -200,7 +200,7 @@ def test_given_mixing_works_for_families_without_a_power_rollout(kind: str) -> N
 def test_a_stream_that_is_normalised_itself_has_no_power_form() -> None:
     found = attention_rollouts(_model("opt-350m"), _prompts(2))
     assert list(found.rollouts) == ["rollout", "attention_only", "norm_weighted"]
-    assert found.left_out == ({"caveat": "power_of_normalised_stream"},)
+    assert found.left_out == ("power: the model normalises the stream itself, after adding to it",)
 
 
 def test_one_token_is_all_there_is() -> None:

@@ -12,7 +12,6 @@ from posbias import Architecture, UsageError
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.networks import random_network
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import caveat_text
 from posbias.theory import predict, rollout_profile
 from posbias.theory.power_rollout import PowerRollout, ingredients
 from posbias.theory.power_rollout.linear import DRAWS, linear_pull, run_layer
@@ -112,4 +111,4 @@ def test_the_rollout_of_a_hybrid_model_has_its_own_decays() -> None:
     np.testing.assert_allclose(slopes[0][0], np.quantile(decays, [0.125, 0.375, 0.625, 0.875]))
     prediction = predict(model, theory="rollout", prompts=prompts(2))
     assert abs(prediction.profile.influence.sum() - 1) < 1e-12
-    assert any("decays at bare gates" in caveat_text(caveat) for caveat in prediction.caveats)
+    assert any("decays at bare gates" in caveat for caveat in prediction.caveats)

@@ -19,7 +19,6 @@ from posbias.checks import check_whole, checked
 from posbias.errors import UsageError
 from posbias.limits import HEADS
 from posbias.registry import Registry
-from posbias.runs.caveats import refusal
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ class Architecture:
         """Diagonal logit offset of every layer and head."""
         content = _per_layer_and_head("content", self.content, (self.depth, self.heads))
         if not np.all(np.isfinite(content)):
-            raise refusal("content_not_finite", content=repr(self.content))
+            raise UsageError(f"content must be finite, got {self.content!r}")
         return content
 
     @cached_property

@@ -34,7 +34,6 @@ from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.registry import split_literals
 from posbias.report import conclude
-from posbias.runs.caveats import Caveat, distinct
 from posbias.runs.engines import Engine, Local
 from posbias.runs.parts import PartStore, below, fingerprint, finished_run
 from posbias.runs.records import Record
@@ -87,7 +86,7 @@ class AuditOptions(Loading):
 TRAINED, INITIALISED = "trained", "initialised"
 
 
-Examined = tuple[Subject, list[Caveat], list[Caveat]]
+Examined = tuple[Subject, list[str], list[str]]
 """A state of the model, not compared yet, with what was left out of it and caveats."""
 
 
@@ -197,7 +196,7 @@ def _run(
         **batches,
     }
     record = Record(verb="audit", arguments=arguments, resolved=resolved, seeds={"seed": options.seed})
-    left_out = distinct(reason for _, reasons, _ in examined for reason in reasons)
+    left_out = list(dict.fromkeys(reason for _, reasons, _ in examined for reason in reasons))
     store_subjects(record, subjects, contrasts=contrasts, left_out=left_out)
     record.scalars["caveats"] = [caveat for _, _, caveats in examined for caveat in caveats]
     if directory is not None:

@@ -57,8 +57,11 @@ Mixing = Annotated[
 ]
 RESIDUAL = "0.1"
 """Mixing if none is given: `architecture.mixing.RESIDUAL_MIXING`, spelled here because that takes numpy."""
-DEFAULT_MIXING = {"caveat": "default_mixing", "mixing": float(RESIDUAL)}
-"""A caveat (`posbias.runs.caveats`)."""
+DEFAULT_MIXING = (
+    f"Mixing {RESIDUAL} in every layer is the default (--mixing): attention carries a tenth of each layer's "
+    "update and the residual stream nine tenths; five published models have 0.06 to 0.14 on average."
+)
+"""A caveat."""
 Kinds = Annotated[
     str,
     typer.Option(

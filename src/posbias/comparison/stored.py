@@ -12,7 +12,7 @@ exist):
     SUBJECT/depth/jacobian/layers                  [n_layers] int64          SUBJECT/depth/jacobian/{influence,low,high}
 
 Scalars: `subjects`: {SUBJECT: {measured: [KIND], theories: [NAME], mixing: [DEFINITION], summaries: {KIND: {STATISTIC:
-interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [caveat],
+interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [sentence],
 `precision`: {KIND: {LOSS: [one per checked prompt]}}, `details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
 interval}, what a theory finds beside its profile, `ingredients`: {KIND: {count, flat, left_out: {NAME: {distance,
 cost}}}}. An interval is {value, low, high}, None if infinite or undefined. `resolved` may hold `title`, `command` and
@@ -36,7 +36,6 @@ from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import INFLUENCE, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.runs.caveats import Caveat
 from posbias.runs.records import MEASURED_PART, REPORT_FILE, Record
 from posbias.runs.results import RESULTS, Result
 from posbias.statistics import Interval
@@ -81,7 +80,7 @@ class ProfileRun(Result):
     """Per kind, the first subject (trained) against the second (at initialisation)."""
     curves: Mapping[str, Settings] = field(default_factory=dict)
     """Settings behind each profile, by group and name ("theories/rollout"); empty for audits."""
-    left_out: tuple[Caveat, ...] = ()
+    left_out: tuple[str, ...] = ()
     """Measurements and theories that are missing or do not apply."""
     precision: Mapping[str, Mapping[str, Sequence[float | None]]] = field(default_factory=dict)
     """Losses by kind and name, one number for each prompt that was checked against float32."""
@@ -110,7 +109,7 @@ class ProfileRun(Result):
                 kind: Contrast(**_fields_of(Contrast, stored)) for kind, stored in scalars.get("contrasts", {}).items()
             },
             curves=_curves(record, subjects[0]),
-            left_out=tuple(scalars.get("left_out", ())),
+            left_out=tuple(map(str, scalars.get("left_out", ()))),
             precision=scalars.get("precision", {}),
             details=scalars.get("details", {}),
             found=_read(scalars.get("found", {})),
@@ -174,7 +173,7 @@ def store_subjects(
     subjects: Sequence[Subject],
     *,
     contrasts: Mapping[str, Contrast] | None = None,
-    left_out: Sequence[Caveat] = (),
+    left_out: Sequence[str] = (),
 ) -> Record:
     """Write compared subjects, the trained model first, into `record` (in place) in the layout above, and return it.
 

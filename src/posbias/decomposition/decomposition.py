@@ -6,7 +6,7 @@ Shifts are those of the first, middle and last mass, which are linear in a profi
 the shift of each, with and without the ingredient, and so is a theory's.
 
 The record, of verb "decompose" (`posbias.report.decompose` draws it). Scalars: `count`, `kinds` (names),
-`sources`, `left_out` {source: caveat}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
+`sources`, `left_out` {source: why}, `interventions` [{name, ingredient, reasons, divergence}], `shifts`
 [{intervention, source, kind, mass, before, after, shift, gap}], `scores` [{source, kind, error, no_shift, difference,
 interventions, n_units, decides}]. An interval is {value, low, high}, None if infinite. Arrays [count n_positions],
 one profile per prompt: `baseline/SOURCE/KIND` and `changed/INTERVENTION/SOURCE/KIND`; and `divergence/INTERVENTION`
@@ -40,7 +40,6 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat, caveat_text
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
@@ -136,7 +135,7 @@ class Counterfactual:
     ingredient: str
     profiles: Mapping[Series, InstanceOf[Profiles]]
     """One profile per prompt by (source, kind); the source "measured" is the changed model."""
-    reasons: Mapping[str, Caveat]
+    reasons: Mapping[str, str]
     """Why a source has no profile, by source."""
     divergence: InstanceOf[Float64[np.ndarray, "count"]] | None
     """KL divergence of the changed next-token distribution from the unchanged one on every prompt, in nats, >= 0: how
@@ -157,7 +156,7 @@ class Decomposition(Result):
     baseline: Mapping[Series, InstanceOf[Profiles]] = field(default_factory=dict)
     """One profile per prompt by (source, kind), nothing replaced."""
     counterfactuals: tuple[Counterfactual, ...] = ()
-    left_out: Mapping[str, Caveat] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
     """Why a source does not apply to this model at all, by source."""
     kinds: tuple[str, ...] = ()
     """Names of the kinds of influence."""
@@ -391,7 +390,7 @@ def _decomposed(subject: HuggingFaceModel, prompts: Prompts, options: DecomposeO
     examiner = examiner_of(subject, prompts, kinds, seed=options.seed, store=store)
     baseline, left_out = examiner.profiles(None, list(SOURCES))
     if MEASURED in left_out:
-        raise RunError(caveat_text(left_out[MEASURED]))
+        raise RunError(left_out[MEASURED])
     present = [name for name in SOURCES if name not in left_out]
     counterfactuals = []
     for intervention in track(interventions, "counterfactuals"):
@@ -419,7 +418,5 @@ def _check_possible(decomposition: Decomposition, options: DecomposeOptions) -> 
         return
     if options.directory is not None and not options.resume:  # resumed, pieces of an earlier request may be there
         clear_parts(options.directory)
-    reasons = [
-        f"{item.name}: {caveat_text(next(iter(item.reasons.values())))}" for item in decomposition.counterfactuals
-    ]
+    reasons = [f"{item.name}: {next(iter(item.reasons.values()))}" for item in decomposition.counterfactuals]
     raise UsageError(f"none of the interventions is possible here ({'; '.join(reasons)})")

@@ -26,8 +26,7 @@ from posbias.measurement.prompt import measure_prompt, mixing_of_layers
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat, fact_of, failure, refusal
-from posbias.runs.parts import PartStore, facts_below, fingerprint, named_facts
+from posbias.runs.parts import PartStore, below, fingerprint, named_texts
 from posbias.theory import predict
 from posbias.theory.power_rollout import PowerRollout, attention_rollout_prompt, power_rollout_prompt
 from posbias.theory.power_rollout.trace import TARGETS
@@ -72,14 +71,14 @@ class Examiner:
 
     def profiles(
         self, intervention: Intervention | None, names: Sequence[str]
-    ) -> tuple[dict[Series, Profiles], dict[str, Caveat]]:
+    ) -> tuple[dict[Series, Profiles], dict[str, str]]:
         """Profiles of every source that applies, by (source, kind), and the others' reasons; None replaces nothing."""
         profiles: dict[Series, Profiles] = {}
-        reasons: dict[str, Caveat] = {}
+        reasons: dict[str, str] = {}
         for name in names:
             piece = self._kept(intervention, name, partial(self._compute, intervention, name))
-            if facts := facts_below(piece, REASON):
-                reasons[name] = facts[0]
+            for reason in below(piece, REASON):
+                reasons[name] = reason
             profiles |= {(name, kind): rows for kind, rows in piece.items() if not kind.startswith(REASON)}
         return profiles, reasons
 
@@ -106,7 +105,7 @@ class Examiner:
         try:
             return dict(SOURCES[name](self, intervention))
         except (UsageError, RunError) as error:
-            return named_facts(REASON, [fact_of(error)])
+            return named_texts(REASON, [str(error)])
 
     @cached_property
     def _unchanged(self) -> list[Float64[np.ndarray, "vocabulary"]]:
@@ -122,7 +121,7 @@ def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict
             measured = measure_prompt(model, token_ids, kinds=case.kinds, key=(case.seed, index), options=UNCHECKED)
             for kind, norms in measured.norms.items():
                 if not norms.sum() > 0:
-                    raise failure("no_influence", kind=kind, prompt=index)
+                    raise RunError(f"{kind}: every position of prompt {index} has zero influence, so it has no profile")
                 rows[kind].append(norms / norms.sum())
     return {kind: np.stack(profiles) for kind, profiles in rows.items()}
 
@@ -130,7 +129,7 @@ def measured_profiles(case: Examiner, intervention: Intervention | None) -> dict
 def architecture_profiles(case: Examiner, intervention: Intervention | None) -> dict[str, Profiles]:
     """The residual rollout with each prompt's own mixing and content; the same for every kind."""
     if case.content is None:
-        raise refusal("content_not_recomputable")
+        raise UsageError("content logits need attention that can be recomputed")
     rows = []
     for mixing, content in zip(case.mixing, case.content, strict=True):
         architecture = Architecture.from_model(case.model, mixing=mixing, content=content)
@@ -161,7 +160,7 @@ def power_profiles(case: Examiner, intervention: Intervention | None, *, rerun: 
     with case.changed(intervention if rerun else None):
         model, kind = case.described(intervention, own=rerun), case.kinds[0].name
         if kind not in TARGETS:
-            raise refusal("power_rollout_of_kind", known=list(TARGETS), kind=kind)
+            raise UsageError(f"the power rollout speaks of {', '.join(TARGETS)}, and the first kind measured is {kind}")
         theory = PowerRollout(target=kind)
         return {kind: np.stack([power_rollout_prompt(model, ids, theory) for ids in case.prompts.token_ids])}
 

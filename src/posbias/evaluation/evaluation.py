@@ -35,7 +35,6 @@ from posbias.evaluation.requirements import (
 from posbias.evaluation.samples import independent
 from posbias.evaluation.sequential import Sequential
 from posbias.files import write_atomically
-from posbias.runs.caveats import Caveat
 from posbias.runs.parts import below
 from posbias.runs.records import Record, read_record, remove_record
 from posbias.runs.results import RESULTS, Result, from_stored, result_of
@@ -78,7 +77,7 @@ class Unjudged:
     position: int | None
     reason: str
     """A key of `reading.UNJUDGED`."""
-    detail: Caveat = ""
+    detail: str = ""
     """The server's words, by what a prompt is too long, or the mark of a call in a form that is not read."""
 
 
@@ -87,7 +86,7 @@ class Influence:
     """Influence of items on the prompts of an evaluation, and how it hangs together with the answers."""
 
     series: tuple[InfluenceSeries, ...]
-    left_out: tuple[Caveat, ...]
+    left_out: tuple[str, ...]
     """Theories that do not apply, and why."""
 
 

@@ -7,7 +7,7 @@ others look at the last position's output.
 
 Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
 influence; scalars `influence`: {series: [{source, kind, what, means: [interval], correlations: {measure:
-Correlations.as_record}}], left_out: [caveat]}.
+Correlations.as_record}}], left_out: [sentence]}.
 """
 
 import hashlib
@@ -38,8 +38,7 @@ from posbias.measurement.theories import (
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.runs.caveats import Caveat, distinct
-from posbias.runs.parts import PartStore, facts_below, made_by, named_facts
+from posbias.runs.parts import PartStore, below, made_by, named_texts
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 GOLD, PLACE = "gold", "place"
@@ -72,7 +71,7 @@ class Weighing:
         }
         return PartStore(self.directory, settings, resume=True)
 
-    def series(self) -> tuple[dict[SeriesName, Scores], list[Caveat]]:
+    def series(self) -> tuple[dict[SeriesName, Scores], list[str]]:
         """Shares of influence, of the GOLD item or of a PLACE, one row per sample, and what was left out.
 
         A sample that was too long at any position has NaN throughout.
@@ -81,7 +80,7 @@ class Weighing:
         samples = list(spans_of(self.plan.asked, self.model.tokenizer, self.plan.evaluation))
         fits = evaluation.tables["too_long"].sum(axis=1) == 0
         tables: dict[SeriesName, Scores] = {}
-        left_out: list[Caveat] = []
+        left_out: list[str] = []
         for row in track([row for row in range(len(samples)) if fits[row]], "influence"):
             shares, reasons = self._sample(samples[row], row)
             left_out += reasons
@@ -93,18 +92,18 @@ class Weighing:
                 for item, values in about.items():
                     blank = np.full((len(samples), len(positions)), np.nan)
                     tables.setdefault(SeriesName(source, kind or None, item), blank)[row] = values
-        return {key: table for key, table in tables.items() if not np.isnan(table).all()}, distinct(left_out)
+        return {key: table for key, table in tables.items() if not np.isnan(table).all()}, list(dict.fromkeys(left_out))
 
-    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[str, np.ndarray], list[Caveat]]:
+    def _sample(self, sample: SampleSpans, row: int) -> tuple[dict[str, np.ndarray], list[str]]:
         """share[gold position, position] by SOURCE[/KIND], from one measured prompt per position of the answer."""
         pieces: list[dict[str, np.ndarray]] = []
-        reasons: list[Caveat] = []
+        reasons: list[str] = []
         for column, gold in enumerate(self.evaluation.positions):
             token_ids, answer = encoded_prompt(sample.examples[gold], self.model.tokenizer)
             digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
             compute = partial(self._measure, token_ids, answer, row * len(self.evaluation.positions) + column)
             piece = self.store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute)
-            reasons += facts_below(piece, LEFT_OUT)
+            reasons += below(piece, LEFT_OUT)
             profiles = {name: values for name, values in piece.items() if not name.startswith(LEFT_OUT)}
             spans = sample.spans(gold)
             pieces.append(
@@ -134,7 +133,7 @@ class Weighing:
             read, refused = read_prompt(mixing)
             arrays |= {name: values / values.sum() for name, values in read.items()}
             left_out = [*left_out, *refused]
-        return {**arrays, **named_facts(LEFT_OUT, left_out)}
+        return {**arrays, **named_texts(LEFT_OUT, left_out)}
 
 
 def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:
@@ -198,9 +197,7 @@ def with_influence(model: Model, plan: BehaviourPlan, evaluation: Evaluation, di
     return replace(Evaluation.from_record(evaluation.record), outputs=evaluation.outputs)
 
 
-def _store_correlations(
-    evaluation: Evaluation, series: Mapping[SeriesName, Scores], left_out: Sequence[Caveat]
-) -> None:
+def _store_correlations(evaluation: Evaluation, series: Mapping[SeriesName, Scores], left_out: Sequence[str]) -> None:
     """Put the shares of influence, and their correlations with every measure, into the record."""
     record, seed = evaluation.record, evaluation.record.seeds["samples"]
     entries = []

@@ -50,7 +50,6 @@ from posbias.evaluation.sequential import Sequential, decides, looks_of, savings
 from posbias.measurement.room import check_passes
 from posbias.models.model import Model
 from posbias.progress import track
-from posbias.runs.caveats import caveat_text
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, finished_record, plain
 from posbias.runs.running import OpenRun
@@ -432,12 +431,11 @@ def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described:
     """Refuse results without a single answer and, if nothing is generated, without a single score."""
     rows = [row for piece in pieces for row in read_json(piece, TEXTS)]
     if all(row["skipped"] is not None for row in rows):
-        name = "none_answered" if refused_in(rows) else "all_too_long"
-        fact = {"caveat": name, "count": len(rows), "first": rows[0]["skipped"]}
-        raise NothingAnsweredError(caveat_text(fact), fact)
+        how = "were refused or are too long" if refused_in(rows) else "are too long for the model"
+        raise NothingAnsweredError(f"No example was answered: all {len(rows)} {how} (the first: {rows[0]['skipped']})")
     fitting = [piece["logprob"][piece["too_long"] == 0] for piece in pieces]
     if not options.generate and any(map(len, fitting)) and all(np.isnan(scores).all() for scores in fitting):
-        why = caveat_text(described.get("no_scores_because") or "none came back")
+        why = described.get("no_scores_because") or "none came back"
         raise RunError(f"no answer could be scored ({why}), and none was to be generated; allow generating")
 
 

@@ -17,7 +17,6 @@ from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
 from posbias.evaluation.samples import samples_of
-from posbias.runs.caveats import refusal
 from posbias.tasks.language import Example, LanguageTask
 
 
@@ -71,5 +70,5 @@ def encoded_prompt(example: Example, tokenizer: Any) -> tuple[Int64[np.ndarray, 
     request = Request(prompt=example.prompt, answer=example.target, own_control=example.own_control)
     (encoded,) = encode_requests(tokenizer, [request])
     if encoded.thinks:
-        raise refusal("influence_within_thoughts", because=WITHIN_THOUGHTS)
+        raise UsageError(f"there is no influence on the answer: {WITHIN_THOUGHTS}")
     return encoded.prompt, int(encoded.answer[0])

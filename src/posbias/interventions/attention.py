@@ -20,10 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from posbias.errors import UsageError
 from posbias.interventions.base import Intervention, around_calls, before_calls
 from posbias.models.devices import float64_device
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import refusal
 
 FUNCTION = "posbias"
 """Name under which the function is registered with transformers."""
@@ -376,7 +376,10 @@ def attending(model: HuggingFaceModel, intervention: Intervention | str, attend:
     from transformers import AttentionInterface
 
     if not is_wired(model):
-        raise refusal("attention_not_replaceable", intervention=intervention, family=model.family.name)
+        raise UsageError(
+            f"{intervention}: {model.family.name} models do not let attention be replaced; allowed are families whose "
+            "attention goes through transformers' attention interface, such as llama, qwen2, qwen3, gemma3 and mistral"
+        )
     AttentionInterface.register(FUNCTION, _attention)
     padding = Padding()
     layers = {layer: block.attention for layer, block in model.family.attention_blocks(model.network)}

@@ -22,7 +22,6 @@ from posbias.errors import UsageError
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import INTERVENTION_MARK, HuggingFaceModel
 from posbias.registry import Registry, split_literals
-from posbias.runs.caveats import refusal
 
 INTERVENTIONS: Registry["Intervention"] = Registry("intervention")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -38,10 +37,9 @@ class Intervention(ABC):
     patterns_stay: ClassVar[bool] = False
     """Set if the attention weights of a layer stay what they were, given the same input."""
     undescribed: ClassVar[str] = ""
-    """The caveat that says why the unchanged activations cannot be read with the change, if a subclass does not
-    describe it."""
+    """Why the unchanged activations cannot be read with the change, if a subclass does not describe it."""
     no_ingredient: ClassVar[str] = ""
-    """The caveat that says why the change cannot be made in an architecture, if a subclass does not make it."""
+    """Why the change cannot be made in an architecture, if a subclass does not make it."""
 
     @abstractmethod
     def change(self, model: HuggingFaceModel) -> AbstractContextManager[None]:
@@ -64,7 +62,7 @@ class Intervention(ABC):
         """
         if rerun:
             return model
-        raise refusal(self.undescribed)
+        raise UsageError(self.undescribed)
 
     def in_architecture(self, architecture: Architecture) -> Architecture:
         """The architecture with the ingredient replaced.
@@ -72,7 +70,7 @@ class Intervention(ABC):
         Raises:
             UsageError: an architecture has no such ingredient; the message says why.
         """
-        raise refusal(self.no_ingredient)
+        raise UsageError(self.no_ingredient)
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """The mixing |a| / (|x| + |a|) of every layer under the change; by default as it was."""

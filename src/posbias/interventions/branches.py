@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from posbias.architecture import Architecture
 from posbias.checks import check_number
+from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
 from posbias.models.families.base import Block, stream_read
 from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import refusal
 
 SCALE = "scaling"
 """Attribute of an attention module by which q.k is multiplied, in the families wired to the attention interface."""
@@ -98,14 +98,16 @@ class NoResidual(Intervention):
 
     ingredient: ClassVar[str] = "residual strength"
     patterns_stay: ClassVar[bool] = True
-    undescribed: ClassVar[str] = "stream_passes_alike"
+    undescribed: ClassVar[str] = (
+        "the stream passes by attention and MLPs alike in this theory; one cannot lose it alone"
+    )
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Let every branch return a - x / s, so that what is added up, s times that, leaves s a of x + s a."""
         blocks = [block for block in model.family.blocks(model.network) if block.mixers]
         if any(scale == 0 for block in blocks for _, scale in block.adds):
-            raise refusal("branches_scaled_by_zero", intervention=self)
+            raise UsageError(f"{self}: this model's branches are scaled by 0 and the stream is all there is")
         with ExitStack() as hooks:
             for block in blocks:
                 adding, scale = block.adds[0]
@@ -119,7 +121,7 @@ class NoResidual(Intervention):
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """Mark the changed network's own activations as a misfit."""
         whole = super().description(model, rerun=rerun)
-        return whole.described_by(model.family, misfit={"caveat": "branches_without_residual"})
+        return whole.described_by(model.family, misfit="its attention branches have no residual")
 
     def mixing(self, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "layers"]:
         """1 in every layer."""
@@ -146,7 +148,7 @@ class NoContent(Intervention):
         family = model.family
         modules = [block.attention for _, block in family.attention_blocks(model.network)]
         if not all(isinstance(getattr(module, SCALE, None), float) for module in modules):
-            raise refusal("no_scale_of_logits", intervention=self, family=family.name)
+            raise UsageError(f"{self}: attention of {family.name} models has no scale of q.k that could be changed")
         before: list[Any] = [getattr(module, SCALE) for module in modules]
         try:
             for module in modules:

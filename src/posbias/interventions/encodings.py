@@ -14,10 +14,10 @@ from torch import nn
 
 from posbias.architecture import ENCODINGS, Alibi, Architecture, Encoding, NoEncoding, Rope
 from posbias.checks import check_number
+from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.rotary import changing_kinds
-from posbias.runs.caveats import refusal
 
 ALIBI_ARGUMENTS = {"bloom": "alibi", "mpt": "position_bias"}
 """Argument of a family's attention modules that hands them their ALiBi logits."""
@@ -36,7 +36,10 @@ def rotary_scaled(model: HuggingFaceModel, intervention: Intervention, scale: fl
     for module in modules:
         kinds = changing_kinds(module)
         if kinds:
-            raise refusal("rope_of_length", intervention=intervention, rope=" ".join(sorted(kinds)))
+            raise UsageError(
+                f"{intervention}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
+                "length; default, linear, yarn and llama3 are allowed"
+            )
     with before_calls((module, scaled) for module in modules):
         yield
 
@@ -73,8 +76,8 @@ class ScaledRope(Intervention):
     """Every rotary angle is multiplied by a factor: 0.5 sets positions twice as near, 2 twice as far apart."""
 
     ingredient: ClassVar[str] = "encoding"
-    undescribed: ClassVar[str] = "angles_in_activations"
-    no_ingredient: ClassVar[str] = "architecture_without_angle_factor"
+    undescribed: ClassVar[str] = "the angles come with the activations, so other angles need the changed network's own"
+    no_ingredient: ClassVar[str] = "the encoding rope of an architecture has no factor on its angles"
 
     factor: float
     """At least 0; 0 is `no_rope`, 1 changes nothing."""
@@ -93,15 +96,19 @@ class NoLearnedPositions(Intervention):
     """The table of learned positions adds zero to every token (GPT-2, OPT): it changes the input, no map."""
 
     ingredient: ClassVar[str] = "encoding"
-    undescribed: ClassVar[str] = "learned_positions_in_activations"
-    no_ingredient: ClassVar[str] = "architecture_without_learned_positions"
+    undescribed: ClassVar[str] = (
+        "learned positions are in the activations, so taking them out needs the changed network's own"
+    )
+    no_ingredient: ClassVar[str] = (
+        "learned positions add no logit without content, so an architecture has none to take out"
+    )
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Return zeros from the table."""
         table = model.family.position_table
         if table is None:
-            raise refusal("no_table_of_positions", intervention=self, family=model.family.name)
+            raise UsageError(f"{self}: {model.family.name} models have no table of learned positions")
         module = model.network.get_submodule(table)
         with module.register_forward_hook(lambda _, _inputs, output: torch.zeros_like(output)):
             yield
@@ -154,7 +161,10 @@ def _without(encoding: Any, kind: type[Encoding], intervention: Intervention) ->
 
     result = replaced(encoding)
     if not replaced_any:
-        raise refusal("architecture_without_encoding", intervention=intervention, encoding=kind.name)
+        raise UsageError(
+            f"{intervention}: the architecture has no {kind.name} to take out (rotary positions of a model add no "
+            "logit of their own without content and read as none)"
+        )
     return result
 
 
@@ -165,16 +175,11 @@ def _rotary_modules(model: HuggingFaceModel, intervention: Intervention) -> list
     if not modules or not any(
         family.rotates(block.attention, model.config) for _, block in family.attention_blocks(model.network)
     ):
-        raise refusal("no_rotary_module", intervention=intervention, family=family.name)
+        raise UsageError(f"{intervention}: this {family.name} model has no rotary module to change")
     return modules
 
 
 def _check_alibi(model: HuggingFaceModel, intervention: Intervention) -> None:
     """Refuse a model without ALiBi, or one that hands it down in another way."""
     if model.family.name not in ALIBI_ARGUMENTS:
-        raise refusal(
-            "made_for_other_families",
-            intervention=intervention,
-            allowed=list(ALIBI_ARGUMENTS),
-            family=model.family.name,
-        )
+        raise UsageError(f"{intervention} is made for {', '.join(ALIBI_ARGUMENTS)}, got a {model.family.name} model")

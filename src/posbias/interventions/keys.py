@@ -30,7 +30,6 @@ from posbias.interventions.visibility import HIDDEN_SCORE, additive, check_maska
 from posbias.models.families.base import stream_read
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import refusal
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class AlibiBiased(KeyEncoding):
     def _slopes(self, heads: int) -> Float64[np.ndarray, "heads"]:
         slopes = self.alibi.linear_slopes(heads)
         if slopes is None:
-            raise refusal("key_bias_beside_encoding", encoding=self.alibi)
+            raise UsageError(f"key_biased: no theory has a key bias beside {self.alibi}; allowed: none and alibi")
         return slopes
 
 
@@ -93,7 +92,7 @@ class KeyBiased(Intervention):
         """The bias of every layer."""
         biases = [self.biases] * depth if isinstance(self.biases, str) else self.biases
         if len(biases) != depth:
-            raise refusal("biases_by_layer", given=len(biases), depth=depth)
+            raise UsageError(f"key_biased: {len(biases)} biases given for {depth} layers; give one or {depth}")
         return [ENCODINGS.parse(item) for item in biases]
 
     @contextmanager
@@ -127,7 +126,7 @@ class KeyBiased(Intervention):
         """The key bias in place of encoding `none`."""
         encodings = {group.encoding for groups in architecture.head_groups for group in groups}
         if any(not isinstance(encoding, NoEncoding) for encoding in encodings):
-            raise refusal("key_bias_beside_architecture")
+            raise UsageError("key_biased: an architecture holds one encoding per head; only none can be replaced")
         return replace(architecture, encoding=self.layers(architecture.depth))
 
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from posbias.architecture import MASKS, Architecture, Chunks, Full, Mask, NoEncoding, SlidingWindow
 from posbias.checks import check_whole
+from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
 from posbias.models.families.base import Block, stream_read
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import refusal
 
 WIRED = ("eager", "sdpa")
 """Attention implementations that take an additive mask."""
@@ -124,9 +124,9 @@ class Window(Visibility):
             return [self._narrowed(item) for item in mask]
         variant = MASKS.parse(mask) if isinstance(mask, str) else mask
         if variant.mutual_prefix(self.width + 1) > 1:
-            raise refusal("window_of_mask_forwards", intervention=self, mask=variant)
+            raise UsageError(f"{self}: the mask {variant} looks forwards; a window needs causal layers")
         if isinstance(variant, Chunks) and variant.width > self.width:
-            raise refusal("window_within_chunks", intervention=self, mask=variant)
+            raise UsageError(f"{self}: no mask has windows within {variant}; allowed are windows of at least a chunk")
         return variant if variant.reach(self.width + 1) <= self.width else SlidingWindow(width=self.width)
 
 
@@ -139,7 +139,9 @@ class SinkMasked(Visibility):
     """
 
     ingredient: ClassVar[str] = "sinks"
-    no_ingredient: ClassVar[str] = "architecture_without_sinks"
+    no_ingredient: ClassVar[str] = (
+        "an architecture without content has no sinks on its positions, so there is nothing to hide"
+    )
 
     positions: int = 1
     """Leading positions that are hidden (>= 1, fewer than the prompt has)."""
@@ -161,7 +163,7 @@ class SinkMasked(Visibility):
 
     def _check_length(self, n_positions: int) -> None:
         if self.positions >= n_positions:
-            raise refusal("sinks_beyond_prompt", intervention=self, n_positions=n_positions, positions=self.positions)
+            raise UsageError(f"{self}: positions must be below the prompt's {n_positions}, got {self.positions}")
 
     def _logits(self, parts: AttentionParts, n_positions: int) -> Float[Tensor, "heads n_positions"]:
         self._check_length(n_positions)
@@ -178,7 +180,7 @@ class NoLearnedSinks(Intervention):
     """The learned sinks of every head take nothing (GPT-OSS): their shares go to the visible keys in proportion."""
 
     ingredient: ClassVar[str] = "sinks"
-    no_ingredient: ClassVar[str] = "architecture_without_learned_sinks"
+    no_ingredient: ClassVar[str] = "an architecture has no learned sinks to take out"
 
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
@@ -199,7 +201,7 @@ class NoLearnedSinks(Intervention):
     def _blocks(self, model: HuggingFaceModel) -> list[Block]:
         blocks = [block for _, block in model.family.attention_blocks(model.network)]
         if not all("sinks" in dict(block.attention.named_parameters(recurse=False)) for block in blocks):
-            raise refusal("no_learned_sinks", intervention=self, family=model.family.name)
+            raise UsageError(f"{self}: {model.family.name} models have no learned sinks")
         return blocks
 
 
@@ -207,15 +209,11 @@ def check_maskable(model: HuggingFaceModel, intervention: Intervention | str) ->
     """Refuse attention that does not take a plain additive mask."""
     family, config = model.family, model.config
     if not family.attention_blocks(model.network):
-        raise refusal("no_attention", intervention=intervention, family=family.name)
+        raise UsageError(f"{intervention}: {family.name} models have no attention")
     implementation = getattr(config, "_attn_implementation", None)
     biased = family.name in BIASED_MASKS and not isinstance(family.encoding(config, 0), NoEncoding)
     if family.name in OWN_MASKS or biased or implementation not in WIRED:
-        raise refusal(
-            "no_additive_mask_beside_alibi" if biased else "no_additive_mask",
-            intervention=intervention,
-            family=family.name,
-            implementation=implementation,
-            allowed=" and ".join(WIRED),
-            others=list(OWN_MASKS),
+        raise UsageError(
+            f"{intervention}: {family.name} with {implementation} attention{' and ALiBi' if biased else ''} takes no "
+            f"additive mask; allowed are {' and '.join(WIRED)} attention of families other than {', '.join(OWN_MASKS)}"
         )

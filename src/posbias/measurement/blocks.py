@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from posbias.errors import UsageError
 from posbias.models.model import Model
 from posbias.models.weights import dispatched
-from posbias.runs.caveats import Caveat
 
 
 def named_blocks(network: nn.Module) -> dict[str, nn.Module]:
@@ -59,10 +58,10 @@ def checkpointed(network: nn.Module, *, enabled: bool = True) -> Iterator[None]:
                 block.forward = forward
 
 
-def first_in_forward(model: Model, embeddings: Float[Tensor, "batch position feature"]) -> Caveat:
+def first_in_forward(model: Model, embeddings: Float[Tensor, "batch position feature"]) -> str:
     """The first block whose output holds NaN or infinity, by one more forward pass, as the end of a sentence."""
     if not bool(embeddings.isfinite().all()):
-        return {"caveat": "in_embeddings"}
+        return ", already in the embeddings"
     broken: list[str] = []
 
     def look(name: str, stream: Tensor) -> None:
@@ -71,11 +70,11 @@ def first_in_forward(model: Model, embeddings: Float[Tensor, "batch position fea
 
     with _at_block_outputs(model.network, look), torch.no_grad():
         model.last(embeddings.detach())
-    return {"caveat": "first_in_forward", "block": broken[0]} if broken else ""
+    return f", first in {broken[0]}" if broken else ""
 
 
 @contextmanager
-def first_in_backward(network: nn.Module) -> Iterator[Callable[[], Caveat]]:
+def first_in_backward(network: nn.Module) -> Iterator[Callable[[], str]]:
     """Watch the gradients of a forward and backward pass within the context.
 
     Yields a function that afterwards names the block in which the gradient, coming from the output, first holds NaN or
@@ -92,14 +91,14 @@ def first_in_backward(network: nn.Module) -> Iterator[Callable[[], Caveat]]:
         if stream.requires_grad:
             stream.register_hook(check)  # type: ignore[no-untyped-call]
 
-    def answer() -> Caveat:
+    def answer() -> str:
         if not names:
             return ""
         # The block after the last broken one had a finite gradient at its output and gave a broken one to its input.
         last = max((index for index, name in enumerate(names) if name in broken), default=-1)
         if last == len(names) - 1:
-            return {"caveat": "first_after_blocks", "block": names[-1]}
-        return {"caveat": "first_in_backward", "block": names[last + 1]}
+            return f", first after {names[-1]}, between the output and the blocks"
+        return f", first in {names[last + 1]} on the way back"
 
     with _at_block_outputs(network, look):
         yield answer

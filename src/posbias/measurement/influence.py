@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from posbias.errors import RunError
 from posbias.measurement.blocks import first_in_backward, first_in_forward
 from posbias.measurement.kinds import Experiment, Kind, Pullback, Site
 from posbias.measurement.outputs import Influence, Key, PassOptions, Question
 from posbias.models.devices import in_float64
 from posbias.models.model import Model, Outputs
-from posbias.runs.caveats import Caveat, failure
 
 Pulled = tuple[Site, Float64[Tensor, "prompts outputs _"]]
 """A covector of every prompt to pull back: the site where it lives, and its part at every output."""
@@ -64,7 +64,7 @@ def _pull_back_kinds(questions: Sequence[Question], kinds: Sequence[Pullback]) -
     if not all(finite):
         names, row = ", ".join(kind.name for kind in kinds), finite.index(False)
         where = first_in_forward(model, inputs[row : row + 1])
-        raise failure("output_not_finite", kind=names, prompt=questions[row // rows].key[1], where=where)
+        raise RunError(f"{names}: the output on prompt {questions[row // rows].key[1]} is not finite{where}")
     of_prompts = Outputs(output.hidden[::rows].detach(), output.logits[::rows].detach())
     by_kind = [
         kind.covectors(of_prompts, reading, [question.generator(kind.name) for question in questions]) for kind in kinds
@@ -81,7 +81,7 @@ def _pull_back_kinds(questions: Sequence[Question], kinds: Sequence[Pullback]) -
             if not np.all(np.isfinite(of_prompt)):
                 failing = int(np.argmax(~np.isfinite(of_prompt).all(axis=1)))
                 where = _fault(question, (kind.site, covectors[place : place + 1, failing]))
-                raise failure("gradient_not_finite", kind=kind.name, prompt=question.key[1], where=where)
+                raise RunError(f"{kind.name}: the gradient on prompt {question.key[1]} is not finite{where}")
             results[place][kind.name] = from_squares(of_prompt, sampled=kind.sampled)
     return results
 
@@ -144,7 +144,7 @@ def from_squares(squares: Float64[np.ndarray, "passes n_positions"], *, sampled:
     return Influence(norms, np.divide(spread, 2 * norms, out=np.zeros_like(norms), where=norms > 0))
 
 
-def _fault(question: Question, covector: Pulled) -> Caveat:
+def _fault(question: Question, covector: Pulled) -> str:
     """The block in which the gradient of one covector goes wrong, by a second forward and backward pass."""
     with first_in_backward(question.model.network) as answer:
         inputs = embedded_together([question], 1)

@@ -18,14 +18,13 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.checks import check_choice, check_size
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_backward, first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment, scored_tokens
 from posbias.measurement.outputs import Influence, Question, Reading
 from posbias.models.devices import in_float64
 from posbias.models.model import Model, Outputs
-from posbias.runs.caveats import Caveat, failure
 
 FINEST = 2.0**-20
 """Width from which on no piece is halved: float32 embeddings move in steps of 2^-24. A jump of the score, where other
@@ -190,20 +189,17 @@ class IntegratedGradients(Experiment):
             at_start = float(self._score(question.outputs(start), question.reading, tokens))
         if not np.isfinite(reached):
             where = first_in_forward(question.model, end)
-            raise failure("output_not_finite", kind=self.name, prompt=question.key[1], where=where)
+            raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
         if not np.isfinite(at_start):
-            raise failure(
-                "baseline_not_finite",
-                kind=self.name,
-                baseline=self.baseline,
-                score=at_start,
-                prompt=question.key[1],
+            raise RunError(
+                f"{self.name}: the score at the baseline {self.baseline!r} is {at_start} on prompt {question.key[1]}; "
+                "the other baseline, or float32, may be finite"
             )
         path = self._integrate(question, start, tokens, (at_start, reached))
         signed = path.values[: question.reading.n_positions]
         if not np.all(np.isfinite(signed)):
             where = self._fault(question, tokens)
-            raise failure("gradient_not_finite", kind=self.name, prompt=question.key[1], where=where)
+            raise RunError(f"{self.name}: the gradient on prompt {question.key[1]} is not finite{where}")
         details = {
             "path_error": path.error,
             "path_gap": path.gap,
@@ -213,7 +209,9 @@ class IntegratedGradients(Experiment):
             "baseline_score": at_start,
             "steps": float(path.steps),
         }
-        missed = {"caveat": "path_not_converged", "kind": self.name}
+        missed = (
+            f"{self.name}: on some prompts the path did not converge; do not use the profile where path_error is large"
+        )
         converged = self.tolerance == 0 or path.error <= self.tolerance * details["attributed"]
         return Influence(np.abs(signed), None, details, () if converged else (missed,))
 
@@ -253,7 +251,7 @@ class IntegratedGradients(Experiment):
         prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)
         return start
 
-    def _fault(self, question: Question, tokens: Int64[Tensor, "one outputs"]) -> Caveat:
+    def _fault(self, question: Question, tokens: Int64[Tensor, "one outputs"]) -> str:
         with first_in_backward(question.model.network) as answer:
             self._integrate(question, self._baseline(question), tokens, (0.0, 0.0))
         return answer()

@@ -31,7 +31,6 @@ from posbias.models.model import Model
 from posbias.models.weights import network_sha256
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat, caveat_text, distinct, failure
 from posbias.runs.parts import PartStore, fingerprint, finished_run
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, FailedRun, Result
@@ -85,7 +84,7 @@ class Measurement(Result):
     """Mean over prompts of ||a||_F / (||x||_F + ||a||_F), the published definition; None if left out."""
     mixing_frobenius_low: Float64[np.ndarray, "layers"] | None
     mixing_frobenius_high: Float64[np.ndarray, "layers"] | None
-    left_out: tuple[Caveat, ...]
+    left_out: tuple[str, ...]
     """What the model does not allow, and limits of the kinds."""
     seeds: dict[str, int]
     options: MeasureOptions
@@ -113,9 +112,7 @@ class Measurement(Result):
         series = tuple(profile.series(name, of_curve) for profile, name, of_curve in curves)
         kinds = ", ".join(label(KINDS, kind) for kind in self.profiles)
         title = f"{kinds} of {self._source} on {self.count} prompts of {self.n_positions} tokens"
-        return Shown(
-            title, series, facts={"left out": "; ".join(map(caveat_text, self.left_out))} if self.left_out else {}
-        )
+        return Shown(title, series, facts={"left out": "; ".join(self.left_out)} if self.left_out else {})
 
     def tokens(self, prompt: int = 0, *, kind: str | None = None, theory: Any = None) -> TokenMap:
         """A prompt's text with every token's influence as a heat map, beside a theory's if one is given.
@@ -394,13 +391,13 @@ def combine(
     per_prompt = {kind.name: _stack([prompt.norms.get(kind.name) for prompt in measured], kind) for kind in resolved}
     for kind in resolved:
         for index in np.flatnonzero(per_prompt[kind.name].sum(axis=1) == 0):
-            raise failure("no_influence", kind=kind, prompt=int(index))
+            raise RunError(f"{kind}: every position of prompt {int(index)} has zero influence, so it has no profile")
     errors = {
         kind.name: _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind)
         for kind in resolved
         if kind.sampled
     }
-    missing = [] if measured[0].mixing is not None else [{"caveat": "mixing_without_description"}]
+    missing = [] if measured[0].mixing is not None else ["mixing: the model's family has no description"]
     reasons = [*missing, *(reason for prompt in measured for reason in prompt.left_out)]
     twice = [prompt for prompt in measured if prompt.full_precision]
     tokens = _mean_with_interval([prompt.mixing for prompt in measured], options)
@@ -416,7 +413,7 @@ def combine(
         mixing_frobenius=frobenius[0],
         mixing_frobenius_low=frobenius[1],
         mixing_frobenius_high=frobenius[2],
-        left_out=tuple(distinct(reasons)),
+        left_out=tuple(dict.fromkeys(reasons)),
         seeds={"measure": seed},
         options=options,
         details={

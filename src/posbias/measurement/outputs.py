@@ -22,7 +22,6 @@ from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, EXAMPLES
 from posbias.models.model import Model, Outputs
 from posbias.registry import Registry, split_numbers
-from posbias.runs.caveats import Caveat
 
 OUTPUTS: Registry["Output"] = Registry("output")
 
@@ -269,7 +268,7 @@ class Influence:
     """Errors of the norms, from the spread over random draws (infinite with a single one); None without draws."""
     details: dict[str, float] = field(default_factory=dict)
     """Further numbers of the kind on the prompt, such as the gap of integrated gradients."""
-    left_out: tuple[Caveat, ...] = ()
+    left_out: tuple[str, ...] = ()
     """Limits of the norms, the same on every prompt that has them."""
 
 

@@ -13,14 +13,13 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from posbias.checks import check_size
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.limits import REPEATS
 from posbias.measurement.blocks import first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment
 from posbias.measurement.outputs import Influence, Question
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import Prefix, trusted_prefix
-from posbias.runs.caveats import failure
 
 
 @KINDS.register("perturbation")
@@ -77,7 +76,7 @@ class Perturbation(Experiment):
         divergence = np.concatenate(moved).reshape(tokens.shape)
         if not np.all(np.isfinite(divergence)):
             where = first_in_forward(question.model, question.embeddings)
-            raise failure("output_not_finite", kind=self.name, prompt=question.key[1], where=where)
+            raise RunError(f"{self.name}: the output on prompt {question.key[1]} is not finite{where}")
         mean = divergence.mean(axis=1)
         spread = np.full_like(mean, np.inf)
         if self.draws > 1:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.measurement.blocks import block_outputs, checkpointed, first_in_forward, named_blocks
 from posbias.measurement.influence import (
     Pulled,
@@ -32,8 +32,7 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat, failure
-from posbias.runs.parts import below, facts_below, named_facts
+from posbias.runs.parts import below, named_texts
 
 SeveralTokenIds = Int64[np.ndarray, "prompts n_positions"]
 
@@ -85,7 +84,7 @@ def influence_by_depth(
             if not np.all(np.isfinite(of_prompt)):
                 name = list(named_blocks(model.network))[layer]
                 where = first_in_forward(model, questions[place].embeddings)
-                raise failure("gradient_of_layers_not_finite", output=name, prompt=keys[place][1], where=where)
+                raise RunError(f"layers: the gradient of {name} on prompt {keys[place][1]} is not finite{where}")
             influences[place].append(from_squares(of_prompt, sampled=kind.sampled))
     return [DepthInfluence.of_layers(layers, of_prompt) for of_prompt in influences]
 
@@ -132,7 +131,7 @@ class PrecisionLoss:
 
 def norms_in_full_precision(
     model: Model, token_ids: TokenIds, *, kinds: Sequence[Kind], key: Key, options: PassOptions
-) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], Caveat | None]:
+) -> tuple[dict[str, Float64[np.ndarray, "n_positions"]], str | None]:
     """Raw norms by a float32 copy of the model with the same random draws, or the reason why no copy can be made.
 
     Neither if the model is not below float32 or the prompt is not among those to check. The copy takes 4 bytes per
@@ -143,7 +142,7 @@ def norms_in_full_precision(
         return {}, None
     reason = not_convertible(model)
     if reason is not None:
-        return {}, {"caveat": "precision_not_checked", "because": {"caveat": reason}}
+        return {}, f"precision check: {reason}"
     full = converted(model, torch.float32)
     with checkpointed(full.network, enabled=options.checkpointing):
         (influences,) = influence_of_positions(full, token_ids[None], kinds=kinds, keys=[key], options=options)
@@ -214,7 +213,7 @@ def mixing_of_first_pass(
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
     """Both mixings of every layer, from the norms of a forward pass of a single prompt; its index is for messages."""
-    share = norms.share({"caveat": "on_prompt", "prompt": prompt})
+    share = norms.share(f" on prompt {prompt}")
     stream, branch = (
         np.linalg.norm(in_float64(values[:, 0]).numpy(force=True), axis=1) for values in (norms.stream, norms.branch)
     )
@@ -222,7 +221,7 @@ def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
 
 
 LEFT_OUT = "left_out/"
-"""Stem of the facts that say what is missing, of a measurement and of the theories stored beside it."""
+"""Stem of the texts that say what is missing, of a measurement and of the theories stored beside it."""
 BY_KIND = ("norms", "standard_errors", "full_precision")
 """Fields that hold an array for every kind."""
 
@@ -242,7 +241,7 @@ class PromptMeasurement:
     depth: DepthInfluence | None = None
     full_precision: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
     """The norms again, by a float32 copy of the model; only for models below float32, on the first prompts."""
-    left_out: tuple[Caveat, ...] = ()
+    left_out: tuple[str, ...] = ()
     """Limits of the numbers, and what the model does not allow."""
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -252,7 +251,7 @@ class PromptMeasurement:
             arrays |= {"mixing": self.mixing, "mixing_frobenius": self.mixing_frobenius}
         for kind, numbers in self.details.items():
             arrays |= {f"details/{kind}/{name}": np.array([value]) for name, value in numbers.items()}
-        arrays |= named_facts(LEFT_OUT, self.left_out)
+        arrays |= named_texts(LEFT_OUT, self.left_out)
         if self.depth is not None:
             arrays |= {"depth/layers": np.array(self.depth.layers), "depth/norms": self.depth.norms}
             if self.depth.standard_errors is not None:
@@ -276,7 +275,7 @@ class PromptMeasurement:
             mixing_frobenius=arrays.get("mixing_frobenius"),
             details=details,
             depth=depth,
-            left_out=tuple(facts_below(arrays, LEFT_OUT)),
+            left_out=tuple(below(arrays, LEFT_OUT)),
         )
 
 

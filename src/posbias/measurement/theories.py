@@ -19,8 +19,7 @@ from posbias.measurement.units import Unit
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat, fact_of
-from posbias.runs.parts import named_facts
+from posbias.runs.parts import named_texts
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
@@ -36,7 +35,7 @@ SAMPLED_HEADS = 64
 @contextmanager
 def prompt_theories(
     model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, initialisation: int | None
-) -> Iterator[Callable[[Float64[np.ndarray, "layers"] | None], tuple[dict[str, np.ndarray], list[Caveat]]]]:
+) -> Iterator[Callable[[Float64[np.ndarray, "layers"] | None], tuple[dict[str, np.ndarray], list[str]]]]:
     """Predictions that read the prompt, from its forward pass where that is the first one within the context.
 
     Args:
@@ -52,7 +51,7 @@ def prompt_theories(
     """
     with trace_of_first_pass(model, token_ids) as traced:
 
-        def theories(mixing: Float64[np.ndarray, "layers"] | None) -> tuple[dict[str, np.ndarray], list[Caveat]]:
+        def theories(mixing: Float64[np.ndarray, "layers"] | None) -> tuple[dict[str, np.ndarray], list[str]]:
             found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
             if mixing is not None:
                 found["attention_rollout"] = lambda: attention_rollout_of(traced(), mixing.tolist())
@@ -65,10 +64,10 @@ def prompt_theories(
 
 def architecture_theories(
     model: Model, n_positions: int, mixing: Float64[np.ndarray, "layers"] | None
-) -> tuple[dict[str, TheoryProfile], list[Caveat]]:
+) -> tuple[dict[str, TheoryProfile], list[str]]:
     """Predictions from the architecture and measured mixing, by name, and why each other does not apply."""
     if mixing is None:
-        return {}, [{"caveat": "architecture_without_description"}]
+        return {}, ["theories of the architecture: the model's family has no description"]
     architecture = Architecture.from_model(model, mixing=mixing)
     found, left_out = _applicable(
         {
@@ -93,14 +92,14 @@ def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray,
     return network_profiles(spec, prompt.n_positions, prompts=prompt, count=count, seed=seed)
 
 
-def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str, np.ndarray], list[Caveat]]:
+def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str, np.ndarray], list[str]]:
     found: dict[str, np.ndarray] = {}
-    left_out: list[Caveat] = []
+    left_out: list[str] = []
     for name, compute in theories.items():
         try:
             found[name] = compute()
         except UsageError as error:
-            left_out.append({"caveat": "theory_left_out", "theory": name, "because": fact_of(error)})
+            left_out.append(f"{name}: {error}")
     return found, left_out
 
 
@@ -121,7 +120,7 @@ def beside_measured(
             return {
                 **{THEORY + name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
                 **({NETWORKS: found["mean_field"]} if "mean_field" in found else {}),
-                **named_facts(LEFT_OUT, left_out),
+                **named_texts(LEFT_OUT, left_out),
             }
 
         yield arrays

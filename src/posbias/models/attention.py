@@ -16,11 +16,11 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from posbias.architecture import Mask
+from posbias.errors import UsageError
 from posbias.models.families.base import stream_read
 from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
-from posbias.runs.caveats import refusal
 
 BLOCK_ELEMENTS = 1 << 20
 """Attention weights held at once on a CPU (4 MB in float32, near its caches): queries times all heads times keys."""
@@ -130,24 +130,23 @@ def describe_attention(model: Model, *, n_positions: int, of_all: str = "") -> l
             names what needs it in all.
     """
     if not isinstance(model, HuggingFaceModel):
-        raise refusal("attention_of_other_models", got=type(model).__name__)
+        raise UsageError(f"attention of {type(model).__name__!r} cannot be recomputed; a Hugging Face model is needed")
     family, config = model.family, model.config
     reason = family.not_recomputable(config)
     if reason is not None:
-        raise refusal("attention_not_recomputable", family=model.model_type, because=reason)
+        raise UsageError(f"attention of this {model.model_type} model cannot be recomputed: {reason}")
     attending, layers = family.attention_blocks(model.network), []
     without = family.beyond_attention(model.network)
     if not attending or (of_all and without):
-        raise refusal(
-            "layers_beyond_attention" if attending else "no_layer_of_attention",
-            of=of_all or "attention",
-            family=model.model_type,
-            layers=list(without),
+        raise UsageError(
+            f"{of_all or 'attention'} of this {model.model_type} model: its layers {', '.join(map(str, without))} mix "
+            "positions by linear layers, which have no attention matrix, or not at all; allowed are models with "
+            + ("attention alone in every layer" if attending else "attention in some layer")
         )
     for index, block in attending:
         mask = family.mask(config, index)
         if mask.mutual_prefix(n_positions) > 1:
-            raise refusal("attention_looks_forwards", layer=index, mask=mask)
+            raise UsageError(f"recomputed attention needs causal layers, layer {index} has the mask {mask}")
         layers.append(
             AttentionLayer(
                 index=index,

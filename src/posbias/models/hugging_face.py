@@ -22,7 +22,6 @@ from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.rotary import AngleLengths, stretched_positions
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
 from posbias.prompts.templates import template_options_of
-from posbias.runs.caveats import Caveat, caveat_text, refusal
 
 CAUSAL_PROBE = 64
 """Positions on which it is tried whether a model looks ahead."""
@@ -108,14 +107,14 @@ class HuggingFaceModel(Model):
             UsageError: there is none, or this configuration does not fit it.
         """
         if self._family is None:
-            raise refusal("family_not_described", family=self.model_type, known=list(FAMILIES))
+            raise UsageError(f"model type {self.model_type!r} is not described; known families: {', '.join(FAMILIES)}")
         if self._misfit is not None and self.intervention is not None:
-            raise refusal("no_description_under", intervention=self.intervention, because=self._misfit)
+            raise UsageError(f"no description fits the model under {self.intervention}: {self._misfit}")
         if self._misfit is not None:
-            raise refusal("model_not_described", family=self.model_type, because=self._misfit)
+            raise UsageError(f"this {self.model_type} model is not described: {self._misfit}; unset is allowed")
         return self._family
 
-    def described_by(self, family: Family, *, misfit: Caveat | None = None) -> "HuggingFaceModel":
+    def described_by(self, family: Family, *, misfit: str | None = None) -> "HuggingFaceModel":
         """A view of the network, changed from outside, under another description, or none, for the reason `misfit`."""
         view = copy.copy(self)
         view._family, view._misfit = family, misfit
@@ -150,7 +149,7 @@ class HuggingFaceModel(Model):
     def facts(self) -> Mapping[str, str]:
         """The rows of every model, with the differences between what runs and what the name promises."""
         caveats = self._caveats()
-        return {**super().facts(), **({"caveats": "\n".join(map(caveat_text, caveats))} if caveats else {})}
+        return {**super().facts(), **({"caveats": "\n".join(caveats)} if caveats else {})}
 
     @property
     def intervention(self) -> str | None:
@@ -187,11 +186,13 @@ class HuggingFaceModel(Model):
             )
         return self._outputs(embeddings, positions, cache=cache, padding=padding)
 
-    def _caveats(self) -> list[Caveat]:
+    def _caveats(self) -> list[str]:
         caveats = [] if self._family is None else list(self._family.caveats(self.config, self.dtype))
         if self._stretched_from is not None:
-            stretched = {"named": self._stretched_from, "stretched": self.max_positions}
-            caveats.append({"caveat": "yarn_positions", **stretched})
+            caveats.append(
+                f"the configuration names {self._stretched_from:,} positions; YaRN stretches them to "
+                f"{self.max_positions:,} (factor times original length), which are allowed"
+            )
         return caveats
 
     def _outputs(

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from posbias.display.naming import changed_fields
 from posbias.display.showing import Presented, Shown
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.models.devices import in_float64
-from posbias.runs.caveats import Caveat, failure
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class BranchNorms:
     branch: Float[Tensor, "layer batch position"]
     """|a|, what the attention branch adds, after any post-norm."""
 
-    def share(self, where: Caveat = "") -> Float64[np.ndarray, "layers position"]:
+    def share(self, where: str = "") -> Float64[np.ndarray, "layers position"]:
         """|a| / (|x| + |a|) of every position of a single prompt, in [0, 1].
 
         Raises:
@@ -65,7 +64,9 @@ class BranchNorms:
         total = stream + branch
         wrong = np.flatnonzero(~(np.isfinite(total) & (total > 0)).all(axis=1))
         if len(wrong):
-            raise failure("mixing_not_finite", where=where, layer=int(wrong[0]))
+            raise RunError(
+                f"mixing: |x| + |a| is zero or not finite{where} in layer {int(wrong[0])}; it must be finite and > 0"
+            )
         return np.asarray(branch / total)
 
 

@@ -126,10 +126,10 @@ def network_sha256(network: nn.Module, described: Mapping[str, str] | None = Non
 
 
 def not_convertible(model: Model) -> str | None:
-    """Name of the caveat that says why there is no copy of the model in another precision; None if there is one."""
+    """Why there is no copy of the model in another precision; None if there is one."""
     if quantised(model.network):
-        return "weights_quantised"
-    return "weights_spread" if dispatched(model.network) else None
+        return "the weights are quantised"
+    return "the weights are spread over devices" if dispatched(model.network) else None
 
 
 def cast_weights(network: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -28,7 +28,6 @@ from posbias.profiles import Profile
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report, check_finished
 from posbias.report.tables import Table, number_text
-from posbias.runs.caveats import caveat_text
 
 LAYER = "layer (0 is nearest the input)"
 PANELS = 6
@@ -65,7 +64,7 @@ def attention_report(run: AttentionStatistics) -> Report:
         summary=[_whole_table(run)],
         figures=figures[1:],
         tables=[_layer_table(run), *([_rollout_table(run)] if run.rollouts else [])],
-        left_out=list(map(caveat_text, run.left_out)),
+        left_out=list(run.left_out),
         caveats=caveats_of(run.record),
         record=run.record,
         glossary=ATTENTION_GLOSSARY,

@@ -15,7 +15,6 @@ from posbias.display.wording import KINDS, STATISTICS, label
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import VERDICTS, Table
-from posbias.runs.caveats import caveat_text
 from posbias.statistics import Interval
 
 CAVEAT = (
@@ -101,10 +100,10 @@ def statements_of(decomposition: Decomposition) -> list[str]:
 
 def reasons_of(decomposition: Decomposition) -> list[str]:
     """Sources and changes that were not possible, and why."""
-    reasons = [f"{_source(source)}: {caveat_text(reason)}" for source, reason in decomposition.left_out.items()]
+    reasons = [f"{_source(source)}: {reason}" for source, reason in decomposition.left_out.items()]
     for item in decomposition.counterfactuals:
         for source, reason in item.reasons.items():
-            why = caveat_text(reason).removeprefix(f"{item.name}: ")
+            why = reason.removeprefix(f"{item.name}: ")
             reasons.append(f"{item.name}, {_source(source)}: not possible, {why}")
     return reasons
 

@@ -35,7 +35,6 @@ from posbias.report.layout import caveats_of, notice_sentences
 from posbias.report.lengths import length_report, sequential_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
-from posbias.runs.caveats import caveat_text
 from posbias.statistics import MISSING, Interval, mean_of
 from posbias.tasks.language.answers import LETTERS
 
@@ -349,7 +348,7 @@ def _reasons(evaluation: Evaluation) -> list[str]:
             f"{sum(too_long.values())} of {evaluation.examples} prompts are {UNJUDGED['too_long']} ({places})"
         )
     if responder.get("no_scores_because") and evaluation.record.arguments.get("score", True):
-        reasons.append(f"the right answers were not scored: {caveat_text(responder['no_scores_because'])}")
+        reasons.append(f"the right answers were not scored: {responder['no_scores_because']}")
     elif evaluation.unscored:
         reasons.append(
             f"{evaluation.unscored} of {evaluation.answered} right answers were not scored: the server's tokens do not "
@@ -361,7 +360,7 @@ def _reasons(evaluation: Evaluation) -> list[str]:
         reasons.append(
             f"{apart} right answers were scored as separate tokens, although joined to their prompts they form others"
         )
-    return [*reasons, *map(caveat_text, evaluation.influence.left_out if evaluation.influence else ())]
+    return [*reasons, *(evaluation.influence.left_out if evaluation.influence else ())]
 
 
 def _withheld(evaluation: Evaluation) -> list[str]:

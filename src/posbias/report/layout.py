@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from posbias.errors import printable
-from posbias.runs.caveats import caveat_text
 from posbias.runs.records import Record
 from posbias.tasks.language.base import NOTICES
 
@@ -63,8 +62,8 @@ def caveats_of(record: Record) -> tuple[str, ...]:
     responder = record.resolved.get("responder") or {}
     model = record.resolved.get("model") or responder.get("model")
     of_model = model.get("caveats", ()) if isinstance(model, Mapping) else ()
-    caveats = map(caveat_text, (*of_model, *record.scalars.get("caveats", ())))
-    return tuple(dict.fromkeys((*caveats, *_spelled_by_prompts(record))))
+    caveats = (*of_model, *record.scalars.get("caveats", ()), *_spelled_by_prompts(record))
+    return tuple(dict.fromkeys(map(str, caveats)))
 
 
 def sample_notices(record: Record) -> list[str]:

@@ -25,7 +25,6 @@ from posbias.report.evaluate import measure_words, requirement_text
 from posbias.report.export import adapter_commands, gguf_commands, merged_commands
 from posbias.report.layout import caveats_of, sample_notices
 from posbias.report.mitigate_wording import (
-    left_out_text,
     reasons,
     recommendation,
     seconds_each,
@@ -88,7 +87,7 @@ def mitigation_report(trial: MitigationTrial) -> Report:
             **_influence_tables(trial),
             **_use(trial),
         },
-        left_out=list(map(left_out_text, trial.left_out)),
+        left_out=list(trial.left_out),
         record=record,
     )
 

@@ -31,27 +31,12 @@ from posbias.mitigation.judging.verdicts import (
     WITHHELD,
     Verdict,
 )
-from posbias.mitigation.methods.base import FROM_QUESTION, NO_PASSAGES, REQUESTS
-from posbias.mitigation.trial import arms as parts
-from posbias.mitigation.trial.arms import LeftOut
-from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT, SERVER, UNASKED
+from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.result import ArmResult
 from posbias.report.evaluate import measure_words
 from posbias.report.tables import number_text
-from posbias.runs.caveats import caveat_text
 from posbias.statistics import MISSING, POWER, Interval
 
-TEXT_REASONS = {
-    SERVER: "not judged: the model is behind a server",
-    UNASKED: "not judged: no windows were asked for",
-    REQUESTS: "unchanged: only prompts change",
-    FROM_QUESTION: "unchanged: acts only after a question begins",
-    NO_PASSAGES: "not judged: needs passages, and text has none",
-}
-LEFT_OUT_REASONS = {
-    parts.REFUSED_BY_SERVER: "it needs the model itself, not one behind a server",
-    parts.CHANGES_REQUESTS: "it changes requests, not the model",
-}
 MOST_NAMED = 12
 """Methods that one line of the recommendation names; more of them are counted, and the table names all."""
 
@@ -228,29 +213,13 @@ def text_change(verdict: Verdict, arm: ArmResult) -> str:
     """The change of the loss on ordinary text, or why there is none."""
     effect = verdict.effects.get(ORDINARY_TEXT)
     if effect is None:
-        return TEXT_REASONS.get(arm.text_reason, arm.text_reason) or MISSING
+        return arm.text_reason or MISSING
     return change_text(effect.value, "+", least=4, unit=" nats")
 
 
 def seconds_each(arm: ArmResult) -> str:
     """Seconds of one request."""
     return number_text(arm.effort.seconds / arm.effort.requests if arm.effort.requests else None)
-
-
-def left_out_text(part: LeftOut) -> str:
-    """A part of the trial that was left out, and why."""
-    reason = caveat_text(part.reason)
-    reason = LEFT_OUT_REASONS.get(reason, reason)
-    reason = part.undecided or reason
-    of_arm = f" under {part.arm}" if part.arm else ""
-    return {
-        parts.METHOD: f"{part.arm} was not tried: {reason}",
-        parts.ANSWERS: f"{part.arm}: {reason}",
-        parts.SHORT_FORM: f"{part.form} was not put to {part.arm}: {reason}",
-        parts.SHORT_VERDICT: f"{part.form}{of_arm} was not judged: {reason}",
-        parts.INFLUENCE: f"influence{of_arm} was not measured: {reason}",
-        parts.SIDE_EFFECTS: "ordinary text and short forms: the run was ended before them",
-    }[part.part]
 
 
 def _capital(text: str) -> str:

@@ -44,7 +44,6 @@ from posbias.report.tables import (
     overview_tables,
     shown_rows,
 )
-from posbias.runs.caveats import caveat_text
 from posbias.runs.results import Result
 
 PREDICTED = " of the predicted influence"
@@ -84,7 +83,7 @@ def profiles_report(*runs: Result) -> Report:
             caveats=caveats_of(view.record),
             figures=figures_of(view),
             tables=[*_ingredients(view), *detailed_tables(view)],
-            left_out=list(map(caveat_text, view.left_out)),
+            left_out=list(view.left_out),
             record=view.record,
         )
         for number, view in enumerate(views, start=1)
@@ -124,7 +123,7 @@ def _report_of_one(view: ProfileRun) -> Report:
         note=NOTE,
         summary=overview[:MOST_TABLES],
         tables=overview[MOST_TABLES:],
-        left_out=list(map(caveat_text, view.left_out)),
+        left_out=list(view.left_out),
         sections=[section for section in sections if section.statements or section.tables],
         record=view.record,
         glossary=GLOSSARY,

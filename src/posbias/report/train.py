@@ -8,7 +8,6 @@ from jaxtyping import Float
 from posbias.display.figures import RUNS, Curve, Figure
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
-from posbias.runs.caveats import caveat_text
 from posbias.statistics import MISSING, mean_ends, mean_of
 from posbias.training import ENDED_WELL, StudyRun, Trained, TrainedMember
 
@@ -88,7 +87,7 @@ def _endings(trained: Trained) -> list[str]:
     """Numbers of members by how they ended, and why the ones that failed did."""
     counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in trained.counts().items())
     failed = [
-        f"{outcome.member.name}: {outcome.status} after {outcome.steps} steps ({caveat_text(outcome.reason)})"
+        f"{outcome.member.name}: {outcome.status} after {outcome.steps} steps ({outcome.reason})"
         for outcome in trained.members
         if outcome.status not in ENDED_WELL
     ]

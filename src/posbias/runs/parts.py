@@ -19,7 +19,6 @@ import numpy as np
 from posbias.errors import RunError, UsageError
 from posbias.files import TEMPORARY, write_atomically
 from posbias.progress import announce
-from posbias.runs.caveats import Caveat
 from posbias.runs.records import Record, describe_environment, finished_record, plain
 
 PARTS = "parts"
@@ -172,14 +171,9 @@ def below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[str, np.ndarray]:
     return {name.removeprefix(stem): values for name, values in arrays.items() if name.startswith(stem)}
 
 
-def named_facts(stem: str, facts: Iterable[Caveat]) -> dict[str, np.ndarray]:
-    """Facts as a piece holds them: as the names of empty arrays below a stem."""
-    return {stem + json.dumps(plain(fact)): np.zeros(0) for fact in facts}
-
-
-def facts_below(arrays: Mapping[str, np.ndarray], stem: str) -> list[Caveat]:
-    """The inverse of `named_facts`, other arrays left alone."""
-    return [json.loads(name) for name in below(arrays, stem)]
+def named_texts(stem: str, texts: Iterable[str]) -> dict[str, np.ndarray]:
+    """Texts as a piece holds them: as the names of empty arrays, which `below` the stem gives back."""
+    return {stem + text: np.zeros(0) for text in texts}
 
 
 def _fingerprint_of(path: Path) -> str | None:

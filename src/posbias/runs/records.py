@@ -202,7 +202,7 @@ def read_record(directory: str | Path) -> Record:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata())
-            document = json.loads(metadata["record"], parse_constant=_no_number)
+            document = json.loads(metadata["record"], parse_constant=_no_number, object_hook=_told)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         if metadata.get("sha256") != _checksum(metadata["record"], arrays):
             raise ValueError("its content is not what posbias wrote")
@@ -230,6 +230,13 @@ def _checksum(text: str, arrays: Mapping[str, np.ndarray]) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data if array.size else b"")
     return digest.hexdigest()
+
+
+def _told(entries: dict[str, Any]) -> Any:
+    """An object of a document; a caveat of an older record, kept there as a name and numbers, is told by these."""
+    name = entries.get("caveat")
+    numbers = [f"{key}: {value}" for key, value in entries.items() if key != "caveat"]
+    return entries if name is None else ", ".join([str(name), *numbers])
 
 
 def _no_number(text: str) -> None:

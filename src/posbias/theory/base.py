@@ -20,7 +20,6 @@ from posbias.display.showing import Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.registry import Registry
-from posbias.runs.caveats import Caveat, caveat_facts, distinct
 from posbias.runs.parts import below
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, FailedRun, Result
@@ -60,8 +59,8 @@ class Prediction(Result):
     """Numbers beside the profile, by name, such as mean field's `largest_logit_variance`."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Arrays beside the profile, by slash-separated name."""
-    caveats: tuple[Caveat, ...] = ()
-    """Bounds of the trust in this prediction (`posbias.runs.caveats`)."""
+    caveats: tuple[str, ...] = ()
+    """Bounds of the trust in this prediction, a sentence each."""
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     """Descriptions of the `model` and the `prompts`, if there are any; `command`: the same call in Python."""
@@ -81,7 +80,8 @@ class Prediction(Result):
         shared = shared_settings({**self.about, "architecture": architecture}, self.n_positions)
         settings: Settings = {"theory": self.theory, **self.parameters, **shared}
         (name,) = names_beside([settings])
-        return Shown(title, (self.profile.series(name, settings),), facts=numbers | caveat_facts(self.caveats))
+        caveats = {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
+        return Shown(title, (self.profile.series(name, settings),), facts=numbers | caveats)
 
     @classmethod
     def from_record(cls, record: Record) -> Result:
@@ -108,7 +108,7 @@ class Prediction(Result):
                 for name, stored in record.scalars.get("found", {}).items()
             },
             arrays={name: array for name, array in record.arrays.items() if not name.startswith(PROFILE)},
-            caveats=tuple(record.scalars.get("caveats", ())),
+            caveats=tuple(map(str, record.scalars.get("caveats", ()))),
             seed=record.seeds.get("theory", 0),
             about=about,
         ).with_record(record)
@@ -176,9 +176,9 @@ def predictions_record(predictions: Sequence[Prediction], arguments: Mapping[str
     by_name = dict(zip(names, predictions, strict=True))
     shares = {name: prediction.sink_share for name, prediction in by_name.items()}
     record = Record("predict", dict(arguments), resolved, scalars={"sink_share": shares})
-    caveats = distinct(caveat for prediction in predictions for caveat in prediction.caveats)
+    caveats = dict.fromkeys(caveat for prediction in predictions for caveat in prediction.caveats)
     if caveats:
-        record.scalars["caveats"] = caveats
+        record.scalars["caveats"] = list(caveats)
     for name, prediction in by_name.items():
         record.arrays[f"theories/{name}/influence"] = prediction.profile.influence
     return record

@@ -22,7 +22,6 @@ from posbias.limits import CELLS, STEPS
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.registry import parse_literal_call
-from posbias.runs.caveats import Caveat, refusal
 from posbias.theory.base import THEORIES, Prediction, Theory
 from posbias.theory.closed_form import closed_form, continuous_profile
 from posbias.theory.rollout import rollout_profile
@@ -145,14 +144,12 @@ class ArchitectureTheory(Theory):
             odd = [group for group in groups if not isinstance(group.mask, Causal)]
             odd += [group for group in groups if not isinstance(group.encoding, NoEncoding)]
             if odd:
-                raise refusal(
-                    "theory_of_causal_mask_alone",
-                    theory=self.name,
-                    mask=odd[0].mask,
-                    encoding=odd[0].encoding,
+                raise UsageError(
+                    f"theory {self.name} holds for mask causal with encoding none only, got mask {odd[0].mask} with "
+                    f"encoding {odd[0].encoding}"
                 )
             if np.any(architecture.layer_sinks > -np.inf):
-                raise refusal("theory_without_sinks", theory=self.name)
+                raise UsageError(f"theory {self.name} holds without attention sinks only")
         influence = self.influence(architecture, n_positions)
         caveats = (*_of_constant_content(architecture), *_of_bare_decays(architecture))
         if not np.any(architecture.layer_sinks > -np.inf):
@@ -209,21 +206,27 @@ class ContinuousLimit(ArchitectureTheory):
         return continuous_profile(n_positions, architecture.layer_mixing)
 
 
-def _of_constant_content(architecture: Architecture) -> tuple[Caveat, ...]:
+def _of_constant_content(architecture: Architecture) -> tuple[str, ...]:
     """The assumption behind a curve of a rotary encoding: rotation alone moves no attention."""
     encodings = {group.encoding for layer in architecture.head_groups for group in layer}
     return tuple(
-        {"caveat": "rope_without_content", "encoding": str(rope), "angle": rope.angle, "logit": rope.logit}
+        f"RoPE only turns content, and a rollout has none: the curve of {rope} assumes queries and keys at an angle of "
+        f"{rope.angle:g} radians (0: they point the same way) in every pair of features, with logit {rope.logit:g} "
+        "(rope(logit=..., angle=...)). Without content RoPE is the same as none; a model's own content differs by head "
+        "and token."
         for rope in sorted(encodings, key=str)
         if isinstance(rope, Rope)
     )
 
 
-def _of_bare_decays(architecture: Architecture) -> tuple[Caveat, ...]:
+def _of_bare_decays(architecture: Architecture) -> tuple[str, ...]:
     """Parts that a rollout leaves out of linear layers."""
     if not any(isinstance(g.encoding, Recurrent) for layer in architecture.head_groups for g in layer):
         return ()
-    return ({"caveat": "bare_decays"},)
+    return (
+        "linear layers enter by their decays at bare gates: what a token writes, and the layer's own input beside its "
+        "state, are left out (power_rollout has them)",
+    )
 
 
 def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:

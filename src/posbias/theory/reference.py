@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posbias.architecture import Rope
+from posbias.errors import UsageError
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.reference.forward import ACTIVATIONS
 from posbias.models.reference.network import ReferenceBlock, ReferenceNetwork
-from posbias.runs.caveats import refusal
 
 
 def heads_turn_alike(block: ReferenceBlock) -> bool:
@@ -27,7 +27,10 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
         UsageError: the block has a linear layer in attention's place.
     """
     if block.linear:
-        raise refusal("reference_layer_without_attention")
+        raise UsageError(
+            "a linear layer (recurrent) of this reference model has no attention; theories that take every layer for "
+            "attention are refused, power_rollout and rollout are allowed"
+        )
     config, weights = block.config, {name: value.detach() for name, value in block.named_parameters()}
     heads, width, carries = config.architecture.heads, config.width, config.values != "gaussian"
     key_heads = config.n_key_value_heads if heads_turn_alike(block) else heads

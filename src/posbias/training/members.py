@@ -18,7 +18,6 @@ from posbias.errors import UsageError
 from posbias.limits import CELLS
 from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.parameters import constants_of
-from posbias.runs.caveats import Caveat
 from posbias.runs.parts import below
 from posbias.tasks.synthetic import SyntheticTask
 from posbias.training.optimisers import AdamW, Optimiser
@@ -99,7 +98,7 @@ class TrainedMember:
 
     member: Member
     status: MemberStatus = "training"
-    reason: Caveat = ""
+    reason: str = ""
     """The reason why it ended before all steps; empty when done."""
     steps: int = 0
     """Updates made."""

@@ -14,7 +14,6 @@ import numpy as np
 from posbias.display.showing import FILES, Series, Shown
 from posbias.errors import UsageError
 from posbias.models.reference.network import config_from
-from posbias.runs.caveats import caveat_text
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, FailedRun, Result
@@ -121,7 +120,7 @@ def shown_losses(name: str, trained: Trained) -> Shown:
         for index, (point, rows) in enumerate(curves.items())
     )
     facts = {
-        outcome.member.name: f"{outcome.status} after {outcome.steps} steps: {caveat_text(outcome.reason)}"
+        outcome.member.name: f"{outcome.status} after {outcome.steps} steps: {outcome.reason}"
         for outcome in trained.members
         if outcome.status not in ENDED_WELL
     }
@@ -201,8 +200,7 @@ def _record_of(run: StudyRun, study: Study) -> Record:
     if not any(member.status in ENDED_WELL for member in trained.members):
         first = trained.members[0]
         record.status = "failed"
-        reason = caveat_text(first.reason)
-        record.error = f"none of {len(trained.members)} members ended well; the first {first.status}: {reason}"
+        record.error = f"none of {len(trained.members)} members ended well; the first {first.status}: {first.reason}"
     return record
 
 

@@ -24,7 +24,6 @@ from posbias.errors import RunError, UsageError, printable
 from posbias.memory import keep_freed_memory
 from posbias.models.devices import check_precision, training_device
 from posbias.progress import report
-from posbias.runs.caveats import Caveat
 from posbias.runs.engines import collect
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import PartStore, below, made_by
@@ -235,16 +234,16 @@ class StackTrainer:
         self._evaluate(crew, due=stop == self.schedule.steps or bool(every and stop % every == 0))
         self._leave()
 
-    def _end(self, state: TrainedMember, start: int, *, finite: bool) -> tuple[MemberStatus, Caveat]:
+    def _end(self, state: TrainedMember, start: int, *, finite: bool) -> tuple[MemberStatus, str]:
         """Status and reason of a member after its latest window, which began with step `start`.
 
         A loss is that before its update: the last update of a window may be what drives parameters to infinity.
         """
         if not state.losses[-1] <= self.schedule.diverged_above:
             loss = f"{state.losses[-1]:g}"
-            return "diverged", {"caveat": "loss_diverged", "first": start, "last": self._step - 1, "loss": loss}
+            return "diverged", f"the mean loss over steps {start} ... {self._step - 1} was {loss}"
         if not finite:
-            return "diverged", {"caveat": "parameters_not_finite", "step": self._step - 1}
+            return "diverged", f"its parameters are not finite after step {self._step - 1}"
         if self._step == self.schedule.steps:
             return "done", ""
         if self.schedule.stopping.stops(state.losses):

@@ -12,7 +12,6 @@ from typing import Any
 from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import TOKENS
-from posbias.runs.caveats import Caveat
 from posbias.tasks.language import Span
 from posbias.tasks.language.locating import text_of
 
@@ -110,7 +109,7 @@ class Response:
     """Tokens of the prompt as the model read it; None if a server does not say."""
     tokens: int | None = None
     """Generated tokens, an end token included; None if a server does not say."""
-    skipped: Caveat | None = None
+    skipped: str | None = None
     """Why there is nothing: the request does not fit into the context (nothing is ever truncated), or is refused."""
     token_ids: tuple[int, ...] | None = None
     """The generated tokens, local models only."""

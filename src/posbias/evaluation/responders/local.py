@@ -49,7 +49,10 @@ from posbias.prompts.control_tokens import spelled_in
 from posbias.prompts.prompts import check_vocabulary, tokenise
 from posbias.tasks.language import rendered
 
-WITHIN_THOUGHTS = {"caveat": "within_thoughts"}
+WITHIN_THOUGHTS = (
+    "the prompts end where the model's thoughts begin, and an answer would be scored within them; --template-options "
+    "'enable_thinking=False' closes them in templates that know it"
+)
 """Why an answer is not scored."""
 TOGETHER = ("nothing", "equal lengths", "all lengths")
 """Prompts that a model runs together: if its cache proved wrong, if its padding did, and if both proved right."""
@@ -156,7 +159,7 @@ def too_long(
         length = len(tokens.prompt)
         following = max(request.max_tokens if generate else 0, len(tokens.answer) + behind * bool(len(tokens.answer)))
         if max_positions is not None and length + following > max_positions:
-            fact = {"caveat": "prompt_too_long", "tokens": length, "following": following, "most": max_positions}
+            fact = f"{length} tokens and {following} of the answer; the model takes {max_positions}"
             skipped[index] = Response("", SKIPPED, prompt_tokens=length, tokens=0, skipped=fact)
     return skipped
 

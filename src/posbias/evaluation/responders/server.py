@@ -53,7 +53,6 @@ from posbias.evaluation.responders.server_answers import (
 )
 from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED, Told, opens_thoughts, told_apart
 from posbias.prompts.templates import described_tools, with_template_options
-from posbias.runs.caveats import Caveat
 from posbias.tasks.language import rendered
 
 OF_SCHEMAS = re.compile(r"response_?format|json_?schema|schema|structured|guided|grammar", re.IGNORECASE)
@@ -115,7 +114,7 @@ class ServerResponder(Presented, Responder):
         self._turns: dict[str, threading.Lock] = {}
         self.scores: bool | None = None if self.options.kind == "text" else False
         """True if this server scores answers; None before the first such request."""
-        self._no_scores: Caveat | None = None if self.options.kind == "text" else {"caveat": "chat_repeats_nothing"}
+        self._no_scores: str | None = None if self.options.kind == "text" else "a chat server does not repeat prompts"
 
     def shown(self) -> Shown:
         """The model and its server."""
@@ -311,12 +310,12 @@ class ServerResponder(Presented, Responder):
             self._note_scores(str(refusal))
             return None
         if not echo.tokens:
-            self._note_scores({"caveat": "no_log_probabilities"})
+            self._note_scores("the server repeats no log-probabilities")
             return None
         self._note_scores(None)
         return score_of(echo, request.answer, LISTED)
 
-    def _note_scores(self, reason: Caveat | None) -> None:
+    def _note_scores(self, reason: str | None) -> None:
         """Note that scoring works, or the reason against it; once it has worked, a single refusal does not end it."""
         with self._lock:
             if reason is None or not self.scores:

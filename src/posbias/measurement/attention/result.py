@@ -36,7 +36,6 @@ from posbias.measurement.attention.statistics import (
     Similarity,
 )
 from posbias.profiles import Profile
-from posbias.runs.caveats import Caveat, caveat_facts, caveat_text
 from posbias.runs.parts import below
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, FailedRun, Result
@@ -78,9 +77,9 @@ class AttentionStatistics(Result):
     mixing: MixingStatistics
     row_error: float
     """Largest |sum_j A_ij - 1| met, learned sinks counted in."""
-    left_out: tuple[Caveat, ...]
+    left_out: tuple[str, ...]
     """Statistics that were not kept, and statistics and rollouts that do not apply, with the reason."""
-    caveats: tuple[Caveat, ...]
+    caveats: tuple[str, ...]
     """Differences between the model that ran and what its name promises."""
     rollouts: Mapping[str, Float64[np.ndarray, "count n_positions"]] = field(default_factory=dict)
     """Each prompt's profile by every rollout of its attention (`theory.power_rollout.ROLLOUTS`); rows sum to 1."""
@@ -167,8 +166,8 @@ class AttentionStatistics(Result):
             share = self.first_sink(number).text(".1f", scale=100, unit=" %")
             facts[f"queries that give position 0 more than {threshold:g}"] = share
         facts["attention's share of a layer's output (mixing)"] = self.mixing.tokens.overall.text()
-        left_out = {"left out": "; ".join(map(caveat_text, self.left_out))} if self.left_out else {}
-        return facts | left_out | caveat_facts(self.caveats)
+        left_out = {"left out": "; ".join(self.left_out)} if self.left_out else {}
+        return facts | left_out | {f"caveat {number}": text for number, text in enumerate(self.caveats, 1)}
 
     def first_sink(self, number: int) -> Interval:
         """Share of queries, layers and heads that give position 0 more than the threshold of that number."""
@@ -262,8 +261,8 @@ def _of_record(record: Record) -> AttentionStatistics:
         kernels=MeanKernels(*(arrays[f"kernels/{name}"] for name in ("mean", "squared", "bounds"))),
         mixing=MixingStatistics(share("mixing/tokens"), share("mixing/frobenius"), arrays["mixing/by_position"]),
         row_error=scalars["row_error"],
-        left_out=tuple(scalars["left_out"]),
-        caveats=tuple(scalars["caveats"]),
+        left_out=tuple(map(str, scalars["left_out"])),
+        caveats=tuple(map(str, scalars["caveats"])),
         rollouts={name: arrays[f"rollouts/{name}/per_prompt"] for name in scalars["rollouts"]},
         about=record.resolved,
     )

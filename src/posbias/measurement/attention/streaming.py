@@ -54,7 +54,6 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat
 
 PER_LAYER = ("distance", "entropy", "violated", "gap")
 """Fields of `LayerStatistics` that hold one number of every layer, or one of each of its heads."""
@@ -191,11 +190,11 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
     monotonicity = prefix_monotonicity(sums.mean) if complete and count > 1 else None
     if count == 1:  # the mean kernel is that prompt's own
         monotonicity = PrefixMonotonicity(sums.rows["violated"][0], sums.rows["gap"][0])
-    left_out: list[Caveat] = []
+    left_out: list[str] = []
     if not complete and count > 1:
-        left_out.append({"caveat": "mean_kernel_in_cells", "kernel_cells": n_positions})
+        left_out.append(f"monotonicity of the mean kernel: it needs kernel_cells={n_positions}")
     if sums.content_sum is None:
-        left_out.append({"caveat": "mean_content_not_kept"})
+        left_out.append("similarity of the mean content logits: they are kept up to a size, or with mean_content=True")
     before = [layer.mask.keys_before(np.arange(n_positions), n_positions) for layer in sums.layers]
     return AttentionStatistics(
         distance=sums.by_heads("distance"),
@@ -220,13 +219,16 @@ def _finish(sums: Accumulators, model: HuggingFaceModel) -> AttentionStatistics:
     )
 
 
-def _rows_of(layers: Sequence[AttentionLayer], model: HuggingFaceModel) -> tuple[Caveat, ...]:
+def _rows_of(layers: Sequence[AttentionLayer], model: HuggingFaceModel) -> tuple[str, ...]:
     """The layers that are counted, if some have no attention, or something beside it."""
     if not model.family.beyond_attention(model.network):
         return ()
     counted = ", ".join(str(layer.index) for layer in layers)
     depth = model.family.depth(model.config)
-    return ({"caveat": "linear_layers_not_counted", "depth": depth, "counted": counted},)
+    return (
+        f"layers stand here for those with attention, in order: {counted} (from 0) of {depth}; linear layers, beside "
+        "attention or in its place, and layers that mix no positions are not counted",
+    )
 
 
 def _similarity(sums: Accumulators, count: int) -> Similarity:

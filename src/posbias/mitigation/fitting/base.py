@@ -17,14 +17,12 @@ from posbias.architecture import LogSpline
 from posbias.checks import check_choice, check_number, check_seed, check_size, checked
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
-from posbias.evaluation.responders import Request, Responder
 from posbias.interventions.base import check_model
 from posbias.limits import AT_ONCE, ITEMS, UPDATES
-from posbias.mitigation.fitting.calibration import DISTRACTORS, KEPT, LEAST_SAMPLES, best_of, check_samples
+from posbias.mitigation.fitting.calibration import DISTRACTORS, KEPT, best_of, check_samples
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, check_strength
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
-from posbias.runs.caveats import refusal
 from posbias.runs.parts import PartStore
 from posbias.runs.records import plain
 from posbias.tasks.language import Example
@@ -189,11 +187,6 @@ class Fit(ABC):
     def reads_text(self, options: FitOptions) -> bool:
         """True if windows of ordinary text are read."""
         return False
-
-    def check(self, n_samples: int, request: Request, responder: Responder) -> None:
-        """Refuse, before any work, what the fit cannot be made from; the request is one of the test."""
-        if n_samples < LEAST_SAMPLES:
-            raise refusal("few_samples_for_fit", method=self.method.name, given=n_samples, least=LEAST_SAMPLES)
 
 
 @dataclass(frozen=True)

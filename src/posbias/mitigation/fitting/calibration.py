@@ -23,7 +23,6 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.progress import track
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.sources import default_corpus
-from posbias.runs.caveats import caveat_text, refusal
 from posbias.tasks.language import Example
 
 DISTINCT = 32
@@ -118,11 +117,14 @@ def check_varied(examples: Iterable[Example], *, fewest: int | None, distractors
         n_passages = len(example.passages)
         if example.gold_position is None or not n_passages:
             name = "fewest" if distractors == KEPT else f"distractors={distractors!r}"
-            raise refusal("fit_without_passages", option=name)
+            raise UsageError(f"fit: {name} needs prompts that list passages, one of which holds the answer")
         if distractors != KEPT and example.fixed_order:
-            raise refusal("distractors_of_order", kept=KEPT, got=distractors)
+            raise UsageError(
+                f"fit: distractors must be {KEPT!r} if the right answer depends on the order of passages, got "
+                f"{distractors!r}"
+            )
         if fewest is not None and fewest > n_passages:
-            raise refusal("fewest_passages", n_passages=n_passages, fewest=fewest)
+            raise UsageError(f"fit: fewest must be at most the {n_passages} passages of a prompt, got {fewest}")
 
 
 def varied(
@@ -232,7 +234,7 @@ def answer_logprob(model: HuggingFaceModel, method: Mitigation | None, calibrati
     scores = [reply.score.logprob / reply.score.n_tokens for reply in replies if reply.score is not None]
     if not scores:
         why = responder.learnt().get("no_scores_because") or "no calibration prompt fits into the model"
-        raise RunError(f"fit: {caveat_text(why)}")
+        raise RunError(f"fit: {why}")
     return float(np.mean(scores))
 
 

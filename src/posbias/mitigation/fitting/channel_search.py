@@ -24,7 +24,6 @@ from posbias.mitigation.fitting.calibration import answer_logprob, best_of, chec
 from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.methods.positional_channel import PositionalChannel
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import refusal
 from posbias.tasks.language import Example
 
 LEAST_POSITIONS = 40
@@ -89,7 +88,7 @@ def fit_channel(
     means = mean_states(network, text)
     channels = positional_channels(means, options.channels)
     if not channels:
-        raise refusal("no_monotone_channel", layers=len(means) // 4)
+        raise UsageError(f"fit_channel: no channel is monotone in position in more than {len(means) // 4} layers")
     candidates = [
         PositionalChannel(channel, factor, options.first_layer, options.last_layer, options.from_question)
         for channel in channels
@@ -143,7 +142,9 @@ def mean_states(model: HuggingFaceModel, text: Windows) -> Float64[np.ndarray, "
     """The residual stream behind every block, by position, mean over windows."""
     lengths = sorted({len(window) for window in text})
     if len(lengths) != 1 or lengths[0] < LEAST_POSITIONS:
-        raise refusal("windows_of_channel_fit", least=LEAST_POSITIONS, got=str(lengths or 0))
+        raise UsageError(
+            f"fit_channel: windows of one length of {LEAST_POSITIONS} or more tokens are allowed, got {lengths or 0}"
+        )
     total: Any = 0.0
     for window in text:
         states = model.network(model.token_tensor([window.tolist()]), output_hidden_states=True, use_cache=False)

@@ -19,14 +19,13 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from posbias.errors import RunError
+from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.local import WITHIN_THOUGHTS, EncodedRequest, encode_requests
 from posbias.mitigation.fitting.base import BY_LOSS, Checkpoint, FitOptions, Windows
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.models.rotary import AngleLengths
 from posbias.progress import track
-from posbias.runs.caveats import refusal
 from posbias.tasks.language import Example
 from posbias.tasks.language.locating import locate
 
@@ -65,10 +64,10 @@ def encoded_answers(model: HuggingFaceModel, examples: Sequence[Example]) -> lis
         model.tokenizer, [Request(prompt=e.prompt, answer=e.target, own_control=e.own_control) for e in examples]
     )
     if any(request.thinks for request in encoded):
-        raise refusal("fit_within_thoughts", because=WITHIN_THOUGHTS)
+        raise UsageError(f"fit: {WITHIN_THOUGHTS}")
     longest = max(len(request.prompt) + len(request.answer) for request in encoded)
     if model.max_positions is not None and longest > model.max_positions:
-        raise refusal("calibration_prompt_too_long", longest=longest, most=model.max_positions)
+        raise UsageError(f"fit: a calibration prompt has {longest} tokens; the model takes {model.max_positions}")
     return encoded
 
 
@@ -80,9 +79,9 @@ def begins_of(model: HuggingFaceModel, examples: Sequence[Example], options: Fit
     for example in examples:
         spans, n_tokens = locate(example.prompt, example.passages, model.tokenizer, own_control=example.own_control)
         if not spans or n_tokens is None:
-            raise refusal("from_question_without_passages")
+            raise UsageError("fit: from_question needs prompts with passages, and a tokenizer with character offsets")
         if spans[-1][1] >= n_tokens:
-            raise refusal("from_question_at_end")
+            raise UsageError("fit: from_question needs prompts that go on after their last passage; one ends there")
         begins.append(spans[-1][1])
     return begins
 

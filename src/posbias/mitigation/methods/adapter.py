@@ -21,7 +21,6 @@ from posbias.mitigation.methods.weight_changes import LowRank, updated
 from posbias.models.families.projections import ROLES, Projection, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import quantised
-from posbias.runs.caveats import refusal
 
 GROUPS = {"mlp": ("gate", "up", "down"), "all": ROLES}
 """Words for several targets at once."""
@@ -92,7 +91,8 @@ class Adapter(Mitigation):
             UsageError: the numbers are not there, or are those of another model.
         """
         if not self.updates:
-            raise refusal("adapter_not_fitted" if self.unfitted else "adapter_beside_recipe")
+            why = "it is not fitted yet" if self.unfitted else "its numbers lie beside its recipe"
+            raise UsageError(f"adapter: {why}; give what fit returns, or the path of a recipe")
         dtype = torch.promote_types(model.dtype, torch.float32)
         updates: dict[str, LowRank] = {}
         for projection in target_projections(model, self):
@@ -122,19 +122,21 @@ def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projec
     """
     family, roles = model.family, set(adapter.roles)
     if quantised(model.network):
-        raise refusal("adapter_of_quantised", model=model.origin.source)
+        raise UsageError(f"adapter: the weights of {model.origin.source!r} are quantised; others are allowed")
     projections = list(linear_projections(model.network, family, model.config))
     present = {role for projection in projections for role in projection.rows}
     missing = roles - present
     if missing - {"gate"} or not roles & present:  # an MLP without a gate is one all the same
-        raise refusal(
-            "no_targets_of_adapter",
-            family=family.name,
-            missing=[role for role in ROLES if role in missing],
-            allowed=[role for role in ROLES if role in present] or ["none"],
+        raise UsageError(
+            f"adapter: no layer of this {family.name} model has linear projections {_listed(missing)} (experts of a "
+            f"mixture are none); allowed targets: {_listed(present) or 'none'}"
         )
     targets = [{role: rows for role, rows in one.rows.items() if role in roles} for one in projections]
     return [replace(one, rows=rows) for one, rows in zip(projections, targets, strict=True) if rows]
+
+
+def _listed(roles: set[str]) -> str:
+    return ", ".join(role for role in ROLES if role in roles)
 
 
 def tensors_hash(tensors: Mapping[str, np.ndarray]) -> str:

@@ -25,7 +25,6 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import OWN
 from posbias.models.weights import weights_sha256
 from posbias.registry import Registry
-from posbias.runs.caveats import refusal
 
 LEFT = {
     "attention_sorting": "it helped with one task of three",
@@ -39,9 +38,10 @@ LEFT = {
 """Methods that posbias had, and what was found of them (studies/mitigation, studies/adapters)."""
 MITIGATIONS: Registry["Method"] = Registry("mitigation", left=LEFT)
 
-REQUESTS, FROM_QUESTION, NO_PASSAGES = "requests", "from question", "no passages"
-"""Reasons why ordinary text says nothing about a method: it changes requests alone; it acts only after a question
-begins; it needs passages, and text has none."""
+REQUESTS = "unchanged: only prompts change"
+FROM_QUESTION = "unchanged: acts only after a question begins"
+NO_PASSAGES = "not judged: needs passages, and text has none"
+"""Why ordinary text says nothing about a method."""
 
 Spans = Sequence[tuple[int, int]]
 """First token and one past the last of every passage of a prompt, in order."""
@@ -199,10 +199,13 @@ class Mitigation(Method, Intervention):
             versions = [(id(one), one.dtype, 0 if one.is_inference() else one._version) for one in weights]
             checked = (self.fitted_to.get("weights_sha256"), versions)
             if vars(model.network).get(CHECKED) != checked and (other := difference(self.fitted_to, model)):
-                raise refusal("fitted_to_another", method=self.name, difference=other)
+                raise UsageError(f"{self.name} was fitted to another model, {other}")
             vars(model.network)[CHECKED] = checked
         if self.in_every_layer and model.described and any(b.linear for b in model.family.blocks(model.network)):
-            raise refusal("linear_layers_not_reached", method=self.name, family=model.model_type)
+            raise UsageError(
+                f"{self.name}: {model.model_type} models have linear layers, which it does not reach; allowed are "
+                "models with attention in every layer"
+            )
 
     @contextmanager
     def on(self, model: HuggingFaceModel, passages: Places) -> Iterator[None]:
@@ -220,7 +223,7 @@ class Mitigation(Method, Intervention):
         """The model marked as a misfit, unless a method says how theories should read it."""
         if self.strength == 0:
             return model
-        return model.described_by(model.family, misfit={"caveat": "no_theory_of_method", "method": self.name})
+        return model.described_by(model.family, misfit=f"no theory describes {self.name}")
 
 
 @dataclass(frozen=True)
@@ -268,9 +271,9 @@ class PromptMitigation(Method):
         if int.from_bytes(digest[:8], "big") / 2**64 >= self.strength:
             return [request]
         if self.needs_passages and not request.passages:
-            raise refusal("prompt_without_passages", method=self.name)
+            raise UsageError(f"{self.name} needs prompts that list passages; this one lists none")
         if self.needs_passages and self.rearranges and request.fixed_order:
-            raise refusal("order_is_asked_for", method=self.name)
+            raise UsageError(f"{self.name} rearranges passages, but here the right answer depends on their order")
         return self.rewritten(request, responder)
 
 

@@ -30,7 +30,6 @@ from posbias.interventions.keys import Begins
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.question import Question
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import refusal
 
 UNSEEN = 1e-30
 """Attention on a passage below which it counts as not seen, as one that a window hides."""
@@ -85,7 +84,7 @@ class AttentionCalibration(Mitigation):
         depth = model.family.depth(model.config)
         first = depth // 2 if self.first_layer is None else self.first_layer
         if first >= depth:
-            raise refusal("first_layer_of_calibration", depth=depth, first=first)
+            raise UsageError(f"attention_calibration: first_layer must be below the {depth} layers, got {first}")
         dummies = _DummyPasses(model, spans, _dummy_tokens(model, self.dummy), together=self.together)
 
         def attend(call: AttentionCall) -> Attended:
@@ -297,7 +296,7 @@ def _as_values(members: Float[Tensor, "_ key group"], call: AttentionCall) -> Te
 def _dummy_tokens(model: HuggingFaceModel, dummy: str | Sequence[int]) -> Int[Tensor, "token"]:
     """A dummy's text in tokens."""
     if isinstance(dummy, str) and model.tokenizer is None:
-        raise refusal("dummy_without_tokenizer", because=model.no_tokenizer)
+        raise UsageError(f"attention_calibration: {model.no_tokenizer}; allowed is a dummy in token ids")
     ids = model.tokenizer(dummy, add_special_tokens=False)["input_ids"] if isinstance(dummy, str) else list(dummy)
     if not ids:
         raise UsageError(f"attention_calibration: dummy must have tokens, got {dummy!r}")

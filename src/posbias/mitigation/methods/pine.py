@@ -25,7 +25,6 @@ from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.methods.passage_attention import in_one_place, windows_of
 from posbias.mitigation.methods.rotary import Frequencies, check_masks, shown_keys, turning
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import refusal
 
 BLOCK = 128
 """Queries that attend at once."""
@@ -66,7 +65,7 @@ class Pine(Mitigation):
         """Attend by queries that are turned anew for every document."""
         check_masks(model, self)
         if has_sinks(model):
-            raise refusal("learned_sinks_under_pine", family=model.family.name)
+            raise UsageError(f"pine: {model.family.name} models have learned sinks; allowed are those without")
         windows = windows_of(passages)
         layers = [
             _Documents(windows, self.strength, rates, model.family.mask(model.config, layer))

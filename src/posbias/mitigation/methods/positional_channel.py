@@ -24,7 +24,6 @@ from posbias.models.families.base import Block
 from posbias.models.families.parts import weight_of
 from posbias.models.families.projections import check_unpacked, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import refusal
 
 COUNTED_HEADS = ("opt", "stablelm")
 """Families whose attention splits its projections' features by the configuration's number of heads."""
@@ -213,15 +212,23 @@ def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.M
     """The projections of queries and of keys; refused if more heads of either are not normalised and turned alike."""
     family, attention = model.family, block.attention
     if family.name in COUNTED_HEADS:
-        raise refusal("heads_of_configuration", family=family.name)
+        raise UsageError(
+            f"positional_channel: {family.name} models count their heads by the configuration; allowed are families "
+            "that take what their projections give, such as llama, qwen2, qwen3, gemma3 and mistral"
+        )
     if family.packs_projections or len(family.query_key_value) != 3:
-        raise refusal("projections_in_one_map", family=family.name)
+        raise UsageError(
+            f"positional_channel: {family.name} makes queries, keys and values in one map; allowed are separate ones"
+        )
     switch = family.query_key_norm_switch
     if family.query_key_norms is not None and (switch is None or getattr(model.config, switch)):
         for name in family.query_key_norms:
             gain, head_dim = family.norm(attention.get_submodule(name)).gain, vars(attention)["head_dim"]
             if gain.shape != (head_dim,):
-                raise refusal("norms_of_heads", family=family.name)
+                raise UsageError(
+                    f"positional_channel: {family.name} normalises queries and keys over all heads, or each head in a "
+                    "way of its own; allowed are no norm and one for all heads"
+                )
     query, key, _ = (attention.get_submodule(name) for name in family.query_key_value)
     return query, key
 

@@ -17,10 +17,10 @@ from typing import ClassVar
 import numpy as np
 
 from posbias.checks import check_size, check_whole
+from posbias.errors import UsageError
 from posbias.evaluation.responders import AnswerScore, Reply, Request, Responder
 from posbias.limits import READ_BYTES, REPEATS
 from posbias.mitigation.methods.base import MITIGATIONS, PromptMitigation
-from posbias.runs.caveats import refusal
 from posbias.tasks.language.answers import normalise_answer
 
 BETWEEN = "\n\n"
@@ -92,7 +92,7 @@ class QuestionFirst(PromptMitigation):
         behind = text[request.passages[-1][1] :].lstrip(CLOSING).rstrip()
         question = behind if self.cue else before_cue(behind)
         if not question:
-            raise refusal("no_question_behind", method=self.name)
+            raise UsageError(f"{self.name} repeats the question behind the last passage, and here none is")
         shift = len(question) + len(BETWEEN)
         passages = tuple((begin + shift, end + shift) for begin, end in request.passages)
         return [request.reworded(f"{question}{BETWEEN}{text}", passages)]

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posbias.checks import check_choice, check_number, check_whole
+from posbias.errors import UsageError
 from posbias.interventions.attention import (
     Attended,
     AttentionCall,
@@ -27,7 +28,6 @@ from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans
 from posbias.mitigation.methods.passage_attention import in_one_place
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.rotary import changing_kinds
-from posbias.runs.caveats import refusal
 
 VARIANTS = ("as_described", "as_released")
 AWARE = 3.0
@@ -76,7 +76,7 @@ class MsPoe(Mitigation):
         frequencies = turning(model, self)
         heads = model.family.heads(model.config)
         if self.first_layer >= len(frequencies):
-            raise refusal("first_layer_of_ms_poe", depth=len(frequencies), first=self.first_layer)
+            raise UsageError(f"ms_poe: first_layer must lie in [0, {len(frequencies)}), got {self.first_layer}")
         steps = heads if self.variant == "as_released" else max(heads - 1, 1)
         ratios = self.low + (self.high - self.low) * torch.arange(heads, dtype=torch.float64) / steps
         tables = _tables(frequencies, lambda rates: self.strength * (1 / ratios.to(rates) - 1)[:, None] * rates)
@@ -138,16 +138,22 @@ def turning(model: HuggingFaceModel, method: Mitigation) -> list[Frequencies]:
     """
     family = model.family
     if family.turns_neighbours:
-        raise refusal("turns_neighbours", method=method.name, family=family.name)
+        raise UsageError(
+            f"{method.name}: {family.name} models turn neighbouring features; only half against half is allowed, as in "
+            "llama, qwen2, qwen3, gemma3 and mistral"
+        )
     if not family.rotary:
-        raise refusal("no_rotary_positions", method=method.name, family=family.name)
+        raise UsageError(f"{method.name}: {family.name} models have no rotary positions")
     for module in model.network.modules():
         kinds = changing_kinds(module)
         if kinds:
-            raise refusal("rope_of_length_under_method", method=method.name, rope=" ".join(sorted(kinds)))
+            raise UsageError(
+                f"{method.name}: the rope type {' '.join(sorted(kinds))} takes its frequencies from the prompt's "
+                "length; default, linear and llama3 are allowed"
+            )
     frequencies = rotary_frequencies(model)
     if all(rates is None for rates in frequencies):
-        raise refusal("turns_nothing", method=method.name, family=family.name)
+        raise UsageError(f"{method.name}: this {family.name} model turns nothing by position")
     return frequencies
 
 
@@ -155,7 +161,7 @@ def check_masks(model: HuggingFaceModel, method: Mitigation) -> None:
     """Refuse attention that is not told by a mask which keys a query sees."""
     implementation = getattr(model.config, "_attn_implementation", None)
     if implementation not in ("eager", "sdpa"):
-        raise refusal("no_mask", method=method.name, implementation=implementation)
+        raise UsageError(f"{method.name}: attention {implementation!r} takes no mask; allowed are eager and sdpa")
 
 
 class _Table:

@@ -19,12 +19,11 @@ from posbias.evaluation.run import NothingAnsweredError, answer_samples
 from posbias.evaluation.samples import Pieces, Sample
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import Method
-from posbias.mitigation.trial.arms import ANSWERS, SHORT_FORM, Arm, LeftOut, slug_of
+from posbias.mitigation.trial.arms import Arm, slug_of
 from posbias.mitigation.trial.plan import ARMS, Questions, TrialPlan
 from posbias.models.loading import load_same
 from posbias.models.model import ModelRequest
 from posbias.models.weights import network_sha256
-from posbias.runs.caveats import fact_of
 from posbias.runs.engines import collect
 from posbias.runs.records import Record
 from posbias.runs.running import run_directory
@@ -52,7 +51,7 @@ def answer(plan: TrialPlan) -> tuple[TrialPlan, Answers]:
         except NothingAnsweredError as error:
             if arm is plan.arms[0]:
                 raise
-            left_out.append(LeftOut(ANSWERS, fact_of(error), arm=arm.name))
+            left_out.append(f"{arm.name}: {error}")
     plan = plan.with_arms(arms, left_out)
     short: dict[str, tuple[Record | None, ...]] = {}
     left_out = []
@@ -65,7 +64,7 @@ def answer(plan: TrialPlan) -> tuple[TrialPlan, Answers]:
                 if arm is plan.arms[0]:
                     raise
                 by_arm.append(None)
-                left_out.append(LeftOut(SHORT_FORM, fact_of(error), arm=arm.name, form=str(form.task)))
+                left_out.append(f"{form.task} was not put to {arm.name}: {error}")
         short[str(form.task)] = tuple(by_arm)
     return plan.with_arms(plan.arms, left_out), Answers(tuple(records), short)
 

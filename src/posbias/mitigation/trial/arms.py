@@ -8,45 +8,16 @@ from functools import cached_property
 from typing import Any
 
 from posbias.errors import UsageError
-from posbias.evaluation.reading import Withheld
-from posbias.evaluation.responders import LocalResponder, Request, Responder
+from posbias.evaluation.responders import LocalResponder, Responder
 from posbias.mitigation.fitting.base import Fit, fit_of
+from posbias.mitigation.fitting.calibration import LEAST_SAMPLES
 from posbias.mitigation.methods.applying import answering_under, resolve_method
 from posbias.mitigation.methods.base import Method
 from posbias.mitigation.trial.files import is_recipe, recipe_names
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import Caveat, fact_of, refusal
 
 UNCHANGED = "unchanged"
 """Name of the arm without a method."""
-METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT, INFLUENCE, SIDE_EFFECTS = (
-    "method",
-    "answers",
-    "short form",
-    "short form's verdict",
-    "influence",
-    "side effects",
-)
-"""Parts of a trial that may be left out: a whole method, its answers, a short form under it, the verdict on that form,
-its influence, all side effects."""
-REFUSED_BY_SERVER, CHANGES_REQUESTS = "server", "requests"
-"""Reasons why influence is not measured: the model is behind a server; the method changes requests alone."""
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """One part of a trial that was left out, and why."""
-
-    part: str
-    """METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT, INFLUENCE or SIDE_EFFECTS."""
-    reason: Caveat = ""
-    """The fact of a refusal, or one of the reasons above."""
-    arm: str = ""
-    """Name of the arm; empty: all of them."""
-    form: str = ""
-    """Short form of the task; empty: the task itself."""
-    undecided: Withheld = ""
-    """Why answers decide nothing, if that is the reason."""
 
 
 def slug_of(name: str, distinction: str = "") -> str:
@@ -99,14 +70,13 @@ def _model_of(responder: Responder) -> HuggingFaceModel | None:
 
 
 def resolve_arms(
-    entries: Sequence[Any], responder: Responder, *, request: Request, calibration: int, unnamed: bool
-) -> tuple[list[Arm], list[LeftOut]]:
+    entries: Sequence[Any], responder: Responder, *, calibration: int, unnamed: bool
+) -> tuple[list[Arm], list[str]]:
     """The unchanged model and every method that can be read.
 
     A method that does not apply is refused if it was named, and left out with the reason otherwise.
 
     Args:
-        request: One request of the test.
         calibration: Samples to fit to; a method whose parameters have defaults is fitted only if there are some.
     """
     arms, left_out = [Arm(UNCHANGED, responder)], []
@@ -116,14 +86,14 @@ def resolve_arms(
         try:
             fit = fit_of(entry) if isinstance(entry, str) and not is_recipe(entry) else None
             if fit is not None and (fit.required or calibration):
-                _check_fit(fit, responder, request=request, calibration=calibration)
+                _check_fit(fit, responder, calibration)
                 arms.append(Arm(str(entry), responder, fit=fit))
             else:
                 arms.append(_given_arm(entry, responder, name=names.get(str(entry), str(entry))))
         except UsageError as error:
             if not unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, fact_of(error), arm=str(entry)))
+            left_out.append(f"{entry} was not tried: {error}")
     all_names = [arm.name for arm in arms]
     twice = [name for name in all_names if all_names.count(name) > 1]
     if twice:
@@ -131,14 +101,13 @@ def resolve_arms(
     return arms, left_out
 
 
-def _check_fit(fit: Fit, responder: Responder, *, request: Request, calibration: int) -> None:
+def _check_fit(fit: Fit, responder: Responder, calibration: int) -> None:
     """Refuse, before any work, a method that cannot be fitted to what there is."""
     name = fit.method.name
     if _model_of(responder) is None:
-        raise refusal("fit_behind_server", method=name)
-    if not calibration:
-        raise refusal("fit_without_samples", method=name)
-    fit.check(calibration, request, responder)
+        raise UsageError(f"{name} is fitted and needs the model itself, not one behind a server")
+    if calibration < LEAST_SAMPLES:
+        raise UsageError(f"{name} is fitted and needs calibration samples, at least {LEAST_SAMPLES}; got {calibration}")
 
 
 def _given_arm(entry: Any, responder: Responder, *, name: str) -> Arm:
@@ -146,5 +115,5 @@ def _given_arm(entry: Any, responder: Responder, *, name: str) -> Arm:
     model = _model_of(responder)
     method = resolve_method(entry, model)
     if model is None and method.needs_model:
-        raise refusal("method_behind_server", method=method.name)
+        raise UsageError(f"{method.name} needs the model itself, not one behind a server")
     return Arm(name, responder, method, path=entry if is_recipe(entry) else "")

@@ -11,10 +11,9 @@ from posbias.mitigation.fitting.base import Calibration, Checkpoint
 from posbias.mitigation.fitting.calibration import conversations_beside
 from posbias.mitigation.fitting.fit import run_fit
 from posbias.mitigation.methods.base import MITIGATIONS
-from posbias.mitigation.trial.arms import METHOD, Arm, LeftOut
+from posbias.mitigation.trial.arms import Arm
 from posbias.mitigation.trial.ordinary_text import windows_of_fits
 from posbias.mitigation.trial.plan import TrialPlan
-from posbias.runs.caveats import fact_of
 from posbias.runs.parts import below
 
 TENSORS = "tensors/"
@@ -27,7 +26,7 @@ def fit_arms(plan: TrialPlan) -> TrialPlan:
     conversations = conversations_beside(plan.model, examples) if text and plan.model is not None else ()
     calibration = Calibration(plan.model, examples, text, conversations)
     arms: list[Arm] = []
-    left_out: list[LeftOut] = []
+    left_out: list[str] = []
     for arm in plan.arms:
         if arm.to_fit is None:
             arms.append(arm)
@@ -37,7 +36,7 @@ def fit_arms(plan: TrialPlan) -> TrialPlan:
         except UsageError as error:
             if not plan.options.unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, fact_of(error), arm=arm.name))
+            left_out.append(f"{arm.name} was not tried: {error}")
             continue
         fitted = read_json(piece, "fit")
         method = MITIGATIONS.parse(fitted["method"]).with_tensors(below(piece, TENSORS))

@@ -24,12 +24,11 @@ from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import Mitigation, PromptMitigation
-from posbias.mitigation.trial.arms import CHANGES_REQUESTS, INFLUENCE, REFUSED_BY_SERVER, UNCHANGED, Arm, LeftOut
+from posbias.mitigation.trial.arms import UNCHANGED, Arm
 from posbias.mitigation.trial.plan import TrialPlan
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.runs.caveats import fact_of
 from posbias.runs.parts import PartStore
 from posbias.statistics import Interval, mean_of
 from posbias.tasks.language import Example
@@ -44,19 +43,19 @@ Shares = dict[str, Scores]
 """share[sample, position] by arm, of the item that holds the answer at that position, and FLAT."""
 
 
-def measure_influence(plan: TrialPlan) -> tuple[Shares, list[LeftOut]]:
+def measure_influence(plan: TrialPlan) -> tuple[Shares, list[str]]:
     """Influence on the item with the answer in every arm inside the model, and what was left out, with the reason.
 
     Measured prompts are kept in the plan's lasting pieces.
     """
     model = plan.model
     if model is None:
-        return {}, [LeftOut(INFLUENCE, REFUSED_BY_SERVER)]
+        return {}, ["influence was not measured: it needs the model itself, not one behind a server"]
     shares: Shares = {FLAT: np.stack([_flat(sample) for sample in plan.spans])}
     left_out = []
     for arm in track(plan.arms, "influence before and after"):
         if isinstance(arm.method, PromptMitigation):
-            left_out.append(LeftOut(INFLUENCE, CHANGES_REQUESTS, arm=arm.name))
+            left_out.append(f"influence under {arm.name} was not measured: it changes requests, not the model")
             continue
         blank = np.full(len(shares[FLAT][0]), np.nan)
         try:
@@ -66,7 +65,7 @@ def measure_influence(plan: TrialPlan) -> tuple[Shares, list[LeftOut]]:
         except (UsageError, RunError) as error:
             if arm.method is None:
                 raise
-            left_out.append(LeftOut(INFLUENCE, fact_of(error), arm=arm.name))
+            left_out.append(f"influence under {arm.name} was not measured: {error}")
     return shares, left_out
 
 

@@ -35,8 +35,8 @@ from posbias.progress import track
 from posbias.prompts.loading import load_prompts
 
 ORDINARY_TEXT = "ordinary text"
-SERVER, UNASKED = "server", "not asked"
-"""Reasons why text is put to no arm: the model is behind a server; no windows were asked for."""
+SERVER, UNASKED = "not judged: the model is behind a server", "not judged: no windows were asked for"
+"""Why text is put to no arm."""
 
 Nats = Float64[np.ndarray, "documents"]
 Divergences = Float64[np.ndarray, "conversations"]

@@ -13,7 +13,6 @@ from posbias.evaluation.requirements import ALPHA, RequirementCheck, check_requi
 from posbias.mitigation.judging.judge import ArmScores, Judgement, MeasureChoice, SideEffect, choose_measure, judge
 from posbias.mitigation.methods.question import question_text
 from posbias.mitigation.trial.answers import Answers
-from posbias.mitigation.trial.arms import SHORT_VERDICT, LeftOut
 from posbias.mitigation.trial.influence import influence_scalars
 from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
 from posbias.mitigation.trial.plan import ARMS, TrialPlan
@@ -34,7 +33,7 @@ class Outcome:
     """Scores by arm and measure."""
     readings: tuple[Reading, ...]
     requirement: RequirementCheck | None
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[str, ...]
 
 
 def judge_trial(plan: TrialPlan, answers: Answers, effects: SideEffects) -> Outcome:
@@ -53,7 +52,7 @@ def judge_trial(plan: TrialPlan, answers: Answers, effects: SideEffects) -> Outc
         side = (*_text_effect(plan, effects, number), *on_forms)
         withheld = _withheld(answers.test[0], answers.test[number]) if measure in GENERATED else ""
         scored.append(ArmScores(arm.name, measures[number].get(measure, blank), side, withheld))
-        left_out += [LeftOut(SHORT_VERDICT, arm=arm.name, form=form, undecided=why) for form, why in undecided.items()]
+        left_out += [f"{form} under {arm.name} was not judged: {why}" for form, why in undecided.items()]
     positions = tuple(int(position) for position in answers.test[0].arrays["positions"])
     judgement = judge(measures[0][measure], scored, positions=positions, measure=measure)
     requirement, names = None, [arm.name for arm in plan.arms]
@@ -153,7 +152,7 @@ def record_trial(plan: TrialPlan, answers: Answers, effects: SideEffects, outcom
         },
         "effort": [asdict(effort_of(record)) for record in answers.test],
         "readings": [plain(asdict(reading)) for reading in outcome.readings],
-        "left_out": [asdict(part) for part in (*plan.left_out, *outcome.left_out)],
+        "left_out": [*plan.left_out, *outcome.left_out],
         "requirement": None if outcome.requirement is None else plain(asdict(outcome.requirement)),
         "notices": first.scalars.get("notices", {}),
         "fits": {arm.name: arm.fitted for arm in arms if arm.fitted is not None},

@@ -21,11 +21,10 @@ from posbias.evaluation.samples import Sample, requests_of, samples_of
 from posbias.evaluation.spans import SampleSpans, spans_of
 from posbias.mitigation.fitting.calibration import contents
 from posbias.mitigation.methods.recipe import samples_of_recipe
-from posbias.mitigation.trial.arms import Arm, LeftOut, resolve_arms
+from posbias.mitigation.trial.arms import Arm, resolve_arms
 from posbias.mitigation.trial.files import check_files, contents_sha256, is_recipe
 from posbias.mitigation.trial.options import MitigateOptions
 from posbias.models.hugging_face import HuggingFaceModel
-from posbias.runs.caveats import caveat_text
 from posbias.runs.parts import PartStore, clear_unfinished, made_by
 from posbias.tasks.language import Example, LanguageTask
 
@@ -72,7 +71,7 @@ class TrialPlan:
     """Everything that the record depends on."""
     arms: tuple[Arm, ...]
     """The unchanged model first."""
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[str, ...] = ()
     text: Int64[np.ndarray, "documents token"] | None = None
     """Windows of ordinary text that judge; None before the run begins, and if there are none."""
     directory: Path | None = None
@@ -92,11 +91,11 @@ class TrialPlan:
         """The model itself; None if it is behind a server."""
         return self.arms[0].model
 
-    def with_arms(self, arms: Sequence[Arm], left_out: Sequence[LeftOut]) -> "TrialPlan":
+    def with_arms(self, arms: Sequence[Arm], left_out: Sequence[str]) -> "TrialPlan":
         """The plan with fewer, or fitted, arms and with what was left out for it."""
         if len(arms) == 1:
-            reasons = [f"{part.arm} was not tried: {caveat_text(part.reason)}" for part in (*self.left_out, *left_out)]
-            raise UsageError(f"mitigate: no method to try ({'; '.join(reasons) or 'none is given'})")
+            reasons = "; ".join([*self.left_out, *left_out])
+            raise UsageError(f"mitigate: no method to try ({reasons or 'none is given'})")
         return replace(self, arms=tuple(arms), left_out=(*self.left_out, *left_out))
 
     def opened(self, directory: Path | None) -> "TrialPlan":
@@ -135,7 +134,6 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
     arms, left_out = resolve_arms(
         entries,
         responder,
-        request=replace(test.requests[0], max_tokens=1),
         calibration=options.calibration,
         unnamed=options.unnamed,
     )

@@ -3,7 +3,7 @@
 Arrays of the record: `positions`; `scores/MEASURE/ARM` [n_samples n_positions]; `text/ARM` [n_documents], nats per
 token; `influence/NAME` [n_samples n_positions]; ARM counts from 0, the unchanged model. Scalars: `arms` [name],
 `judgement`, `choice` (`MeasureChoice`), `curves` {measure: [[interval]]} by arm, `effort` and `readings` by
-arm, `text_not_judged` {arm: code}, `fits` {name: how}, `left_out` [`LeftOut`], `requirement`, `notices` (as of
+arm, `text_not_judged` {arm: why}, `fits` {name: how}, `left_out` [sentence], `requirement`, `notices` (as of
 an evaluation), and `influence` (`influence_scalars`) if it was measured.
 """
 
@@ -18,7 +18,6 @@ from posbias.display.showing import Series, Shown
 from posbias.evaluation.reading import StoredReading
 from posbias.evaluation.requirements import StoredCheck
 from posbias.mitigation.judging.judge import Judgement, MeasureChoice
-from posbias.mitigation.trial.arms import LeftOut
 from posbias.mitigation.trial.influence import FLAT
 from posbias.mitigation.trial.side_effects import Effort
 from posbias.runs.records import Record
@@ -96,7 +95,7 @@ class MitigationTrial(Result):
     """The unchanged model first."""
     curves: Mapping[str, tuple[tuple[StoredInterval, ...], ...]]
     """Means by measure, arm and position."""
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[str, ...]
     requirement: StoredCheck = None
     influence: InfluenceOutcome | None = None
     tolerance: float = 0.02
@@ -125,7 +124,10 @@ class MitigationTrial(Result):
             "choice": scalars.get("choice", {"measure": measure}),
             "arms": [_arm_of(record, number, name) for number, name in enumerate(scalars["arms"])],
             "curves": scalars["curves"],
-            "left_out": scalars["left_out"],
+            "left_out": [
+                part if isinstance(part, str) else ", ".join(str(value) for value in part.values() if value)
+                for part in scalars["left_out"]  # older records have parts and reasons by name
+            ],
             "requirement": scalars["requirement"],
             "influence": _influence_of(scalars.get("influence")),
             "tolerance": resolved.get("tolerance", cls.tolerance),

@@ -15,7 +15,6 @@ from posbias.errors import UsageError
 from posbias.evaluation.responders import LocalResponder, as_responder
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.trial.answers import answer
-from posbias.mitigation.trial.arms import METHOD, LeftOut
 from posbias.mitigation.trial.fits import fit_arms
 from posbias.mitigation.trial.options import MitigateOptions
 from posbias.mitigation.trial.ordinary_text import judged_windows
@@ -24,7 +23,6 @@ from posbias.mitigation.trial.plan import ARMS, TrialPlan, plan_trial
 from posbias.mitigation.trial.result import MitigationTrial
 from posbias.mitigation.trial.side_effects import measure_side_effects
 from posbias.progress import report
-from posbias.runs.caveats import fact_of
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import finished_run
 from posbias.runs.running import run_directory
@@ -109,7 +107,7 @@ def _tried(plan: TrialPlan) -> TrialPlan:
         except UsageError as error:
             if not plan.options.unnamed:
                 raise
-            left_out.append(LeftOut(METHOD, fact_of(error), arm=arm.name))
+            left_out.append(f"{arm.name} was not tried: {error}")
     return plan.with_arms(arms, left_out)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from posbias.architecture import Alibi, Encoding, NoEncoding, published_alibi_slopes
 from posbias.models.families.base import FAMILIES, Block, Family
 from posbias.models.families.parts import AttentionParts
-from posbias.runs.caveats import Caveat
 
 
 def alibi_logits(
@@ -61,13 +60,16 @@ class Bloom(Family):
         slopes = torch.tensor(published_alibi_slopes(parts.heads), dtype=torch.float32)
         return replace(parts, position_logits=partial(alibi_logits, slopes, dtype=parts.query.dtype))
 
-    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[Caveat, ...]:
+    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
         """Warn that the biases lose their digits in half precision."""
         if torch.finfo(dtype).bits > 16:
             return ()
         name = str(dtype).removeprefix("torch.")
         exact = 2 ** (1 - round(np.log2(torch.finfo(dtype).eps)))
-        return ({"caveat": "bloom_rounds_alibi", "dtype": name, "exact": exact},)
+        return (
+            f"BLOOM adds ALiBi in {name}: past position {exact} biases, and the logits they are added to, are rounded "
+            "to whole steps; recomputed attention follows the rounding of the biases alone",
+        )
 
 
 @FAMILIES.register("mpt")
@@ -109,7 +111,7 @@ class MPT(Family):
         # A bound of 0 is no bound: transformers asks whether it is true.
         return replace(parts, clip=config.attn_config.clip_qkv or None, position_logits=added)
 
-    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[Caveat, ...]:
+    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
         """Name the settings that transformers ignores."""
         settings = config.attn_config
         ignored = [name for name in ("prefix_lm", "qk_ln") if getattr(settings, name)]
@@ -121,7 +123,10 @@ class MPT(Family):
             ignored.append(f"alibi_bias_max={settings.alibi_bias_max}")
         if not ignored:
             return ()
-        return ({"caveat": "mpt_settings_ignored", "settings": ", ".join(ignored)},)
+        return (
+            f"transformers ignores this MPT's {', '.join(ignored)}: its layers are causal, with ALiBi of maximum 8 and "
+            "no other positions or norms",
+        )
 
 
 @FAMILIES.register("falcon")
@@ -184,13 +189,18 @@ class Falcon(Family):
         slopes, dtype = _falcon_slopes(parts.heads), parts.query.dtype
         return replace(parts, position_logits=lambda n: alibi_logits(slopes, n, dtype=dtype) / root * times)
 
-    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[Caveat, ...]:
+    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
         """Tell how the ALiBi that runs differs from the published one."""
         if not config.alibi:
             return ()
-        twice = ({"caveat": "falcon_alibi_twice"},) if self._alibi_times(config) == 2 else ()
-        slopes = {"caveat": "falcon_alibi_slopes", "root": self._head_dim(config) ** 0.5}
-        return (*twice, slopes, {"caveat": "falcon_alibi_bfloat16"})
+        twice = "Falcon's eager attention adds ALiBi twice; its sdpa attention adds it once"
+        root = self._head_dim(config) ** 0.5
+        return (
+            *([twice] if self._alibi_times(config) == 2 else []),
+            f"Falcon divides its ALiBi slopes by sqrt(head_dim) = {root:g}: they are not the published ones",
+            "Falcon builds ALiBi in bfloat16 whatever the weights: slopes keep 8 bits, and past position 256 the bias "
+            "is a staircase",
+        )
 
     def _alibi_times(self, config: Any) -> int:
         # Eager attention adds the bias itself, and again with the mask.

@@ -30,7 +30,6 @@ from posbias.models.families.parts import (
 )
 from posbias.models.rotary import changing_kinds
 from posbias.registry import Registry
-from posbias.runs.caveats import Caveat, refusal
 
 FAMILIES: Registry["Family"] = Registry("model family")
 
@@ -278,7 +277,7 @@ class Family:
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
         """The MLP's linear maps and activation; refused for a mixture of experts, which `mixture_parts` reads."""
         if self.is_mixture(block):
-            raise refusal("mixture_of_experts", family=self.name)
+            raise UsageError(f"MLPs of {self.name} are mixtures of experts; a single MLP is needed")
         return self.mlp_within(self.mlp_module(block))
 
     def is_mixture(self, block: Block) -> bool:
@@ -348,23 +347,23 @@ class Family:
         for module in network.modules():
             for name, factor in vars(module).items():
                 if name.endswith("attention_scaling") and factor != 1:
-                    raise refusal("rotary_scaling", factor=float(factor))
+                    raise UsageError(f"rotary positions scale what they turn by {float(factor):g}; only 1 is allowed")
             if "longrope" in changing_kinds(module):
-                raise refusal("longrope")
+                raise UsageError("rotary frequencies of longrope depend on the prompt's length; others are allowed")
         types = getattr(config, "layer_types", None)
         names = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
         buffers = {path.rpartition(".")[2]: buffer for path, buffer in network.named_buffers()}
         buffer = next((buffers[name] for name in names if name in buffers), None)
         return None if buffer is None else np.asarray(buffer.detach().cpu().double().numpy())
 
-    def not_recomputable(self, config: Any) -> Caveat | None:
+    def not_recomputable(self, config: Any) -> str | None:
         """Why attention cannot be recomputed from the input of the attention module; None if it can."""
         implementation = getattr(config, "_attn_implementation", None)
         if implementation in KNOWN_ATTENTION:
             return None
-        return {"caveat": "attention_implementation", "got": implementation, "known": list(KNOWN_ATTENTION)}
+        return f"it runs the attention implementation {implementation!r}; known are {', '.join(KNOWN_ATTENTION)}"
 
-    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[Caveat, ...]:
+    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
         """Differences between what runs and what the model's name promises."""
         return ()
 
@@ -372,10 +371,10 @@ class Family:
         """Tell whether this configuration's attention and MLP read the same block input."""
         return self.parallel if self.parallel_switch is None else bool(getattr(config, self.parallel_switch))
 
-    def unsupported(self, config: Any) -> Caveat | None:
+    def unsupported(self, config: Any) -> str | None:
         """Why this configuration does not fit the description of its family; None if it does."""
         values = ((name, getattr(config, name, None)) for name in self.refused)
-        return next(({"caveat": "setting_is_set", "setting": name} for name, value in values if value), None)
+        return next((f"{name} is set" for name, value in values if value), None)
 
     def final_norm_module(self, network: nn.Module) -> nn.Module | None:
         """The norm between the last block and the unembedding; None if there is none."""

@@ -167,7 +167,7 @@ class Llama4(RoutedExperts):
     mlp = "feed_forward"
     activation = "activation_fn"
     turns_neighbours = True
-    no_mean_field = "factors_on_queries"
+    no_mean_field = "factors on queries by position"
     router = "router"
     inputs_first = True
     logistic_router = True
@@ -278,7 +278,7 @@ class DeepseekV3(RoutedExperts):
 
     packs_projections = True
     logistic_router = True
-    no_mean_field = "values_of_latents"
+    no_mean_field = "queries, keys and values made of latents"
     shared_expert = "shared_experts"
 
     def key_heads(self, config: Any) -> int:

@@ -19,7 +19,6 @@ from posbias.models.families.base import FAMILIES, Angles, Block, Mixer
 from posbias.models.families.experts import RoutedExperts
 from posbias.models.families.llama_like import Q_AND_K, Granite, LlamaLike
 from posbias.models.families.parts import AttentionParts, Latent, MixtureParts, MlpParts, bias_of, readable, weight_of
-from posbias.runs.caveats import Caveat
 
 RG_LRU_POWER = 8.0
 """A literal of Griffin: log decay = -8 * gate * softplus(parameter)."""
@@ -207,10 +206,10 @@ class FalconH1(Bamba):
         """The factor on embeddings."""
         return float(config.embedding_multiplier)
 
-    def unsupported(self, config: Any) -> Caveat | None:
+    def unsupported(self, config: Any) -> str | None:
         """A factor on what attention reads, beside the norm that the Mamba 2 layer reads through, has no place here."""
         if config.attention_in_multiplier != 1:
-            return {"caveat": "attention_in_multiplier", "factor": float(config.attention_in_multiplier)}
+            return f"attention_in_multiplier is {float(config.attention_in_multiplier)}, only 1 is described"
         return super().unsupported(config)
 
 

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float64
 from torch import nn
 
+from posbias.errors import UsageError
 from posbias.models.families.base import FAMILIES, Angles, Block, Family, Windows
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm, read_attention
-from posbias.runs.caveats import Caveat, refusal
 
 Q_AND_K = ("q_norm", "k_norm")
 
@@ -182,7 +182,7 @@ class Apertus(LlamaLike):
 
     attention_norm = "attention_layernorm"
     mlp_norm = "feedforward_layernorm"
-    no_mean_field = "learned_activation"
+    no_mean_field = "a learned activation"
     query_key_norms = Q_AND_K
 
 
@@ -260,11 +260,10 @@ class Gemma4(Gemma3):
     packs_projections = True
     some_models = "with experts: no power_rollout, no mean_field; E2B and E4B: not described"
 
-    def unsupported(self, config: Any) -> Caveat | None:
+    def unsupported(self, config: Any) -> str | None:
         """Text looks back alone unless the configuration says "all"; "vision" speaks of images."""
         looks_ahead = config.use_bidirectional_attention == "all"
-        bidirectional = {"caveat": "setting_is_set", "setting": "use_bidirectional_attention"}
-        return bidirectional if looks_ahead else super().unsupported(config)
+        return "use_bidirectional_attention is set" if looks_ahead else super().unsupported(config)
 
     def block(self, module: nn.Module) -> Block:
         """Gemma 3's, with the factor on its output."""
@@ -291,7 +290,10 @@ class Gemma4(Gemma3):
     def mlp_parts(self, block: Block, config: Any) -> MlpParts:
         """Gemma 3's, if no mixture of experts stands beside it."""
         if hasattr(block.module, "experts"):
-            raise refusal("mlp_beside_experts", family=self.name)
+            raise UsageError(
+                f"MLPs of this {self.name} model stand beside mixtures of experts with norms of their own; theories of "
+                "weights need a single MLP"
+            )
         return super().mlp_parts(block, config)
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from posbias.runs.caveats import refusal
+from posbias.errors import UsageError
 
 DEVICES = 4
 """CodeGen's training ran on so many devices; the fused map holds what each of them had, one after the other."""
@@ -160,13 +160,19 @@ def bias_of(linear: nn.Module) -> Float[Tensor, "out"] | None:
 def readable(module: nn.Module, name: str) -> Tensor:
     """A parameter as numbers in memory; refused if it is quantised, offloaded, or changed by an adapter of peft."""
     if hasattr(module, "base_layer") and not getattr(module, "merged", False):
-        raise refusal("adapter_beside_weights")
+        raise UsageError(
+            "attention and theory read weights as they act, and an adapter is beside them; load what "
+            "merge_and_unload() of the PeftModel returns"
+        )
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         storage = str(weight.dtype) if isinstance(weight, Tensor) else "packed bits"
-        raise refusal("weights_not_floating", module=type(module).__name__, storage=storage)
+        raise UsageError(
+            f"attention and theory read weights as floating-point numbers, {type(module).__name__} holds them as "
+            f"{storage}; load it unquantised"
+        )
     if weight.is_meta:
-        raise refusal("weights_offloaded")
+        raise UsageError("attention and theory read weights in memory, some are offloaded; load the model whole")
     return weight
 
 
@@ -260,7 +266,7 @@ def read_norm(module: nn.Module) -> Norm:
         shape: Any = module.normalized_shape
         return Norm(kind="layer", gain=torch.ones(shape), bias=None, epsilon=OLMO_EPSILON)
     if not kind.endswith("RMSNorm") and kind not in COHERE_NORMS:
-        raise refusal("norm_not_known", norm=kind)
+        raise UsageError(f"{kind} is not a norm posbias can read; known: LayerNorm and RMS norms")
     weight: Tensor = module.get_parameter("weight")
     epsilon: Any = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     gain = 1 + weight if kind.startswith(LESS_ONE) else weight

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from posbias.errors import UsageError
 from posbias.models.families.base import Family
 from posbias.models.families.parts import split_fused, weight_of
-from posbias.runs.caveats import refusal
 
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
 
@@ -73,11 +73,14 @@ def linear_projections(network: nn.Module, family: Family, config: Any) -> Itera
 def check_unpacked(name: str, family: Family) -> None:
     """Refuse a family for a method that changes queries or keys in their own maps."""
     if family.packs_projections:
-        raise refusal("projections_packed", method=name, family=family.name)
+        raise UsageError(f"{name}: {family.name} has no plain maps of queries, keys and values")
 
 
 def _check_linear(module: nn.Module, path: str, family: Family) -> None:
     weight = getattr(module, "weight", None)
     linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     if not linear or not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 2:
-        raise refusal("projection_not_linear", family=family.name, path=path, module=type(module).__name__)
+        raise UsageError(
+            f"{family.name}: {path} is {type(module).__name__}, no linear projection with plain weights; allowed are "
+            "Linear and Conv1D, unquantised"
+        )

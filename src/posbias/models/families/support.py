@@ -6,7 +6,6 @@ A family that is not described runs through the interface that all causal langua
 from collections.abc import Mapping
 
 from posbias.models.families.base import FAMILIES, Family
-from posbias.runs.caveats import caveat_text
 
 COLUMNS = ("measure", "attention", "rollout", "power_rollout", "mean_field", "mitigate", "adapter", "evaluate")
 YES, NO = "yes", "no"
@@ -32,7 +31,7 @@ def support_of(name: str) -> dict[str, str]:
     if linear:
         notes.append("linear layers" if family.attends else "linear layers alone")
     if family.no_mean_field is not None:
-        notes.append(f"mean field: {caveat_text({'caveat': family.no_mean_field})}")
+        notes.append(f"mean field: {family.no_mean_field}")
     if family.some_models is not None:
         notes.append(family.some_models)
     answers = {

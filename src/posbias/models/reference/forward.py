@@ -31,7 +31,6 @@ from posbias.models.reference.attention import (
 )
 from posbias.models.reference.config import ReferenceShape
 from posbias.models.reference.recurrence import linear_branch
-from posbias.runs.caveats import refusal
 
 Inputs = Int[Tensor, "member batch position"] | Float[Tensor, "member batch position feature"]
 Rows = Float[Tensor, "member batch row feature"]
@@ -103,7 +102,10 @@ def refuse_linear_layers(linear: Sequence[bool]) -> None:
     """Refuse to take them for attention."""
     layers = ", ".join(str(layer) for layer, is_linear in enumerate(linear) if is_linear)
     if layers:
-        raise refusal("reference_layers_linear", layers=layers)
+        raise UsageError(
+            f"attention of this reference model: its layers {layers} are linear ones (recurrent), which have no "
+            "attention matrix; allowed are models with attention in every layer"
+        )
 
 
 def layer_inputs(

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.special import erf, expit
 
-from posbias.runs.caveats import refusal
+from posbias.errors import UsageError
 from posbias.theory.mean_field.bins import Kernel
 
 MAX_TERMS = 64
@@ -131,7 +131,7 @@ def recognise(function: Function) -> Activation:
     for activation in ACTIVATIONS.values():
         if np.max(np.abs(activation.value(PROBE_POINTS) - values)) < MATCH_TOLERANCE:
             return activation
-    raise refusal("no_kernel_of_activation", known=sorted(ACTIVATIONS))
+    raise UsageError(f"mean field knows no kernel for this activation; known: {', '.join(sorted(ACTIVATIONS))}")
 
 
 @cache

@@ -18,7 +18,6 @@ from jaxtyping import Float64, Int64
 
 from posbias.architecture import HeadGroup, KeyEncoding, Mask
 from posbias.errors import UsageError
-from posbias.runs.caveats import refusal
 from posbias.theory.kernels import dense_heads
 
 EXACT_POSITIONS = 512
@@ -270,11 +269,16 @@ def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator
     sunk = bool(np.any(group.sinks > -np.inf))
     if parts is None or sunk or np.any(group.content) or (not causal and np.any(parts[1])):
         if not bins.exact:
-            raise refusal("mean_field_positions", encoding=group.encoding, most=MOST_BINS, n_positions=bins.n_positions)
+            raise UsageError(
+                f"mean field with {group.encoding} takes at most {MOST_BINS} positions, got {bins.n_positions}"
+            )
         return [(share, DenseOperator(matrix)) for matrix in dense_heads(group, n)]
     bias, slopes = parts
     if (span := float(np.ptp(bias, axis=1).max())) > MOST_NATS:
-        raise refusal("mean_field_span", most=MOST_NATS, encoding=group.encoding, span=float(span), n_positions=n)
+        raise UsageError(
+            f"mean field takes key biases that span at most {MOST_NATS:g} nats; {group.encoding} spans "
+            f"{float(span):.0f} over {n} positions"
+        )
     parameters = slopes[:, None]
     if isinstance(group.encoding, KeyEncoding):
         parameters = group.encoding.parameters(group.n_heads)[group.heads]

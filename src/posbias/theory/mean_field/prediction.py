@@ -17,7 +17,6 @@ from posbias.models.networks import random_network
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat, refusal
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.mean_field.bins import (
     EXACT_POSITIONS,
@@ -206,7 +205,10 @@ def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -
         reaches = {group.mask.reach(n_positions) for group in groups}
         bins = growing_bins(n_positions, windows=reaches - {n_positions})
     if bins.count > MOST_BINS:
-        raise refusal("mean_field_bins", bins=bins.count, n_positions=n_positions, most=MOST_BINS)
+        raise UsageError(
+            f"mean field needs {bins.count} bins for {n_positions} positions of this model, at most {MOST_BINS} are "
+            "allowed: sampled heads, a distance bias and narrow windows do not reach further"
+        )
     return bins
 
 
@@ -268,10 +270,13 @@ def distance(profiles: Profiles, reference: Float64[np.ndarray, "n_positions"]) 
     return np.asarray(gaps.sum(axis=1) / max(profiles.shape[1] - 1, 1))
 
 
-def scatter_caveat(profiles: Profiles, *, initialisations: int | None = None) -> Caveat:
+def scatter_caveat(profiles: Profiles, *, initialisations: int | None = None) -> str:
     """Warning for a comparison with measurements: the distance of networks, at least two, from the prediction."""
     single = scatter(profiles)
     flat = distance(profiles.mean(axis=0)[None], np.full(profiles.shape[1], 1 / profiles.shape[1]))[0]
     many = 100 if initialisations is None else initialisations
-    distances = {"one": float(single), "mean": float(single / np.sqrt(many)), "flat": float(flat)}
-    return {"caveat": "large_logits", "count": many, **distances}
+    return (
+        "mean field: attention logits are large at this initialisation, and a network has few heads: a single one lies "
+        f"at least W1 {single:.3f} from the mean of all, the mean of {many} about {single / np.sqrt(many):.3f}, a flat "
+        f"line {flat:.3f}; a distance no larger than that is chance"
+    )

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64, Int
 
+from posbias.errors import UsageError
 from posbias.registry import Registry
-from posbias.runs.caveats import refusal
 from posbias.theory.mean_field.activations import ACTIVATIONS
 from posbias.theory.mean_field.bins import (
     EXACT_POSITIONS,
@@ -269,7 +269,7 @@ def vector_kernel(spec: MeanFieldSpec, bins: Bins, vectors: Float64[np.ndarray, 
         UsageError: bins of several positions: more than 512 of them.
     """
     if not bins.exact:
-        raise refusal("mean_field_vectors", most=EXACT_POSITIONS, n_positions=bins.n_positions)
+        raise UsageError(f"mean field takes given vectors at up to {EXACT_POSITIONS} positions, got {bins.n_positions}")
     if spec.added is not None:
         vectors = vectors + spec.added.vectors_at(np.arange(bins.n_positions))
     block = vectors @ vectors.T / spec.width + (spec.input_power - spec.embedding) * np.eye(bins.n_positions)

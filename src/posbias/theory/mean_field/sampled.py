@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32, Float64
 
 from posbias.checks import check_size
+from posbias.errors import UsageError
 from posbias.limits import CELLS
-from posbias.runs.caveats import refusal
 from posbias.theory.mean_field.bins import MOST_BINS, Kernel, smooth, symmetric_root
 from posbias.theory.mean_field.recursion import FORWARD_SHARE, LEVELS, Level, Setting
 from posbias.theory.mean_field.spec import AttentionSpec, NormSpec
@@ -154,7 +154,7 @@ class SampledHeads(Level):
 
     def _sampler(self, attention: AttentionSpec, setting: Setting, heads: int) -> HeadSampler:
         if not setting.bins.exact:
-            raise refusal("sampled_heads_positions", most=MOST_BINS, n_positions=setting.bins.n_positions)
+            raise UsageError(f"sampled heads take at most {MOST_BINS} positions, got {setting.bins.n_positions}")
         # Samples take the model's heads in turn: whole rounds, or steep ALiBi heads would count more than shallow ones.
         rounds = -(-heads // attention.heads)
         return HeadSampler(attention, setting.width, rounds * attention.heads, setting.generator)

@@ -24,7 +24,6 @@ from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
 from posbias.models.reference.parameters import shown
-from posbias.runs.caveats import refusal
 from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.bins import Kernel
 from posbias.theory.mean_field.drawn import Modules
@@ -297,17 +296,17 @@ def spec_of(model: Model) -> MeanFieldSpec:
         return _reference_spec(model)
     if isinstance(model, HuggingFaceModel):
         return _family_spec(model)
-    raise refusal("mean_field_of_described_models", got=type(model).__name__)
+    raise UsageError(f"mean field needs a described model, got {type(model).__name__}")
 
 
 def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
     family, config, network = model.family, model.config, model.network
     if family.no_mean_field is not None:
-        raise refusal("no_mean_field", of={"caveat": family.no_mean_field}, family=family.name)
+        raise UsageError(f"mean field has no theory for {family.no_mean_field}, which {family.name} models have")
     blocks, embedding_norm, positions = family.blocks(network), family.embedding_norm, 0.0
     layers = tuple(_family_layer(model, block, layer) for layer, block in enumerate(blocks))
     if any(projection is not None for projection in family.projections(network)):
-        raise refusal("mean_field_width", width=model.width)
+        raise UsageError(f"mean field needs embeddings as wide as the blocks, got {model.width}")
     if family.position_table is not None:
         table = network.get_submodule(family.position_table).get_parameter("weight")
         positions = _power(table[family.position_offset :])
@@ -354,7 +353,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
     if parts.clip is not None:
         largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
         if parts.clip < CLIP_DEVIATIONS * (largest * model.width) ** 0.5:
-            raise refusal("mean_field_of_clamped", clip=parts.clip)
+            raise UsageError(f"mean field has no theory for queries, keys and values clamped to {parts.clip}")
     frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
     group = HeadGroup(
         mask=family.mask(config, layer),
@@ -440,11 +439,11 @@ def _embedding_power(model: Model) -> float:
 def _reference_spec(model: ReferenceTransformer) -> MeanFieldSpec:
     config, network = model.config, model.network
     if config.values != "gaussian":
-        raise refusal("mean_field_of_values", values=config.values)
+        raise UsageError(f"mean field needs values drawn for every head (gaussian), got {config.values!r}")
     if config.vocabulary_size is None and model.items is None:
-        raise refusal("mean_field_without_items")
+        raise UsageError("mean field needs to know this model's input vectors; give it items")
     if config.embedding_norm and (config.learned_positions is not None or config.input_encoding is not None):
-        raise refusal("mean_field_norm_before_positions")
+        raise UsageError("mean field has no embedding norm before positions are added; allowed: either of the two")
     blocks = [block for block in network.blocks if isinstance(block, ReferenceBlock)]
     return MeanFieldSpec(
         width=model.width,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from posbias.architecture.mixing import resolve_mixing
 from posbias.checks import checked
+from posbias.errors import RunError
 from posbias.models.attention import (
     AttentionBlock,
     AttentionInput,
@@ -40,7 +41,6 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import Caveat, failure, refusal
 from posbias.theory.base import Prediction
 from posbias.theory.power_rollout.attention import has_head_gains, value_gains
 from posbias.theory.power_rollout.local_maps import gain_and_power
@@ -83,8 +83,7 @@ def trace_attention(
         RunError: the norms of stream and branch are not finite, or both vanish.
     """
     layers = describe_attention(model, n_positions=len(token_ids), of_all="the rollout of attention")
-    if not isinstance(model, HuggingFaceModel):
-        raise refusal("attention_of_other_models", got=type(model).__name__)
+    assert isinstance(model, HuggingFaceModel), "no other has a description of its attention"
     inputs: dict[int, AttentionInput] = {}
     powers: dict[nn.Module | None, ScaledNorm] = {}
     blocks = model.family.blocks(model.network)
@@ -234,7 +233,7 @@ class AttentionRollouts:
     """Each prompt's own, by the names of ROLLOUTS; rows sum to 1."""
     mixing: Float64[np.ndarray, "count layers"]
     """Measured on each prompt: mean over tokens of |a| / (|x| + |a|)."""
-    left_out: tuple[Caveat, ...]
+    left_out: tuple[str, ...]
     """Rollouts that do not apply to this model, and why."""
 
 
@@ -255,19 +254,20 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
         their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing; `power`: ours.
     """
     if isinstance(model, HuggingFaceModel) and model.family.beyond_attention(model.network):
-        return AttentionRollouts({}, np.empty((prompts.count, 0)), ({"caveat": "rollouts_beyond_attention"},))
+        beyond = "rollouts of attention: in some layers linear layers mix positions too, or nothing does"
+        return AttentionRollouts({}, np.empty((prompts.count, 0)), (beyond,))
     rows: dict[str, list[Row]] = {}
     mixing: list[list[float]] = []
-    left_out: tuple[Caveat, ...] = ()
+    left_out: tuple[str, ...] = ()
     for ids in track(prompts.token_ids, "rollouts of attention"):
         layers, measured = trace_attention(model, model.token_tensor([ids.tolist()])[0])
         rules, shares = dict(ROLLOUTS), measured.tolist()
         if any(traced.before is None and traced.after is None for traced in layers):
             del rules["power"]
-            left_out = ({"caveat": "power_of_normalised_stream"},)
+            left_out = ("power: the model normalises the stream itself, after adding to it",)
         elif not all(has_head_gains(traced.layer.parts) for traced in layers):
             del rules["power"]
-            left_out = ({"caveat": "power_without_head_gains"},)
+            left_out = ("power: heads whose values are normalised or made of latents have no one gain",)
         for name, row in _pull(layers, rules, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)
@@ -356,6 +356,8 @@ def _pull(
     for name, row in rows.items():
         values = np.asarray((row.sqrt() if rules[name].energies else row).cpu().numpy())
         if not np.all(np.isfinite(values)):
-            raise failure("rollout_not_finite", rollout=name)
+            raise RunError(
+                f"the {name} rollout of the model's attention is not finite; load it in a wider type (float32, float64)"
+            )
         profiles[name] = values / values.sum()
     return profiles

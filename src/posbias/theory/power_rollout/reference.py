@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posbias.architecture import Causal
+from posbias.errors import RunError
 from posbias.models.attention import AttentionLayer
 from posbias.models.families.base import Block, Mixer
 from posbias.models.reference.attention import Weights, logit_bias
@@ -20,7 +21,6 @@ from posbias.models.reference.forward import entrance, normalise, of_constants, 
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
 from posbias.models.reference.parameters import constants_of, stacked
 from posbias.models.reference.recurrence import linear_branch
-from posbias.runs.caveats import failure
 from posbias.theory.power_rollout.trace import Description, LayerDescription, LayerTrace, Trace, score_gradient
 from posbias.theory.reference import attention_parts, heads_turn_alike, mlp_parts, norm_of
 
@@ -112,7 +112,7 @@ def trace_reference(
     final = stream[0, :, -1:]
     state = normalise(shape, parameters, "final", final[None])[0] if shape.norm == "pre" else final
     if not bool(state.isfinite().all()):
-        raise failure("last_state_not_finite")
+        raise RunError("the model's last state is not finite on a prompt; check its weights for overflow")
     gradient = None
     if target != "jacobian":
         with torch.enable_grad():

@@ -34,7 +34,6 @@ from posbias.models.model import Model
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.runs.caveats import failure
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.power_rollout.attention import attention_energy, attention_pull
 from posbias.theory.power_rollout.linear import linear_pull
@@ -259,7 +258,9 @@ class PowerRollout(ModelTheory):
         with fast_products(trace.embeddings.device, reduced=trace.description.reduced):
             influence = np.asarray(form(Walk(key=self.key_path)).cpu().numpy())
         if not np.all(np.isfinite(influence)):
-            raise failure("energies_not_finite", form=self.form)
+            raise RunError(
+                f"the {self.form} power rollout's energies are not finite; load it in a wider type (float32, float64)"
+            )
         return np.asarray(influence / influence.sum())
 
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.models.attention import (
     AttentionInput,
     AttentionLayer,
@@ -31,7 +31,6 @@ from posbias.models.families.parts import MixtureParts, MlpParts, Norm, weight_o
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.weights import REDUCED
-from posbias.runs.caveats import failure, refusal
 
 TARGETS = ("jacobian", "probability", "logprob")
 """Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
@@ -204,13 +203,16 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
             does not take so many tokens, or its weights lie on several devices.
     """
     if not isinstance(model, HuggingFaceModel):
-        raise refusal("no_local_maps", got=type(model).__name__)
+        raise UsageError(
+            f"the power rollout has no local maps for {type(model).__name__}; give a Hugging Face model or a reference "
+            "model"
+        )
     family, network = model.family, model.network
     if n_positions < 1 or (model.max_positions is not None and n_positions > model.max_positions):
         raise UsageError(f"prompts must have 1 to {model.max_positions} tokens for this model, got {n_positions}")
     places = sorted({str(parameter.device) for parameter in network.parameters()})
     if len(places) > 1:
-        raise refusal("power_rollout_on_one_device", got=places)
+        raise UsageError(f"the power rollout needs all weights on one device, got {', '.join(places)}")
     final = family.final_norm_module(network)
     embedding = None if family.embedding_norm is None else family.norm(network.get_submodule(family.embedding_norm))
     entry, leave = family.projections(network)
@@ -262,7 +264,7 @@ def trace_prompt(
         assert caught.state is not None
         gradient = score_gradient(output.logits[0], caught.state, target) if scored else None
     if not bool(torch.isfinite(output.logits).all()):
-        raise failure("logits_not_finite")
+        raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
     return _trace(description, caught, embeddings, gradient)
 
 
