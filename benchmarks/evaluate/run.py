@@ -58,10 +58,9 @@ def outcome(reply: Reply) -> tuple[float | None, str | None]:
 
 def shared_length(first: Any, second: Any) -> int:
     """Number of tokens that two prompts share before they first differ."""
-    return next(
-        (place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]),
-        min(len(first), len(second)),
-    )
+    shorter = min(len(first), len(second))
+    different = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(different[0]) if len(different) else shorter
 
 
 def visiting_order(prompts: Sequence[Any]) -> list[int]:

@@ -70,7 +70,7 @@ class Reading:
         """First tokens whose keys and values another one can go on from."""
         shorter = min(self.alike, other.alike, len(self.token_ids), len(other.token_ids) - other.rows)
         different = np.flatnonzero(self.token_ids[:shorter] != other.token_ids[:shorter])
-        return 0 if self.angles != other.angles else int(different[0]) if len(different) else max(0, shorter)
+        return 0 if self.angles != other.angles else int(different[0]) if len(different) else shorter
 
 
 def passes_of(readings: Sequence[Reading], *, together: bool, accelerated: bool) -> Iterator[tuple[list[Reading], int]]:
