@@ -1,8 +1,8 @@
 """`LocalResponder`: a model in this process, which reads and answers as many prompts together as its memory takes.
 
 A prompt goes on from what it shares with the one before it in lexicographic order; those that share next to nothing go
-together with others of about their length. Then all of them are decoded as one batch, whatever the lengths. That is
-what buys the speed over one left-padded `generate` (benchmarks/README.md). A model whose logits are others with a cache
+together with others of about their length, so that nearly nothing is read for padding. Then all of them are decoded as
+one batch, whatever the lengths (parts timed: benchmarks/README.md). A model whose logits are others with a cache
 or with padding, tried on first use (`passes.py`), reads whole prompts one at a time.
 """
 

@@ -269,8 +269,8 @@ def _as_loaded(network: nn.Module) -> bool:
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """One layer's keys and values, in tensors that have room for more positions.
 
-    Writing a step's behind the others is what decoding gains most by: the library's own layer copies all that it holds
-    at every step. It is a full one whatever the configuration says: windows mask what they must not see.
+    The library's own layer copies all that it holds at every step, on long prompts more than a step's matrix products
+    take (benchmarks/README.md). This one is full whatever the configuration says: windows mask what they must not see.
     """
 
     def __init__(self, rooms: tuple[Tensor, Tensor], n_positions: int) -> None:
