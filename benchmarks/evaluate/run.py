@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from itertools import pairwise
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,7 +25,6 @@ import torch
 
 from posbias.evaluation.responders import LocalResponder, Reply, Request
 from posbias.evaluation.responders.local import encode_requests
-from posbias.evaluation.responders.pass_plan import count_tokens, shared_length, visiting_order
 from posbias.models.loading import load_model
 from posbias.tasks.language import KeyValue
 
@@ -54,6 +54,25 @@ def one_by_one(model: Any, requests: Sequence[Request], *, generate: bool) -> Ou
 def outcome(reply: Reply) -> tuple[float | None, str | None]:
     assert reply.score is not None
     return reply.score.logprob, None if reply.response is None else reply.response.text
+
+
+def shared_length(first: Any, second: Any) -> int:
+    """Number of tokens that two prompts share before they first differ."""
+    shorter = min(len(first), len(second))
+    different = np.flatnonzero(first[:shorter] != second[:shorter])
+    return int(different[0]) if len(different) else shorter
+
+
+def visiting_order(prompts: Sequence[Any]) -> list[int]:
+    """Indices in lexicographic order of the tokens."""
+    return sorted(range(len(prompts)), key=lambda index: prompts[index].tolist())
+
+
+def count_tokens(prompts: Sequence[Any]) -> tuple[int, int]:
+    """Tokens of all prompts; and with every distinct beginning run once, but of each prompt at least its last token."""
+    ordered = [prompts[index] for index in visiting_order(prompts)]
+    shared = [min(shared_length(*pair), len(pair[1]) - 1) for pair in pairwise(ordered)]
+    return sum(map(len, prompts)), sum(map(len, prompts)) - sum(shared)
 
 
 def lm_eval_backend(model: Any) -> Any:

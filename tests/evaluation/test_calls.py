@@ -13,7 +13,7 @@ from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, ServerResponder, evaluate
 from posbias.evaluation import Evaluation
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.evaluation.responders.batching import Ending, Started
+from posbias.evaluation.responders.endings import EncodedRequest, Ending
 from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED
 from posbias.report import report_of
 from posbias.tasks.language.rules import RULES
@@ -232,7 +232,7 @@ def answered(ending: Ending, text: str, *, prompt: str = "<u>q<a>") -> Any:
     asked = Request(({"role": "user", "content": "q"},), max_tokens=500)
     read = ending.tokenizer(prompt, add_special_tokens=False)["input_ids"]
     tokens = ending.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ending.response(tokens, Started(0, asked, np.array(read), tokens[0]))
+    return ending.response(tokens, asked, EncodedRequest(np.array(read), np.array([], dtype=np.int64)))
 
 
 @pytest.mark.parametrize(

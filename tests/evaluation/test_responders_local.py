@@ -1,7 +1,7 @@
 """Batches and shared beginnings change nothing but the work: same tokens, same scores, in fewer tokens and passes."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from evaluation.replies import generated, scored
 from posbias import LocalResponder, UsageError, mitigated
-from posbias.evaluation.responders import LocalOptions, Reply, Request, batching
-from posbias.evaluation.responders.batching import trusted_runner
-from posbias.evaluation.responders.local import encode_requests, score_answer
-from posbias.evaluation.responders.pass_plan import (
-    PassLimits,
-    Reading,
-    count_tokens,
-    plan_passes,
-    shared_length,
-    visiting_order,
-)
+from posbias.evaluation.responders import LocalOptions, Reply, Request, passes
+from posbias.evaluation.responders.endings import EncodedRequest
+from posbias.evaluation.responders.local import score_answer
+from posbias.evaluation.responders.passes import Reading, Runner, passes_of
 from tiny_families import (
     CONFIGS,
     HYBRIDS,
@@ -105,7 +98,7 @@ def test_prompts_of_mixed_lengths_are_answered_together_as_each_alone(name: str)
     responder = LocalResponder(model)
     check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-4)
     # Factors on queries count padding as positions (Llama 4).
-    assert responder.together == ("equal lengths" if name == "llama4_text" else "all lengths")
+    assert responder.together == ("nothing" if name == "llama4_text" else "all lengths")
 
 
 @pytest.mark.parametrize("name", [*HYBRIDS, *WITHOUT_ATTENTION])
@@ -118,25 +111,20 @@ def test_models_with_a_state_answer_one_prompt_at_a_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bloom", "gemma2", "mpt"])
-def test_if_padding_overflows_prompts_of_one_length_are_answered_together(name: str) -> None:
+def test_if_padding_overflows_prompts_are_answered_one_at_a_time(name: str) -> None:
     model = tiny(name)  # they take the softmax in float32, which has no room for the mask of float64
     responder = LocalResponder(model)
     check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-9)
-    assert responder.learnt()["together"] == "equal lengths"
+    assert responder.learnt()["together"] == "nothing"
 
 
 def test_padding_that_overflows_after_the_trial_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("bloom")
-
-    def trusting(*given: Any) -> batching.Runner:
-        runner = trusted_runner(*given)
-        runner.padded = True
-        return runner
-
-    monkeypatch.setattr("posbias.evaluation.responders.local.trusted_runner", trusting)
+    trusted = Runner.trusted
+    monkeypatch.setattr(Runner, "trusted", lambda *given: replace(trusted(*given), together=True))
     responder = LocalResponder(model)
     check_against_network(model, mixed(), responder.respond(mixed(), score=True), 1e-9)
-    assert responder.together == "equal lengths"
+    assert responder.together == "nothing"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "phi3-longrope"])
@@ -144,17 +132,16 @@ def test_beginnings_are_shared_in_passes_of_several_lengths(name: str, monkeypat
     model = tiny(name)
     plain, sharing = LocalResponder(model), LocalResponder(model)
     plain.respond(mixed(), score=True)
-    monkeypatch.setattr(batching, "FIXED", 0)  # so that what is shared is never cheaper run again
+    monkeypatch.setattr(passes, "FIXED", 0)  # so that what is shared is never cheaper run again
     check_against_network(model, mixed(), sharing.respond(mixed(), score=True), 1e-9)
     assert sharing.processed < plain.processed
 
 
 def test_every_distinct_beginning_is_run_once_and_answers_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     model, requests = tiny("llama"), moved()
-    plain, floor = count_tokens([tokens.prompt for tokens in encode_requests(model.tokenizer, requests)])
     # Each prompt has 22 tokens; the gold at place k differs from the next prompt after 3 k of them.
-    assert plain == 7 * 22
-    assert floor == 22 + sum(22 - 3 * place for place in range(6))
+    plain = 7 * 22
+    floor = 22 + sum(22 - 3 * place for place in range(6))
 
     def processed() -> int:
         responder = LocalResponder(model)
@@ -163,47 +150,46 @@ def test_every_distinct_beginning_is_run_once_and_answers_beside(monkeypatch: py
         return responder.processed
 
     assert processed() == plain + 2 * len(requests), "a pass costs more than these tokens"
-    monkeypatch.setattr(batching, "FIXED", 0)
+    monkeypatch.setattr(passes, "FIXED", 0)
     assert processed() == floor + 2 * len(requests)
-    monkeypatch.setattr(batching, "FIXED", 8)
+    monkeypatch.setattr(passes, "FIXED", 8)
     assert floor + 2 * len(requests) < processed() < plain
 
 
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=12), st.integers(0, 12))
-def test_plans_run_every_sequence_once_after_what_it_continues(lists: list[list[int]], fixed: int) -> None:
-    ordered = sorted(lists)
-    readings = [Reading(index, np.array(item), alike=5 + index % 3) for index, item in enumerate(ordered)]
-    for pads, rows in ((True, 4), (False, 4), (True, 1)):
-        plan = plan_passes(readings, PassLimits(fixed=fixed, tokens=20, rows=rows, pads=pads))
-        read: set[int] = set()
-        for each in plan.passes:
-            lengths = {len(ordered[member]) for member in each.members}
-            assert len(each.members) <= rows
-            assert len(each.members) == 1 or len(each.members) * each.columns <= 20
-            assert pads or len(lengths) == 1
-            for member in each.members:
-                origin, begin = plan.origins[member], max(0, len(ordered[member]) - each.columns)
-                assert begin == 0 or (origin in read and ordered[origin][:begin] == ordered[member][:begin])
-                assert begin <= readings[member].alike
-            assert not read & set(each.members)
-            read |= set(each.members)
-        assert read == set(range(len(lists)))
-        assert plan.cost(fixed) <= sum(fixed + len(item) for item in lists)
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=12),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_every_sequence_is_run_once_and_goes_on_from_the_one_before(
+    lists: list[list[int]], fixed: int, together: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "FIXED", fixed)
+        patch.setattr(passes, "FULL", 20)
+        planned = [*passes_of([reading(*pair) for pair in enumerate(lists)], together=together, accelerated=False)]
+    assert sorted(each.index for group, _ in planned for each in group) == list(range(len(lists)))
+    taken, before = 0, None
+    for group, shared in planned:
+        lengths = [len(each.token_ids) for each in group]
+        assert len(group) == 1 or (together and not shared and len(group) * max(lengths) <= 20)
+        assert max(lengths) - min(lengths) <= fixed
+        if shared:
+            assert before is not None
+            assert lists[before.index][:shared] == lists[group[0].index][:shared]
+            assert fixed < shared < lengths[0]
+            assert shared <= min(before.alike, group[0].alike)
+        before, taken = group[0], taken + fixed + len(group) * max(lengths) - shared
+    assert taken <= sum(fixed + len(item) for item in lists)
 
 
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8))
-def test_the_floor_is_the_number_of_distinct_prefixes(lists: list[list[int]]) -> None:
-    unique = [list(item) for item in {tuple(item) for item in lists}]
-    unique = [item for item in unique if not any(other != item and other[: len(item)] == item for other in unique)]
-    prompts = [np.array(item, dtype=np.int64) for item in unique]
-    prefixes = {tuple(item[:end]) for item in unique for end in range(1, len(item) + 1)}
-    assert count_tokens(prompts)[1] == len(prefixes)
-    ordered = [prompts[index] for index in visiting_order(prompts)]
-    assert all(list(first) <= list(second) for first, second in pairwise(ordered))
-    assert shared_length(prompts[0], prompts[0]) == len(prompts[0])
+def reading(index: int, prompt: list[int]) -> Reading:
+    """A prompt alone, whose first few tokens read the same everywhere."""
+    encoded = EncodedRequest(np.array(prompt, dtype=np.int64), np.array([], dtype=np.int64))
+    return Reading(index, Request("t0"), encoded, False, 5 + index % 3, (0, 0), True)
 
 
-@pytest.mark.parametrize("options", [LocalOptions(batch=1), LocalOptions(batch=3), LocalOptions(cache_bytes=20_000)])
+@pytest.mark.parametrize("options", [LocalOptions(batch=1), LocalOptions(batch=3)])
 def test_limits_change_nothing_but_the_batches(options: LocalOptions) -> None:
     model = tiny("gemma3_text")
     requests = [*moved(max_tokens=3), *moved("t45", max_tokens=6), Request("t5", max_tokens=2), Request("t5 t6")]
@@ -211,16 +197,17 @@ def test_limits_change_nothing_but_the_batches(options: LocalOptions) -> None:
     assert [response.token_ids for response in ours] == [response.token_ids for response in expected]
 
 
-def test_a_network_is_tried_once_and_again_when_something_in_it_changes() -> None:
-    model, passes = tiny("llama"), []
+def test_a_network_is_tried_once_and_again_when_something_in_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ran = tiny("llama"), []
+    through = model.logits
+    monkeypatch.setattr(model, "logits", lambda *given, **named: ran.append(1) or through(*given, **named))
 
     def trial() -> int:
-        passes.clear()
-        with batching.counting_tokens(model, passes.append):
-            runner = LocalResponder(model).tried(np.arange(3, 40, dtype=np.int64))
-        assert (runner.cached, runner.padded) == (True, True)
-        assert runner.position_bytes > 0
-        return len(passes)
+        ran.clear()
+        trust = LocalResponder(model).tried(np.arange(3, 40, dtype=np.int64))
+        assert (trust.cached, trust.together) == (True, True)
+        assert trust.position_bytes > 0
+        return len(ran)
 
     assert trial() > 5
     assert trial() == 0
@@ -235,7 +222,7 @@ def test_a_network_is_tried_once_and_again_when_something_in_it_changes() -> Non
 def test_a_cache_that_lies_is_not_used() -> None:
     model = tiny("llama")
     prompt = np.arange(3, 40, dtype=np.int64)
-    assert trusted_runner(model, prompt).cached
+    assert Runner(model).trusted(prompt).cached
     plain = LocalResponder(model).respond(moved(), score=True)
     honest = model.network.forward
 
@@ -243,7 +230,7 @@ def test_a_cache_that_lies_is_not_used() -> None:
         return honest(**{**asked, "past_key_values": None, "use_cache": False})
 
     model.network.forward = forgetful  # takes a cache and ignores it
-    assert not trusted_runner(model, prompt).cached
+    assert not Runner(model).trusted(prompt).cached
     responder = LocalResponder(model)
     replies = responder.respond(moved(), score=True)
     assert responder.together == "nothing"

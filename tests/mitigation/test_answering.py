@@ -5,7 +5,7 @@ import pytest
 from evaluation.test_responders_local import ITEMS, tiny
 from mitigation.test_methods import RAGGED, spelled
 from posbias import LocalResponder, UsageError
-from posbias.evaluation.responders import Request, batching
+from posbias.evaluation.responders import Request, passes
 from posbias.mitigation import MITIGATIONS, answering_under, resolve_method
 
 ALONE = ["attention_calibration", "ms_poe", "pine"]
@@ -47,7 +47,7 @@ def model(request):
 def test_mixed_lengths_together_are_as_each_alone(model, name, monkeypatch):
     method = resolve_method(spelled(name, model), model)
     together = answering_under(method, LocalResponder(model))
-    monkeypatch.setattr(batching, "FIXED", 0)  # so that beginnings are shared where keys allow it
+    monkeypatch.setattr(passes, "FIXED", 0)  # so that beginnings are shared where keys allow it
     replies = together.respond(REQUESTS, score=True)
     assert together.learnt()["together"] == ("nothing" if method.name in ALONE else "all lengths")
     for request, reply in zip(REQUESTS, replies, strict=True):

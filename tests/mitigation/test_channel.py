@@ -10,7 +10,7 @@ import dense_decoder
 import posbias as pb
 from mitigation.test_methods import GENERATED
 from posbias import LocalResponder, UsageError, mitigated
-from posbias.evaluation.responders import Request, pass_plan
+from posbias.evaluation.responders import Request, passes
 from posbias.mitigation import MITIGATIONS as METHODS
 from posbias.mitigation import answering_under
 from posbias.mitigation.fitting.channel_search import ChannelOptions, fit_channel, positional_channels
@@ -164,8 +164,8 @@ def test_what_prompts_share_before_the_change_is_run_once(long_llama, method, mo
     shared, whole = (answering_under(METHODS.parse(method), LocalResponder(model)) for _ in range(2))
     for asked in (requests, [requests[0], replace(requests[0], prompt=f"{requests[0].prompt} and more")]):
         replies = []
-        for responder, least in ((shared, 1), (whole, pass_plan.UNBOUNDED)):
-            monkeypatch.setattr(pass_plan, "LEAST_SHARED", (least,))
+        for responder, fixed in ((shared, 0), (whole, 1000)):
+            monkeypatch.setattr(passes, "FIXED", fixed)
             replies.append(responder.respond(asked, score=True))
         for own, other in zip(*replies, strict=True):
             assert own.response == other.response

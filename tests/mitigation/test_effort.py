@@ -8,7 +8,7 @@ import posbias as pb
 from evaluation.serving import chat, stand_in
 from planted import trial_record
 from posbias import EvaluateOptions, LocalResponder, MitigateOptions, ServerResponder
-from posbias.evaluation.responders import ServerOptions, pass_plan
+from posbias.evaluation.responders import ServerOptions, passes
 from posbias.evaluation.responders.local import encode_requests
 from posbias.evaluation.samples import requests_of, samples_of
 from posbias.mitigation import MITIGATIONS
@@ -22,7 +22,7 @@ ASKED = EvaluateOptions(count=2, positions=(0, 2), generate=False)
 @pytest.fixture(autouse=True)
 def nothing_shared(monkeypatch):
     """Every prompt from its first token: then what a method takes has a closed form."""
-    monkeypatch.setattr(pass_plan, "LEAST_SHARED", (pass_plan.UNBOUNDED,))
+    monkeypatch.setattr(passes, "FIXED", 1000)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ ONCE = ("temperature(scale=0.3)", "ms_poe(first_layer=0)")
 def test_most_methods_run_every_prompt_once(model, requests, monkeypatch):
     _, whole = lengths(model, requests)
     assert taken(model, *ONCE) == [sum(whole)] * (1 + len(ONCE))
-    monkeypatch.setattr(pass_plan, "LEAST_SHARED", (1,))
+    monkeypatch.setattr(passes, "FIXED", 0)
     shared = taken(model, *ONCE)
     reusing = [True, *(MITIGATIONS.parse(name).shares_cache for name in ONCE)]
     assert reusing == [True, True, False]

@@ -1,12 +1,11 @@
 """`LocalResponder`: a model in this process, which reads and answers as many prompts together as its memory takes.
 
-Prompts that begin alike stand together in lexicographic order of their tokens. A portion of them, as large as the
-memory for keys and values allows (`LocalOptions`), is read in few passes that run what they share once, if that takes
-less (`pass_plan.py`), and is then decoded as one batch, whatever the lengths (`batching.py`). The answer to score runs
-in the same pass as the end of its prompt; generation goes on from the same keys and values.
+A prompt goes on from what it shares with the one before it in lexicographic order; those that share next to nothing go
+together with others of about their length, so that nearly nothing is read for padding. Then all of them are decoded as
+one batch, whatever the lengths (parts timed: benchmarks/README.md). A model whose logits are others with a cache
+or with padding, tried on first use (`passes.py`), reads whole prompts one at a time.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,28 +21,15 @@ from posbias.checks import check_size, check_whole, checked
 from posbias.display.showing import Presented, Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import SKIPPED, AnswerScore, Reply, Request, Responder, Response
-from posbias.evaluation.responders.batching import (
-    Ending,
-    Kept,
-    Runner,
-    Started,
-    counting_tokens,
-    decode,
-    trusted_runner,
-)
-from posbias.evaluation.responders.pass_plan import (
-    UNBOUNDED,
-    Reading,
-    TokenIds,
-    in_portions,
-    plan_passes,
-    visiting_order,
-)
+from posbias.evaluation.responders.endings import EncodedRequest, Ending, TokenIds
+from posbias.evaluation.responders.passes import Kept, Reading, Runner, Trust, cut, first, joined, passes_of
 from posbias.evaluation.responders.thoughts import opens_thoughts
 from posbias.limits import AT_ONCE
 from posbias.models.devices import free_bytes
+from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import as_model
 from posbias.models.model import Model
+from posbias.models.rotary import AngleLengths
 from posbias.progress import track
 from posbias.prompts.control_tokens import spelled_in
 from posbias.prompts.prompts import check_vocabulary, tokenise
@@ -54,10 +40,12 @@ WITHIN_THOUGHTS = (
     "'enable_thinking=False' closes them in templates that know it"
 )
 """Why an answer is not scored."""
-TOGETHER = ("nothing", "equal lengths", "all lengths")
-"""Prompts that a model runs together: if its cache proved wrong, if its padding did, and if both proved right."""
+TOGETHER = ("nothing", "all lengths")
+"""Prompts that a model runs together."""
 MOST_ROWS, CACHE_BYTES = 256, 1 << 30
-"""Most prompts at a time, and bytes of their keys and values on a processor, if nothing is said."""
+"""Most prompts at a time, and bytes of their keys and values on a processor, which so many prompts keep busy."""
+SPARE_ROWS = 0.75
+"""Share of a batch's rows that have not ended below which the others are dropped: that copies all keys and values."""
 CANNOT_READ = "so it cannot read a prompt; allowed: models with a tokenizer"
 
 
@@ -68,41 +56,10 @@ class LocalOptions:
 
     batch: int | None = None
     """Most prompts at a time (>= 1); None: as many as memory takes, at most MOST_ROWS."""
-    cache_bytes: int | None = None
-    """Memory that their keys and values may take (bytes, >= 1); None: 1 GiB on a processor, which so many prompts keep
-    busy, and half of what an accelerator has free."""
 
     def __post_init__(self) -> None:
         if self.batch is not None:
             check_size("local responder: batch", self.batch, AT_ONCE)
-        if self.cache_bytes is not None:
-            check_whole("local responder: cache_bytes", self.cache_bytes, least=1)
-
-    @property
-    def rows(self) -> int:
-        """Most prompts at a time."""
-        return self.batch or MOST_ROWS
-
-    def bytes_on(self, device: torch.device) -> int:
-        """Memory that keys and values may take on a device."""
-        if self.cache_bytes is not None:
-            return self.cache_bytes
-        free = None if device.type == "cpu" else free_bytes(device)
-        return CACHE_BYTES if free is None else free // 2
-
-
-@dataclass(frozen=True, eq=False)
-class EncodedRequest:
-    """One request in tokens."""
-
-    prompt: TokenIds
-    """The prompt with the special tokens that the tokenizer (text) or the chat template (messages) puts into it."""
-    answer: TokenIds
-    """Tokens to score; empty if the request has no answer."""
-    thinks: bool = False
-    """True if the prompt ends within thoughts, so that what follows it is no answer."""
-    apart: bool = False
-    """True if the answer was tokenised on its own, because in one text with the prompt it would form other tokens."""
 
 
 def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[EncodedRequest]:
@@ -145,25 +102,6 @@ def encode_requests(tokenizer: Any, requests: Sequence[Request]) -> list[Encoded
     return encoded
 
 
-def too_long(
-    requests: Sequence[Request],
-    encoded: Sequence[EncodedRequest],
-    max_positions: int | None,
-    *,
-    generate: bool,
-    behind: int = 0,
-) -> dict[int, Response]:
-    """The responses to requests that do not fit into a context, by number; `behind` an answer other tokens follow."""
-    skipped = {}
-    for index, (request, tokens) in enumerate(zip(requests, encoded, strict=True)):
-        length = len(tokens.prompt)
-        following = max(request.max_tokens if generate else 0, len(tokens.answer) + behind * bool(len(tokens.answer)))
-        if max_positions is not None and length + following > max_positions:
-            fact = f"{length} tokens and {following} of the answer; the model takes {max_positions}"
-            skipped[index] = Response("", SKIPPED, prompt_tokens=length, tokens=0, skipped=fact)
-    return skipped
-
-
 def end_tokens_of(*settings: Any) -> frozenset[int]:
     """The tokens that end an answer: each setting, checked by nothing else yet, is one, several or none."""
     ends: list[Any] = []
@@ -180,20 +118,21 @@ class LocalResponder(Presented, Responder):
 
     def __init__(self, model: Model | str | Path | nn.Module, options: LocalOptions | None = None) -> None:
         model = as_model(model)
-        if model.tokenizer is None:
+        if model.tokenizer is None or not isinstance(model, HuggingFaceModel):
             raise UsageError(f"{model.no_tokenizer}, {CANNOT_READ}")
         self.model = model
         self.options = options or LocalOptions()
         self.tokenizer = model.tokenizer
         self.max_positions = model.max_positions
-        self._runner: Runner | None = None
-        self._plain = self._processed = self._apart = 0
-        self._counting = False
+        self._runner, self._trust = Runner(model), Trust()
+        self._tried = self._counting = False
+        self._plain = self._apart = 0
         self._unscored = False
         """True once an answer was to be scored although the prompt ends within thoughts."""
         settings = getattr(model.network, "generation_config", None)
         end_tokens = end_tokens_of(getattr(settings, "eos_token_id", None), model.tokenizer.eos_token_id)
         self._ending = Ending(model.tokenizer, end_tokens)
+        self._lengths = AngleLengths.of(model.network)
 
     def shown(self) -> Shown:
         """Its model."""
@@ -202,19 +141,17 @@ class LocalResponder(Presented, Responder):
     @property
     def together(self) -> str | None:
         """The prompts that are run together (TOGETHER); None before the first request, on which the model is tried."""
-        if self._runner is None:
-            return None
-        return TOGETHER[self._runner.cached + self._runner.padded]
+        return TOGETHER[self._trust.together] if self._tried else None
 
     @property
     def reading(self) -> tuple[int, ...]:
         """Numbers of the requests whose tokens the network now reads, row by row; empty if it reads none."""
-        return () if self._runner is None else self._runner.reading
+        return self._runner.reading
 
     @property
     def processed(self) -> int:
-        """Tokens run through the network so far, of prompts, answers and continuations; see `counting_tokens`."""
-        return self._processed
+        """Tokens run through the network so far, of prompts, answers and continuations; see `Runner.counting`."""
+        return self._runner.processed
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -222,14 +159,9 @@ class LocalResponder(Presented, Responder):
         if self._counting:
             yield
             return
-
-        def count(slots: int) -> None:
-            tokens, of_slots = (1, 1) if self._runner is None else self._runner.tokens_of_slots
-            self._processed += slots * tokens // of_slots  # a method may run every row several times
-
         self._counting = True
         try:
-            with counting_tokens(self.model, count):
+            with self._runner.counting():
                 yield
         finally:
             self._counting = False
@@ -247,111 +179,163 @@ class LocalResponder(Presented, Responder):
         `alike`: number of first tokens of each prompt that the network reads as in any other prompt that begins with
         them; None: all.
         """
-        with self.counting():
-            return self._replies(requests, generate=generate, score=score, alike=alike)
-
-    def _replies(
-        self, requests: Sequence[Request], *, generate: bool, score: bool, alike: Sequence[int] | None
-    ) -> list[Reply]:
-        encoded, responses = self.prepared(requests, generate=generate)
-        order = [index for index in visiting_order([tokens.prompt for tokens in encoded]) if index not in responses]
-        scores: dict[int, AnswerScore] = {}
-        if order:
-            runner = self.tried(encoded[order[0]].prompt)
-            readings, rooms = [], []
-            for index in order:
-                bound = UNBOUNDED if alike is None else alike[index]
-                several = self._readings(runner, index, encoded[index], bound, generate=generate, score=score)
-                readings += several
-                rooms += [each.length + requests[index].max_tokens * bool(each.kept) for each in several]
-            limit = self.options.bytes_on(self.model.device)
-            slots = int(limit / runner.position_bytes) if runner.position_bytes else UNBOUNDED
-            portions = list(in_portions(readings, rooms, rows=self.options.rows, slots=slots))
-            try:
-                for portion in track(portions, "answers"):
-                    try:
-                        started, scored = self._read(runner, portion, encoded, requests)
-                    except RunError:
-                        if not runner.padded:
-                            raise
-                        runner.padded = False  # what stands in padding may overflow, though no prompt does
-                        started, scored = self._read(runner, portion, encoded, requests)
-                    scores |= scored
-                    continuations = decode(runner, started, self._ending)
-                    for prompt, generated in zip(started, continuations, strict=True):
-                        responses[prompt.index] = self._ending.response(generated, prompt)
-            finally:
-                runner.reading = ()
-        return [Reply(responses.get(i), scores.get(i)) for i in range(len(requests))]
-
-    def _readings(
-        self, runner: Runner, index: int, tokens: "EncodedRequest", alike: int, *, generate: bool, score: bool
-    ) -> list[Reading]:
-        """Tokens to read for a request: its prompt with the answer, if any; the prompt, if it is continued."""
-        prompt, given = tokens.prompt, score and len(tokens.answer) > 0
-        self._unscored |= given and tokens.thinks
-        scored = given and not tokens.thinks
-        read = np.concatenate([prompt, tokens.answer[:-1]]) if scored else prompt
-        self._plain += len(read) * (scored or generate)
-        self._apart += scored and tokens.apart
-        angles = runner.lengths.angles(len(read))
-        continued = Reading(index, prompt, kept=len(prompt), alike=alike, angles=runner.lengths.angles(len(prompt)))
-        if not scored:
-            return [continued] * generate
-        rows = len(read) - len(prompt) + 1
-        forced = Reading(index, read, rows=rows, scored=True, alike=alike, angles=angles)
-        if not generate or angles == continued.angles:
-            return [replace(forced, kept=len(prompt) * generate)]
-        return [forced, continued]  # with the answer behind it, the prompt is turned by other angles
-
-    def _read(
-        self,
-        runner: Runner,
-        readings: Sequence[Reading],
-        encoded: Sequence[EncodedRequest],
-        requests: Sequence[Request],
-    ) -> tuple[list[Started], dict[int, AnswerScore]]:
-        """Run readings together: the prompts that are to be continued, and the scores of answers."""
-        readings = [readings[place] for place in visiting_order([reading.token_ids for reading in readings])]
-        plan = plan_passes(readings, runner.limits(self.options.rows))
-        waiting = Counter(plan.origins)
-        held: dict[int | None, Kept] = {}
-        started: list[Started] = []
-        scores: dict[int, AnswerScore] = {}
-        for step in plan.passes:
-            group = [readings[member] for member in step.members]
-            origins = [plan.origins[member] for member in step.members]
-            runner.reading = tuple(reading.request for reading in group)
-            logits, states = runner.read(
-                [reading.token_ids for reading in group],
-                [held.get(origin) for origin in origins],
-                columns=step.columns,
-                rows=max(reading.rows for reading in group),
-                keep=runner.cached and any(readings[member].kept or waiting[member] for member in step.members),
-            )
-            waiting.subtract(origins)
-            held = {origin: kept for origin, kept in held.items() if waiting[origin]}
-            for row, (member, reading) in enumerate(zip(step.members, group, strict=True)):
-                index, rows = reading.request, logits[row, -reading.rows :]
-                if reading.scored:
-                    scores[index] = score_answer(rows, encoded[index].answer)
-                if waiting[member]:
-                    held[member] = states[row]
-                if reading.kept:
-                    kept = states[row].first(reading.kept) if states else None
-                    first, tokens = int(rows[0].argmax()), encoded[index]
-                    started.append(Started(index, requests[index], tokens.prompt, first, kept, tokens.thinks))
-        return started, scores
-
-    def prepared(
-        self, requests: Sequence[Request], *, generate: bool
-    ) -> tuple[list[EncodedRequest], dict[int, Response]]:
-        """Requests in tokens, and by number the responses to those that do not fit into the context."""
         encoded = encode_requests(self.tokenizer, requests)
-        for index, tokens in enumerate(encoded):
-            for token_ids, place in ((tokens.prompt, f"prompt {index}"), (tokens.answer, f"answer {index}")):
-                check_vocabulary(token_ids, self.model, place)
-        return encoded, too_long(requests, encoded, self.max_positions, generate=generate)
+        replies: list[Reply] = []
+        readings: list[Reading] = []
+        for index, (request, tokens) in enumerate(zip(requests, encoded, strict=True)):
+            check_vocabulary(tokens.prompt, self.model, f"prompt {index}")
+            check_vocabulary(tokens.answer, self.model, f"answer {index}")
+            replies.append(Reply(self._too_long(request, tokens, generate=generate), None))
+            given = score and len(tokens.answer) > 0
+            scored = given and not tokens.thinks
+            self._unscored |= given and tokens.thinks
+            if replies[index].response is None and (scored or generate):
+                length = len(tokens.prompt)
+                angles = self._lengths.angles(length)
+                most = length + max(request.max_tokens * generate, len(tokens.answer) * scored)
+                steady = angles == self._lengths.angles(most)
+                begins_alike = length if alike is None else alike[index]
+                readings.append(Reading(index, request, tokens, scored, begins_alike, angles, steady))
+                self._plain += len(readings[-1].token_ids)
+                self._apart += scored and tokens.apart
+        with self.counting():
+            try:
+                for portion in track(self._portions(readings), "answers"):
+                    for index, reply in self._replies(portion, generate=generate).items():
+                        replies[index] = reply
+            finally:
+                self._runner.reading = ()
+        return replies
+
+    def _too_long(self, request: Request, encoded: EncodedRequest, *, generate: bool) -> Response | None:
+        """The response to a request that does not fit into the context."""
+        length, following = len(encoded.prompt), max(request.max_tokens * generate, len(encoded.answer))
+        if self.max_positions is None or length + following <= self.max_positions:
+            return None
+        reason = f"{length} tokens and {following} of the answer; the model takes {self.max_positions}"
+        return Response("", SKIPPED, prompt_tokens=length, tokens=0, skipped=reason)
+
+    def _portions(self, readings: Sequence[Reading]) -> list[list[Reading]]:
+        """Readings in lexicographic order, at a time as many as memory has room for their keys and values."""
+        if not readings:
+            return []
+        trust = self.tried(max((reading.encoded.prompt for reading in readings), key=len))
+        free = None if self.model.device.type == "cpu" else free_bytes(self.model.device)
+        slots = (CACHE_BYTES if free is None else free // 2) / max(trust.position_bytes, 1.0)
+        portions: list[list[Reading]] = [[]]
+        largest = 0
+        for reading in sorted(readings, key=lambda reading: reading.token_ids.astype(">i8").tobytes()):
+            largest, rows = max(largest, reading.room), len(portions[-1])
+            if rows and (rows >= (self.options.batch or MOST_ROWS) or (rows + 1) * largest > slots):
+                portions.append([])
+                largest = reading.room
+            portions[-1].append(reading)
+        return portions
+
+    def _replies(self, portion: Sequence[Reading], *, generate: bool) -> dict[int, Reply]:
+        """Replies by number; what does not fit into memory is halved, and where padding overflows, no prompt is padded.
+
+        Raises:
+            RunError: a prompt alone does not fit, or gives no finite logits.
+        """
+        try:
+            return self._replies_at_once(portion, generate=generate)
+        except torch.OutOfMemoryError:
+            if len(portion) == 1:
+                raise RunError(
+                    "the memory of the device does not hold one prompt; try fewer tokens, --dtype bfloat16, or another "
+                    "--device"
+                ) from None
+        except RunError:
+            if not self._trust.together:
+                raise
+            self._trust = replace(self._trust, together=False)
+            return self._replies(portion, generate=generate)
+        middle = len(portion) // 2
+        return {
+            index: reply
+            for half in (portion[:middle], portion[middle:])
+            for index, reply in self._replies(half, generate=generate).items()
+        }
+
+    def _replies_at_once(self, portion: Sequence[Reading], *, generate: bool) -> dict[int, Reply]:
+        scores: dict[int, AnswerScore] = {}
+        generated: dict[int, list[int]] = {}
+        kept: dict[int, Kept] = {}
+        states: list[Kept] = []
+        cached = [reading for reading in portion if self._trust.cached and reading.steady]
+        whole = [reading for reading in portion if reading not in cached]
+        passes = passes_of(cached, together=self._trust.together, accelerated=self.model.device.type != "cpu")
+        for group, shared in [*passes, *(([reading], 0) for reading in whole)]:
+            self._runner.reading = tuple(reading.index for reading in group)
+            logits, states = self._runner.read(
+                [reading.token_ids for reading in group],
+                first(states[0], shared) if shared else None,
+                rows=max(reading.rows for reading in group),
+                keep=group[0] not in whole and (generate or len(group) == 1),
+            )
+            for row, reading in enumerate(group):
+                wanted = logits[row, -reading.rows :]
+                generated[reading.index] = [int(wanted[0].argmax())] if generate else []
+                if reading.scored:
+                    scores[reading.index] = score_answer(wanted, reading.encoded.answer)
+                if generate and states:
+                    kept[reading.index] = first(states[row], len(reading.encoded.prompt))
+        if generate:
+            states = []
+            self._decode(cached, whole, kept, generated)
+        return {
+            each.index: Reply(
+                self._ending.response(generated[each.index], each.request, each.encoded) if generate else None,
+                scores.get(each.index),
+            )
+            for each in portion
+        }
+
+    def _decode(
+        self,
+        cached: Sequence[Reading],
+        whole: Sequence[Reading],
+        kept: dict[int, Kept],
+        generated: dict[int, list[int]],
+    ) -> None:
+        """Continue prompts behind their first tokens: from what was kept of them, or whole for every token."""
+        batches: dict[Any, list[Reading]] = {}
+        for reading in cached:
+            batches.setdefault(reading.angles if self._trust.together else reading.index, []).append(reading)
+        for batch in batches.values():
+            self._decode_batch(batch, kept, generated)
+        for reading in whole:
+            self._runner.reading, tokens = (reading.index,), generated[reading.index]
+            while not self._ending.reached(tokens, reading.request, reading.encoded):
+                logits, _ = self._runner.read([np.array([*reading.encoded.prompt, *tokens])])
+                tokens.append(int(logits[0, -1].argmax()))
+
+    def _decode_batch(self, rows: Sequence[Reading], kept: dict[int, Kept], generated: dict[int, list[int]]) -> None:
+        """Continue prompts together, greedily, from the keys and values that were kept of them and are given up."""
+        cache, padding = None, list[int]()
+        active = {reading.index: reading for reading in rows}
+        while True:
+            for index, reading in list(active.items()):
+                if self._ending.reached(generated[index], reading.request, reading.encoded):
+                    del active[index]
+            if not active:
+                return
+            if cache is None or len(active) < SPARE_ROWS * len(rows):
+                parts = [
+                    kept.pop(reading.index) if cache is None else cut(cache, row, padding[row])
+                    for row, reading in enumerate(rows)
+                    if reading.index in active
+                ]
+                room = max(reading.request.max_tokens - len(generated[index]) for index, reading in active.items())
+                cache, padding = joined(parts, room=room)
+                rows = list(active.values())
+            self._runner.reading = tuple(reading.index for reading in rows)
+            last = [generated[reading.index][-1] for reading in rows]
+            choices = self._runner.step(last, cache, padding, wanted=len(active))
+            for reading, choice in zip(rows, choices, strict=True):
+                if reading.index in active:
+                    generated[reading.index].append(choice)
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -368,13 +352,11 @@ class LocalResponder(Presented, Responder):
         """
         return {"tokens_processed": self.processed, "tokens_plain": self._plain, "answers_apart": self._apart}
 
-    def tried(self, prompt: TokenIds) -> Runner:
-        """The runner of all prompts, made at the first; tokens on which the cache is tried do not count."""
-        if self._runner is None:
-            before = self._processed
-            self._runner = trusted_runner(self.model, prompt)
-            self._processed = before
-        return self._runner
+    def tried(self, prompt: TokenIds) -> Trust:
+        """What the model is trusted with, found out on the first prompt."""
+        if not self._tried:
+            self._trust, self._tried = self._runner.trusted(prompt), True
+        return self._trust
 
 
 def as_responder(subject: Any) -> Responder:
