@@ -13,8 +13,6 @@ from evaluation.replies import generated, scored
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, ServerResponder, UsageError, evaluate
 from posbias.evaluation.responders import Request, ServerOptions
-from posbias.evaluation.responders.client import Client, is_local
-from posbias.evaluation.responders.masking import Mask
 from posbias.report import report_of
 
 KEY = "sk-very/secret+key_1234567890"
