@@ -4,6 +4,8 @@ import contextlib
 import json
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -190,6 +192,31 @@ def test_without_reuse_only_ones_own_answers_are_taken_again(tmp_path: Path) -> 
             responder = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path, reuse=reuse))
             generated(responder, [*requests(3), *requests(3)])
             assert len(server.asked) == asked
+
+
+def test_a_run_that_is_killed_asks_for_nothing_twice(tmp_path: Path) -> None:
+    reached = threading.Event()
+
+    def answer(index: int, path: str, body: dict[str, Any]) -> Reply:
+        if index >= 6:
+            reached.set()
+            time.sleep(0.2 if killed else 60)
+        return chat("nothing")
+
+    killed = False
+    with stand_in(answer) as server:
+        command = [str(Path(sys.executable).with_name("posbias")), "evaluate", "--server", server.address]
+        command += ["--served-model", "m", "--task", "key_value(pairs=3)", "--count", "4", "--no-score"]
+        command += ["--server-options", "concurrency=1", "--out", str(tmp_path / "run")]
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert reached.wait(120)
+        run.kill()
+        run.wait()
+        killed = True
+        subprocess.run([*command, "--resume"], check=True, capture_output=True)
+    asked = [json.dumps(body) for body in server.asked]
+    assert len(set(asked)) == 12
+    assert len(asked) == 13, "only what was under way is asked again"
 
 
 def test_the_key_stays_in_the_header(

@@ -156,7 +156,10 @@ def test_what_no_prompt_will_change_ends_the_run_at_once(refusal: Reply, words: 
             (200, {}, {"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]}),
             "the answer was ended by an error",
         ),
-        ((429, {"Retry-After": "9999"}, {"error": {"message": "later"}}), "asks to wait: Retry-After 9999 (HTTP 429: later)"),
+        (
+            (429, {"Retry-After": "9999"}, {"error": {"message": "later"}}),
+            "asks to wait: Retry-After 9999 (HTTP 429: later)",
+        ),
     ],
 )
 def test_what_may_pass_is_tried_again_and_ends_in_the_servers_words(failure: Reply, words: str) -> None:
@@ -169,7 +172,11 @@ def test_what_may_pass_is_tried_again_and_ends_in_the_servers_words(failure: Rep
 @pytest.mark.parametrize("status", [400, 413, 500, 200])
 def test_a_prompt_that_does_not_fit_is_skipped_whatever_the_status(status: int) -> None:
     with stand_in(
-        lambda *_: (status, {}, {"error": "The input (5000 tokens) is longer than the model's context length (4096 tokens)."})
+        lambda *_: (
+            status,
+            {},
+            {"error": "The input (5000 tokens) is longer than the model's context length (4096 tokens)."},
+        )
     ) as server:
         (response,) = generated(ServerResponder(server.address, "m", FAST), [Request("q")])
     assert (response.finish, len(server.asked)) == ("skipped", 1)

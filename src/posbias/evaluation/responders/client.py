@@ -32,8 +32,8 @@ SHOWN = 200
 MASKED = "***"
 ATTEMPT, RETRY, RETRY_AFTER = "x-stainless-retry-count", "x-should-retry", ("retry-after", "retry-after-ms")
 """Headers by which the client counts its retries, and by which servers steer them."""
-SAID, LATER = "posbias.said", "posbias.later"
-"""What is kept with a response: the server's words, and for how long it asks to wait."""
+SAID, MEANING, LATER = "posbias.said", "posbias.meaning", "posbias.later"
+"""What is kept with a response: the server's words, their meaning, and for how long it asks to wait."""
 
 
 class Client:
@@ -74,8 +74,11 @@ class Client:
             http_client=transport,
         )
         self._openai.asking = self
-        async with self._openai:
-            yield
+        try:
+            async with self._openai:
+                yield
+        finally:
+            del self._openai  # and the key with it
 
     async def request(self, path: str, body: Mapping[str, Any]) -> bytes:
         """Post JSON to a path below the address; the JSON that comes back, without the key.
@@ -91,8 +94,7 @@ class Client:
             return response.content
         except openai.APIStatusError as error:
             failed, said = error.response, error.response.extensions[SAID]
-            meaning = meaning_of(failed.status_code, said)
-            if meaning != "passes":
+            if (meaning := failed.extensions[MEANING]) != "passes":
                 raise RefusedError(failed.status_code, said, meaning) from None
             attempts, later = _attempts(failed.request), failed.extensions[LATER]
             if later is not None and attempts <= self.options.retries:
@@ -173,9 +175,10 @@ class _Transport(httpx2.AsyncClient):
             content = content.replace(self._key.encode(), MASKED.encode())
         status, said = said_in(response.status_code, content, response.headers.get("Location"))
         headers = {name: response.headers[name] for name in (RETRY, *RETRY_AFTER) if name in response.headers}
-        if said and meaning_of(status, said) != "passes":
+        meaning = meaning_of(status, said)
+        if meaning != "passes":
             headers[RETRY] = "false"  # such as 429 for a quota that is used up
-        kept = {SAID: line(said, self._key), LATER: response.headers.get("retry-after")}
+        kept = {SAID: line(said, self._key), MEANING: meaning, LATER: response.headers.get("retry-after")}
         return httpx2.Response(status, headers=headers, content=content, request=response.request, extensions=kept)
 
 

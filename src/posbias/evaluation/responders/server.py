@@ -269,8 +269,7 @@ class ServerResponder(Presented, Responder):
         # Some servers call every end a stop, or give no reason: then the count of tokens tells.
         if generated.finish in (STOPPED, UNKNOWN) and (generated.tokens or 0) >= body["max_tokens"]:
             generated = replace(generated, finish=CUT_OFF)
-        named = generated.thoughts
-        if named is not None and request.answer_pattern is None:
+        if (named := generated.thoughts) is not None and request.answer_pattern is None:
             parsed = told_apart(generated.text)
             thinking = MARKED if parsed.answer.strip() else UNFINISHED
             return generated, replace(parsed, thoughts=named + (parsed.thoughts or ""), thinking=thinking).cut(
@@ -364,18 +363,15 @@ class ServerResponder(Presented, Responder):
 
     def _count(self, answer: Generated | Scored, *, reused: bool) -> None:
         """Add an answer to the work of the server, or to what was kept."""
-        read, written, usage = answer.prompt_tokens, answer.tokens, self.usage
-        counted = read is not None and written is not None
-        tokens = (read or 0, written or 0) if counted else (0, 0)
-        self.usage = replace(
-            usage,
-            requests=usage.requests + (not reused),
-            reused=usage.reused + reused,
-            prompt_tokens=usage.prompt_tokens + (0 if reused else tokens[0]),
-            generated_tokens=usage.generated_tokens + (0 if reused else tokens[1]),
-            reused_tokens=usage.reused_tokens + (sum(tokens) if reused else 0),
-            uncounted=usage.uncounted + (not counted),
-        )
+        read, written = answer.prompt_tokens, answer.tokens
+        added = {"reused" if reused else "requests": 1}
+        if read is None or written is None:
+            added["uncounted"] = 1
+        elif reused:
+            added["reused_tokens"] = read + written
+        else:
+            added |= {"prompt_tokens": read, "generated_tokens": written}
+        self.usage = replace(self.usage, **{name: getattr(self.usage, name) + more for name, more in added.items()})
 
 
 def vocabulary_sha256(tokenizer: Any) -> str:

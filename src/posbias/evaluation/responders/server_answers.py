@@ -56,7 +56,8 @@ class RefusedError(Exception):
 
 def meaning_of(status: int, words: str) -> Meaning:
     """Meaning of a refusal for the run, by its status and its code; a refusal of every prompt shows by its share."""
-    if status == 413 or ((status in OF_THE_PROMPT or status >= 500) and any(name in words.lower() for name in TOO_LONG)):
+    of_the_length = any(name in words.lower() for name in TOO_LONG)
+    if status == 413 or (of_the_length and (status in OF_THE_PROMPT or status >= 500)):
         return "too_long"
     if QUOTA in words:
         return "final"
