@@ -20,7 +20,7 @@ from posbias.cli.listing import SORTS, described_variant, registered_variants
 from posbias.registry import Registry
 
 VERBS = sorted(typer.main.get_command(app).commands)
-HEAVY = {"torch", "transformers", "numba", "scipy", "matplotlib", "pyarrow", "jinja2", "httpx2"}
+HEAVY = {"torch", "transformers", "numba", "scipy", "matplotlib", "pyarrow", "jinja2", "httpx2", "openai"}
 STAGES = f"""
 import contextlib, io, sys
 

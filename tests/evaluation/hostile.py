@@ -1,26 +1,20 @@
 """Answers no server should give: one table of what is sent and of the line that a user then reads."""
 
-import base64
 import contextlib
 import gzip
-import html
 import itertools
-import json
 import re
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 MALFORMED = r"malformed answer \("
 NO_HTTP = r"no whole answer arrived \("
 LATE = r"no answer within 0\.3 s|no connection within 0\.15 s"
-TOO_LARGE = r"larger than [\d,]+ bytes.*max_answer_bytes"
 WAIT = r"asks to wait"
 ANSWERED = ""
 """Odd, but an answer all the same."""
@@ -89,20 +83,12 @@ def chunk(piece: bytes) -> bytes:
     return f"{len(piece):x}\r\n".encode() + piece + b"\r\n"
 
 
-def bomb(megabytes: int) -> bytes:
-    """A good answer behind so many megabytes of spaces, compressed."""
-    packer = zlib.compressobj(9, wbits=31)
-    parts = [packer.compress(b" " * 2**20) for _ in range(megabytes)]
-    return b"".join([*parts, packer.compress(spoken()), packer.flush()])
-
-
 GOOD = answer(spoken())
 CHUNKED = raw("HTTP/1.1 200 OK", "Transfer-Encoding: chunked")
 ZIPPED_CHUNKS = raw("HTTP/1.1 200 OK", "Content-Encoding: gzip", "Transfer-Encoding: chunked")
 EMPTY_BLOCK = b"\x00\x00\x00\xff\xff"
 """Of deflate: stored, not the last, no bytes."""
 GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
-GZIP_NAMED = b"\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\xff"
 DIGITS = "1" + "0" * 400
 
 STATUS_LINES = {
@@ -216,14 +202,6 @@ LATE_ANSWERS = {
     "a body without length on a line that stays": endless(raw("HTTP/1.1 200 OK") + spoken(), b"", 0.02),
     "a dripped refusal": endless(raw("HTTP/1.1 400 Bad Request", "Content-Length: 100000"), b"x", 0.02),
 }
-LARGE_ANSWERS = {
-    "spaces without end": endless(raw("HTTP/1.1 200 OK"), b" " * 2**16),
-    "chunks without end": endless(CHUNKED, chunk(b" " * 2**16)),
-    "a length of 10^15": endless(raw("HTTP/1.1 200 OK", f"Content-Length: {10**15}"), b" " * 2**16),
-    "gzip without end that decodes to nothing": endless(ZIPPED_CHUNKS + chunk(GZIP_HEAD), chunk(EMPTY_BLOCK * 10_000)),
-    "a gzip name without end": endless(ZIPPED_CHUNKS + chunk(GZIP_NAMED), chunk(b"n" * 2**16)),
-    "a gzip bomb": answer(bomb(64), "Content-Encoding: gzip"),
-}
 STATUSES = {
     "an error with status 200": (answer(b'{"error": {"message": "no"}}'), "HTTP 200 with an error: no"),
     "101": (raw("HTTP/1.1 101 Switching Protocols", "Upgrade: x", "Connection: Upgrade"), NO_HTTP),
@@ -272,7 +250,6 @@ HOSTILE = [
     Hostile("no handshake", lambda: iter(()), LATE, tls=True, stays=True),
     Hostile("a dripped handshake", endless(b"\x16\x03\x03\x40\x00", b"\x02", 0.02), LATE, tls=True),
     Hostile("a handshake that is none", b"HTTP/1.1 400 plain\r\n\r\n", "cannot be reached", tls=True),
-    *(Hostile(name, sent, TOO_LARGE) for name, sent in LARGE_ANSWERS.items()),
     *(Hostile(name, sent, expected) for name, (sent, expected) in STATUSES.items()),
 ]
 
@@ -335,41 +312,3 @@ def hostile_server(first: Hostile) -> Iterator[str]:
         listening.close()
         for thread in [accepting, *connections]:
             thread.join()
-
-
-def said(text: str) -> str:
-    """A text with every escape undone, so that a key in it can be found by its plain characters."""
-    seen = text
-    for _ in range(4):
-        text = re.sub(r"\\+u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
-        text = unquote(html.unescape(text))
-        seen += "\n" + re.sub(r"\\+[nrt]|[\s\\\u00ad\u200b]", "", text)
-    for encoded in re.findall(r"[A-Za-z0-9+/_-]{16,}", text):
-        for offset in range(4):
-            whole = encoded[offset:].translate(str.maketrans("-_", "+/"))
-            seen += "\n" + base64.b64decode(f"{whole[: len(whole) - (len(whole) % 4 == 1)]}==").decode("latin-1")
-    return seen.lower()
-
-
-def variants(key: str) -> dict[str, str]:
-    """A key as a server may spell it inside a JSON text."""
-    hexadecimal = "".join(f"\\u{ord(character):04x}" for character in key)
-    return {
-        "plain": json.dumps(key)[1:-1],
-        "slash": json.dumps(key)[1:-1].replace("/", "\\/"),
-        "escaped": hexadecimal,
-        "upper": hexadecimal.upper().replace("\\U", "\\u"),
-        "mixed": "".join(part if index % 2 else f"\\u{ord(part):04X}" for index, part in enumerate(key)),
-        "twice": hexadecimal.replace("\\", "\\\\"),
-        "four times": hexadecimal.replace("\\", "\\\\\\\\"),
-        "percent": "".join(f"%{ord(character):02X}" for character in key),
-        "percent twice": "".join(f"%25{ord(character):02x}" for character in key),
-        "entities": "".join(f"&#{ord(character)};" for character in key),
-        "hex entities": "".join(f"&#x{ord(character):X};" for character in key),
-        "named": key.replace("+", "&plus;").replace("/", "&sol;").replace("_", "&lowbar;"),
-        "wrapped": f"{key[:9]}\\n{key[9:]}",
-        "soft": f"{key[:9]}&shy;{key[9:]}\\u200b",
-        "shouted": key.upper(),
-        "a header": f"Basic {base64.b64encode(f'user:{key}'.encode()).decode()}",
-        "a header for URLs": f"Bearer {base64.urlsafe_b64encode(f'{key}, it is'.encode()).decode()}",
-    }

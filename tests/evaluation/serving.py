@@ -25,6 +25,7 @@ class StandIn:
         self.answer = answer
         self.asked: list[dict[str, Any]] = []
         self.authorizations: list[str | None] = []
+        self.headers: list[dict[str, str]] = []
         self.together = 0
         self.most_together = 0
         self.lock = threading.Lock()
@@ -42,6 +43,7 @@ def stand_in(answer: Callable[[int, str, dict[str, Any]], Reply]) -> Iterator[St
                 index = len(state.asked)
                 state.asked.append(body)
                 state.authorizations.append(self.headers["Authorization"])
+                state.headers.append(dict(self.headers))
                 state.together += 1
                 state.most_together = max(state.most_together, state.together)
             status, headers, content = state.answer(index, self.path, body)

@@ -4,9 +4,10 @@ import contextlib
 import json
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,6 @@ from evaluation.replies import generated, scored
 from evaluation.serving import Reply, chat, stand_in
 from posbias import RunError, ServerResponder, UsageError
 from posbias.evaluation.responders import AnswerScore, Request, ServerOptions
-from posbias.evaluation.responders.client import Pace
-from posbias.evaluation.responders.server_answers import LateError
 
 FAST = ServerOptions(retries=3, first_delay=0.01, timeout=5.0)
 KEY = "sk-very-secret-key-1234567890"
@@ -89,7 +88,7 @@ def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
     assert time.monotonic() - begin >= 0.4
     with stand_in(lambda *_: (429, {"Retry-After": "99999"}, {})) as server:
         responder = ServerResponder(server.address, "m", FAST)
-        with pytest.raises(RunError, match="asks to wait 99999 s"):
+        with pytest.raises(RunError, match="asks to wait: Retry-After 99999"):
             generated(responder, requests(1))
     assert len(server.asked) == 1
 
@@ -161,26 +160,6 @@ def test_a_server_that_stalls_is_given_up() -> None:
             generated(responder, requests(1))
 
 
-def late(pace: Pace, *, beside: Callable[[], None] = lambda: None) -> None:
-    with contextlib.suppress(LateError), pace.place():
-        beside()
-        raise LateError("no answer")
-
-
-def test_after_an_answer_that_comes_too_late_fewer_are_asked_for_at_once() -> None:
-    """`transformers serve` goes on with requests that nobody waits for, which makes all others later."""
-    pace = Pace(9)
-    late(pace, beside=lambda: late(pace))  # of the same pace, which is halved once
-    assert pace.allowed == 4
-    for _ in range(40):
-        with pace.place():
-            pass
-    assert pace.allowed == 5
-    for _ in range(4):
-        late(pace)
-    assert pace.allowed == 1
-
-
 def test_an_answer_that_trickles_in_is_given_up() -> None:
     """Each piece comes in time, the whole does not."""
     listening = socket.create_server(("127.0.0.1", 0))
@@ -213,6 +192,31 @@ def test_without_reuse_only_ones_own_answers_are_taken_again(tmp_path: Path) -> 
             responder = ServerResponder(server.address, "m", replace(FAST, cache=tmp_path, reuse=reuse))
             generated(responder, [*requests(3), *requests(3)])
             assert len(server.asked) == asked
+
+
+def test_a_run_that_is_killed_asks_for_nothing_twice(tmp_path: Path) -> None:
+    reached = threading.Event()
+
+    def answer(index: int, path: str, body: dict[str, Any]) -> Reply:
+        if index >= 6:
+            reached.set()
+            time.sleep(0.2 if killed else 60)
+        return chat("nothing")
+
+    killed = False
+    with stand_in(answer) as server:
+        command = [str(Path(sys.executable).with_name("posbias")), "evaluate", "--server", server.address]
+        command += ["--served-model", "m", "--task", "key_value(pairs=3)", "--count", "4", "--no-score"]
+        command += ["--server-options", "concurrency=1", "--out", str(tmp_path / "run")]
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert reached.wait(120)
+        run.kill()
+        run.wait()
+        killed = True
+        subprocess.run([*command, "--resume"], check=True, capture_output=True)
+    asked = [json.dumps(body) for body in server.asked]
+    assert len(set(asked)) == 12
+    assert len(asked) == 13, "only what was under way is asked again"
 
 
 def test_the_key_stays_in_the_header(
@@ -249,7 +253,7 @@ def test_the_key_stays_in_the_header(
     [
         "This model's maximum context length is 8 tokens",
         "the request exceeds the available context size",
-        "`inputs` tokens + `max_new_tokens` must be <= 8",
+        "context_length_exceeded",
         f"{'x' * 300} maximum context length",
     ],
 )

@@ -1,14 +1,12 @@
 """Pieces of a repeated prompt: every token of the answer is scored, or none is, however characters are spelled."""
 
-import json
 from typing import Any
 
 import pytest
 
 from evaluation.serving import Reply, stand_in
 from posbias import EvaluateOptions, ServerResponder, evaluate
-from posbias.evaluation.responders import ServerOptions
-from posbias.evaluation.responders.server_answers import Echo, read_answer, score_of
+from posbias.evaluation.responders import Request, ServerOptions
 from posbias.report import report_of
 from posbias.tasks.language import Documents
 
@@ -24,9 +22,11 @@ def scored(pieces: list[str], logprobs: list[float], answer: str) -> tuple[float
         "logprobs": {"tokens": tokens, "token_logprobs": [*OF_PROMPT, *logprobs, -3], "top_logprobs": None},
     }
     usage = {"prompt_tokens": len(tokens) - 1, "completion_tokens": 1}
-    body = json.dumps({"choices": [choice], "usage": usage}).encode()
-    found = score_of(read_answer(body, Echo, lambda text: text), answer, 5)
-    return None if found is None else found.logprobs
+    prompt = "".join([*PROMPT, *pieces]).removesuffix(answer)
+    with stand_in(lambda *_: (200, {}, {"choices": [choice], "usage": usage})) as server:
+        responder = ServerResponder(server.address, "m", ServerOptions(kind="text", retries=0))
+        (reply,) = responder.respond([Request(prompt, answer=answer)], generate=False, score=True)
+    return None if reply.score is None else reply.score.logprobs
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.options import COUNTED, REQUESTS, Budget, EvaluateOptions
-from posbias.evaluation.responders.client import WRAPPING
+from posbias.evaluation.responders.server_options import WRAPPING
 from posbias.evaluation.samples import Sample
 from posbias.progress import report
 from posbias.tasks.language import LanguageTask

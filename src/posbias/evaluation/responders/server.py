@@ -2,19 +2,24 @@
 
 Texts are generated at temperature 0. Answers are scored where a text server repeats the prompt with log-probabilities
 (`echo` and `logprobs`, as vLLM's /v1/completions does); elsewhere there is no score, and the record says so. Every
-finished answer is kept at once, so that a run that breaks off is continued with `--resume`.
+finished answer is kept at once, as the server gave it, one file an answer: a run that breaks off is continued with
+`--resume`, and asks nothing twice.
 """
 
+import asyncio
 import hashlib
 import json
 import re
-import threading
-from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from anyio.from_thread import start_blocking_portal
+from pydantic_core import from_json
 
 from posbias.checks import checked
 from posbias.display.showing import Presented, Shown
@@ -31,27 +36,26 @@ from posbias.evaluation.responders.base import (
     Responder,
     Response,
 )
-from posbias.evaluation.responders.client import (
+from posbias.evaluation.responders.server_answers import (
+    FILTER,
+    UNKNOWN,
+    Generated,
+    RefusedError,
+    Scored,
+    read_message,
+    read_score,
+    read_text,
+)
+from posbias.evaluation.responders.server_options import (
     KINDS,
     SCHEMA_FIELD,
+    SECRET,
     TEMPLATE_FIELD,
-    WRAPPING,
-    Client,
     ServerOptions,
-    StoppedError,
     check_address,
 )
-from posbias.evaluation.responders.refusals import FILTERED, RefusedError
-from posbias.evaluation.responders.server_answers import (
-    UNKNOWN,
-    AnswerCache,
-    Echo,
-    Generated,
-    Kind,
-    Message,
-    score_of,
-)
 from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED, Told, opens_thoughts, told_apart
+from posbias.files import write_atomically
 from posbias.prompts.templates import described_tools, with_template_options
 from posbias.tasks.language import rendered
 
@@ -59,6 +63,11 @@ OF_SCHEMAS = re.compile(r"response_?format|json_?schema|schema|structured|guided
 """How servers speak of what they refuse of `structured`."""
 LISTED = 5
 """More probable tokens that are requested at each place; a rank beyond them is not known."""
+
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+"""Errors of reading an answer that is not what the interface promises."""
+
+Answer = TypeVar("Answer", Generated, Scored)
 
 
 @dataclass(frozen=True)
@@ -101,17 +110,17 @@ class ServerResponder(Presented, Responder):
         self.model = model
         self.tokenizer = with_template_options(tokenizer, None if tokenizer is None else self.options.template_options)
         self.usage = Usage()
+        # Loading the client of `openai` takes a second, which only those spend who ask a server.
+        from posbias.evaluation.responders.client import Client, key_in_clear
+
         self._client = Client(check_address(base_url), self.options)
-        recorded = json.dumps(
-            [self._client.address, model, dict(self.options.body), dict(self.options.template_options)]
-        )
-        if self._client.mask.answer(recorded) != recorded:
+        recorded = [self._client.address, model, dict(self.options.body), dict(self.options.template_options)]
+        if len(key := self.options.key() or "") >= SECRET and key in json.dumps(recorded):
             raise UsageError(
                 f"the key in {self.options.key_variable} stands in the address, model or body, too; these are recorded"
             )
-        self._cache = AnswerCache(self.options.cache, reuse=self.options.reuse, hide=self._client.mask.answer)
-        self._lock = threading.Lock()
-        self._turns: dict[str, threading.Lock] = {}
+        self._key_in_clear = key_in_clear(self._client.address, self.options)
+        self._kept: dict[str, bytes] = {}
         self.scores: bool | None = None if self.options.kind == "text" else False
         """True if this server scores answers; None before the first such request."""
         self._no_scores: str | None = None if self.options.kind == "text" else "a chat server does not repeat prompts"
@@ -138,18 +147,9 @@ class ServerResponder(Presented, Responder):
             raise UsageError("a server of kind 'text' takes prompts as text, got a conversation; allowed kind: chat")
         if self.options.structured and any(request.schema is None for request in requests):
             raise UsageError("structured=True: the rule of this task has no schema; allowed: a letter, number or date")
-        self._client.stop.clear()
-        # The others are told to stop before any thread is joined, should the user interrupt.
-        pool = ThreadPoolExecutor(self.options.concurrency)
-        try:
-            with self._client.connected():
-                try:
-                    futures = [pool.submit(self._reply, request, generate, score) for request in requests]
-                    return self._gather(futures)
-                finally:
-                    self._client.stop.set()  # before the connection closes: whoever is cut off does not try again
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        # A thread of its own, since that of a notebook has a loop; an interruption cancels what is under way.
+        with start_blocking_portal() as portal:
+            return portal.call(self._replies, requests, generate, score)
 
     def repeated(self, seed: int) -> "ServerResponder":
         """The same model on the same server, whose answers at a temperature differ with the seed."""
@@ -169,7 +169,7 @@ class ServerResponder(Presented, Responder):
             "model": Path(self.model).name if Path(self.model).is_absolute() else self.model,
             "tokenizer": None if self.tokenizer is None else vocabulary_sha256(self.tokenizer),
             **options,
-            "key_in_clear": self._client.key_in_clear,
+            "key_in_clear": self._key_in_clear,
             "cost": None,
             **self.counts(),
             **self.learnt(),
@@ -184,62 +184,64 @@ class ServerResponder(Presented, Responder):
         priced = {} if self.cost is None else {"cost": self.cost}
         return {**asdict(self.usage), "retried": self._client.retried, **priced}
 
-    def _gather(self, futures: Sequence["Future[Reply]"]) -> list[Reply]:
-        _, pending = wait(futures, return_when=FIRST_EXCEPTION)
-        if pending:
-            self._client.stop.set()
-            for future in pending:
-                future.cancel()
-            wait(pending)
-        errors = [error for future in futures if not future.cancelled() and (error := future.exception())]
-        failed = next((error for error in errors if not isinstance(error, StoppedError)), None)
-        if failed is None:
-            return [future.result() for future in futures]
-        if not isinstance(failed, RunError | RefusedError):
-            raise failed
-        finished = sum(not future.cancelled() and future.exception() is None for future in futures)
-        where = "in memory" if self.options.cache is None else "in the cache"
-        lead = "" if isinstance(failed, RunError) else f"server {self._client.address} refuses: "
-        raise RunError(f"{lead}{failed}; {finished} of {len(futures)} answers are finished and kept {where}") from None
+    async def _replies(self, requests: Sequence[Request], generate: bool, score: bool) -> list[Reply]:
+        """All replies, in order; where one fails for good, nothing more is requested, or paid."""
+        self._places = asyncio.Semaphore(self.options.concurrency)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        async with self._client.connected():
+            tasks = [asyncio.create_task(self._reply(request, generate, score)) for request in requests]
+            try:
+                return await asyncio.gather(*tasks)
+            except (RunError, RefusedError) as failed:
+                finished = sum(task.done() and not task.cancelled() and task.exception() is None for task in tasks)
+                where = "in memory" if self.options.cache is None else "in the cache"
+                lead = "" if isinstance(failed, RunError) else f"server {self._client.address} refuses: "
+                raise RunError(
+                    f"{lead}{failed}; {finished} of {len(tasks)} answers are finished and kept {where}"
+                ) from None
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _reply(self, request: Request, generate: bool, score: bool) -> Reply:
+    async def _reply(self, request: Request, generate: bool, score: bool) -> Reply:
         response = scored = None
-        try:
-            if generate:
-                response = self._generated(request)
-            if score:
-                scored = self._scored(request)
-        except (RunError, RefusedError) as failure:
-            if not (isinstance(failure, RefusedError) and failure.alone):
-                self._client.stop.set()  # nothing more is requested, or paid, once the run has failed
-                raise
-            # A prompt that is only generated from, or only scored, would be missing from one curve without a word.
-            finish = SKIPPED if failure.meaning == "too_long" else REFUSED
-            response = Response(text="", finish=finish, tokens=0, skipped=str(failure))
+        async with self._places:
+            try:
+                if generate:
+                    response = await self._generated(request)
+                if score:
+                    scored = await self._scored(request)
+            except RefusedError as refusal:
+                if not refusal.alone:
+                    raise
+                # A prompt only generated from, or only scored, would be missing from one curve without a word.
+                finish = SKIPPED if refusal.meaning == "too_long" else REFUSED
+                response = Response(text="", finish=finish, tokens=0, skipped=str(refusal))
         return Reply(response, scored)
 
-    def _generated(self, request: Request) -> Response:
+    async def _generated(self, request: Request) -> Response:
         asked = {"model": self.model, **self._asked(request)}
         body = {**asked, "max_tokens": request.max_tokens, "temperature": 0}
         # A conversation may open with thoughts, and end within them where a line does: its answers are cut here.
         if request.stop and self.options.kind == "text":
             body["stop"] = list(request.stop)
         if self.options.structured:
-            return self._structured(body, request)
-        generated, parsed = self._told(body, request)
+            return await self._structured(body, request)
+        generated, parsed = await self._told(body, request)
         if "stop" in body and generated.finish == STOPPED and not parsed.answer.strip():
             del body["stop"]  # it ended in blank lines or thoughts, before the answer
-            generated, parsed = self._told(body, request)
+            generated, parsed = await self._told(body, request)
         return self._response(generated, parsed)
 
-    def _structured(self, body: dict[str, Any], request: Request) -> Response:
+    async def _structured(self, body: dict[str, Any], request: Request) -> Response:
         """The answer of a server that keeps to a schema, out of its JSON; as it is if the server did not keep to it."""
         answer = {"type": "object", "properties": {"answer": request.schema}, "required": ["answer"]}
         schema = {"name": "answer", "strict": True, "schema": {**answer, "additionalProperties": False}}
         body = {**body, "max_tokens": request.max_tokens + WRAPPING}
         body[SCHEMA_FIELD] = {"type": "json_schema", "json_schema": schema}
         try:
-            generated, parsed = self._told(body, replace(request, stop=()))
+            generated, parsed = await self._told(body, replace(request, stop=()))
         except RefusedError as refusal:
             if OF_SCHEMAS.search(str(refusal)):
                 raise UsageError(f"server {self._client.address} takes no structured=True: {refusal}") from None
@@ -260,15 +262,14 @@ class ServerResponder(Presented, Responder):
             thinking=parsed.thinking,
         )
 
-    def _told(self, body: dict[str, Any], request: Request) -> tuple[Generated, Told]:
+    async def _told(self, body: dict[str, Any], request: Request) -> tuple[Generated, Told]:
         """An answer, and its text with the thoughts told from it, by the server or by marks."""
-        generated = self._answer(body, Message if self.options.kind == "chat" else Generated)
+        generated = await self._answer(body, read_message if self.options.kind == "chat" else read_text)
         # Some servers call every end a stop, or give no reason: then the count of tokens tells.
         if generated.finish in (STOPPED, UNKNOWN) and (generated.tokens or 0) >= body["max_tokens"]:
-            generated = generated.model_copy(update={"finish": CUT_OFF})
-        named = generated.thoughts if isinstance(generated, Message) else None
-        if named is not None and request.answer_pattern is None:
-            parsed = told_apart(generated.whole)
+            generated = replace(generated, finish=CUT_OFF)
+        if (named := generated.thoughts) is not None and request.answer_pattern is None:
+            parsed = told_apart(generated.text)
             thinking = MARKED if parsed.answer.strip() else UNFINISHED
             return generated, replace(parsed, thoughts=named + (parsed.thoughts or ""), thinking=thinking).cut(
                 request.stop
@@ -279,7 +280,7 @@ class ServerResponder(Presented, Responder):
         if generated.finish == CUT_OFF and readable:
             (text, _), _ = rendered(self._conversation(request), self.tokenizer)
             opened = opens_thoughts(text)
-        return generated, told_apart(generated.whole, opened=opened, pattern=request.answer_pattern).cut(request.stop)
+        return generated, told_apart(generated.text, opened=opened, pattern=request.answer_pattern).cut(request.stop)
 
     def _asked(self, request: Request) -> dict[str, Any]:
         """The fields that hold the prompt: the text, or the messages, and the tools that they begin with."""
@@ -295,59 +296,81 @@ class ServerResponder(Presented, Responder):
             return request.prompt
         return [{"role": "user", "content": request.prompt}]
 
-    def _scored(self, request: Request) -> AnswerScore | None:
+    async def _scored(self, request: Request) -> AnswerScore | None:
         if self.scores is False or request.answer is None or not isinstance(request.prompt, str):
             return None
         text = request.prompt + request.answer
         # One token more than nothing: not every server accepts 0.
         body = {"prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": LISTED}
         try:
-            echo = self._answer({"model": self.model, **body}, Echo)
+            read = partial(read_score, answer=request.answer, n_listed=LISTED)
+            scored = await self._answer({"model": self.model, **body}, read)
         except RefusedError as refusal:
-            of_the_prompt = self.scores or refusal.meaning == "too_long" or FILTERED.search(str(refusal))
+            of_the_prompt = self.scores or refusal.meaning == "too_long" or FILTER in str(refusal)
             if of_the_prompt or refusal.status not in (400, 404, 422):
                 raise
             self._note_scores(str(refusal))
             return None
-        if not echo.tokens:
-            self._note_scores("the server repeats no log-probabilities")
-            return None
-        self._note_scores(None)
-        return score_of(echo, request.answer, LISTED)
+        self._note_scores(None if scored.repeated else "the server repeats no log-probabilities")
+        return scored.score
 
     def _note_scores(self, reason: str | None) -> None:
         """Note that scoring works, or the reason against it; once it has worked, a single refusal does not end it."""
-        with self._lock:
-            if reason is None or not self.scores:
-                self.scores, self._no_scores = reason is None, reason
+        if reason is None or not self.scores:
+            self.scores, self._no_scores = reason is None, reason
 
-    def _answer(self, body: dict[str, Any], kind: type[Kind]) -> Kind:
+    async def _answer(self, body: dict[str, Any], read: Callable[[Any], Answer]) -> Answer:
+        """What is read of the answer to a request, which is made unless its answer is kept."""
         whole = {name: value for name, value in {**body, **self.options.body}.items() if value is not None}
         if self.options.template_options:
             whole[TEMPLATE_FIELD] = dict(self.options.template_options)
         path = KINDS[self.options.kind]
         named = json.dumps({"address": f"{self._client.address}/{path}", "body": whole}, sort_keys=True)
         key = hashlib.sha256(named.encode()).hexdigest()
-        with self._lock:
-            turn = self._turns.setdefault(key, threading.Lock())
-        with turn:  # the same request twice at once is made once
-            cached = self._cache.find(key, kind)
-            if cached is not None:
-                counted = cached.prompt_tokens is not None and cached.generated is not None
-                tokens = (cached.prompt_tokens or 0) + (cached.generated or 0)
-                self._count(reused=1, **({"reused_tokens": tokens} if counted else {"uncounted": 1}))
-                return cached
-            answer = self._client.request(path, whole, kind)
-            self._cache.keep(key, answer)
-        if answer.prompt_tokens is None or answer.generated is None:
-            self._count(requests=1, uncounted=1)
-        else:
-            self._count(requests=1, prompt_tokens=answer.prompt_tokens, generated_tokens=answer.generated)
-        return answer
+        async with self._turns[key]:  # the same request twice at once is made once
+            with suppress(OSError, *UNREADABLE):  # damaged, or none
+                found = read(from_json(self._kept[key] if key in self._kept else self._file(key).read_bytes()))
+                self._count(found, reused=True)
+                return found
+            content = await self._client.request(path, whole)
+            try:
+                found = read(from_json(content))
+            except UNREADABLE as error:
+                raise RunError(f"server {self._client.address}: malformed answer ({error})") from None
+            self._keep(key, content)
+        self._count(found, reused=False)
+        return found
 
-    def _count(self, **added: int) -> None:
-        with self._lock:
-            self.usage = replace(self.usage, **{name: getattr(self.usage, name) + more for name, more in added.items()})
+    def _file(self, key: str) -> Path:
+        """Where an answer lies (FileNotFoundError: nowhere that counts)."""
+        if self.options.cache is None or not self.options.reuse:
+            raise FileNotFoundError
+        return Path(self.options.cache) / key[:2] / f"{key}.json"
+
+    def _keep(self, key: str, content: bytes) -> None:
+        """Keep an answer, whole or not at all (RunError: the disk is full)."""
+        if self.options.cache is None or not self.options.reuse:
+            self._kept[key] = content
+        if self.options.cache is None:
+            return
+        path = Path(self.options.cache) / key[:2] / f"{key}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+        except OSError as error:
+            raise RunError(f"cannot write to {str(self.options.cache)!r}: {error.strerror or error}") from None
+
+    def _count(self, answer: Generated | Scored, *, reused: bool) -> None:
+        """Add an answer to the work of the server, or to what was kept."""
+        read, written = answer.prompt_tokens, answer.tokens
+        added = {"reused" if reused else "requests": 1}
+        if read is None or written is None:
+            added["uncounted"] = 1
+        elif reused:
+            added["reused_tokens"] = read + written
+        else:
+            added |= {"prompt_tokens": read, "generated_tokens": written}
+        self.usage = replace(self.usage, **{name: getattr(self.usage, name) + more for name, more in added.items()})
 
 
 def vocabulary_sha256(tokenizer: Any) -> str:

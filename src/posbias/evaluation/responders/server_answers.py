@@ -1,38 +1,20 @@
-"""Answers read out of a server's JSON: generated texts or log-probabilities of a repeated prompt; and their cache.
+"""Answers read out of a server's JSON: generated texts, scores of a repeated prompt, or an error in the server's words.
 
-The models below are all that is believed of an answer: types, ranges and lengths are checked, what is not named is left
-out, and no text keeps the key. What the cache holds is read by the same models: so nothing is requested and paid twice,
-and a killed run continues where it stopped. One JSON file per answer, named by the hash of the request's body (the
-model's name is part of it) and the address, written atomically. It holds the answer and its token counts: no address,
-no key.
+What is not named here is passed over; counts and alternatives that are odd cost no answer. What a text must be and is
+not raises ValueError, with its place.
 """
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    AliasPath,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic_core import from_json
 
-from posbias.errors import RunError
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, AnswerScore
-from posbias.evaluation.responders.refusals import SaidError, said_in
-from posbias.files import write_atomically
 from posbias.tasks.language.calls import call_text
 
-SAID = "said_error"
-"""Type of the validation error of an answer that is an error in the server's words."""
 TEXT_PARTS, THOUGHT_PARTS = ("text", "output_text"), ("thinking", "reasoning")
 """Types of the parts in which some servers give a message's content."""
 FILTERED_FINISHES = ("content_filter", "content-filter", "safety", "prohibited_content", "refusal")
@@ -43,304 +25,176 @@ CALLED_FINISHES = ("tool_calls", "function_call")
 """Reasons for the end of an answer that ended by itself, with calls of tools."""
 CUT_OFF_FINISHES = ("length", "max_tokens", "max_output_tokens", "model_length")
 """Reasons for the end of an answer at the most tokens; small letters."""
-LARGEST_ERROR = 2**16
-"""Bytes of an answer without choices that is looked through for a server's words."""
-FULFILLED = 200
-"""The status of an answer."""
-MOST_LISTED = 1000
-"""Far more tokens than are requested at one place."""
-MOST_TOKENS, LARGEST_LOGPROB = 2**53, 1e9
-"""Far more than any answer has, and than any token's log-probability is below 0."""
-ANSWER_FORMAT: Literal[3] = 3
-"""Goes up when what a file of the cache holds changes its meaning."""
+OF_THE_PROMPT = (400, 403, 413, 422, 451)
+"""Statuses that refuse what was sent; who sent it, or where, is refused by others."""
+BAD_GATEWAY, BAD_REQUEST = 502, 400
+"""Status that an answer gets which is none, or which a filter has ended."""
+QUOTA, FILTER = "insufficient_quota", "content_filter"
+"""Codes of an error: nothing more is paid for, this prompt is refused."""
+TOO_LONG = ("context length", "context_length", "context size", "context_size", "context window")
+"""How OpenAI, vLLM, SGLang, llama.cpp and LiteLLM name what a prompt does not fit into."""
+MOST_TOKENS, LARGEST_LOGPROB, ROUNDING = 2**53, 1e9, 1e-2
+"""Far more than any answer has, than any log-probability is below 0, and how far rounding may lift one above it."""
 
-Hide = Callable[[str], str]
-"""Takes the key out of a text."""
-
-
-class FailedError(Exception):
-    """No answer, or none that can be used; it may pass. The reason may repeat the server's words, a key included."""
-
-    def __init__(self, reason: str, retry_after: float | None = None) -> None:
-        super().__init__(reason)
-        self.retry_after = retry_after
-        """Seconds that the server asks to wait."""
+Meaning = Literal["passes", "too_long", "refused", "final"]
+"""It may pass; this prompt does not fit; this prompt is refused; nothing that is requested will be answered."""
 
 
-class LateError(FailedError):
-    """No answer in time."""
+class RefusedError(Exception):
+    """A request that the server refuses for good."""
 
-
-class MalformedError(FailedError):
-    """An answer that is not what the interface promises."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"malformed answer ({reason})")
-
-
-def _few(listed: object) -> object:
-    """Refuses before the entries are looked at, for each could be an error of its own."""
-    if isinstance(listed, dict) and len(listed) > MOST_LISTED:
-        raise ValueError(f"{len(listed)} tokens listed at one place; allowed: {MOST_LISTED}")
-    return listed
-
-
-def _no_error(value: Any) -> None:
-    """Refuses an error, with its words, and with the status that it names, if any."""
-    if value:
-        raise PydanticCustomError(SAID, "{words}", {"words": said_in(value) or "no message", "status": _status(value)})
-
-
-def _status(error: object) -> int:
-    """The status that an error names, else that of the answer that holds it."""
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) and 400 <= code < 600 else FULFILLED
-
-
-def _finished(reason: object) -> object:
-    """Why an answer ended; what a filter or a failure ended, whether or not there is some text, is none."""
-    lowered = reason.lower() if isinstance(reason, str) else ""
-    if lowered == "error" or lowered.startswith(FILTERED_FINISHES):
-        by = "an error" if lowered == "error" else f"a content filter ({lowered[:60]})"
-        raise PydanticCustomError(SAID, "{words}", {"words": f"the answer was ended by {by}", "status": FULFILLED})
-    if lowered in CUT_OFF_FINISHES:
-        return CUT_OFF
-    return UNKNOWN if reason is None else STOPPED if lowered in CALLED_FINISHES else reason
-
-
-def _calls(calls: object) -> object:
-    """Calls of tools in the format of OpenAI's API as text, or as the cache holds them."""
-    if not isinstance(calls, list):
-        return calls
-    texts = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ValueError("a call needs 'function' with 'name'")
-        texts.append(call_text(function["name"], function.get("arguments")))
-    return "\n".join(texts) or None
-
-
-def _whole(content: object) -> object:
-    """The text of a message that comes in parts; parts that are marked as thinking are no part of the answer."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in TEXT_PARTS and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind not in THOUGHT_PARTS:
-            raise ValueError(f"a part of type {str(kind)[:40]!r}; allowed: {', '.join(TEXT_PARTS + THOUGHT_PARTS)}")
-    return "".join(texts)
-
-
-def _thoughts(content: object) -> list[str] | None:
-    """The thoughts in a message that comes in parts, or as the cache holds them; None of a message in one piece."""
-    if not isinstance(content, list):
-        return None
-    thoughts = []
-    for part in content:
-        if isinstance(part, dict):
-            content_of_part = part.get("thinking", part.get("text"))
-            part = _as_text(content_of_part) if part.get("type") in THOUGHT_PARTS else None
-        if isinstance(part, str):
-            thoughts.append(part)
-    return thoughts
-
-
-def _as_text(thoughts: object) -> str | None:
-    """Thoughts as a text, whatever a server makes of them."""
-    if not thoughts:
-        return None
-    if isinstance(thoughts, str):
-        return thoughts
-    texts = [part.get("text") for part in thoughts if isinstance(part, dict)] if isinstance(thoughts, list) else []
-    joined = "".join(text for text in texts if isinstance(text, str))
-    return joined or json.dumps(thoughts, ensure_ascii=False)
-
-
-def _count(value: object) -> int | None:
-    """A number of tokens, if that is what a server gives; some are negative or fractions."""
-    whole = int(value) if isinstance(value, float) and value.is_integer() else value
-    return whole if type(whole) is int and 0 <= whole <= MOST_TOKENS else None
-
-
-def _finite(value: object) -> object:
-    """A log-probability; None if it is infinite, the least number that there is, or none at all."""
-    odd = isinstance(value, int | float) and not -LARGEST_LOGPROB <= value < math.inf
-    return None if odd else value
-
-
-def _hidden(text: str, hide: Hide | None) -> str:
-    return text if hide is None else hide(text)
-
-
-def _not_split(tokens: list[str], hide: Hide | None) -> list[str]:
-    """Refuses tokens over which the key is spread."""
-    joined = "".join(tokens)
-    if _hidden(joined, hide) != joined:
-        raise ValueError("the repeated prompt holds the key")
-    return tokens
-
-
-# pydantic's context is what takes the key out; its type cannot be checked while tests run, so it is not annotated.
-Text = Annotated[str, AfterValidator(lambda text, info: _hidden(text, info.context))]
-Tokens = Annotated[
-    list[Text], Field(fail_fast=True), AfterValidator(lambda tokens, info: _not_split(tokens, info.context))
-]
-TextOrNone = Annotated[Text, BeforeValidator(lambda value: "" if value is None else value)]
-"""Servers say null for an empty message."""
-Finish = Annotated[Text, BeforeValidator(_finished)]
-Thought = Annotated[Text | None, BeforeValidator(_as_text)]
-NoError = Annotated[None, BeforeValidator(lambda value: _no_error(value))]
-"""Some servers put an error where the answer would be, with the status of an answer."""
-Count = Annotated[int | None, BeforeValidator(_count)]
-"""Tokens; None if a server gives something else than their number."""
-LogProbability = Annotated[Annotated[float, Field(le=1e-2)] | None, BeforeValidator(_finite)]
-"""Natural; rounding may lift it above 0 (it is taken for 0 then), nothing else does. None: of what is impossible."""
-Listed = Annotated[dict[Text, LogProbability], BeforeValidator(_few)]
-"""The most probable tokens at one place."""
-
-FIRST = ("choices", 0)
-PROMPT_TOKENS = AliasPath("usage", "prompt_tokens")
-GENERATED_TOKENS = AliasPath("usage", "completion_tokens")
-
-
-class ServerAnswer(BaseModel):
-    """An answer as it is kept. Fields have aliases for where a server puts them, and names for the cache."""
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
-
-    error: NoError = Field(None, exclude=True)
-    error_of_choice: NoError = Field(None, validation_alias=AliasPath(*FIRST, "error"), exclude=True)
-    prompt_tokens: Count = Field(None, validation_alias=PROMPT_TOKENS)
+    def __init__(self, status: int, message: str, meaning: Meaning) -> None:
+        super().__init__(message)
+        self.status = status
+        self.meaning = meaning
 
     @property
-    def generated(self) -> int | None:
-        """Generated tokens, as the server counts them."""
-        count: int | None = getattr(self, "tokens_generated" if isinstance(self, Echo) else "tokens")
-        return count
+    def alone(self) -> bool:
+        """True if only this prompt is concerned, as far as one refusal can tell."""
+        return self.meaning in ("too_long", "refused")
 
 
-class Generated(ServerAnswer):
-    """A prompt's continuation."""
-
-    text: Text = Field(validation_alias=AliasPath(*FIRST, "text"))
-    finish: Finish = Field(UNKNOWN, validation_alias=AliasPath(*FIRST, "finish_reason"))
-    tokens: Count = Field(None, validation_alias=GENERATED_TOKENS)
-
-    @property
-    def whole(self) -> str:
-        """The text with what the server tells apart as calls of tools."""
-        calls = getattr(self, "calls", None)
-        return "\n".join(part for part in (self.text, calls) if part) if calls else self.text
+def meaning_of(status: int, words: str) -> Meaning:
+    """Meaning of a refusal for the run, by its status and its code; a refusal of every prompt shows by its share."""
+    of_the_length = any(name in words.lower() for name in TOO_LONG)
+    if status == 413 or (of_the_length and (status in OF_THE_PROMPT or status >= 500)):
+        return "too_long"
+    if QUOTA in words:
+        return "final"
+    if status in OF_THE_PROMPT or FILTER in words:
+        return "refused"
+    return "passes" if status in (408, 409, 429) or status >= 500 else "final"
 
 
-class Message(Generated):
-    """An answer in a conversation; its thoughts, where the server tells them from it, under either name."""
-
-    reasoning_content: Thought = Field(None, validation_alias=AliasPath(*FIRST, "message", "reasoning_content"))
-    reasoning: Thought = Field(None, validation_alias=AliasPath(*FIRST, "message", "reasoning"))
-    calls: Annotated[Text | None, BeforeValidator(_calls)] = Field(
-        None, validation_alias=AliasPath(*FIRST, "message", "tool_calls")
-    )
-    """Calls of tools, as text (`call_text`)."""
-    thought_parts: Annotated[list[Text] | None, BeforeValidator(_thoughts)] = Field(
-        None, validation_alias=AliasPath(*FIRST, "message", "content")
-    )
-    text: Annotated[TextOrNone, BeforeValidator(_whole)] = Field(
-        validation_alias=AliasPath(*FIRST, "message", "content")
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_content(cls, answer: Any) -> Any:
-        """Some servers leave an empty content out, such as of an answer that never came out of its thoughts."""
-        try:
-            first, *further = answer["choices"]
-            if first["finish_reason"] and "content" not in first["message"]:
-                whole = {**first, "message": {**first["message"], "content": None}}
-                return {**answer, "choices": [whole, *further]}
-        except (KeyError, TypeError, ValueError):
-            pass  # the fields say what is wrong
-        return answer
-
-    @property
-    def thoughts(self) -> str | None:
-        """Thoughts that the server told apart from the answer; None if it told none apart."""
-        named = self.reasoning_content or self.reasoning
-        return "".join([named or "", *(self.thought_parts or [])]) or None
+def words_of(error: Any) -> str:
+    """All texts and numbers of an error, each once, its message first."""
+    return "; ".join(dict.fromkeys(text.strip() for text in _leaves(error) if text.strip()))
 
 
-class Echo(ServerAnswer):
-    """Tokens of a repeated prompt with their log-probabilities; `tokens` is None if the server gives none."""
-
-    finish: Finish = Field(UNKNOWN, validation_alias=AliasPath(*FIRST, "finish_reason"), exclude=True)
-    text: TextOrNone = Field(validation_alias=AliasPath(*FIRST, "text"))
-    tokens_generated: Count = Field(None, validation_alias=GENERATED_TOKENS)
-    tokens: Tokens | None = Field(None, validation_alias=AliasPath(*FIRST, "logprobs", "tokens"))
-    logprobs: Annotated[list[LogProbability], Field(fail_fast=True)] | None = Field(
-        None, validation_alias=AliasPath(*FIRST, "logprobs", "token_logprobs")
-    )
-    listed: Annotated[list[Listed | None], Field(fail_fast=True)] | None = Field(
-        None, validation_alias=AliasPath(*FIRST, "logprobs", "top_logprobs")
-    )
-
-    @model_validator(mode="after")
-    def _same_length(self) -> "Echo":
-        parts = (self.logprobs or [], self.listed or self.tokens or [])
-        if self.tokens and any(len(part) != len(self.tokens) for part in parts):
-            raise ValueError("lists of log-probabilities have different lengths")
-        return self
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = [value[name] for name in sorted(value, key=lambda name: name not in ("message", "msg", "detail"))]
+    if isinstance(value, list):
+        for entry in value:
+            yield from _leaves(entry)
+    elif isinstance(value, str | int) and not isinstance(value, bool):
+        yield str(value)
 
 
-Kind = TypeVar("Kind", bound=ServerAnswer)
+def said_in(status: int, content: bytes, way: str | None) -> tuple[int, str]:
+    """The status that an answer should have had, and what the server says instead of one: nothing where it is one.
 
-
-def read_answer(body: bytes, kind: type[Kind], hide: Hide) -> Kind:
-    """An answer from a server's JSON.
-
-    Raises:
-        MalformedError: it is no JSON, or not of this kind; the message says where, not what stands there.
-        SaidError: it is an error in the server's own words.
+    `way` is the address that it sends requests on to, if any.
     """
     try:
-        return kind.model_validate_json(body, context=hide)
-    except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False)
-        for context in (fault["ctx"] for fault in errors if fault["type"] == SAID):
-            raise SaidError(context["status"], context["words"]) from None
-        if "choices" not in (document := _small_object(body)) and (words := said_in(document)):
-            raise SaidError(_status(document), words) from None
-        first = errors[0]
-        where = ".".join(map(str, first["loc"]))
-        if first["type"] == "json_invalid":
-            raise MalformedError(f"no JSON from {first['msg'].rpartition(' at ')[2]}") from None
-        raise MalformedError(f"{where or 'it'}: {first['msg'].removeprefix('Value error, ')}") from None
+        document = from_json(content)
+    except ValueError as error:
+        document = content.decode(errors="replace")
+        fault: tuple[int, str] | None = (BAD_GATEWAY, f"malformed answer (no JSON: {error})")
+    else:
+        fault = fault_of(document)
+    if 200 <= status < 300:
+        return (status, "") if fault is None else (fault[0], f"HTTP {status} with an error: {fault[1]}")
+    error = document.get("error") or document if isinstance(document, dict) else document
+    words = words_of(error) if way is None else f"it sends requests on to {way}"
+    return status, f"HTTP {status}: {words}" if words else f"HTTP {status}"
 
 
-def _small_object(body: bytes) -> dict[str, Any]:
-    """A JSON object of the size of an error; empty if there is none."""
-    try:
-        document = json.loads(body) if len(body) <= LARGEST_ERROR else None
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
+def fault_of(document: Any) -> tuple[int, str] | None:
+    """Status and words of what is an error, or no answer at all; None of an answer."""
+    whole = document if isinstance(document, dict) else {}
+    choices = whole.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+    error = whole.get("error") or (first or {}).get("error")
+    if not error and "choices" not in whole and {"message", "detail"} & set(whole):
+        error = whole
+    if error:
+        code = error.get("code") if isinstance(error, dict) else None
+        named = isinstance(code, int) and 400 <= code < 600
+        return code if named else BAD_GATEWAY, words_of(error) or "no message"
+    if first is None:
+        return BAD_GATEWAY, "malformed answer (choices: no list that begins with an object)"
+    finish = str(first.get("finish_reason")).lower()
+    if finish.startswith(FILTERED_FINISHES):
+        return BAD_REQUEST, f"the answer was ended by a content filter ({finish[:60]})"
+    return (BAD_GATEWAY, "the answer was ended by an error") if finish == "error" else None
 
 
-def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
-    """The score of the answer at the end of a repeated prompt, before what was generated after it.
+@dataclass(frozen=True)
+class Generated:
+    """A prompt's continuation, or an answer in a conversation."""
+
+    text: str
+    """The text; calls of tools stand in it, as text."""
+    finish: str
+    prompt_tokens: int | None
+    tokens: int | None
+    """Generated tokens, as the server counts them."""
+    thoughts: str | None = None
+    """Thoughts that the server told apart from the answer; None if it told none apart."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a repeated prompt says of the answer at its end."""
+
+    score: AnswerScore | None
+    repeated: bool
+    """False if the server repeats no log-probabilities."""
+    prompt_tokens: int | None
+    tokens: int | None
+
+
+def read_text(document: Any) -> Generated:
+    """The continuation of a text."""
+    choice = document["choices"][0]
+    if not isinstance(choice.get("text"), str):
+        raise ValueError("choices.0.text: no text")
+    return Generated(choice["text"], _finish(choice), *_usage(document))
+
+
+def read_message(document: Any) -> Generated:
+    """The answer in a conversation."""
+    choice = document["choices"][0]
+    message = choice.get("message")
+    # Some servers leave an empty content out, such as of an answer that never came out of its thoughts.
+    if not isinstance(message, dict) or not ("content" in message or choice.get("finish_reason")):
+        raise ValueError("choices.0.message.content: Field required")
+    text, parts = _content(message.get("content"))
+    named = _as_text(message.get("reasoning_content")) or _as_text(message.get("reasoning")) or ""
+    calls = _calls(message.get("tool_calls"))
+    whole = "\n".join(part for part in (text, calls) if part) if calls else text
+    return Generated(whole, _finish(choice), *_usage(document), thoughts=named + parts or None)
+
+
+def read_score(document: Any, answer: str, n_listed: int) -> Scored:
+    """The score of the answer at the end of a repeated prompt, before what was generated after it."""
+    counts = _usage(document)
+    logprobs = document["choices"][0].get("logprobs")
+    tokens = logprobs.get("tokens") if isinstance(logprobs, dict) else None
+    if not tokens:
+        return Scored(None, False, *counts)
+    values, listed = logprobs.get("token_logprobs") or [], logprobs.get("top_logprobs") or [None] * len(tokens)
+    if not all(isinstance(part, list) and len(part) == len(tokens) for part in (tokens, values, listed)):
+        raise ValueError("lists of log-probabilities have different lengths")
+    if not all(isinstance(token, str) for token in tokens):
+        raise ValueError("choices.0.logprobs.tokens: no texts")
+    place = _place(tokens, answer, 1 if counts[1] is None else counts[1])
+    found = [_logprob(value) for value in values[place]] if place else [None]
+    if place is None or None in found:
+        return Scored(None, True, *counts)
+    given = [value for value in found if value is not None]
+    ranks = tuple(_rank(value, others, n_listed) for value, others in zip(given, listed[place], strict=True))
+    return Scored(AnswerScore(tuple(min(0.0, value) for value in given), ranks), True, *counts)
+
+
+def _place(tokens: list[str], answer: str, n_generated: int) -> slice | None:
+    """Where the answer's tokens are; None if it does not begin with a token of its own, so far as the pieces tell.
 
     A character of several tokens may be repeated whole at the last of them, behind empty pieces (vLLM); these are the
     answer's.
-
-    Returns:
-        None if the answer does not begin with a token of its own, so far as the pieces tell, or a log-probability is
-        missing.
     """
-    tokens, logprobs = echo.tokens or [], echo.logprobs or []
-    end = max(0, len(tokens) - (1 if echo.tokens_generated is None else echo.tokens_generated))
+    end = max(0, len(tokens) - n_generated)
     start = end
     while start > 0 and sum(len(token) for token in tokens[start:end]) < len(answer):
         start -= 1
@@ -352,69 +206,83 @@ def score_of(echo: Echo, answer: str, n_listed: int) -> AnswerScore | None:
             return None
         while start > 0 and not tokens[start - 1]:
             start -= 1
-    if start == 0:
-        return None
-    values = [value for value in logprobs[start:end] if value is not None]
-    if len(values) < end - start:
-        return None
-    listed = echo.listed[start:end] if echo.listed else [None] * len(values)
-    ranks = tuple(_rank(value, alternatives, n_listed) for value, alternatives in zip(values, listed, strict=True))
-    return AnswerScore(tuple(min(0.0, value) for value in values), ranks)
+    return slice(start, end) if start else None
 
 
-def _rank(value: float, alternatives: dict[str, float | None] | None, n_listed: int) -> int | None:
+def _rank(value: float, others: Any, n_listed: int) -> int | None:
     """1 + the listed tokens that are more probable; None if all of those requested are."""
-    if alternatives is None:
+    if others is None:
         return None
-    better = sum(alternative is not None and alternative > value for alternative in alternatives.values())
+    better = sum(other is not None and other > value for other in map(_logprob, others.values()))
     return None if better >= n_listed else 1 + better
 
 
-class _Kept(BaseModel, Generic[Kind]):
-    """Content of a file of the cache."""
+def _logprob(value: Any) -> float | None:
+    """A log-probability; None if it is infinite, the least number that there is, or none at all."""
+    if value is None or (isinstance(value, float) and not -LARGEST_LOGPROB <= value < math.inf):
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value > ROUNDING:
+        raise ValueError(f"choices.0.logprobs: {str(value)[:40]!r} is no log-probability")
+    return float(value)
 
-    format: Literal[3]
-    key: str
-    answer: Kind
+
+def _usage(document: Any) -> tuple[int | None, int | None]:
+    """Tokens of the prompt and of the answer; None where a server gives something else than their number."""
+    usage = document.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
 
 
-class AnswerCache:
-    """Answers by key; without a directory they are kept in memory, for as long as the responder lives.
+def _count(value: Any) -> int | None:
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return whole if type(whole) is int and 0 <= whole <= MOST_TOKENS else None
 
-    Answers that lie there already count if `reuse` is set; otherwise only those that this cache has kept.
-    """
 
-    def __init__(self, directory: Path | None, *, reuse: bool, hide: Hide) -> None:
-        self._directory = None if directory is None else Path(directory)
-        self._hide = hide
-        self._memory: dict[str, ServerAnswer] | None = {} if directory is None or not reuse else None
+def _finish(choice: Mapping[str, Any]) -> str:
+    """Why an answer ended."""
+    reason = choice.get("finish_reason")
+    if reason is None:
+        return UNKNOWN
+    if not isinstance(reason, str):
+        raise ValueError("choices.0.finish_reason: no text")
+    lowered = reason.lower()
+    return CUT_OFF if lowered in CUT_OFF_FINISHES else STOPPED if lowered in CALLED_FINISHES else reason
 
-    def find(self, key: str, kind: type[Kind]) -> Kind | None:
-        """The answer under a key; None if there is none, or a damaged one."""
-        if self._memory is not None or self._directory is None:
-            remembered = (self._memory or {}).get(key)
-            return remembered if isinstance(remembered, kind) else None
-        try:
-            stored = self._path(self._directory, key).read_bytes()
-            entry = _Kept[kind].model_validate_json(stored, by_alias=False, by_name=True, context=self._hide)  # type: ignore[valid-type]
-        except (OSError, ValidationError):
-            return None
-        return entry.answer if entry.key == key else None
 
-    def keep(self, key: str, answer: ServerAnswer) -> None:
-        """Store an answer, whole or not at all (RunError: the disk is full)."""
-        if self._memory is not None:
-            self._memory[key] = answer
-        if self._directory is None:
-            return
-        document = _Kept(format=ANSWER_FORMAT, key=key, answer=answer).model_dump(serialize_as_any=True)
-        path = self._path(self._directory, key)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(document, sort_keys=True).encode())
-        except OSError as error:
-            raise RunError(f"cannot write to {str(self._directory)!r}: {error.strerror or error}") from None
+def _content(content: Any) -> tuple[str, str]:
+    """The text of a message, and the thoughts among its parts if it comes in parts."""
+    if content is None or isinstance(content, str):
+        return content or "", ""
+    if not isinstance(content, list):
+        raise ValueError("choices.0.message.content: no text")
+    texts, thoughts = [], []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in TEXT_PARTS and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind in THOUGHT_PARTS:
+            thoughts.append(_as_text(part.get("thinking", part.get("text"))) or "")
+        else:
+            allowed = ", ".join(TEXT_PARTS + THOUGHT_PARTS)
+            raise ValueError(f"choices.0.message.content: a part of type {str(kind)[:40]!r}; allowed: {allowed}")
+    return "".join(texts), "".join(thoughts)
 
-    @staticmethod
-    def _path(directory: Path, key: str) -> Path:
-        return directory / key[:2] / f"{key}.json"
+
+def _as_text(thoughts: Any) -> str | None:
+    """Thoughts as a text, whatever a server makes of them."""
+    if not thoughts or isinstance(thoughts, str):
+        return thoughts or None
+    texts = [part.get("text") for part in thoughts if isinstance(part, dict)] if isinstance(thoughts, list) else []
+    joined = "".join(text for text in texts if isinstance(text, str))
+    return joined or json.dumps(thoughts, ensure_ascii=False)
+
+
+def _calls(calls: Any) -> str | None:
+    """Calls of tools in the format of OpenAI's API, as text."""
+    texts = []
+    for call in calls or []:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("choices.0.message.tool_calls: a call needs 'function' with 'name'")
+        texts.append(call_text(function["name"], function.get("arguments")))
+    return "\n".join(texts) or None
