@@ -18,7 +18,7 @@ import torch
 
 import posbias as pb
 from posbias.runs.engines import Local
-from posbias.runs.engines.engine import Outcome, Workload
+from posbias.runs.engines.engine import Arrays, Workload
 
 PASSES = ("forward", "backward")
 EVERY = 3
@@ -34,17 +34,17 @@ class Interleaved(Local):
     waited: list[float] = field(default_factory=list)
     """Processor seconds of each unit, of each floor's passes, and seconds of the clock for the floor."""
 
-    def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[Outcome]:
+    def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[tuple[int, Arrays]]:
         """As the local engine."""
         for unit in units:
             begun = time.process_time()
-            (outcome,) = super().run(workload, [unit], prepared=prepared)
+            (finished,) = super().run(workload, [unit], prepared=prepared)
             self.units.append(time.process_time() - begun)
             if unit % EVERY == 0:
                 begun = time.perf_counter()
                 self.floors.append(floor(prepared, workload, unit))
                 self.waited.append(time.perf_counter() - begun)
-            yield outcome
+            yield finished
 
 
 def floor(model: Any, workload: Any, unit: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ import posbias as pb
 from engine_workloads import Squares
 from planted import trial_record
 from posbias import MitigateOptions, UsageError
-from posbias.runs.engines import Local, Ray, ray_cluster
+from posbias.runs.engines import Local, Ray
 from posbias.runs.parts import PartStore
 from posbias.runs.records import read_record
 
@@ -68,17 +68,17 @@ def test_two_nodes_give_the_bits_of_this_process_and_survive_the_loss_of_one(clu
     np.testing.assert_array_equal(here.mixing, there.mixing)
 
     work = Squares(tmp_path, seconds=0.5)
-    outcomes = []
-    for outcome in Ray(threads=1, address=cluster.address).run(work, list(range(12))):
-        outcomes.append(outcome)
-        if len(outcomes) == 3:
+    found = []
+    for _, arrays in Ray(threads=1, address=cluster.address).run(work, list(range(12))):
+        found.append(arrays)
+        if len(found) == 3:
             cluster.remove_node(cluster.second, allow_graceful=False)
-    assert sorted(int(outcome.arrays["square"][0]) for outcome in outcomes) == [unit**2 for unit in range(12)]
+    assert sorted(int(arrays["square"][0]) for arrays in found) == [unit**2 for unit in range(12)]
     attempts = [work.attempts(unit) for unit in range(12)]
     assert max(attempts) == 2
     assert sum(attempts) == 13  # the unit that the dead node was at, and no other, is done again
-    assert len({int(outcome.arrays["process"][0]) for outcome in outcomes}) == 2
-    assert os.getpid() not in {int(outcome.arrays["process"][0]) for outcome in outcomes}
+    assert len({int(arrays["process"][0]) for arrays in found}) == 2
+    assert os.getpid() not in {int(arrays["process"][0]) for arrays in found}
 
 
 def test_a_measurement_that_loses_a_node_has_the_bits_of_this_process(cluster, tiny_llama, monkeypatch):
@@ -89,8 +89,8 @@ def test_a_measurement_that_loses_a_node_has_the_bits_of_this_process(cluster, t
         return pb.measure(model, prompts, options=pb.MeasureOptions(engine=engine))
 
     here = measured(Local(threads=1))
-    kept, lost = [], []
-    keep, lose = PartStore.keep, ray_cluster._Actors._lose
+    kept = []
+    keep = PartStore.keep
 
     def then_kill(store, name, arrays):
         kept.append(name)
@@ -99,14 +99,8 @@ def test_a_measurement_that_loses_a_node_has_the_bits_of_this_process(cluster, t
             time.sleep(3)  # Ray tells of it before the other node is through
         return keep(store, name, arrays)
 
-    def told(actors, actor, unit, error):
-        lost.append(unit)
-        return lose(actors, actor, unit, error)
-
     monkeypatch.setattr(PartStore, "keep", then_kill)
-    monkeypatch.setattr(ray_cluster._Actors, "_lose", told)
     there = measured(Ray(threads=1, address=cluster.address))
-    assert lost
     assert len(kept) == len(set(kept)) == 12
     assert here.per_prompt.keys() == there.per_prompt.keys()
     for kind, norms in here.per_prompt.items():

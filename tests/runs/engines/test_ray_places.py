@@ -1,6 +1,7 @@
 """The Ray engine beside a pretended cluster: its workers, and what each reserves; test_ray.py has a real one."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,20 +12,13 @@ from posbias import UsageError
 from posbias.runs.engines import Local, Ray
 
 
-class Reference:
-    """The answer of an actor, or its error."""
-
-    def __init__(self, call, arguments):
-        self.call, self.arguments = call, arguments
-
-
 class PretendedRay:
-    """As much of Ray as the engine calls; actors live in this process and work when they are waited for."""
+    """As much of Ray as the engine calls; tasks are done in this process when they are waited for."""
 
     exceptions = SimpleNamespace(RayError=ConnectionError)
 
     def __init__(self, *nodes):
-        self.offers, self.alive, self.most, self.reserved = nodes, set(), 0, {}
+        self.offers, self.most, self.reserved = nodes, 0, {}
 
     def is_initialized(self):
         return True
@@ -35,30 +29,19 @@ class PretendedRay:
     def put(self, packed):
         return packed
 
-    def remote(self, served):
+    def remote(self, function):
         def options(**wanted):
             self.reserved = wanted
-            return SimpleNamespace(remote=lambda *arguments: self._actor(served(*arguments)))
+            return SimpleNamespace(remote=lambda *arguments: partial(function, *arguments))
 
         return SimpleNamespace(options=options)
 
-    def _actor(self, content):
-        actor = SimpleNamespace()
-        for name in ("prepare", "compute"):
-            call = getattr(content, name)
-            setattr(actor, name, SimpleNamespace(remote=lambda *arguments, call=call: Reference(call, arguments)))
-        self.alive.add(id(actor))
-        self.most = max(self.most, len(self.alive))
-        return actor
+    def wait(self, calls, *, num_returns, timeout):
+        self.most = max(self.most, len(calls))
+        return calls[-num_returns:], calls[:-num_returns]
 
-    def wait(self, references, *, num_returns, timeout):
-        return references[-num_returns:], references[:-num_returns]
-
-    def get(self, reference):
-        return reference.call(*reference.arguments)
-
-    def kill(self, actor):
-        self.alive.discard(id(actor))
+    def get(self, call):
+        return call()
 
 
 @pytest.fixture
@@ -85,13 +68,12 @@ def test_every_worker_reserves_its_gpus_and_the_numbers_are_those_of_this_proces
     cluster, tmp_path, nodes, engine, workers
 ):
     pretended, units = cluster(*nodes), list(range(9))
-    found = {outcome.unit: outcome.arrays["square"] for outcome in engine.run(Squares(tmp_path), units)}
+    found = dict(engine.run(Squares(tmp_path), units))
     assert (pretended.most, pretended.reserved["num_gpus"], pretended.reserved["num_cpus"]) == (workers, engine.gpus, 1)
-    assert not pretended.alive
-    here = {outcome.unit: outcome.arrays["square"] for outcome in Local().run(Squares(tmp_path), units)}
+    here = dict(Local().run(Squares(tmp_path), units))
     assert found.keys() == here.keys()
-    for unit, square in here.items():
-        np.testing.assert_array_equal(found[unit], square)
+    for unit, arrays in here.items():
+        np.testing.assert_array_equal(found[unit]["square"], arrays["square"])
 
 
 def test_a_cluster_without_so_many_gpus_is_one_line(cluster, tmp_path):

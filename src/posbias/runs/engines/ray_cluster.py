@@ -1,6 +1,6 @@
-"""Units done on a Ray cluster: actors that each prepare once, spread over the nodes; an optional extra.
+"""Units done on a Ray cluster: tasks spread over the nodes, whose processes each prepare once; an optional extra.
 
-A node or worker that dies costs the units it was at; they are tried again on what is left of the cluster. The nodes
+A node or worker that dies costs the units it was at; Ray tries them again on what is left of the cluster. The nodes
 must be able to load what the workload names (a hub id, or a path that all of them share) and to import posbias.
 """
 
@@ -8,6 +8,7 @@ import os
 import pickle
 import socket
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,26 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from posbias.checks import check_whole
+from posbias.checks import check_size, check_whole
 from posbias.errors import RunError, UsageError
-from posbias.runs.engines.engine import (
-    ENGINES,
-    OF_THE_HUB,
-    Engine,
-    Outcome,
-    Queue,
-    Starts,
-    Workload,
-    keys_of_environment,
-    library_environment,
-    pinned,
-)
-from posbias.runs.engines.local import answer, prepare_packed, unpack
+from posbias.limits import REPEATS
+from posbias.runs.engines.engine import ENGINES, Arrays, Engine, Workload, compute_packed, library_environment
 
 REACH_SECONDS = 10.0
 """How long a cluster's address may take to answer."""
 PLACE_SECONDS = 300.0
-"""How long to wait for the cluster to place and prepare a worker while no other works."""
+"""How often the cluster is asked whether it still has room, while nothing gets finished."""
 
 
 @ENGINES.register("ray")
@@ -48,20 +38,45 @@ class Ray(Engine):
     """"host:port", "ray://host:port" or "auto"; None: $RAY_ADDRESS, else a cluster on this machine."""
     gpus: float = 0
     """Graphics processors that each worker reserves, >= 0."""
+    retries: int = 2
+    """How often a unit is tried again after its worker died, >= 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.workers is not None:
             check_whole("ray: workers", self.workers, least=1)
+        check_size("ray: retries", self.retries, REPEATS, least=0)
         if not self.gpus >= 0:
             raise UsageError(f"ray: gpus must be a number >= 0, got {self.gpus!r}")
 
-    def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[Outcome]:
+    def run(self, workload: Workload, units: Sequence[int], *, prepared: Any = None) -> Iterator[tuple[int, Arrays]]:
         """See `Engine.run`."""
         if not units:
             return
         with _connected(self.address) as ray:
-            yield from _Actors(ray, workload, Queue(units, self.retries), self).run()
+            places, cpus = _places(ray, self)
+            compute = ray.remote(_computed).options(
+                num_cpus=cpus,
+                num_gpus=self.gpus,
+                max_retries=self.retries,
+                scheduling_strategy="SPREAD",
+                runtime_env={"env_vars": library_environment()},
+            )
+            packed, waiting = ray.put(pickle.dumps(workload)), deque(units)
+            calls: dict[Any, int] = {}
+            try:
+                while waiting or calls:
+                    while waiting and len(calls) < places:
+                        unit = waiting.popleft()
+                        calls[compute.remote(packed, self.pinned_threads, unit)] = unit
+                    ready, _ = ray.wait(list(calls), num_returns=1, timeout=PLACE_SECONDS)
+                    if not ready:
+                        _places(ray, self)  # refuses what is left of the cluster if it has no room any more
+                        continue
+                    yield calls.pop(ready[0]), _received(ray, ready[0])
+            finally:
+                for call in calls:
+                    ray.cancel(call, force=True)
 
     @property
     def processes_here(self) -> int:
@@ -75,94 +90,27 @@ class Ray(Engine):
         return {**super().describe(), "workers": self.workers}
 
 
-class _Served:
-    """The content of an actor."""
-
-    def __init__(self, packed: bytes, threads: int) -> None:
-        self._packed, self._threads = packed, threads
-
-    def prepare(self) -> tuple[str, Any]:
-        self._workload, self._prepared, reply = prepare_packed(self._packed)
-        return reply
-
-    def compute(self, unit: int) -> tuple[str, Any]:
-        with pinned(self._threads):
-            return answer(self._workload, self._prepared, unit)
+def _computed(packed: bytes, threads: int, unit: int) -> dict[str, np.ndarray] | Exception:
+    """As `compute_packed`; errors are handed over, since Ray would raise its own in their place."""
+    try:
+        return compute_packed(packed, threads, unit)
+    except Exception as error:
+        return error
 
 
-class _Actors:
-    def __init__(self, ray: Any, workload: Workload, queue: Queue, engine: Ray) -> None:
-        self._ray = ray
-        self._queue = queue
-        places, cpus = _places(ray, engine)
-        self._starts = Starts(places)
-        self._remote = ray.remote(_Served).options(
-            num_cpus=cpus,
-            num_gpus=engine.gpus,
-            max_restarts=0,
-            scheduling_strategy="SPREAD",
-            # Variables can be set there, not taken away.
-            runtime_env={"env_vars": library_environment() | dict.fromkeys(keys_of_environment(*OF_THE_HUB), "")},
-        )
-        self._threads = engine.pinned_threads
-        self._packed = ray.put(pickle.dumps(workload))
-        self._calls: dict[Any, tuple[Any, int | None]] = {}
-        """By the answer that is waited for: the actor, and its unit (None while it prepares)."""
-
-    def run(self) -> Iterator[Outcome]:
-        """All outcomes; every actor is gone afterwards, however this ends."""
-        try:
-            while self._queue or self._busy():
-                while len(self._calls) < min(self._starts.wanted(len(self._calls)), len(self._queue) + self._busy()):
-                    actor = self._remote.remote(self._packed, self._threads)
-                    self._calls[actor.prepare.remote()] = (actor, None)
-                patience = None if self._busy() else PLACE_SECONDS
-                ready, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=patience)
-                if not ready:
-                    raise RunError(f"ray placed no worker within {PLACE_SECONDS:.0f} s; is there room on the cluster?")
-                outcome = self._hear(ready[0])
-                if outcome is not None:
-                    yield outcome
-        finally:
-            for actor, _ in self._calls.values():
-                self._ray.kill(actor)
-
-    def _busy(self) -> int:
-        return sum(unit is not None for _, unit in self._calls.values())
-
-    def _hear(self, reference: Any) -> Outcome | None:
-        """One answer of an actor, or its death; the actor gets its next unit, or goes."""
-        actor, unit = self._calls.pop(reference)
-        try:
-            reply = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            return self._lose(actor, unit, error)
-        try:
-            content = unpack(reply)
-        except BaseException:
-            self._ray.kill(actor)
-            raise
-        if unit is None:
-            self._starts.succeeded()
-        if self._queue:
-            following = self._queue.popleft()
-            self._calls[actor.compute.remote(following)] = (actor, following)
-        else:
-            self._ray.kill(actor)
-        if unit is None:
-            return None
-        # Copies: what Ray hands over lies in a store that goes with the cluster.
-        return Outcome(unit, {name: np.array(array) for name, array in content.items()})
-
-    def _lose(self, actor: Any, unit: int | None, error: Exception) -> Outcome | None:
-        """An actor or its node has died: over a unit, which is tried again, or while preparing."""
-        self._ray.kill(actor)
-        reason = type(error).__name__
-        if unit is not None:
-            self._starts.make_room(len(self._calls))
-            return self._queue.lose(unit, reason)
-        self._starts.failed(reason, remaining=len(self._calls))
-        return None
+def _received(ray: Any, call: Any) -> Arrays:
+    """The result of a finished task."""
+    try:
+        content = ray.get(call)
+    except ray.exceptions.RayError as error:
+        raise RunError(
+            f"a worker of the cluster died over a unit each time it was tried ({type(error).__name__}); what is "
+            "finished is kept if the run has a directory, and --resume goes on from there"
+        ) from None
+    if isinstance(content, Exception):
+        raise content
+    # Copies: what Ray hands over lies in a store that goes with the cluster.
+    return {name: np.array(array) for name, array in content.items()}
 
 
 def _places(ray: Any, engine: Ray) -> tuple[int, float]:
