@@ -434,6 +434,7 @@ SUBJECTS = {"distractors": (("demo", "float32"),), "methods": (("demo", "float32
 def run(directory: Path, questions: Sequence[str]) -> None:
     """All cells, the first seed's of all questions before the next seed's."""
     import tasks  # noqa: F401  which registers the families
+
     torch.set_num_threads(1)
     descent.STEPS_BETWEEN_CHECKS, descent.PATIENCE = (
         STEPS_BETWEEN_LOOKS,

@@ -52,5 +52,7 @@ def test_only_the_moved_demonstration_is_informative(registered):
 
 @pytest.mark.parametrize("name", [*FAMILIES, "example_order", "token_copy"])
 def test_without_the_study_a_family_is_refused_with_what_to_do_instead(name):
-    with pytest.raises(UsageError, match=rf"^task {name} left posbias after 0\.1\.0: studies/adapters/tasks\.py .* items$"):
+    with pytest.raises(
+        UsageError, match=rf"^task {name} left posbias after 0\.1\.0: studies/adapters/tasks\.py .* items$"
+    ):
         LANGUAGE_TASKS.parse(name)

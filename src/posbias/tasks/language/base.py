@@ -24,8 +24,10 @@ from posbias.tasks.language.rules import RULES, Rule
 
 OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
 LEFT = dict.fromkeys(
-    ("code_variables", "counts", "dates", "dialogue", "example_order", "instructions", "json_fields", "roles", "table")
-    + ("token_copy",),
+    [
+        *("code_variables", "counts", "dates", "dialogue", "instructions", "json_fields", "roles", "table"),
+        *("example_order", "token_copy"),
+    ],
     OF_A_STUDY,
 )
 """Tasks that posbias had, and what to do instead."""
