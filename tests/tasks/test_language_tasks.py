@@ -32,8 +32,6 @@ SPELLINGS = (
     "documents(documents=4, entry='<doc id={number}>{title}: {text}</doc>')",
     "needle(tokens=1200, depths=5)",
     "needle(tokens=1600, depths=5, needles=2, distractors=3)",
-    "needle(tokens=1600, depths=5, needles=3, several='cities')",
-    "needle(tokens=1600, depths=5, distractors=3, alike='value')",
     "needle(tokens=1200, depths=5, literal=False, distractors=2)",
 )
 
@@ -390,11 +388,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("documents(entry='[{number}] {title}')", "entry must hold {text} once"),
         ("documents(entry='{title} {number} {text}')", "entry must hold {text} once"),
         ("needle(tokens=10)", "tokens must be a whole number >= 64, got 10"),
-        ("needle(distractors=13, alike='name')", "distractors must be 0 ... 12, got 13"),
-        ("needle(distractors=31, needles=10, several='cities')", "distractors must be 0 ... 30, got 31"),
-        ("needle(alike='town')", "alike must be one of city, fact, name, value"),
-        ("needle(several='all')", "several must be one of values, cities"),
-        ("needle(literal=False, alike='name')", "literal=False takes one needle and at most 19 distractors, of other"),
+        ("needle(alike='name')", "task needle: got an unexpected keyword argument 'alike'; parameters of needle"),
         ("needle(distractors=40)", "distractors must be 0 ... 39, got 40"),
         ("needle(depths=1)", "depths must be a whole number >= 2"),
         (
@@ -439,32 +433,16 @@ def test_too_many_depths_for_the_text_are_refused(tokenizer: Any) -> None:
         asked(Needle(tokens=64), tokenizer, count=1)
 
 
-@pytest.mark.parametrize("alike", ["city", "name", "fact", "value"])
-def test_distractors_look_like_the_needle_and_do_not_answer_the_question(alike: str, tokenizer: Any) -> None:
-    stated = re.compile(r"The (\w+) of ([\w ]+) is (\d{7})\.")
-    for example in asked(Needle(tokens=1600, depths=2, distractors=6, alike=alike), tokenizer, count=3):
+def test_distractors_are_of_other_cities(tokenizer: Any) -> None:
+    stated = re.compile(r"The number of ([\w ]+) is (\d{7})\.")
+    for example in asked(Needle(tokens=1600, depths=2, distractors=6), tokenizer, count=3):
         needle = stated.fullmatch(item_of(example, tokenizer))
         assert needle
-        told = [match for match in stated.findall(example.text) if match != needle.groups()]
-        assert len(told) == len(set(told)) == 6
-        fact, city, value = needle.groups()
-        assert f"the {fact} of {city}?" in example.text
-        assert example.answers == (value,)
-        for other_fact, other_city, other_value in told:
-            assert (other_fact, other_city) != (fact, city)
-            assert other_value != value
-            assert (other_city == city) == (alike == "fact")
-            assert other_city.endswith(f" {city}") == (alike == "name")
-            assert (sum(map(str.__ne__, other_value, value)) == 1) == (alike == "value")
-
-
-def test_all_of_several_needles_are_asked_for(tokenizer: Any) -> None:
-    for example in asked(Needle(tokens=1600, depths=3, needles=3, several="cities", distractors=2), tokenizer, count=2):
-        stated = dict(re.findall(r"The number of (\w+) is (\d{7})\.", example.text))
-        named = re.findall(r"[A-Z]\w+", example.text.rpartition("the numbers of ")[2].partition("?")[0])
-        assert len(stated) == 5
-        assert {stated[city] for city in named} == {*example.answers, *example.companions}
-        assert len(named) == 3
+        told = dict(stated.findall(example.text))
+        assert len(told) == 7
+        assert len({*told.values()}) == 7
+        assert f"What is the number of {needle[1]}?" in example.text
+        assert example.answers == (needle[2],)
 
 
 def test_a_needle_that_is_not_literal_shares_no_word_with_its_question(tokenizer: Any) -> None:
