@@ -9,7 +9,7 @@ PLACES = (0, 1, 2, 3, 4)
 GOLD = "influence/measured/logprob/gold"
 
 
-def saved(*, model="demo", seed=0, count=8, task="example_order(shots=5)", level=1.0):
+def saved(*, model="demo", seed=0, count=8, task="key_value(pairs=5)", level=1.0):
     """An evaluation as `audit_behaviour` leaves one: influence falls with the position, accuracy with the influence."""
     generator = np.random.default_rng([seed, count, len(model)])
     falling = np.linspace(0.5, 0.1, len(PLACES))

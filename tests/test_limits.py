@@ -69,13 +69,11 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "local: retries": lambda n: Local(retries=n),
     "rope: head_dim": lambda n: Rope(head_dim=n),
     "sinusoidal: width": lambda n: Sinusoidal(width=n),
-    "token_copy: length": lambda n: LANGUAGE_TASKS.parse(f"token_copy(length={n})"),
     "needle: tokens": lambda n: LANGUAGE_TASKS.parse(f"needle(tokens={n})"),
     "needle: distractors": lambda n: LANGUAGE_TASKS.parse(f"needle(distractors={n})"),
     "key_value: pairs": lambda n: LANGUAGE_TASKS.parse(f"key_value(pairs={n})"),
     "documents: documents": lambda n: LANGUAGE_TASKS.parse(f"documents(documents={n})"),
     "table: entries": lambda n: LANGUAGE_TASKS.parse(f"table(entries={n})"),
-    "example_order: shots": lambda n: LANGUAGE_TASKS.parse(f"example_order(shots={n})"),
     "starts": lambda n: design("flat", options=DesignOptions(depth=2, n_positions=16, starts=n)),
 }
 

@@ -54,7 +54,7 @@ class Registry(Generic[Variant]):
 
     def __getitem__(self, name: str) -> Any:
         """The class or function registered under `name`; an unknown one is refused with a list of the known ones."""
-        if isinstance(name, str) and name in self._left:
+        if isinstance(name, str) and name in self._left and name not in self._variants:
             raise UsageError(f"{self.sort} {name} left posbias after 0.1.0: {self._left[name]}")
         if not isinstance(name, str) or name not in self._variants:
             raise UsageError(f"unknown {self.sort} {name!r}; known: {', '.join(sorted(self._variants))}")

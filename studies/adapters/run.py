@@ -52,7 +52,7 @@ NEW = ("table", "json_fields", "code_variables", "counts", "dialogue", "dates", 
 FAMILIES = {
     **{name: f"{name}(entries=6)" for name in NEW},
     "example_order": "example_order(shots=6, classes=3)",
-    "token_copy": "token_copy(length=6, cue='numbered')",
+    "token_copy": "token_copy(length=6)",
     "documents": "documents(documents=2)",
     "key_value": "key_value(pairs=2)",
     "needle": "needle(tokens=160, depths=3)",
@@ -433,6 +433,8 @@ SUBJECTS = {"distractors": (("demo", "float32"),), "methods": (("demo", "float32
 
 def run(directory: Path, questions: Sequence[str]) -> None:
     """All cells, the first seed's of all questions before the next seed's."""
+    import tasks  # noqa: F401  which registers the families
+
     torch.set_num_threads(1)
     descent.STEPS_BETWEEN_CHECKS, descent.PATIENCE = (
         STEPS_BETWEEN_LOOKS,

@@ -20,7 +20,7 @@ from posbias.report.evaluate import statements_of, tables_of
 from posbias.report.page import html_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
-TASK = "example_order(shots=5)"
+TASK = "key_value(pairs=5)"
 PLACES = (0, 2, 4)
 
 

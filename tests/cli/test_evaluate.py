@@ -18,7 +18,7 @@ from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.methods.recipe import write_recipe
 from posbias.runs.records import read_record
 
-FLAGS = ["--task", "example_order(shots=4)", "--count", 7, "--max-tokens", 2]
+FLAGS = ["--task", "key_value(pairs=4)", "--count", 7, "--max-tokens", 2]
 COMPARED = [16 if each == 7 else each for each in FLAGS]
 """With as many samples as a difference of log-probabilities needs; tokens of random models are cut off."""
 
@@ -37,7 +37,7 @@ def finished(long_llama, tmp_path_factory):
 
 def test_evaluate_saves_what_the_library_finds(finished, long_llama):
     record = read_record(finished)
-    found = pb.evaluate(long_llama, "example_order(shots=4)", options=pb.EvaluateOptions(count=7, max_tokens=2))
+    found = pb.evaluate(long_llama, "key_value(pairs=4)", options=pb.EvaluateOptions(count=7, max_tokens=2))
     for name, table in found.tables.items():
         np.testing.assert_allclose(record.arrays[f"scores/{name}"], table, rtol=1e-4)
     assert record.resolved["command"].startswith("posbias evaluate ")
@@ -50,14 +50,14 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
     posbias, long_llama, tmp_path
 ):
     out = tmp_path / "run"
-    flags = ["--task", "example_order()", "--lengths", "300,600", "--positions", "spread(2)", "--count", 6]
+    flags = ["--task", "key_value()", "--lengths", "300,600", "--positions", "spread(2)", "--count", 6]
     flags += ["--max-tokens", 2, "--no-score", "--out", out]
     failed = posbias("evaluate", long_llama, *flags, "--require", "effective_length>=300")
     assert failed.returncode == 1
     assert failed.stderr.splitlines()[-1] == (
         "posbias: Required effective_length>=300 is not met: at least 0 tokens are established, 0 tokens estimated."
     )
-    assert "example_order: accuracy by length and depth" in failed.stdout
+    assert "key_value: accuracy by length and depth" in failed.stdout
     result = pb.load_record(out)
     assert result.lengths == (300, 600)
     assert result.effective_length.at_least == 0
@@ -74,7 +74,7 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
 def test_a_gate_is_decided_with_as_few_samples_as_it_takes(posbias, long_llama, tmp_path):
     flags = [
         "--task",
-        "example_order(shots=4)",
+        "key_value(pairs=4)",
         "--count",
         48,
         "--no-generate",  # answers of a random model are cut off, which decides nothing
@@ -135,7 +135,7 @@ def test_a_model_under_a_recipe_is_another_subject_on_the_same_samples(posbias, 
     assert below.responder["method"] == "temperature(scale=0.9)"
     alone = pb.evaluate(
         answering_under(MITIGATIONS.parse("temperature(scale=0.9)"), pb.LocalResponder(model)),
-        "example_order(shots=4)",
+        "key_value(pairs=4)",
         options=pb.EvaluateOptions(count=16, max_tokens=2),
     )
     np.testing.assert_allclose(below.tables["logprob"], alone.tables["logprob"], rtol=1e-4)
@@ -301,7 +301,7 @@ def test_thoughts_that_a_template_opens_are_said_and_turned_off(posbias, long_ll
     closed = "{% if enable_thinking is defined and enable_thinking is false %}</think>{% endif %}"
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}\n<think>" + closed
     tokenizer.save_pretrained(model)
-    asked = ["evaluate", model, "--task", "example_order(shots=4, chat=True)", "--count", 2, "--max-tokens", 2]
+    asked = ["evaluate", model, "--task", "key_value(pairs=4, chat=True)", "--count", 2, "--max-tokens", 2]
     result = posbias(*asked, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
     said = ("8 of 8 answers never came out of the model's thoughts", "not scored: the prompts end where the model's")
@@ -364,7 +364,7 @@ def test_wrong_use_of_evaluate_is_one_line_and_leaves_nothing(posbias, long_llam
         (["--task", "key_value(pairs=1)"], "pairs must be a whole number >= 2"),
         (["--positions", "99"], "positions must be whole numbers"),
         (["--task", file, "--count", 2, "--positions", "all"], "pairs.jsonl, line 2: no gold"),
-        (["--task", "example_order(shots=4, chat=True)"], "no chat template"),
+        (["--task", "key_value(pairs=4, chat=True)"], "no chat template"),
         (["--server", "http://localhost:1/v1"], "not both"),
         (["--no-generate", "--no-score"], "nothing to do"),
         (["--answer-pattern", "Answer: .*"], "answer_pattern 'Answer: .*' has 0 groups in brackets; allowed: 1"),
@@ -435,7 +435,7 @@ def test_a_page_is_not_drawn_over_another_runs(posbias, tmp_path):
 @pytest.mark.slow
 def test_audit_ties_influence_to_behaviour(posbias, long_llama, tmp_path):
     audit = ["audit", long_llama, "--length", 16, "--count", 2, "--initialisations", 0, "--kinds", "probability"]
-    behaviour = ["--behaviour", "example_order(shots=4)", "--behaviour-count", 2, "--behaviour-max-tokens", 2]
+    behaviour = ["--behaviour", "key_value(pairs=4)", "--behaviour-count", 2, "--behaviour-max-tokens", 2]
     result = posbias(*audit, *behaviour, "--out", tmp_path / "run", "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)

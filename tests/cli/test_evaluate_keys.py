@@ -25,7 +25,7 @@ def test_a_run_against_an_echoing_server_keeps_no_key(posbias: Any, monkeypatch:
     def refuse(index: int, path: str, body: dict[str, Any]) -> Reply:
         return echo(index, path, body) if index < 2 else (403, {"X-Echo": KEY}, {"error": SPELLED})
 
-    flags = ["--task", "example_order(shots=4)", "--count", 5, "--max-tokens", 2, "--json"]
+    flags = ["--task", "key_value(pairs=4)", "--count", 5, "--max-tokens", 2, "--json"]
     asked = ["--served-model", "m", "--server-options", "key_variable='TEST_KEY', retries=0, concurrency=2"]
     for index, behaviour in enumerate((echo, refuse)):
         run = tmp_path / str(index)

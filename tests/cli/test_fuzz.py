@@ -63,7 +63,7 @@ LITERALS = (
 RUNS = {
     "predicted": "predict --depth 2 --length 8",
     "measured": "measure {model} --length 8 --count 6 --kinds probability",
-    "evaluated": "evaluate {model} --task example_order(shots=4) --count 7 --max-tokens 1",
+    "evaluated": "evaluate {model} --task key_value(pairs=4) --count 7 --max-tokens 1",
     "trained": "train {study}",
     "verified": "verify wu2025/theorem-4.5",
     "attended": "attention {model} --length 8 --count 2",
@@ -83,7 +83,7 @@ COMMANDS = (
     "decompose {model} --prompts {records} --length 8 --count 1 --interventions no_rope --kinds probability",
     UNASKED + " --task key_value(pairs=3,file='{pairs}') --count 2 --positions spread(2)",
     UNASKED + " --task documents(documents=2,file='{documents}') --count 2 --positions 0,1",
-    "evaluate {model} --task example_order(shots=4) --count 1 --max-tokens 1 --positions 0",
+    "evaluate {model} --task key_value(pairs=4) --count 1 --max-tokens 1 --positions 0",
     UNASKED + " --tokenizer {model} --task needle(tokens=256,depths=2,corpus='{text}') --count 1",
     "audit {model} --prompts {text} --length 8 --count 1 --initialisations 0 --kinds probability --out {new}",
     "verify --mask {mask_npy}",

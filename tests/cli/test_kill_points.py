@@ -32,7 +32,7 @@ train: {steps: 8, batch: 8, window: 4, examples: 5}
 grid: {task.target: [0, 5]}
 """
 BEHAVIOUR = "audit-with-behaviour"
-ASKED = "example_order(shots=4,classes=3)"
+ASKED = "key_value(pairs=4)"
 
 
 @dataclass(frozen=True)

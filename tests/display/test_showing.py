@@ -53,7 +53,7 @@ def results(model, measurement, long_llama, tmp_path_factory):
     prediction = pb.predict(pb.Architecture(depth=2, mixing=0.1), LENGTH)
     scores = np.random.default_rng(0).random((8, 5))
     options = pb.EvaluateOptions(count=2, max_tokens=2)
-    evaluated = pb.evaluate(long_llama, "example_order(shots=4)", options=options)
+    evaluated = pb.evaluate(long_llama, "key_value(pairs=4)", options=options)
     audit = pb.audit(model, n_positions=LENGTH, prompts=2, options=pb.AuditOptions(kinds=("logit",)))
     return {
         "profile": prediction.profile,

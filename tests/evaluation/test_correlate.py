@@ -19,7 +19,7 @@ def test_pooling_is_the_correlation_of_the_runs_tables_ranked_each_by_itself(tmp
     runs = [saved(), saved(model="other", level=7.0)]
     result = correlate(runs, options=CorrelateOptions(seed=3))
     (entry,) = result.pooled
-    names = tuple(f"example_order(shots=5) 0 {index}" for index in range(8))
+    names = tuple(f"key_value(pairs=5) 0 {index}" for index in range(8))
     pairs = [Pair(run.record.arrays[GOLD], run.tables["logprob"], PLACES, len(PLACES), names) for run in runs]
     expected = correlate_pairs(pairs, seed=3)
     for ours, theirs in zip(entry.correlations["logprob"].correlations, expected.correlations, strict=True):
@@ -106,7 +106,7 @@ def test_what_is_not_such_a_run_is_refused(tmp_path):
 def test_a_single_sample_beside_others_gives_no_interval_and_no_claim():
     result = correlate([saved(count=1), saved(model="other")])
     (entry,) = result.pooled
-    assert all("no interval, since demo: example_order(shots=5) has a single" in text for text in reasons(result))
+    assert all("no interval, since demo: key_value(pairs=5) has a single" in text for text in reasons(result))
     assert len(reasons(result)) == len(entry.correlations)
     assert not reasons(correlate([saved(), saved(model="other")]))
     for found in entry.correlations.values():
@@ -119,7 +119,7 @@ def test_the_page_shows_every_group_and_the_pooled_correlations(tmp_path):
     assert any("of 2 measurements" in text for text in statements(result))
     titles = [table.title for table in tables(result)]
     assert titles[0] == "What is correlated"
-    assert any(title.startswith("other: example_order(shots=5) alone") for title in titles)
+    assert any(title.startswith("other: key_value(pairs=5) alone") for title in titles)
     page = write_report([result], tmp_path, png=True).read_text()
     assert "both held fixed" in page
     assert "correlations" in page

@@ -69,7 +69,7 @@ def test_the_table_is_right_where_the_model_knows_and_wrong_elsewhere():
 def test_the_subject_is_a_responder_a_loaded_model_or_the_name_of_one(long_model, long_llama):
     options = EvaluateOptions(count=1, max_tokens=1)
     tables = [
-        evaluate(subject, "example_order(shots=4)", options=options).tables["logprob"]
+        evaluate(subject, "key_value(pairs=4)", options=options).tables["logprob"]
         for subject in (LocalResponder(long_model), long_model, long_llama, str(long_llama))
     ]
     assert not np.isnan(tables[0]).any()
@@ -283,8 +283,8 @@ def test_a_responder_without_scores_that_shall_not_generate_is_refused():
 def test_a_local_models_scores_are_its_own_log_probabilities(long_model):
     import torch
 
-    found = evaluate(long_model, "example_order(shots=4)", options=EvaluateOptions(count=3))
-    task = LANGUAGE_TASKS.parse("example_order(shots=4)")
+    found = evaluate(long_model, "key_value(pairs=4)", options=EvaluateOptions(count=3))
+    task = LANGUAGE_TASKS.parse("key_value(pairs=4)")
     example = list(task.examples(long_model.tokenizer, count=3))[6]
     prompt, answer = (
         long_model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (example.prompt, example.target)

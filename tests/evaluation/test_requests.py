@@ -21,7 +21,7 @@ def passages_of(request: Request) -> list[str]:
 
 
 @pytest.mark.parametrize("chat", [False, True])
-@pytest.mark.parametrize("task", ["key_value(pairs=4", "documents(documents=4", "example_order(shots=4"])
+@pytest.mark.parametrize("task", ["key_value(pairs=4", "documents(documents=4"])
 def test_moving_the_first_passage_back_gives_the_prompt_of_the_last_position(task: str, chat: bool) -> None:
     first, *_, last = requested(f"{task}, chat={chat})")
     moved = first.rearranged([1, 2, 3, 0])
@@ -37,7 +37,7 @@ def test_only_the_last_message_is_reworded() -> None:
 
 
 def test_an_order_that_the_answer_depends_on_is_kept() -> None:
-    (request, *_) = requested("token_copy(length=3)")
+    (request, *_) = requested("multiple_choice(options=3)")
     assert len(request.passages) == 3
     with pytest.raises(UsageError, match="depends on the order of these passages"):
         request.rearranged([0, 2, 1])

@@ -38,8 +38,6 @@ def answered(task: str, value: Any) -> tuple[Any, list[dict[str, Any]]]:
             lambda best: [best, *sorted({*"ABC"} - {best})],
             {"type": "array", "items": {"type": "string", "enum": ["A", "B", "C"]}},
         ),
-        ("table(entries=3)", int, {"type": "number"}),
-        ("dates(entries=3)", str, {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}),
     ],
 )
 def test_a_server_is_asked_for_the_schema_of_the_rule(task: str, value: Any, schema: dict[str, Any]) -> None:

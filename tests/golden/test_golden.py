@@ -38,9 +38,7 @@ KINDS = "jacobian,probability,logprob,logit,fisher,perturbation"
 TASKS = {
     "key_value": "key_value(pairs=6)",
     "documents": "documents(documents=4)",
-    "example_order": "example_order",
     "needle": "needle(tokens=300)",
-    "token_copy": "token_copy(length=10)",
 }
 ARCHITECTURE_THEORIES = {
     "rollout": ["--encoding", "alibi"],

@@ -26,7 +26,7 @@ from posbias.mitigation.fitting.calibration import (
 )
 from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
 from posbias.runs.parts import PartStore
-from posbias.tasks.language import LANGUAGE_TASKS, Documents, KeyValue, Table, locate
+from posbias.tasks.language import LANGUAGE_TASKS, Documents, Items, KeyValue, locate
 from tiny_families import VOCABULARY, shaken_model
 
 QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))
@@ -261,8 +261,21 @@ def passages_of(example):
     return [example.text[slice(*span)] for span in example.passages]
 
 
-def test_distractors_are_shuffled_around_the_answer_and_exchanged_for_those_of_other_samples():
-    first, *others = Table(entries=5).examples(None, count=4, positions=[3], seed=2)
+def tables(path, *, rows, count, position):
+    """Prompts of tables of goods, in which the price of one is asked for."""
+    goods = [f"{kind}{letter}" for kind in ("saw", "van", "hat", "cup", "pen") for letter in "abcd"]
+    lines = []
+    for sample in range(count):
+        named = goods[sample::count][:rows]
+        units = [f"| {name} | red | {100 + 7 * (sample + count * row)} |" for row, name in enumerate(named)]
+        question = f"What is the price of the {named[0]}?"
+        lines.append({"units": units, "moved": 0, "question": question, "answer": 100 + 7 * sample})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return list(Items(file=str(path), rule="number").examples(None, count=count, positions=[position]))
+
+
+def test_distractors_are_shuffled_around_the_answer_and_exchanged_for_those_of_other_samples(tmp_path):
+    first, *others = tables(tmp_path / "rows.jsonl", rows=5, count=4, position=3)
     own = passages_of(first)
     shuffled = [varied(first, np.random.default_rng(seed), distractors="shuffled") for seed in range(20)]
     assert all(sorted(passages_of(one)) == sorted(own) and passages_of(one)[3] == own[3] for one in shuffled)
@@ -279,9 +292,9 @@ def test_distractors_are_shuffled_around_the_answer_and_exchanged_for_those_of_o
     assert passages_of(fewer)[fewer.gold_position] == own[3]
 
 
-def test_no_passage_is_exchanged_that_could_answer_the_question():
+def test_no_passage_is_exchanged_that_could_answer_the_question(tmp_path):
     """It may neither hold the answer nor what the question, of the prompt's own passages, finds in the right one."""
-    (asked,) = Table(entries=2).examples(None, count=1, positions=[0], seed=2)
+    (asked,) = tables(tmp_path / "rows.jsonl", rows=2, count=1, position=0)
     gold, beside = passages_of(asked)
     name, price = gold.split(" ")[1], asked.answers[0]
 
@@ -490,7 +503,7 @@ def test_samples_are_known_again_in_other_prompts_and_never_taken_for_others(tmp
     def seen(task, seed, count=20):
         return contents(list(LANGUAGE_TASKS.parse(task).examples(None, count=count, seed=seed)))
 
-    for task in ("key_value(pairs=3)", "documents(documents=3)", "example_order(shots=4)", "token_copy"):
+    for task in ("key_value(pairs=3)", "documents(documents=3)", "multiple_choice"):
         assert not seen(task, 0) & seen(task, 1), task
     every = list(LANGUAGE_TASKS.parse(f"pairwise(file={str(judged)!r})").examples(None, count=40))
     assert not contents(every[:40]) & contents(every[40:])

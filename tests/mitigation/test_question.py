@@ -206,7 +206,6 @@ def tokenizer(request, long_llama):
         ("key_value(pairs=4)", '}\n\nKey: "'),
         ("key_value(pairs=4, query='both')", '}\n\nKey: "'),
         ("documents(documents=3)", "\n\nQuestion:"),
-        ("example_order(shots=4)", "\n\nWord:"),
     ],
 )
 def test_the_place_is_behind_the_last_passage(tokenizer, task, question):
@@ -246,7 +245,6 @@ def test_the_text_with_which_the_questions_of_a_task_begin():
     assert found("key_value(pairs=4)") == "}\n\nKey:"
     assert found("key_value(pairs=4, query='both')") == "}\n\nKey:"
     assert found("documents(documents=3)") == "\n\nQuestion:"
-    assert found("example_order(shots=4)") == "\n\nWord:", "the last one, though demonstrations begin alike"
 
 
 def test_a_question_without_a_label_begins_with_whole_words_that_all_share():

@@ -17,12 +17,12 @@ OPTIONS = pb.EvaluateOptions(count=7, max_tokens=2)
 def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama: Any, tmp_path: Any) -> None:
     model = pb.load_model(long_llama)
     options = pb.EvaluateOptions(count=7, max_tokens=2, methods=["temperature(scale=0.9)"], directory=tmp_path)
-    result = pb.evaluate([model, pb.LocalResponder(model)], "example_order(shots=4)", options=options)
+    result = pb.evaluate([model, pb.LocalResponder(model)], "key_value(pairs=4)", options=options)
     assert len(result.compared) == len(result.evaluations) == 3
     plain, under, again = result.evaluations.values()
     assert under.responder["method"] == "temperature(scale=0.9)"
     assert (plain.tables["logprob"] == again.tables["logprob"]).all()
-    alone = pb.evaluate(model, "example_order(shots=4)", options=OPTIONS)
+    alone = pb.evaluate(model, "key_value(pairs=4)", options=OPTIONS)
     assert (plain.tables["logprob"] == alone.tables["logprob"]).all()
     own = {LOCK_FILE, ARRAYS_FILE, RECORD_FILE}
     assert {path.name for path in tmp_path.iterdir()} == {*result.evaluations} | own
@@ -60,9 +60,9 @@ def test_wrong_lists_are_refused_before_a_model_is_loaded(subject: Any, options:
 
 
 def test_a_finished_evaluation_is_found_and_not_asked_again(long_llama: Any, tmp_path: Any) -> None:
-    first = pb.evaluate(long_llama, "example_order(shots=4)", options=pb.EvaluateOptions(count=2, directory=tmp_path))
+    first = pb.evaluate(long_llama, "key_value(pairs=4)", options=pb.EvaluateOptions(count=2, directory=tmp_path))
     first.save(tmp_path, overwrite=True)
     options = pb.EvaluateOptions(count=2, directory=tmp_path, resume=True)
-    again = pb.evaluate(long_llama, "example_order(shots=4)", options=options)
+    again = pb.evaluate(long_llama, "key_value(pairs=4)", options=options)
     assert (first.found, again.found) == (False, True)
     assert again.record.run_id == first.record.run_id

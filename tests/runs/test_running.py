@@ -12,7 +12,7 @@ from posbias.runs.records import ARRAYS_FILE, finished_record, read_record
 from posbias.runs.running import run_directory
 from posbias.training import study_of
 
-ASKED = "example_order(shots=4)"
+ASKED = "key_value(pairs=4)"
 STUDY = {
     "task": "position_copy(target=0, context=6, vocabulary=5)",
     "model": {"depth": 1, "width": 8, "residual": "none"},

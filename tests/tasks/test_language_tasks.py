@@ -15,15 +15,13 @@ from posbias.tasks.language import (
     LANGUAGE_TASKS,
     Documents,
     Example,
-    ExampleOrder,
     KeyValue,
     LanguageTask,
     Needle,
-    TokenCopy,
     encode,
     locate,
 )
-from posbias.tasks.language.words import CATEGORIES, CITIES, COMMON, LABELS
+from posbias.tasks.language.words import CATEGORIES, CITIES
 
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>\n{{ m.content }}</>\n{% endfor %}<assistant>\n"
 SPELLINGS = (
@@ -34,22 +32,7 @@ SPELLINGS = (
     "documents(documents=4, entry='<doc id={number}>{title}: {text}</doc>')",
     "needle(tokens=1200, depths=5)",
     "needle(tokens=1600, depths=5, needles=2, distractors=3)",
-    "needle(tokens=1600, depths=5, needles=3, several='cities')",
-    "needle(tokens=1600, depths=5, distractors=3, alike='value')",
     "needle(tokens=1200, depths=5, literal=False, distractors=2)",
-    "example_order(shots=6, classes=3)",
-    "example_order(ask='same')",
-    "token_copy(length=6, cue='counted')",
-    "token_copy(length=6, cue='numbered')",
-    "token_copy(length=6, cue='repeated')",
-    "table(entries=3)",
-    "json_fields(entries=3)",
-    "code_variables(entries=3)",
-    "counts(entries=3)",
-    "dialogue(entries=3)",
-    "dates(entries=3)",
-    "roles(entries=3)",
-    "instructions(entries=3)",
 )
 
 
@@ -65,7 +48,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def asked(task: LanguageTask, tokenizer: Any, count: int = 2, **arguments: Any) -> list[Example]:
     # Words of more than one byte are never one token of the byte tokenizer.
-    return list(task.examples(None if isinstance(task, TokenCopy) else tokenizer, count=count, **arguments))
+    return list(task.examples(tokenizer, count=count, **arguments))
 
 
 def item_of(example: Example, tokenizer: Any) -> str:
@@ -84,13 +67,11 @@ def test_samples_are_paired_and_only_the_item_moves(spelling: str, tokenizer: An
         assert [example.gold_position for example in examples] == list(range(task.n_items))
         assert len({example.answers for example in examples}) == 1
         assert len({example.prompt for example in examples}) == task.n_items
-        if "repeated" not in spelling and "numbered" not in spelling:
-            told = {"".join(sorted(str(example.prompt))) for example in examples}
-            counted = "number " in str(examples[0].prompt) and isinstance(task, TokenCopy)
-            assert len(told) == 1 or counted, "the same characters at every position"
+        told = {"".join(sorted(str(example.prompt))) for example in examples}
+        assert len(told) == 1, "the same characters at every position"
 
 
-@pytest.mark.parametrize("spelling", [text for text in SPELLINGS if "token_copy" not in text])
+@pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("chat", [False, True])
 def test_gold_tokens_are_exactly_the_item(spelling: str, chat: bool, tokenizer: Any) -> None:
     closing = spelling.replace(")", ", chat=True)") if chat else spelling
@@ -130,7 +111,7 @@ def test_passages_are_the_items_without_their_numbers(spelling: str, chat: bool,
             assert example.gold_token <= begin < end == example.gold_end
     assert all(passages == known[0] for passages in known), "the same passages at every position"
     documents = "(born" if "entry" in spelling else "(Title"
-    begins = {"documents": documents, "key_value": '"', "example_order": "Word"}
+    begins = {"documents": documents, "key_value": '"'}
     assert begins.get(task.name, "") in min(known[0])
 
 
@@ -356,64 +337,12 @@ def test_needle_reads_a_corpus_of_ones_own(tokenizer: Any, tmp_path: Path) -> No
         asked(Needle(corpus=str(tmp_path / "none.txt")), tokenizer, count=1)
 
 
-def test_only_the_moved_demonstration_is_informative() -> None:
-    category = {word: name for name, words in CATEGORIES.items() for word in words}
-    for ask in ("category", "same"):
-        for example in ExampleOrder(shots=8, classes=4, ask=ask).examples(None, count=4):
-            *shown, last = str(example.prompt).split("\n\n")
-            pairs = [entry.removeprefix("Word: ").split("\nLabel: ") for entry in shown]
-            wanted = last.removeprefix("Word: ").removesuffix("\nLabel:")
-            told = [place for place, (word, _) in enumerate(pairs) if category[word] == category[wanted]]
-            assert told == [example.gold_position]
-            assert pairs[told[0]][1] == example.answers[0]
-            assert (pairs[told[0]][0] == wanted) is (ask == "same")
-            assert [label for _, label in pairs].count(example.answers[0]) == 1
-            assert len({word for word, _ in pairs}) == 8
-
-
-def test_copied_word_stands_where_it_is_asked_for() -> None:
-    for cue in ("counted", "numbered", "repeated"):
-        for example in TokenCopy(length=5, cue=cue).examples(None, count=2):
-            text, place = str(example.prompt), example.gold_position
-            assert place is not None
-            if cue == "repeated":
-                listed, again = (line.removeprefix("Words:").split() for line in text.split("\n"))
-                assert again == listed[:place]
-            elif cue == "counted":
-                listed = text.split("\n")[0].removeprefix("Words:").split()
-                assert f"number {place + 1} " in text
-            else:
-                listed = [line.split(". ")[1] for line in text.split("\n")[1:6]]
-                assert f"\n{place + 1}. {example.answers[0]}\n" in text
-            assert listed[place] == example.answers[0]
-
-
-def test_token_copy_uses_only_single_tokens(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    pieces = ["Ġriver", "Ġstone", "Ġpaper", "Ġ", *"abcdefghijklmnopqrstuvwxyzWĊ:0123456789"]
-    backend = Tokenizer(models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="Ġ"))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="Ġ")
-    known = {word for word in COMMON if len(tokenizer(f" {word}")["input_ids"]) == 1 and word != "river"}
-    assert {"stone", "paper"} <= known
-    examples = list(TokenCopy(length=3).examples(tokenizer, count=1))
-    for example in examples:
-        assert example.gold_token is not None
-        assert example.gold_end == example.gold_token + 1
-    save_byte_tokenizer(tmp_path)
-    with pytest.raises(UsageError, match="only 0 of 120 words are one token"):
-        list(TokenCopy(length=3).examples(AutoTokenizer.from_pretrained(tmp_path), count=1))
-
-
 def test_words_are_all_different() -> None:
     members = [word for words in CATEGORIES.values() for word in words]
-    for words in (members, COMMON, CITIES, LABELS):
+    for words in (members, CITIES):
         assert len(set(words)) == len(words)
-    for answers in (COMMON, CITIES, LABELS):  # one within another would count as it
-        assert not [(one, other) for one in answers for other in answers if one != other and one in other]
-    assert not set(LABELS) & set(members)
+    # One within another would count as it.
+    assert not [(one, other) for one in CITIES for other in CITIES if one != other and one in other]
 
 
 def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: Path) -> None:
@@ -459,20 +388,12 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("documents(entry='[{number}] {title}')", "entry must hold {text} once"),
         ("documents(entry='{title} {number} {text}')", "entry must hold {text} once"),
         ("needle(tokens=10)", "tokens must be a whole number >= 64, got 10"),
-        ("needle(distractors=13, alike='name')", "distractors must be 0 ... 12, got 13"),
-        ("needle(distractors=31, needles=10, several='cities')", "distractors must be 0 ... 30, got 31"),
-        ("needle(alike='town')", "alike must be one of city, fact, name, value"),
-        ("needle(several='all')", "several must be one of values, cities"),
-        ("needle(literal=False, alike='name')", "literal=False takes one needle and at most 19 distractors, of other"),
+        ("needle(alike='name')", "task needle: got an unexpected keyword argument 'alike'; parameters of needle"),
         ("needle(distractors=40)", "distractors must be 0 ... 39, got 40"),
         ("needle(depths=1)", "depths must be a whole number >= 2"),
-        ("example_order(shots=3, classes=4)", "classes must be 2 ... 3 for 3 shots, got 4"),
-        ("example_order(shots=99, classes=2)", "2 classes have words for 11 shots, got 99"),
-        ("token_copy(length=121)", "length must be 2 ... 120 words, got 121"),
-        ("token_copy(cue='sung')", "cue must be one of counted, numbered, repeated"),
         (
             "ruler()",
-            "unknown task 'ruler'; known: code_variables, counts, dates, dialogue, documents, example_order,",
+            "unknown task 'ruler'; known: documents, hard_distractor, items,",
         ),
     ],
 )
@@ -512,32 +433,16 @@ def test_too_many_depths_for_the_text_are_refused(tokenizer: Any) -> None:
         asked(Needle(tokens=64), tokenizer, count=1)
 
 
-@pytest.mark.parametrize("alike", ["city", "name", "fact", "value"])
-def test_distractors_look_like_the_needle_and_do_not_answer_the_question(alike: str, tokenizer: Any) -> None:
-    stated = re.compile(r"The (\w+) of ([\w ]+) is (\d{7})\.")
-    for example in asked(Needle(tokens=1600, depths=2, distractors=6, alike=alike), tokenizer, count=3):
+def test_distractors_are_of_other_cities(tokenizer: Any) -> None:
+    stated = re.compile(r"The number of ([\w ]+) is (\d{7})\.")
+    for example in asked(Needle(tokens=1600, depths=2, distractors=6), tokenizer, count=3):
         needle = stated.fullmatch(item_of(example, tokenizer))
         assert needle
-        told = [match for match in stated.findall(example.text) if match != needle.groups()]
-        assert len(told) == len(set(told)) == 6
-        fact, city, value = needle.groups()
-        assert f"the {fact} of {city}?" in example.text
-        assert example.answers == (value,)
-        for other_fact, other_city, other_value in told:
-            assert (other_fact, other_city) != (fact, city)
-            assert other_value != value
-            assert (other_city == city) == (alike == "fact")
-            assert other_city.endswith(f" {city}") == (alike == "name")
-            assert (sum(map(str.__ne__, other_value, value)) == 1) == (alike == "value")
-
-
-def test_all_of_several_needles_are_asked_for(tokenizer: Any) -> None:
-    for example in asked(Needle(tokens=1600, depths=3, needles=3, several="cities", distractors=2), tokenizer, count=2):
-        stated = dict(re.findall(r"The number of (\w+) is (\d{7})\.", example.text))
-        named = re.findall(r"[A-Z]\w+", example.text.rpartition("the numbers of ")[2].partition("?")[0])
-        assert len(stated) == 5
-        assert {stated[city] for city in named} == {*example.answers, *example.companions}
-        assert len(named) == 3
+        told = dict(stated.findall(example.text))
+        assert len(told) == 7
+        assert len({*told.values()}) == 7
+        assert f"What is the number of {needle[1]}?" in example.text
+        assert example.answers == (needle[2],)
 
 
 def test_a_needle_that_is_not_literal_shares_no_word_with_its_question(tokenizer: Any) -> None:

@@ -208,3 +208,37 @@ def test_a_long_text_is_read_in_no_time() -> None:
     ):
         for rule in ("number", "date", "json_value", "choice", "verdict", "first_ranked(responses=3)"):
             RULES.parse(rule).readable("x" + text + "x")
+
+
+@pytest.mark.parametrize(
+    ("rule", "answer", "right", "wrong"),
+    [
+        ("number", "412", ["412", " It is 412 euros, not 5", "412.0"], ["", "4120", "5 or 412", "5\n412"]),
+        ("number", "7", ["7 plums", "Seven.", "There are seven"], ["17", "eight, or 7", "often"]),
+        (
+            "json_value",
+            '"Oslo"',
+            ['"Oslo"', "Oslo", '"Oslo", "age": 3'],
+            ["New Oslo", '"oslo"', '{"city": "Oslo"}'],
+        ),
+        ("json_value", "957", ["957", "0x3bd", "957  # the letter"], ["957 apples", "print(957)", "'957'"]),
+        (
+            "date",
+            "March 3, 1921",
+            ["March 3, 1921", "on 3 March 1921.", "1921-03-03", "Mar 3, 1921", "March 3rd, 1921"],
+            ["March 13, 1921", "1921", "February 30, 1921", "May 1, 1900, then March 3, 1921"],
+        ),
+        ("whole_words", "Nils", ["It is Nils, the cook.", "nils"], ["Nilsson", "Olga. Nils is not", "Olga\nNils"]),
+        ("whole_words", "Olga", ["Olga said so"], ["the organ"]),
+        ("equals", "candle", ["candle", " Candle.", '"candle"'], ["I say candle", "candles", "paper candle"]),
+    ],
+)
+def test_rules_take_other_forms_of_an_answer_and_nothing_else(rule, answer, right, wrong):
+    judge = RULES.parse(rule)
+    assert [text for text in right if not judge.right(text, [answer])] == []
+    assert [text for text in wrong if judge.right(text, [answer])] == []
+
+
+def test_a_server_is_told_the_form_of_a_number_and_a_day():
+    assert RULES.parse("number").schema == {"type": "number"}
+    assert RULES.parse("date").schema == {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}

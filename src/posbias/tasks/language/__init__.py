@@ -15,34 +15,21 @@ from posbias.tasks.language.locating import Span, encode, locate, rendered
 from posbias.tasks.language.multiple_choice import MultipleChoice
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.pairwise import Pairwise
-from posbias.tasks.language.records import CodeVariables, Counts, JsonFields, Table
 from posbias.tasks.language.rules import RULES
-from posbias.tasks.language.statements import Dates, Dialogue, Instructions, Roles
-from posbias.tasks.language.word_lists import ExampleOrder, TokenCopy
 
 __all__ = [
     "LANGUAGE_TASKS",
     "RULES",
-    "CodeVariables",
-    "Counts",
-    "Dates",
-    "Dialogue",
     "Documents",
     "Example",
-    "ExampleOrder",
     "HardDistractor",
-    "Instructions",
     "Items",
-    "JsonFields",
     "KeyValue",
     "LanguageTask",
     "MultipleChoice",
     "Needle",
     "Pairwise",
-    "Roles",
     "Span",
-    "Table",
-    "TokenCopy",
     "encode",
     "file_sha256",
     "locate",

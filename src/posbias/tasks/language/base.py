@@ -22,7 +22,16 @@ from posbias.registry import Registry
 from posbias.tasks.language.locating import Message, Span, leaves_thoughts_out, locate, text_of
 from posbias.tasks.language.rules import RULES, Rule
 
-LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task")
+OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
+LEFT = dict.fromkeys(
+    [
+        *("code_variables", "counts", "dates", "dialogue", "instructions", "json_fields", "roles", "table"),
+        *("example_order", "token_copy"),
+    ],
+    OF_A_STUDY,
+)
+"""Tasks that posbias had, and what to do instead."""
+LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task", left=LEFT)
 
 BLANKS = " \t"
 MEASURED_SAMPLES = 4

@@ -51,31 +51,15 @@ class DocumentSet:
     """Oddities, keys of `NOTICES`."""
 
 
-@dataclass(frozen=True)
-class Schema:
-    """How a line spells its documents."""
-
-    name: str
-    """The field that lists them."""
-    flag: str
-    """Field of a document that is true for the gold one."""
-    strict: bool
-    """True if every document must have the flag; otherwise one without it is not gold."""
-    titled: bool
-    """True if every document must have a title, which may be empty."""
-    text: str
-    """Description of a line, for messages."""
-
-
-OWN = Schema(
-    *("documents", "is_gold"),
-    strict=True,
-    titled=False,
-    text="question, answers [text ...], documents [{text, title (may be left out), is_gold (true or false)} ...]",
-)
-PUBLISHED = Schema(
-    "ctxs", "isgold", strict=False, titled=True, text="question, answers [text ...], ctxs [{title, text, isgold} ...]"
-)
+OWN, PUBLISHED = "documents", "ctxs"
+"""Fields that list the documents, of which a line has one."""
+FLAGS = {OWN: "is_gold", PUBLISHED: "isgold"}
+"""Field of a document that is true for the gold one; published lines may leave it out of others."""
+LINES = {
+    OWN: "question, answers [text ...], documents [{text, title (may be left out), is_gold (true or false)} ...]",
+    PUBLISHED: "question, answers [text ...], ctxs [{title, text, isgold} ...]",
+}
+"""What a line holds, for messages."""
 
 
 def read_sets(path: str, *, count: int, documents: int, seed: int) -> list[DocumentSet]:
@@ -148,40 +132,39 @@ def _said(document: Document) -> str:
 
 def _set_of(record: dict[str, Any], where: str) -> DocumentSet:
     """A line with all its documents; messages end with the schema that it was read by."""
-    schema = _schema_of(record, where)
     try:
         question, answers = _question_of(record, where)
-        gold, distractors = _documents_of(record, schema, where)
+        gold, distractors = _documents_of(record, where)
     except UsageError as error:
-        raise UsageError(f"{error}; a line holds {schema.text}") from None
+        raise UsageError(f"{error}; a line holds {LINES[_schema_of(record, where)]}") from None
     return DocumentSet(question, answers, gold, distractors)
 
 
-def _schema_of(record: dict[str, Any], where: str) -> Schema:
-    there = [schema for schema in (OWN, PUBLISHED) if schema.name in record]
+def _schema_of(record: dict[str, Any], where: str) -> str:
+    there = [schema for schema in LINES if schema in record]
     if len(there) != 1:
         fields = "both 'documents' and 'ctxs'" if there else "neither 'documents' nor 'ctxs'"
-        raise UsageError(f"{where} has {fields}; a line holds either {OWN.text}, or as published {PUBLISHED.text}")
+        raise UsageError(f"{where} has {fields}; a line holds either {LINES[OWN]}, or as published {LINES[PUBLISHED]}")
     return there[0]
 
 
-def _documents_of(record: dict[str, Any], schema: Schema, where: str) -> tuple[Document, tuple[Document, ...]]:
+def _documents_of(record: dict[str, Any], where: str) -> tuple[Document, tuple[Document, ...]]:
     """The gold document of a line, and the others in their order."""
+    schema = _schema_of(record, where)
     gold: list[Document] = []
     distractors: list[Document] = []
-    for number, entry in enumerate(list_field(record, schema.name, where), start=1):
+    for number, entry in enumerate(list_field(record, schema, where), start=1):
         of_document = f"{where}, document {number}"
         if not isinstance(entry, dict):
-            raise UsageError(f"{of_document}: an entry of {schema.name!r} must be an object, got {entry!r:.80}")
-        flag = entry.get(schema.flag)
-        if schema.strict and not isinstance(flag, bool):
-            raise UsageError(f"{of_document}: field {schema.flag!r} must be true or false, got {flag!r:.80}")
-        titled = schema.titled or entry.get("title") is not None
+            raise UsageError(f"{of_document}: an entry of {schema!r} must be an object, got {entry!r:.80}")
+        flag = entry.get(FLAGS[schema])
+        if schema == OWN and not isinstance(flag, bool):
+            raise UsageError(f"{of_document}: field {FLAGS[schema]!r} must be true or false, got {flag!r:.80}")
+        titled = schema == PUBLISHED or entry.get("title") is not None
         title = text_field(entry, "title", of_document, empty=True) if titled else None
-        document = Document(title, text_field(entry, "text", of_document))
-        (gold if flag is True else distractors).append(document)
+        (gold if flag is True else distractors).append(Document(title, text_field(entry, "text", of_document)))
     if len(gold) != 1:
-        raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold ({schema.flag} true); exactly 1 is needed")
+        raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold ({FLAGS[schema]} true); exactly 1 is needed")
     return gold[0], tuple(distractors)
 
 
@@ -189,7 +172,7 @@ def _gold_documents(path: str, *, beside: str) -> list[tuple[Document, str]]:
     """The different gold documents of a file that holds no others, each with its normalised title and text."""
     pool: dict[str, Document] = {}
     for where, record in published_lines(path):
-        gold, distractors = _documents_of(record, _schema_of(record, where), where)
+        gold, distractors = _documents_of(record, where)
         if distractors:
             raise UsageError(
                 f"{where} has {1 + len(distractors)} documents where {beside} has only the gold one; lines of a file "

@@ -21,7 +21,7 @@ from posbias.limits import EXAMPLES
 from posbias.tasks.language.base import group_field, list_field, published_lines, text_field
 from posbias.tasks.language.locating import Message
 from posbias.tasks.language.rules import Rule
-from posbias.tasks.language.transcripts import AMONG, moved_message, question_of, read_messages
+from posbias.tasks.language.transcripts import movable_blocks, movable_in_words, read_messages
 
 FIELDS = ("units", "messages", "tools", "moved", "question", "answer", "answers", "target", "group", "id")
 UNIT_FIELDS = ("text", "id", "moved")
@@ -41,6 +41,15 @@ class Arrangement:
     """Indices of the units that can change places."""
     moved: int
     """Index of the moved one."""
+    messages: tuple[Message, ...] = ()
+    """The conversation, if what is moved is not part of it."""
+    tools: tuple[str, ...] = ()
+    """Descriptions of tools that stay in place, as JSON."""
+
+    @property
+    def texts(self) -> bool:
+        """True if units are texts in a prompt."""
+        return isinstance(self.units[0], str) and not self.messages
 
     def others(self) -> list[Unit]:
         """Units that can change places, without the moved one."""
@@ -51,13 +60,13 @@ class Arrangement:
 
         Also its index among them. More slots than the record has follow its last.
         """
-        movable = [*others[:slot], self.units[self.moved], *others[slot:]]
-        last = self.slots[-1]
-        places = [*self.slots, *range(last + 1, last + 1 + len(movable) - len(self.slots))]
-        stay = [unit for index, unit in enumerate(self.units) if index not in self.slots]
-        queue, fixed = iter(movable), iter(stay)
-        total = len(movable) + len(stay)
-        return [next(queue) if index in places else next(fixed) for index in range(total)], places[slot]
+        movable, units, last = [*others[:slot], self.units[self.moved], *others[slot:]], [*self.units], self.slots[-1]
+        more = len(movable) - len(self.slots)
+        units[last + 1 : last + 1] = [""] * more
+        places = [*self.slots, *range(last + 1, last + 1 + more)]
+        for place, unit in zip(places, movable, strict=True):
+            units[place] = unit
+        return units, places[slot]
 
 
 @dataclass(frozen=True)
@@ -71,10 +80,6 @@ class ItemRecord:
     """Accepted answers; empty if the answer is the letter of the moved unit's place."""
     target: str | None
     group: str
-    messages: tuple[Message, ...] = ()
-    """The conversation, if what is moved is not part of it."""
-    tools: tuple[str, ...] = ()
-    """Descriptions of tools that stay in place, as JSON."""
 
 
 def raw_records(path: str) -> list[tuple[str, dict[str, Any]]]:
@@ -100,30 +105,22 @@ def read_record(record: dict[str, Any], where: str, *, rule: Rule, among: str) -
         raise UsageError(f"{where}: need one of the fields 'units' and 'messages'")
     question = text_field(record, "question", where) if record.get("question") is not None else None
     group, target = group_field(record, where), record.get("target")
-    if target is not None and not rule.text:
-        target = text_field(record, "target", where)
-    elif target is not None:
+    if target is not None and rule.text:
         raise UsageError(f"{where}: field 'target' goes with a rule whose answer is no text; {rule.name} scores it")
-    read = _read_units if "units" in record else _read_conversation
-    arrangement, conversation = read(record, where, asked=question is not None, among=among)
-    return ItemRecord(
-        where=where,
-        arrangement=arrangement,
-        question=question,
-        answers=_answers(record, where, rule),
-        target=target if rule.text else target or "",
-        group=group,
-        **conversation,
-    )
+    if not rule.text:
+        target = "" if target is None else text_field(record, "target", where)
+    if "units" in record:
+        arrangement = _of_texts(record, where)
+    else:
+        arrangement = _of_messages(record, where, asked=question is not None, among=among)
+    return ItemRecord(where, arrangement, question, _answers(record, where, rule), target, group)
 
 
 def _answers(record: dict[str, Any], where: str, rule: Rule) -> tuple[str, ...]:
     given = [name for name in ("answer", "answers") if record.get(name) is not None]
+    if rule.of_place and given:
+        raise UsageError(f"{where}: field {given[0]!r} goes without {rule.name}, which takes the moved one's letter")
     if rule.of_place:
-        if given:
-            raise UsageError(
-                f"{where}: field {given[0]!r} goes without {rule.name}, which takes the moved one's letter"
-            )
         return ()
     if len(given) != 1:
         raise UsageError(f"{where}: need one of the fields 'answer' (a text or number) and 'answers' (a list)")
@@ -140,24 +137,25 @@ def _answers(record: dict[str, Any], where: str, rule: Rule) -> tuple[str, ...]:
     return tuple(map(str, answers))
 
 
-def _read_units(record: dict[str, Any], where: str, *, asked: bool, among: str) -> tuple[Arrangement, dict[str, Any]]:
-    """Units that are texts."""
+def _moved(record: dict[str, Any], entries: Sequence[Any], key: str, where: str, allowed: str) -> int:
+    """Index of the one entry that is marked, or that `moved` names by its key or index."""
+    moved, fields = record.get("moved"), [entry if isinstance(entry, Mapping) else {} for entry in entries]
+    found = [index for index, entry in enumerate(fields) if entry.get("moved") is True]
+    if moved is not None and not isinstance(moved, bool):
+        by_index = [moved] if isinstance(moved, int) and 0 <= moved < len(entries) else []
+        found += [index for index, entry in enumerate(fields) if entry.get(key) == moved] or by_index
+    if len(found) != 1:
+        raise UsageError(f"{where}: field 'moved' must name one {allowed}, got {moved!r:.80}")
+    return found[0]
+
+
+def _of_texts(record: dict[str, Any], where: str) -> Arrangement:
     if "tools" in record:
         raise UsageError(f"{where}: field 'tools' goes with 'messages'")
     units = list_field(record, "units", where)
     texts = [_text_of(unit, f"{where}, unit {index}") for index, unit in enumerate(units)]
-    ids = [unit.get("id") if isinstance(unit, Mapping) else None for unit in units]
-    marked = [index for index, unit in enumerate(units) if isinstance(unit, Mapping) and unit.get("moved") is True]
-    moved = record.get("moved")
-    if moved is not None:
-        by_index = type(moved) is int and 0 <= moved < len(units)
-        marked += [index for index, name in enumerate(ids) if name == moved and name is not None] or [moved] * by_index
-    if len(marked) != 1:
-        raise UsageError(
-            f"{where}: field 'moved' must name one unit, by its index (0 ... {len(units) - 1}) or 'id', or a unit be "
-            f'marked "moved": true, got {moved!r:.80}'
-        )
-    return Arrangement(tuple(texts), tuple(range(len(texts))), marked[0]), {}
+    allowed = f"unit, by its index (0 ... {len(units) - 1}) or 'id', or a unit be marked \"moved\": true"
+    return Arrangement(tuple(texts), tuple(range(len(texts))), _moved(record, units, "id", where, allowed))
 
 
 def _text_of(unit: Any, where: str) -> str:
@@ -171,47 +169,53 @@ def _text_of(unit: Any, where: str) -> str:
     return text_field(dict(unit), "text", where)
 
 
-def _read_conversation(
-    record: dict[str, Any], where: str, *, asked: bool, among: str
-) -> tuple[Arrangement, dict[str, Any]]:
+def _of_messages(record: dict[str, Any], where: str, *, asked: bool, among: str) -> Arrangement:
     """Units that are messages, or descriptions of tools beside a conversation."""
     given = list_field(record, "messages", where)
     messages = read_messages(given, where)
     tools = list_field(record, "tools", where) if record.get("tools") is not None else []
-    question = None if asked else question_of(messages, where)
+    described = [_described(tool, f"{where}, tool {index}") for index, tool in enumerate(tools)]
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    if not asked and (not users or messages[-1]["role"] not in ("user", "tool")):
+        raise UsageError(
+            f"{where}: field 'messages' must end with a message of the user or a result, for the model to answer; or "
+            "give a 'question'"
+        )
+    lines = tuple(json.dumps(tool, ensure_ascii=False) for tool in described)
     if among == TOOLS:
-        return _among_tools(tools, record.get("moved"), where), {"messages": tuple(messages)}
-    index = moved_message(given, record.get("moved"), where)
+        functions = [tool["function"] for tool in described]
+        allowed = f"of the tools {', '.join(function['name'] for function in functions)}"
+        moved = _moved(record, functions, "name", where, allowed)
+        return Arrangement(lines, tuple(range(len(lines))), moved, messages=tuple(messages))
+    question = None if asked else users[-1]  # the message that is answered
+    allowed = (
+        f"message, by its index (0 ... {len(given) - 1}) or the 'tool_call_id' of its result, or a message be marked "
+        f'"moved": true (these can be moved: {movable_in_words(messages)})'
+    )
+    index = _moved(record, given, "tool_call_id", where, allowed)
     if index == question:
         raise UsageError(f"{where}: message {index} is the question; move another, or give a 'question'")
-    blocks, slots = AMONG[among](messages, index, question)
+    blocks, slots = movable_blocks(messages, among, index, question)
     moved = next((number for number, block in enumerate(blocks) if index in block), -1)
     if moved not in slots:
         raise UsageError(f"{where}: message {index} cannot be moved among {among!r}")
     if not messages[blocks[moved][-1]]["content"]:
         raise UsageError(f"{where}, message {blocks[moved][-1]}: its 'content' is empty, so its place cannot be told")
     units = tuple(tuple(messages[number] for number in block) for block in blocks)
-    return Arrangement(units, tuple(slots), moved), {"tools": _described(tools, where)[1]}
+    return Arrangement(units, tuple(slots), moved, tools=lines)
 
 
-def _among_tools(tools: Sequence[Any], moved: Any, where: str) -> Arrangement:
-    """Descriptions of tools as JSON, of which one is named."""
-    names, units = _described(tools, where)
-    if names.count(moved) != 1:
-        raise UsageError(f"{where}: field 'moved' must name one of the tools {', '.join(names)}, got {moved!r:.80}")
-    return Arrangement(units, tuple(range(len(units))), names.index(moved))
-
-
-def _described(tools: Sequence[Any], where: str) -> tuple[list[str], tuple[str, ...]]:
-    """Names of tools, and their descriptions as JSON in the format of OpenAI's API."""
-    described = [tool if isinstance(tool, Mapping) and "function" in tool else {"function": tool} for tool in tools]
-    names = []
-    for index, tool in enumerate(described):
-        fields = dict(tool["function"]) if isinstance(tool["function"], Mapping) else {}
-        names.append(text_field(fields, "name", f"{where}, tool {index}"))
-        if fields.get("description") is not None:
-            text_field(fields, "description", f"{where}, tool {index}", empty=True)
-    return names, tuple(json.dumps({"type": "function", **tool}, ensure_ascii=False) for tool in described)
+def _described(tool: Any, where: str) -> dict[str, Any]:
+    """A tool's description in the format of OpenAI's API."""
+    described = {
+        "type": "function",
+        **(tool if isinstance(tool, Mapping) and "function" in tool else {"function": tool}),
+    }
+    fields = dict(described["function"]) if isinstance(described["function"], Mapping) else {}
+    text_field(fields, "name", where)
+    if fields.get("description") is not None:
+        text_field(fields, "description", where, empty=True)
+    return described
 
 
 def read_fillers(path: str) -> list[Unit]:

@@ -172,7 +172,7 @@ class Items(LanguageTask):
 
     def _checked(self, index: int) -> ItemRecord:
         record = self._record(index)
-        places, texts = self._places(record), isinstance(record.arrangement.units[0], str) and not record.messages
+        places, texts = self._places(record), record.arrangement.texts
         if self.depths is None and places != self.n_items:
             raise UsageError(
                 f"{record.where}: the moved one has {places} places, in the first record {self.n_items}; "
@@ -187,7 +187,7 @@ class Items(LanguageTask):
             raise UsageError(f"{record.where}: template and entry are for units that are texts, not for messages")
         if texts and record.question is None:
             raise UsageError(f"{record.where}: need the field 'question'")
-        if any(isinstance(filler, str) != (texts or bool(record.messages)) for filler in self._fillers):
+        if any(isinstance(filler, str) != texts for filler in self._fillers):
             raise UsageError(f"{self.fillers!r}: fillers must be {'texts' if texts else 'messages'}, as the units are")
         return record
 
@@ -208,39 +208,39 @@ class Items(LanguageTask):
         slot = position if self.depths is None else round(position * (places - 1) / (self.depths - 1))
         units, moved = record.arrangement.at(slot, sample.others)
         answers = (LETTERS[slot],) if self.answer_rule.of_place else record.answers
-        if record.messages or not isinstance(units[0], str):
+        if record.arrangement.texts:
+            told = self._text(str(record.question), [str(unit) for unit in units], moved, answers)
+        else:
             placed = self._conversation(record, units, moved)
             text = str(placed.messages[placed.index]["content"])
             told = Draft(text, answers, placed.span, messages=placed.messages, moved_message=placed.index)
-        else:
-            told = self._text(record, [str(unit) for unit in units], moved, answers)
         return replace(told, target=record.target, cluster=sample.cluster)
 
-    def _text(self, record: ItemRecord, units: Sequence[str], moved: int, answers: tuple[str, ...]) -> Draft:
-        before, after = (part.replace("{question}", str(record.question)) for part in self._around)
-        form = self.entry or ("{letter}. {text}" if self.answer_rule.of_place else "[{number}] {text}")
-        lead, _, end = form.partition("{text}")
+    def _text(self, question: str, units: Sequence[str], moved: int, answers: tuple[str, ...]) -> Draft:
+        letters = self.answer_rule.of_place
+        before, after = (part.replace("{question}", question) for part in self._around)
+        lead, _, end = (self.entry or ("{letter}. {text}" if letters else "[{number}] {text}")).partition("{text}")
 
         def numbered(slot: int) -> str:
-            letter = LETTERS[slot - 1] if slot <= len(LETTERS) else ""
-            return lead.replace("{number}", str(slot)).replace("{letter}", letter)
+            return lead.replace("{number}", str(slot)).replace("{letter}", LETTERS[slot - 1 : slot])
 
-        entries = [unit + end for unit in units]
-        listing = listed(entries, head=before, between="\n", tail=after, numbered=numbered)
+        listing = listed([unit + end for unit in units], head=before, between="\n", tail=after, numbered=numbered)
         template = "".join(self._around) if self.template else ""
-        passages = () if self.answer_rule.of_place else listing.passages  # whose order decides which letter is right
+        passages = () if letters else listing.passages  # whose order decides which letter is right
         return Draft(listing.text, answers, listing.items[moved], passages=passages, template=template)
 
     def _conversation(self, record: ItemRecord, units: Sequence[Unit], moved: int) -> Placed:
-        asked = () if record.question is None else ({"role": "user", "content": record.question},)
-        tools = [str(unit) for unit in units] if record.messages else record.tools
+        told = record.arrangement.messages
+        tools = [str(unit) for unit in units] if told else record.arrangement.tools
         described = ({"role": DESCRIPTIONS, "content": "\n".join(tools)},) if tools else ()
-        if record.messages:
-            begin = sum(len(tool) + 1 for tool in tools[:moved])
-            placed = Placed((*described, *record.messages, *asked), 0, (begin, begin + len(tools[moved])))
+        asked = () if record.question is None else ({"role": "user", "content": record.question},)
+        if told:
+            index, begin = 0, sum(len(tool) + 1 for tool in tools[:moved])
+            span = (begin, begin + len(tools[moved]))
         else:
-            messages = tuple(message for unit in units for message in unit if not isinstance(message, str))
-            last = sum(len(unit) for unit in units[: moved + 1]) - 1
-            span = (0, len(str(messages[last]["content"])))
-            placed = Placed((*described, *messages, *asked), len(described) + last, span)
+            blocks = [unit for unit in units if not isinstance(unit, str)]
+            told = tuple(message for block in blocks for message in block)
+            last = sum(map(len, blocks[: moved + 1])) - 1
+            index, span = len(described) + last, (0, len(str(told[last]["content"])))
+        placed = Placed((*described, *told, *asked), index, span)
         return as_text(placed) if self.calls == "text" else placed

@@ -6,19 +6,18 @@ places while one needle moves through the text, which comes from the default cor
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from posbias.checks import check_choice, check_size
+from posbias.checks import check_size
 from posbias.errors import UsageError
 from posbias.limits import ITEMS, TOKENS
 from posbias.prompts.control_tokens import spelled_in, tokenised
 from posbias.prompts.sources import Group, default_corpus, text_file
-from posbias.registry import Registry
 from posbias.tasks.language.base import LANGUAGE_TASKS, Draft, LanguageTask, check_path
 from posbias.tasks.language.locating import encode
 from posbias.tasks.language.words import CITIES, LANDMARKS, PEOPLE
@@ -32,13 +31,6 @@ CLAUSE_END = re.compile(r"(?<=[.!?;:]) ")
 """Also clauses, since verse and statutes have sentences of hundreds of tokens."""
 CUT = " ..."
 """What stands where the text was cut."""
-QUALIFIERS = ("New", "Old", "North", "South", "East", "West", "Upper", "Lower", "Port", "Fort", "Great", "Little")
-FACTS = ("code", "index", "score", "total", "mark", "figure", "sum", "count", "key", "rate", "serial", "sign")
-SEVERAL = ("values", "cities")
-Fact = tuple[str, str, str]
-"""What is stated, of which place, and its value."""
-ALIKE: Registry[Callable[[random.Random, Fact, Sequence[Fact]], Sequence[Fact]]] = Registry("sort of distractors")
-"""Distractors of a needle, given numbers of other cities, as many as are wanted."""
 CHARACTERS_PER_TOKEN = 8
 """Text read for each token asked: English has 4 to 5, so that enough is left after cutting at a sentence."""
 
@@ -81,13 +73,8 @@ class Needle(LanguageTask):
     """Positions of the needle, evenly spaced from before the first clause to after the last, >= 2."""
     needles: int = 1
     """Numbers of the asked city in the text, all asked for; one moves, the others keep their places (>= 1)."""
-    several: str = "values"
-    """Kind of several needles: `values`, several numbers of one city; `cities`, a number of each of several."""
     distractors: int = 0
     """Sentences that state something else in the same words, at fixed places; 0 ... 39."""
-    alike: str = "city"
-    """Part that distractors share with the needle: `city`, only the words (other cities); `name`: the city's
-    name in a longer one ("New Oslo"); `fact`: another fact about the city (its code); `value`: all but one digit."""
     literal: bool = True
     """False asks in words that the needle does not share: it names a landmark, the question the town it stands in,
     which a model must know (Modarressi et al. 2025, "NoLiMa"); the answer is a name. One needle then."""
@@ -105,19 +92,15 @@ class Needle(LanguageTask):
         check_size(f"{self.name}: distractors", self.distractors, ITEMS, least=0)
         for parameter, least in (("depths", 2), ("needles", 1)):
             check_size(f"{self.name}: {parameter}", getattr(self, parameter), ITEMS, least=least, numpy=True)
-        check_choice(f"{self.name}: several", self.several, SEVERAL)
-        check_choice(f"{self.name}: alike", self.alike, tuple(ALIKE))
         if not isinstance(self.literal, bool):
             raise UsageError(f"{self.name}: literal must be True or False, got {self.literal!r}")
-        if not self.literal and (self.needles > 1 or self.distractors >= len(LANDMARKS) or self.alike != "city"):
+        if not self.literal and (self.needles > 1 or self.distractors >= len(LANDMARKS)):
             most = len(LANDMARKS) - 1
             raise UsageError(
                 f"{self.name}: literal=False takes one needle and at most {most} distractors, of other towns"
             )
-        cities = len(CITIES) - (self.needles if self.several == "cities" else 1)
-        most = min(cities, MOST_ALIKE.get(self.alike, cities))
-        if self.distractors > most:
-            raise UsageError(f"{self.name}: distractors must be 0 ... {most}, got {self.distractors}")
+        if self.distractors >= len(CITIES):
+            raise UsageError(f"{self.name}: distractors must be 0 ... {len(CITIES) - 1}, got {self.distractors}")
 
     def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> "Needle":
         """The same depths in a text of another length, which needs no measuring."""
@@ -158,20 +141,14 @@ class Needle(LanguageTask):
 
     def _told(self, source: random.Random) -> tuple[str, list[str], str, tuple[str, ...]]:
         """The needle, what stays in place, the question, and the values that it asks for."""
-        needles, each = self.needles, self.several == "cities"
-        names = source.sample(CITIES, (needles if each else 1) + self.distractors)
-        asked, others = (names[:needles], names[needles:]) if each else (names[:1] * needles, names[1:])
+        needles = self.needles
+        name, *others = source.sample(CITIES, 1 + self.distractors)
         values = [str(value) for value in source.sample(range(1_000_000, 10_000_000), needles + self.distractors)]
-        told: list[Fact] = [("number", name, value) for name, value in zip([*asked, *others], values, strict=True)]
-        fixed = [*told[1:needles], *ALIKE[self.alike](source, told[0], told[needles:])]
+        gold, *fixed = zip([name] * needles + others, values, strict=True)
         source.shuffle(fixed)
-        article = "One" if needles > 1 and not each else "The"
-        gold, *facts = (f"{article} {fact} of {name} is {value}." for fact, name, value in [told[0], *fixed])
-        question = f"What {'are all the numbers' if needles > 1 and not each else 'is the number'} of {names[0]}?"
-        if each and needles > 1:
-            *first, last = sorted(asked)
-            question = f"What are the numbers of {', '.join(first)} and {last}?"
-        return gold, facts, question, tuple(values[:needles])
+        article, asked = ("One", "are all the numbers") if needles > 1 else ("The", "is the number")
+        told = [f"{article} number of {city} is {value}." for city, value in (gold, *fixed)]
+        return told[0], told[1:], f"What {asked} of {name}?", tuple(values[:needles])
 
     def _border(self, haystack: Haystack, position: int) -> int:
         return haystack.border_at(position / (self.depths - 1))
@@ -190,39 +167,6 @@ class Needle(LanguageTask):
         begin = len(OPENING) + sum(len(part) + 1 for part in before)
         text = _prompt(" ".join([*before, sample.gold, *after]), sample.question)
         return Draft(text, sample.values[:1], (begin, begin + len(sample.gold)), companions=sample.values[1:])
-
-
-@ALIKE.register("city")
-def of_other_cities(source: random.Random, needle: Fact, others: Sequence[Fact]) -> Sequence[Fact]:
-    """Numbers of other cities."""
-    return others
-
-
-@ALIKE.register("name")
-def of_longer_names(source: random.Random, needle: Fact, others: Sequence[Fact]) -> Sequence[Fact]:
-    """Numbers of places whose names hold the asked one's."""
-    qualifiers = source.sample(QUALIFIERS, len(others))
-    return [(fact, f"{word} {needle[1]}", value) for word, (fact, _, value) in zip(qualifiers, others, strict=True)]
-
-
-@ALIKE.register("fact")
-def of_other_facts(source: random.Random, needle: Fact, others: Sequence[Fact]) -> Sequence[Fact]:
-    """Other facts about the asked city."""
-    facts = source.sample(FACTS, len(others))
-    return [(fact, needle[1], value) for fact, (_, _, value) in zip(facts, others, strict=True)]
-
-
-@ALIKE.register("value")
-def of_near_values(source: random.Random, needle: Fact, others: Sequence[Fact]) -> Sequence[Fact]:
-    """Numbers of other cities that differ from the asked one in one digit, each in another way."""
-    digits, value = "0123456789", needle[2]
-    near = [f"{value[:place]}{digit}{value[place + 1 :]}" for place in range(1, len(value)) for digit in digits]
-    chosen = source.sample([other for other in near if other != value], len(others))
-    return [(fact, name, other) for other, (fact, name, _) in zip(chosen, others, strict=True)]
-
-
-MOST_ALIKE = {"name": len(QUALIFIERS), "fact": len(FACTS)}
-"""Most distractors of a sort, for which words are few."""
 
 
 def _prompt(text: str, question: str) -> str:

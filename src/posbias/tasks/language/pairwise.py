@@ -17,17 +17,17 @@ cannot be read; both are counted. The score by teacher forcing is that of the ri
 import random
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 from posbias.errors import UsageError
-from posbias.files import decoded, read_whole
 from posbias.tasks.language.answers import LETTERS
 from posbias.tasks.language.base import (
     LANGUAGE_TASKS,
     Draft,
     LanguageTask,
+    around,
     check_path,
     group_field,
     list_field,
@@ -39,18 +39,6 @@ from posbias.tasks.language.documents import drawn_documents
 from posbias.tasks.language.rules import FirstRanked, NamingRule, Verdict
 from posbias.tasks.language.verdict_parsing import TIE, check_own
 from posbias.tasks.language.words import CITIES
-
-PAIR = "Two responses to a question are given. Decide which one is better.\n\n"
-SEVERAL = "{} responses to a question are given. Rank them from best to worst.\n\n"
-ONE_LETTER = "\n\nAnswer with one letter, A or B."
-RANKING = "\n\nAnswer with the letters from best to worst, such as B > A > C."
-LEAD_IN = "The better response is Response"
-"""What a text ends with; a conversation ends before it."""
-RANKED = "From best to worst:"
-BETTER_SLOT = {"A>B": 0, "B>A": 1}
-"""By label, which response of a line is the better one."""
-PAIRS_SCHEMA = "question, response_A, response_B (texts) and label ('A>B' or 'B>A')"
-LISTS_SCHEMA = "question (text), responses (texts) and best (the index of the best one)"
 
 
 @dataclass(frozen=True)
@@ -81,6 +69,8 @@ class Judgement(LanguageTask):
     fixed_order: ClassVar[bool] = True
     wording: ClassVar[tuple[str, ...]] = ("rubric", "template", "pattern")
     """Parameters that change what is said about the same samples."""
+    line: ClassVar[str]
+    """What a line of a file holds, for messages."""
     instruction: ClassVar[str]
     closing: ClassVar[str]
 
@@ -101,15 +91,13 @@ class Judgement(LanguageTask):
 
     @cached_property
     def _own_words(self) -> tuple[str, str]:
-        """The template's text before and after the responses."""
-        text = decoded(read_whole(str(self.template), "template"), repr(self.template)).removesuffix("\n")
-        rubric = ("{rubric}" in text) == (self.rubric is not None)
-        if text.count("{responses}") != 1 or "{question}" not in text or not rubric:
+        """The template's text before and after the responses, with the criteria."""
+        words = around(self.name, str(self.template), "responses")
+        if any("{rubric}" in part for part in words) != (self.rubric is not None):
             raise UsageError(
-                f"{self.name}: template {self.template!r} must hold {{responses}} once, {{question}} at least once, "
-                "and {rubric} exactly if a rubric is given"
+                f"{self.name}: template {self.template!r} must hold {{rubric}} exactly if a rubric is given"
             )
-        before, _, after = text.replace("{rubric}", self.rubric or "").partition("{responses}")
+        before, after = (part.replace("{rubric}", self.rubric or "") for part in words)
         return before, after
 
     def _around(self, question: str) -> tuple[str, str]:
@@ -132,11 +120,12 @@ class Judgement(LanguageTask):
             tail=tail,
             numbered=lambda slot: f"Response {LETTERS[slot - 1]}:\n",
         )
-        template = "".join(self._own_words) if self.template is not None else ""
-        letter, place = LETTERS[position], listing.items[position]
-        return Draft(
-            listing.text, (letter,), place, passages=listing.passages, template=template, cluster=sample.cluster
+        letter, place, words = (
+            LETTERS[position],
+            listing.items[position],
+            "".join(self._own_words if self.template else ()),
         )
+        return Draft(listing.text, (letter,), place, passages=listing.passages, template=words, cluster=sample.cluster)
 
     def draw(self, tokenizer: Any, *, count: int, seed: int) -> Iterator[Judged]:
         """A question with its responses, the best one first."""
@@ -144,16 +133,22 @@ class Judgement(LanguageTask):
             return (_drawn(self.n_items, seed, index) for index in range(count))
         lines = list(published_lines(self.file, count))
         groups = [group_field(record, where) for where, record in lines]
-        return iter(
-            [
-                replace(self.read(record, where), cluster=f"group {group}" if group else where if any(groups) else "")
-                for group, (where, record) in zip(groups, lines, strict=True)
-            ]
-        )
+        alone = [f"group {group}" if group else where for group, (where, _) in zip(groups, lines, strict=True)]
+        samples = [self._read(record, where) for where, record in lines]
+        clusters = alone if any(groups) else [""] * len(lines)
+        return (Judged(*sample, cluster) for sample, cluster in zip(samples, clusters, strict=True))
+
+    def _read(self, record: dict[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
+        """The question of a line and its responses, the best one first."""
+        try:
+            responses, best = self.responses_of(record, where)
+            return text_field(record, "question", where), (responses[best], *responses[:best], *responses[best + 1 :])
+        except UsageError as error:
+            raise UsageError(f"{error}; a line holds {self.line}") from None
 
     @abstractmethod
-    def read(self, record: dict[str, Any], where: str) -> Judged:
-        """The sample of a line."""
+    def responses_of(self, record: dict[str, Any], where: str) -> tuple[list[str], int]:
+        """The responses of a line, and the index of the best one."""
 
     @cached_property
     def answer_rule(self) -> NamingRule:
@@ -183,28 +178,22 @@ class Pairwise(Judgement):
 
     counted: ClassVar[str] = "file"
     max_tokens: ClassVar[int] = 8
-    lead_in: ClassVar[str] = LEAD_IN
-    instruction: ClassVar[str] = PAIR
-    closing: ClassVar[str] = ONE_LETTER
+    lead_in: ClassVar[str] = "The better response is Response"
+    line: ClassVar[str] = "question, response_A, response_B (texts) and label ('A>B' or 'B>A')"
+    instruction: ClassVar[str] = "Two responses to a question are given. Decide which one is better.\n\n"
+    closing: ClassVar[str] = "\n\nAnswer with one letter, A or B."
 
     @property
     def n_items(self) -> int:
         """Two slots."""
         return 2
 
-    def read(self, record: dict[str, Any], where: str) -> Judged:
-        """A line in JudgeBench's schema."""
-        try:
-            question, *responses = (
-                text_field(record, name, where) for name in ("question", "response_A", "response_B")
-            )
-            label = record.get("label")
-            if not isinstance(label, str) or label not in BETTER_SLOT:
-                raise UsageError(f"{where}: field 'label' must be 'A>B' or 'B>A', got {label!r:.80}")
-        except UsageError as error:
-            raise UsageError(f"{error}; a line holds {PAIRS_SCHEMA}") from None
-        better = BETTER_SLOT[label]
-        return Judged(question, (responses[better], responses[1 - better]))
+    def responses_of(self, record: dict[str, Any], where: str) -> tuple[list[str], int]:
+        """As JudgeBench has them."""
+        label = record.get("label")
+        if label not in ("A>B", "B>A"):
+            raise UsageError(f"{where}: field 'label' must be 'A>B' or 'B>A', got {label!r:.80}")
+        return [text_field(record, f"response_{letter}", where) for letter in "AB"], int(label == "B>A")
 
 
 @LANGUAGE_TASKS.register("listwise")
@@ -217,9 +206,10 @@ class Listwise(Judgement):
 
     counted: ClassVar[str] = "responses"
     max_tokens: ClassVar[int] = 32
-    lead_in: ClassVar[str] = RANKED
-    instruction: ClassVar[str] = SEVERAL
-    closing: ClassVar[str] = RANKING
+    lead_in: ClassVar[str] = "From best to worst:"
+    line: ClassVar[str] = "question (text), responses (texts) and best (the index of the best one)"
+    instruction: ClassVar[str] = "{} responses to a question are given. Rank them from best to worst.\n\n"
+    closing: ClassVar[str] = "\n\nAnswer with the letters from best to worst, such as B > A > C."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -237,18 +227,14 @@ class Listwise(Judgement):
         slot = None if verdict is None or verdict == TIE else float(LETTERS.index(verdict))
         return {**super().noted(text), "chosen": slot}
 
-    def read(self, record: dict[str, Any], where: str) -> Judged:
-        """A line with a list of responses."""
-        try:
-            question, responses = text_field(record, "question", where), list_field(record, "responses", where)
-            if len(responses) != self.responses or not all(isinstance(text, str) and text for text in responses):
-                raise UsageError(f"{where}: field 'responses' must be a list of {self.responses} texts")
-            best = record.get("best")
-            if type(best) is not int or not 0 <= best < self.responses:
-                raise UsageError(f"{where}: field 'best' must be 0 ... {self.responses - 1}, got {best!r:.80}")
-        except UsageError as error:
-            raise UsageError(f"{error}; a line holds {LISTS_SCHEMA}") from None
-        return Judged(question, (responses[best], *responses[:best], *responses[best + 1 :]))
+    def responses_of(self, record: dict[str, Any], where: str) -> tuple[list[str], int]:
+        """A list, and the index of its best."""
+        responses, best = list_field(record, "responses", where), record.get("best")
+        if len(responses) != self.responses or not all(isinstance(text, str) and text for text in responses):
+            raise UsageError(f"{where}: field 'responses' must be a list of {self.responses} texts")
+        if type(best) is not int or not 0 <= best < self.responses:
+            raise UsageError(f"{where}: field 'best' must be 0 ... {self.responses - 1}, got {best!r:.80}")
+        return responses, best
 
 
 def _drawn(count: int, seed: int, index: int) -> Judged:

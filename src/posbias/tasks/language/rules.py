@@ -385,11 +385,6 @@ class Python(Rule):
             raise UsageError(f"python: function must be module:function or file.py:function, got {self.function!r}")
 
     @property
-    def schema(self) -> Mapping[str, Any] | None:
-        """JSON schema of an answer, for servers that keep to one; None: a text of any form is judged."""
-        return None
-
-    @property
     def own_code(self) -> str:
         """The function."""
         return self.function

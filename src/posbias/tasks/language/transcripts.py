@@ -5,7 +5,7 @@ A message is an object with a `role` and a `content` (text, or a list of parts o
 `tool_call_id` before anyone else speaks. A call and its results stay together, wherever they are put.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,22 +13,19 @@ from posbias.errors import UsageError
 from posbias.files import json_object
 from posbias.progress import report
 from posbias.prompts.templates import DESCRIPTIONS
-from posbias.registry import Registry
 from posbias.tasks.language.calls import arguments_text, call_text
 from posbias.tasks.language.locating import THOUGHTS, Message, Span
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "moved", THOUGHTS, "reasoning", "reasoning_details")
+AMONG = ("alike", "results", "turns")
+"""Groups of messages among which one may change its place (`movable_blocks`)."""
 RESULT = "<tool_response>\n{}\n</tool_response>"
 """Form in which results are written as text."""
 TOOLS = (
     "# Tools\n\nYou may call these functions, each described by a line of JSON:\n<tools>\n{}\n</tools>\n\nCall one by "
     'a JSON object in tags: <tool_call>\n{{"name": ..., "arguments": ...}}\n</tool_call>'
 )
-Blocks = tuple[list[range], list[int]]
-"""Messages that stay together, by their indices, in order; and which of these blocks can change places."""
-AMONG: Registry[Callable[[Sequence[Message], int, int | None], Blocks]] = Registry("group of messages")
-"""Blocks of a conversation, given the index of the moved message and that of the question (None: none of them)."""
 
 
 def read_messages(messages: Sequence[Any], where: str) -> list[Message]:
@@ -37,18 +34,18 @@ def read_messages(messages: Sequence[Any], where: str) -> list[Message]:
     Raises:
         UsageError: a field or role that is not known, content that is no text, or a call without its result.
     """
-    read = [_message(message, f"{where}, message {index}") for index, message in enumerate(messages)]
-    waiting: list[str] = []
-    for index, message in enumerate(read):
+    read, waiting = [], list[str]()
+    for index, given in enumerate(messages):
         of_message = f"{where}, message {index}"
+        message = _message(given, of_message)
         if message["role"] == "tool":
-            call = message.get("tool_call_id")
-            if call not in waiting:
+            if (call := message.get("tool_call_id")) not in waiting:
                 raise UsageError(f"{of_message}: no call before it has the 'tool_call_id' {call!r:.80}")
             waiting.remove(call)
         elif waiting:
             raise UsageError(f"{of_message}: the call {waiting[0]!r:.80} has no result before it")
         waiting += [call["id"] for call in message.get("tool_calls", ())]
+        read.append(message)
     if waiting:
         raise UsageError(f"{where}: the call {waiting[0]!r:.80} has no result")
     return read
@@ -60,13 +57,12 @@ def _message(message: Any, where: str) -> Message:
     plain = {name: value for name, value in message.items() if value not in (None, [], {}) and name != "moved"}
     if odd := sorted(set(plain) - set(FIELDS)):
         raise UsageError(f"{where}: unknown field {odd[0]!r}; allowed: {', '.join(FIELDS)}")
-    content = plain.get("content", "")
+    content, calls = plain.get("content", ""), plain.get("tool_calls", [])
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         content = None if any(not isinstance(part, str) for part in parts) else "".join(map(str, parts))
     if not isinstance(content, str):
         raise UsageError(f"{where}: field 'content' must be text or parts of text, got {plain['content']!r:.80}")
-    calls = plain.get("tool_calls", [])
     if not content and not calls and plain["role"] != "tool":
         raise UsageError(f"{where}: field 'content' is empty, and there are no 'tool_calls'")
     if not isinstance(calls, list) or (calls and plain["role"] != "assistant"):
@@ -82,13 +78,13 @@ def _message(message: Any, where: str) -> Message:
 def _call(call: Any, where: str) -> dict[str, Any]:
     """A call with its arguments as JSON; other fields of its function, such as what a library made of them, go."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not all(
-        isinstance(text, str) for text in (call.get("id"), function.get("name"))
-    ):
+    if not isinstance(function, Mapping) or not isinstance(call.get("id"), str):
         raise UsageError(f"{where}: a call needs 'id', and 'function' with 'name', got {call!r:.80}")
-    arguments = arguments_text(function.get("arguments"))
-    json_object(arguments.encode(), f"{where}: the 'arguments' of {function['name']!r:.80}")
-    return {**call, "function": {"name": function["name"], "arguments": arguments}}
+    name, arguments = function.get("name"), arguments_text(function.get("arguments"))
+    if not isinstance(name, str):
+        raise UsageError(f"{where}: a call needs 'id', and 'function' with 'name', got {call!r:.80}")
+    json_object(arguments.encode(), f"{where}: the 'arguments' of {name!r:.80}")
+    return {**call, "function": {"name": name, "arguments": arguments}}
 
 
 def _thoughts(message: Message, where: str) -> str:
@@ -107,75 +103,38 @@ def _thoughts(message: Message, where: str) -> str:
     return thoughts
 
 
-def question_of(messages: Sequence[Message], where: str) -> int:
-    """Index of the message that is answered: the last one of the user."""
-    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
-    if not users or messages[-1]["role"] not in ("user", "tool"):
-        raise UsageError(
-            f"{where}: field 'messages' must end with a message of the user or a result, for the model to answer; or "
-            "give a 'question'"
-        )
-    return users[-1]
+def movable_blocks(
+    messages: Sequence[Message], among: str, moved: int, question: int | None
+) -> tuple[list[range], list[int]]:
+    """Messages that stay together, by their indices, and which of these blocks can change places with the moved one.
+
+    `alike`: calls with their results among such, other messages among those of their role; `turns`: messages of the
+    user, each with all that follows it up to the next; `results`: those of calls that were made together.
+    """
+    roles = [str(message["role"]) for message in messages]
+    callers = [index for index, role in enumerate(roles) if role != "tool"]
+    users = [index for index, role in enumerate(roles) if role == "user"]
+    turns = [*range(min(users, default=len(roles))), *users]
+    begins = {"alike": callers, "turns": turns, "results": list(range(len(roles)))}[among]
+    blocks = [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(roles)], strict=True)]
+    if among == "results":
+        together = next(group for group in movable_blocks(messages, "alike", moved, None)[0] if moved in group)
+        return blocks, list(together[1:])
+    kinds = ["call" if among == "alike" and len(block) > 1 else roles[block[0]] for block in blocks]
+    wanted = "user" if among == "turns" else next(k for k, block in zip(kinds, blocks, strict=True) if moved in block)
+    return blocks, [n for n, kind in enumerate(kinds) if kind == wanted and question not in blocks[n]]
 
 
-def moved_message(messages: Sequence[Any], moved: Any, where: str) -> int:
-    """Index of the message that is moved: marked by `moved`, or named by its index or the id of its call."""
-    marked = [index for index, message in enumerate(messages) if message.get("moved") is True]
-    if moved is not None:
-        of_call = [index for index, message in enumerate(messages) if message.get("tool_call_id") == moved]
-        marked += of_call or ([moved] if type(moved) is int and 0 <= moved < len(messages) else [])
-    if len(marked) != 1:
-        raise UsageError(
-            f"{where}: field 'moved' must name one message, by its index (0 ... {len(messages) - 1}) or the "
-            f"'tool_call_id' of its result, or a message be marked \"moved\": true, got {moved!r:.80}; "
-            f"these can be moved: {_movable(messages)}"
-        )
-    return int(marked[0])
-
-
-def _movable(messages: Sequence[Message]) -> str:
-    """The messages that can be moved, in words, calls with their results."""
+def movable_in_words(messages: Sequence[Message]) -> str:
+    """The messages that can be moved, calls with their results, for an error."""
     words = []
-    for block in _with_results(messages):
+    for block in movable_blocks(messages, "alike", 0, None)[0]:
         first, role = block[0], messages[block[0]]["role"]
-        if role not in ("system", "developer") or len(block) > 1:
-            words.append(f"{first} ({role})" if len(block) == 1 else f"{first}-{block[-1]} (a call with results)")
+        if len(block) > 1:
+            words.append(f"{first}-{block[-1]} (a call with results)")
+        elif role not in ("system", "developer"):
+            words.append(f"{first} ({role})")
     return ", ".join(words) or "none"
-
-
-def _with_results(messages: Sequence[Message]) -> list[range]:
-    """Every message alone, but calls with their results."""
-    begins = [index for index, message in enumerate(messages) if message["role"] != "tool"]
-    return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(messages)], strict=True)]
-
-
-@AMONG.register("alike")
-def among_alike(messages: Sequence[Message], moved: int, question: int | None) -> Blocks:
-    """Calls with their results among such, other messages among those of their role."""
-
-    def kind(block: range) -> str:
-        return "call" if len(block) > 1 else str(messages[block[0]]["role"])
-
-    blocks = _with_results(messages)
-    wanted = next(kind(block) for block in blocks if moved in block)
-    return blocks, [n for n, block in enumerate(blocks) if kind(block) == wanted and question not in block]
-
-
-@AMONG.register("turns")
-def among_turns(messages: Sequence[Message], moved: int, question: int | None) -> Blocks:
-    """A message of the user with all that follows it up to the next, among such."""
-    begins = [index for index, message in enumerate(messages) if message["role"] == "user"]
-    before = [range(index, index + 1) for index in range(begins[0] if begins else len(messages))]
-    turns = [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(messages)], strict=True)]
-    blocks = [*before, *turns]
-    return blocks, [n for n in range(len(before), len(blocks)) if question not in blocks[n]]
-
-
-@AMONG.register("results")
-def among_results(messages: Sequence[Message], moved: int, question: int | None) -> Blocks:
-    """A result among those of the calls that were made together with its own."""
-    together = next(block for block in _with_results(messages) if moved in block)
-    return [range(index, index + 1) for index in range(len(messages))], list(together[1:])
 
 
 @dataclass(frozen=True)
@@ -192,25 +151,16 @@ class Placed:
 def as_text(placed: Placed) -> Placed:
     """The same with calls, results and descriptions of tools written as text; messages of one role are joined."""
     joined: list[dict[str, str]] = []
-    before_content = {"tool": RESULT.index("{}"), DESCRIPTIONS: TOOLS.index("{}")}
+    forms = {"tool": ("user", RESULT), DESCRIPTIONS: ("system", TOOLS)}
     for number, message in enumerate(placed.messages):
-        role, content = _told(message)
+        role, form = forms.get(message["role"], (str(message["role"]), "{}"))
+        calls = [call_text(**call["function"]) for call in message.get("tool_calls", ())]
+        told = form.format("\n".join([*([message["content"]] if message["content"] else []), *calls]))
         alike = joined.pop() if joined and joined[-1]["role"] == role else {}
         lead = f"{alike['content']}\n\n" if alike else ""
         thoughts = alike.get(THOUGHTS, "") + message.get(THOUGHTS, "")
-        joined.append({"role": role, "content": lead + content, **({THOUGHTS: thoughts} if thoughts else {})})
+        joined.append({"role": role, "content": lead + told, **({THOUGHTS: thoughts} if thoughts else {})})
         if number == placed.index:
-            shift = len(lead) + before_content.get(message["role"], 0)
+            shift = len(lead) + form.index("{}")
             index, span = len(joined) - 1, (placed.span[0] + shift, placed.span[1] + shift)
     return Placed(tuple(joined), index, span)
-
-
-def _told(message: Message) -> tuple[str, str]:
-    """The role and the words of a message."""
-    content = message["content"] or ""
-    if message["role"] == DESCRIPTIONS:
-        return "system", TOOLS.format(content)
-    if message["role"] == "tool":
-        return "user", RESULT.format(content)
-    calls = [call_text(**call["function"]) for call in message.get("tool_calls", ())]
-    return str(message["role"]), "\n".join([*([content] if content else []), *calls])
