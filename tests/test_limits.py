@@ -51,7 +51,6 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "training: chunk": lambda n: TrainOptions(chunk=n),
     "below: windows": lambda n: STOPPING.parse(f"below(loss=0.1, windows={n})"),
     "plateau: windows": lambda n: STOPPING.parse(f"plateau(windows={n})"),
-    "mitigate: influence": lambda n: MitigateOptions(influence=n),
     "mitigate: calibration": lambda n: MitigateOptions(calibration=n),
     "mitigate: documents": lambda n: MitigateOptions(documents=n),
     "mitigate: length": lambda n: MitigateOptions(length=n),

@@ -48,10 +48,6 @@ TEXT_REASONS = {
     FROM_QUESTION: "unchanged: acts only after a question begins",
     NO_PASSAGES: "not judged: needs passages, and text has none",
 }
-LEFT_OUT_REASONS = {
-    parts.REFUSED_BY_SERVER: "it needs the model itself, not one behind a server",
-    parts.CHANGES_REQUESTS: "it changes requests, not the model",
-}
 MOST_NAMED = 12
 """Methods that one line of the recommendation names; more of them are counted, and the table names all."""
 
@@ -205,14 +201,9 @@ def dependence_text(verdict: Verdict) -> str:
     return f"{fate}: best minus worst position goes from {before:.2f} to {after:.2f} ({change})"
 
 
-def warnings(choice: MeasureChoice, arms: Sequence[ArmResult], tolerance: float) -> list[str]:
-    """What the verdicts do not say: everyday replies that change, the choice of measure, unjudged answers."""
-    lines = [
-        f"{arm.name}: replies to everyday requests change, too, by {arm.conversations.text('.3f')} nats per token "
-        f"(divergence; ordinary text may lose {tolerance:g})"
-        for arm in arms
-        if arm.conversations is not None and arm.conversations.low > tolerance
-    ]
+def warnings(choice: MeasureChoice, arms: Sequence[ArmResult]) -> list[str]:
+    """What the verdicts do not say: the choice of measure, unjudged answers."""
+    lines = []
     instead = f"methods are judged by {measure_words(choice.measure)} instead"
     if choice.undecided:
         lines.append(f"No verdict by answers: {choice.undecided}; {instead}")
@@ -239,18 +230,14 @@ def seconds_each(arm: ArmResult) -> str:
 
 def left_out_text(part: LeftOut) -> str:
     """A part of the trial that was left out, and why."""
-    reason = caveat_text(part.reason)
-    reason = LEFT_OUT_REASONS.get(reason, reason)
-    reason = part.undecided or reason
+    reason = part.undecided or caveat_text(part.reason)
     of_arm = f" under {part.arm}" if part.arm else ""
     return {
         parts.METHOD: f"{part.arm} was not tried: {reason}",
         parts.ANSWERS: f"{part.arm}: {reason}",
         parts.SHORT_FORM: f"{part.form} was not put to {part.arm}: {reason}",
         parts.SHORT_VERDICT: f"{part.form}{of_arm} was not judged: {reason}",
-        parts.INFLUENCE: f"influence{of_arm} was not measured: {reason}",
-        parts.SIDE_EFFECTS: "ordinary text and short forms: the run was ended before them",
-    }[part.part]
+    }.get(part.part, f"{part.part}{of_arm}{': ' if reason else ''}{reason}")
 
 
 def _capital(text: str) -> str:

@@ -19,7 +19,7 @@ from posbias.checks import check_number, check_size
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
 from posbias.limits import REPEATS
-from posbias.mitigation.fitting.base import FITS, Calibration, Checkpoint, Fit, FitOptions, Fitted, Windows
+from posbias.mitigation.fitting.base import FITS, Calibration, Fit, FitOptions, Fitted, Windows
 from posbias.mitigation.fitting.calibration import answer_logprob, best_of, check_samples
 from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.methods.positional_channel import PositionalChannel
@@ -122,16 +122,10 @@ class ChannelFit(Fit):
 
     method = PositionalChannel
 
-    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
+    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
         """Search with the default factors."""
         search = ChannelOptions(from_question=options.from_question)
         return Fitted(*fit_channel(calibration.model, calibration.examples, calibration.text, options=search))
-
-    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
-        """One prompt of each sample under every candidate, all prompts under the finalists and unchanged."""
-        search, prompts = ChannelOptions(), samples * positions
-        first = search.channels * len(search.factors) * samples
-        return first + (search.finalists + 1 + len(options.strengths)) * prompts
 
     def reads_text(self, options: FitOptions) -> bool:
         """Channels are found on text."""

@@ -19,18 +19,9 @@ from posbias.runs.caveats import Caveat, fact_of, refusal
 
 UNCHANGED = "unchanged"
 """Name of the arm without a method."""
-METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT, INFLUENCE, SIDE_EFFECTS = (
-    "method",
-    "answers",
-    "short form",
-    "short form's verdict",
-    "influence",
-    "side effects",
-)
-"""Parts of a trial that may be left out: a whole method, its answers, a short form under it, the verdict on that form,
-its influence, all side effects."""
-REFUSED_BY_SERVER, CHANGES_REQUESTS = "server", "requests"
-"""Reasons why influence is not measured: the model is behind a server; the method changes requests alone."""
+METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT = "method", "answers", "short form", "short form's verdict"
+"""Parts of a trial that may be left out: a whole method, its answers, a short form under it, the verdict on that form.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,9 +29,9 @@ class LeftOut:
     """One part of a trial that was left out, and why."""
 
     part: str
-    """METHOD, ANSWERS, SHORT_FORM, SHORT_VERDICT, INFLUENCE or SIDE_EFFECTS."""
+    """METHOD, ANSWERS, SHORT_FORM or SHORT_VERDICT; in older records others, which are not told."""
     reason: Caveat = ""
-    """The fact of a refusal, or one of the reasons above."""
+    """The fact of a refusal."""
     arm: str = ""
     """Name of the arm; empty: all of them."""
     form: str = ""
