@@ -25,7 +25,6 @@ from posbias.evaluation import MeasuredUse
 from posbias.evaluation.responders import LocalOptions, ServerOptions
 from posbias.measurement.outputs import PassOptions
 from posbias.mitigation import MITIGATIONS
-from posbias.mitigation.fitting.channel_search import ChannelOptions
 from posbias.runs.engines import Local
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
@@ -51,13 +50,10 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "training: chunk": lambda n: TrainOptions(chunk=n),
     "below: windows": lambda n: STOPPING.parse(f"below(loss=0.1, windows={n})"),
     "plateau: windows": lambda n: STOPPING.parse(f"plateau(windows={n})"),
-    "mitigate: influence": lambda n: MitigateOptions(influence=n),
     "mitigate: calibration": lambda n: MitigateOptions(calibration=n),
     "mitigate: documents": lambda n: MitigateOptions(documents=n),
     "mitigate: length": lambda n: MitigateOptions(length=n),
     "fit: steps": lambda n: FitOptions(steps=n),
-    "fit_channel: channels": lambda n: ChannelOptions(channels=n),
-    "fit_channel: finalists": lambda n: ChannelOptions(finalists=n),
     "repeat_prompt: times": lambda n: MITIGATIONS.parse(f"repeat_prompt(times={n})"),
     "self_consistency: draws": lambda n: MITIGATIONS.parse(f"self_consistency(draws={n})"),
     "planted: count": lambda n: planted_scores(Planted((0.5,), ((0.5,),)), count=n, generator=np.random.default_rng(0)),

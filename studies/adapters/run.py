@@ -5,13 +5,12 @@ Every fit is an adapter of rank 4 on the demo model in bfloat16 (float32 if a ce
 prompts, so that two cores can do it:
 - `families`: fitted to 2, 4, 8 and 12 families of tasks, judged on one that was left out; `oracle`: the unchanged model
   on every family, with the gold item alone
-- `draws`: even draws against draws by loss, one number of rows against several, judged at 1, 2 and 4 times the rows
-- `forms`: where the adapter sits, with controls, and the loss of unseen prompts at every position as it is fitted;
-  `influence`: of the row that is asked for, before a fit
+- `influence`: of the row that is asked for, before a fit
 - `samples`: adapters and biases fitted to 5 up to 160 samples
-- `distractors`: five samples with their distractors kept, shuffled, or exchanged between samples; `methods`: published
-  methods on the prompts that judge adapters; `models`: adapters on two other models, whose files are in the present
-  directory; all in float32
+- `methods`: published methods on the prompts that judge adapters; `models`: adapters on two other models, whose files
+  are in the present directory; both in float32
+- of bc33e4cf, tables alone: `draws` of prompts by loss and of several lengths, `forms` (where an adapter sits, and the
+  loss at every position as it is fitted), `distractors` shuffled or exchanged between samples
 `... run DIRECTORY QUESTION...` answers some of the questions, `... table DIRECTORY` prints the
 tables and draws `curves.png`.
 """
@@ -37,11 +36,8 @@ from posbias.evaluation.spans import encoded_prompt
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
 from posbias.measurement.prompt import measure_prompt
-from posbias.mitigation.fitting import descent
 from posbias.mitigation.fitting.base import FitOptions
-from posbias.mitigation.fitting.calibration import DISTRACTORS, with_passages
 from posbias.mitigation.fitting.descent import encoded_answers
-from posbias.mitigation.methods.adapter import adapter_of
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.statistics import mean_ends, mean_of
@@ -60,7 +56,7 @@ FAMILIES = {
 NUMBERS, MULTIPLES, SEEDS = (2, 12, 4, 8), (1, 2, 4), (0, 1, 2)
 MORE_SEEDS, MORE_NUMBERS = (3, 4, 5), (2, 12)
 """Further families left out, of the fewest and the most that are fitted to."""
-ROWS, MORE_ROWS, FEWEST = 8, 16, 3
+ROWS = 8
 SAMPLES, JUDGED, WINDOW, WINDOWS = 48, 6, 48, 8
 SIZES = {"adapter": (5, 20, 80, 160), "context_bias": (5, 20, 80), "key_bias": (20,)}
 """Samples of a fit; a bias takes minutes per hundred, most of them to choose its strength."""
@@ -68,14 +64,9 @@ FEW, ENOUGH = 5, 20
 METHODS = (
     "repeat_prompt",
     "question_first",
-    "attention_sorting",
     "self_consistency(draws=3)",
-    "shifted_distances",
-    "parallel_windows",
     "ms_poe",
-    "initial_token",
     "temperature",
-    "rotary_bases",
     "attention_calibration",
     "pine",
 )
@@ -91,22 +82,11 @@ BIAS_FIT = {"steps": 75, "rate": 0.05}
 """Steps of four prompts: as many prompts as in 300 steps of one, the default of a bias."""
 MOVED = "updates at other layers"
 STEPS_BETWEEN_LOOKS = 4
-LOOKED_AT = 12
-"""Samples of a fit that is looked at, a quarter of which no step sees."""
 THRESHOLD = 0.25
 """Nats per token: a right answer whose tokens have a probability of .78 each."""
 LEARNT = ("q, k", "v, o", "mlp", "all", "scales and gains")
 """Forms whose order of learning is drawn."""
-FORMS = {
-    "q, k": "adapter",
-    "v, o": "adapter(targets='v,o')",
-    "mlp": "adapter(targets='mlp')",
-    "all": "adapter(targets='all')",
-    "scales and gains": "head_scales",
-    "scales alone": "head_scales(targets='logits')",
-    "gains alone": "head_scales(targets='gains')",
-    "q, k, gold always first": "adapter",
-}
+FORMS = (*LEARNT, "scales alone", "gains alone", "q, k, gold always first")
 
 
 def ends_and_middle(n_items: int, points: int) -> list[int]:
@@ -216,6 +196,27 @@ def left_out_family(seed: int) -> str:
     return next(NEW[index] for index in order if NEW[index] not in earlier)
 
 
+def alone(example: Example) -> Example:
+    """An example with the passage that holds the answer alone, in the first slot."""
+    assert example.gold_position is not None
+    begin = example.passages[0][0]
+    passage = example.text[slice(*example.passages[example.gold_position])]
+    text = example.text[:begin] + passage + example.text[example.passages[-1][1] :]
+    prompt = (
+        text if isinstance(example.prompt, str) else (*example.prompt[:-1], {**example.prompt[-1], "content": text})
+    )
+    return replace(
+        example,
+        prompt=prompt,
+        gold_position=0,
+        n_items=1,
+        passages=((begin, begin + len(passage)),),
+        gold_token=None,
+        gold_end=None,
+        n_tokens=None,
+    )
+
+
 def families(study: Study, seed: int) -> None:
     """Nested sets of families, and one that is left out of all."""
     generator, left_out = np.random.default_rng(seed), left_out_family(seed)
@@ -238,7 +239,7 @@ def families(study: Study, seed: int) -> None:
             task = LANGUAGE_TASKS.parse(FAMILIES[name])
             scores[f"{name} x{multiple}"] = study.beside(method, task.with_items(multiple * task.n_items), seed)
         asked = examples(study.model, FAMILIES[left_out], JUDGED, 1000 + seed, 1)
-        alone = [with_passages(one, [one.gold_position]) for one in asked]
+        alone = [alone(one) for one in asked]
         return {
             "fitted_to": fitted_to,
             "left_out": left_out,
@@ -250,65 +251,6 @@ def families(study: Study, seed: int) -> None:
 
     for n_families in NUMBERS if seed in SEEDS else MORE_NUMBERS:
         study.cell("families", f"{n_families} families, seed {seed}", lambda n=n_families: made(n))
-
-
-def draws(study: Study, seed: int) -> None:
-    """One number of rows or several, even draws or draws by loss."""
-
-    def made(rows: int, more: dict[str, Any]) -> dict[str, Any]:
-        calibration = examples(study.model, f"table(entries={rows})", SAMPLES // 4, 200 + seed, 5)
-        method = study.fit("adapter", calibration, seed, **more).method
-        scores = {
-            f"{multiple * ROWS} rows": study.beside(method, f"table(entries={multiple * ROWS})", seed, 5)
-            for multiple in MULTIPLES
-        }
-        return {"text": study.text(method), "scores": scores}
-
-    for rows, several in ((ROWS, {}), (MORE_ROWS, {"fewest": FEWEST})):
-        for drawn in ("even", "loss"):
-            name = f"{f'{FEWEST} to ' if several else ''}{rows} rows, {drawn}, seed {seed}"
-            study.cell("draws", name, lambda rows=rows, more={**several, "draws": drawn}: made(rows, more))
-
-
-def shuffled(method: Any, seed: int) -> Any:
-    """An adapter with its updates at other layers, of the same projections."""
-    ends: dict[str, list[str]] = {}
-    for name in method.updates:
-        before, _, after = name.partition(".layers.")
-        ends.setdefault(f"{before} {after.partition('.')[2]}", []).append(name)
-    generator = np.random.default_rng(seed)
-    depth = max(len(names) for names in ends.values())
-    order = generator.permutation(depth)
-    moved = {names[index]: method.updates[names[order[index]]] for names in ends.values() for index in range(depth)}
-    return adapter_of(method, moved)
-
-
-def forms(study: Study, seed: int) -> None:
-    """Where an adapter sits, the loss at every position as it is fitted, and controls."""
-    task = f"table(entries={ROWS})"
-
-    def made(name: str, *, moved: bool = False) -> dict[str, Any]:
-        calibration = examples(study.model, task, LOOKED_AT, 300 + seed, ROWS)
-        if "first" in name:
-            calibration = [example for example in calibration if example.gold_position == 0]
-        rate = 0.1 if FORMS[name].startswith("head_scales") else OPTIONS.rate
-        fitted = study.fit(FORMS[name], calibration, seed, held_out=0.25, rate=rate)
-        if moved:
-            return {"scores": study.beside(shuffled(fitted.method, seed), task, seed, ROWS)}
-        cell = {"numbers": fitted.how["numbers"], "text": study.text(fitted.method)}
-        cell["scores"] = study.beside(fitted.method, task, seed, ROWS)
-        cell["looks"] = fitted.how["held_out_loss_by_place"]
-        if name == "q, k":
-            cell["shuffled"] = study.beside(shuffled(fitted.method, seed), task, seed, ROWS)
-            asked = examples(study.model, task, JUDGED, 1000 + seed, ROWS)
-            alone = [with_passages(example, [example.gold_position]) for example in asked if not example.gold_position]
-            cell["oracle"] = judged(study.model, None, alone)
-        return cell
-
-    for name in FORMS:
-        study.cell("forms", f"{name}, seed {seed}", lambda name=name: made(name))
-    for name in ("v, o", "mlp", "all"):
-        study.cell("forms", f"{name}, {MOVED}, seed {seed}", lambda name=name: made(name, moved=True))
 
 
 def influence(study: Study, seed: int) -> None:
@@ -343,19 +285,6 @@ def samples(study: Study, seed: int) -> None:
             study.cell("samples", name, lambda method=method, size=size: made(method, size))
 
 
-def distractors(study: Study, seed: int) -> None:
-    """Few samples: their distractors as they are, shuffled, or exchanged for those of other samples."""
-    task = f"table(entries={ROWS})"
-
-    def made(how: str) -> dict[str, Any]:
-        calibration = examples(study.model, task, FEW, 400 + seed, ROWS)
-        fitted = study.fit("adapter", calibration, seed, distractors=how).method
-        return {"text": study.text(fitted), "scores": study.beside(fitted, task, seed, ROWS)}
-
-    for how in DISTRACTORS:
-        study.cell("distractors", f"{how}, seed {seed}", lambda how=how: made(how))
-
-
 def generated(model: Any, method: Any, asked: Sequence[Example]) -> list[list[float]]:
     """1 for every generated answer that begins with the right one, under a method of any sort."""
     responder: Any = LocalResponder(model)
@@ -379,7 +308,7 @@ def methods(study: Study, seed: int) -> None:
     asked = examples(study.model, task, JUDGED, 1000 + seed, ROWS)
 
     def made(name: str) -> dict[str, Any]:
-        if name in ("temperature", "initial_token"):
+        if name == "temperature":
             calibration = examples(study.model, task, FEW, 400 + seed, 3)
             method: Any = pb.fit(name, study.model, calibration).method
         else:
@@ -417,17 +346,14 @@ def oracle(study: Study, seed: int) -> None:
         scores = {}
         for name in NEW:
             asked = examples(study.model, FAMILIES[name], JUDGED, 1000 + seed, 1)
-            scores[name] = judged(study.model, None, [with_passages(one, [one.gold_position]) for one in asked])
+            scores[name] = judged(study.model, None, [alone(one) for one in asked])
         return {"scores": scores}
 
     study.cell("oracle", f"seed {seed}", made)
 
 
-QUESTIONS = {
-    question.__name__: question
-    for question in (influence, oracle, forms, families, draws, samples, distractors, methods, models)
-}
-SUBJECTS = {"distractors": (("demo", "float32"),), "methods": (("demo", "float32"),), "models": OTHERS}
+QUESTIONS = {question.__name__: question for question in (influence, oracle, families, samples, methods, models)}
+SUBJECTS = {"methods": (("demo", "float32"),), "models": OTHERS}
 """What is asked otherwise than of the demo model in bfloat16."""
 
 
@@ -436,10 +362,6 @@ def run(directory: Path, questions: Sequence[str]) -> None:
     import tasks  # noqa: F401  which registers the families
 
     torch.set_num_threads(1)
-    descent.STEPS_BETWEEN_CHECKS, descent.PATIENCE = (
-        STEPS_BETWEEN_LOOKS,
-        1000,
-    )  # looks at every position, to the last step
     directory.mkdir(parents=True, exist_ok=True)
     studies: dict[tuple[str, str], Study] = {}
     for seed in (*SEEDS, *MORE_SEEDS):

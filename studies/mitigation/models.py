@@ -42,7 +42,6 @@ from posbias.mitigation.judging.verdicts import (
     settle,
 )
 from posbias.mitigation.methods.recipe import write_recipe
-from posbias.mitigation.trial.side_effects import effort_of
 from posbias.runs.parts import below
 from posbias.runs.records import Record, plain, read_record
 from posbias.tasks.language import LANGUAGE_TASKS
@@ -113,7 +112,7 @@ def finish(run: str, out: str, model: str, task: str, measure: str = "logprob") 
         "arms": ["unchanged", *names[1:]],
         "judgement": judgement.as_record(),
         "curves": {measure: curves},
-        "effort": [asdict(effort_of(each)) for each in found],
+        "effort": [{"seconds": each.scalars["seconds"], "requests": each.scalars["examples"]} for each in found],
         "requirement": None,
         "left_out": ["ordinary text and short forms: the run was ended before them"],
     }

@@ -76,6 +76,19 @@ def test_bad_input_is_one_line(posbias, long_llama):
         assert refused_before or "homer" in message, "before any work"
 
 
+def test_what_is_no_longer_offered_is_refused_by_name(posbias, long_llama):
+    for arguments, message in (
+        (("--influence", "6"), "No such option: --influence"),
+        *(
+            (("--fit", f"{name}=1"), f"unexpected keyword argument '{name}'")
+            for name in ("draws", "fewest", "distractors")
+        ),
+    ):
+        done = posbias("mitigate", long_llama, *QUICK, *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr.splitlines()[-1], done.stderr
+
+
 def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(posbias, tmp_path):
     out = tmp_path / "run"
     given = ("--task", "key_value(pairs=3)", "--positions", "0,2", "--count", "6", "--calibration", "6")
@@ -92,7 +105,7 @@ def test_a_server_is_tried_with_methods_around_it_and_asked_for_nothing_twice(po
         asked = len(server.asked)
         record = json.loads((out / "record.json").read_text())
         assert record["scalars"]["judgement"]["measure"] == "accuracy"
-        assert [effort["tokens"] for effort in record["scalars"]["effort"]] == [12 * 55] * 3, "kept answers, too"
+        assert [effort["requests"] for effort in record["scalars"]["effort"]] == [12] * 3
         assert "not judged: the model is behind a server" in done.stdout
         again = posbias(*command, "--methods", "question_first,question_first(cue=True)", "--resume", "--json")
         assert json.loads(again.stdout)["run_id"] == record["run_id"]

@@ -240,7 +240,6 @@ def test_a_run_is_exported_with_its_verdict_and_what_it_costs(run, long_llama, t
             "On 6 samples of `key_value(pairs=2)` that no fit saw: **",
             "| position | log-probability per token, before | with it |",
             "- Ordinary text, loss per token: not judged: no windows were asked for",
-            "- Everyday conversations, divergence of replies: not measured.",
             "- Seconds per request in that trial: 0.",
         ):
             assert part in cards[name], part
@@ -251,8 +250,7 @@ def test_a_run_is_exported_with_its_verdict_and_what_it_costs(run, long_llama, t
 
     record, arm = read_record(run), "adapter(rank=1)"
     scalars = record.scalars
-    replies, text = ({"value": value, "low": 0.75 * value, "high": 2 * value} for value in (0.04, 0.006))
-    scalars["conversations"] = {arm: replies}
+    text = {"value": 0.006, "low": 0.0045, "high": 0.012}
     effect = {"value": text, "p": 1.0, "n_units": 40, "tolerance": 0.02, "unit": "nats"}
     (verdict,) = [verdict for verdict in scalars["judgement"]["verdicts"] if verdict["name"] == arm]
     verdict["effects"] = {"ordinary text": effect}
@@ -264,8 +262,6 @@ def test_a_run_is_exported_with_its_verdict_and_what_it_costs(run, long_llama, t
     pb.export(str(recipe), tmp_path / "costs", model=model)
     card = (tmp_path / "costs" / "README.md").read_text()
     assert "- Ordinary text, loss per token: +0.0060 nats [+0.0045, +0.0120]; accepted: 0.02." in card
-    assert "- Everyday conversations, divergence of replies: 0.040 nats per token [0.030, 0.080]." in card
-    assert "\n- Caveat: adapter(rank=1): replies to everyday requests change, too, by 0.040 [0.030, 0.080] nats" in card
     shutil.copy(recipe, tmp_path / "alone.json")
     shutil.copy(recipe.with_suffix(".safetensors"), tmp_path / "alone.safetensors")
     pb.export(tmp_path / "alone.json", tmp_path / "alone", model=model)

@@ -13,7 +13,8 @@ from posbias import LocalResponder, UsageError, mitigated
 from posbias.evaluation.responders import Request, passes
 from posbias.mitigation import MITIGATIONS as METHODS
 from posbias.mitigation import answering_under
-from posbias.mitigation.fitting.channel_search import ChannelOptions, fit_channel, positional_channels
+from posbias.mitigation.fitting import channel_search
+from posbias.mitigation.fitting.channel_search import fit_channel, positional_channels
 from posbias.mitigation.methods.positional_channel import PositionalChannel
 from posbias.tasks.language import KeyValue
 from tiny_families import CONFIGS, VOCABULARY, shaken_model
@@ -196,11 +197,12 @@ def test_the_candidate_under_which_answers_are_most_probable_is_taken(long_llama
     model = pb.load_model(str(long_llama), dtype="float64")
     examples = list(KeyValue(pairs=2).examples(model.tokenizer, count=4, seed=5))
     text = list(pb.load_prompts("default", model, n_positions=48, count=2, seed=0).token_ids)
-    options = ChannelOptions(factors=(0.0, -1.0), channels=2, finalists=3, first_layer=0, last_layer=1)
     with pytest.raises(UsageError, match="no channel is monotone in position in more than 0 layers"):
-        fit_channel(model, examples, text, options=options)  # two layers: none between the first two and the last
-    monkeypatch.setattr("posbias.mitigation.fitting.channel_search.positional_channels", lambda means, most: [5, 9])
-    method, how = fit_channel(model, examples, text, options=options)
+        fit_channel(model, examples, text)  # two layers: none between the first two and the last
+    monkeypatch.setattr(channel_search, "positional_channels", lambda means, most: [5, 9])
+    monkeypatch.setattr(channel_search, "FACTORS", (0.0, -1.0))
+    monkeypatch.setattr(channel_search, "FINALISTS", 3)
+    method, how = fit_channel(model, examples, text)
     first = how["one_prompt_each"]
     assert list(how["candidates"]) == sorted(first, key=first.get, reverse=True)[:3], "of four, three go on"
     assert how["candidates"][str(method)] == max(how["candidates"].values())

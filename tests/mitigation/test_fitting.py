@@ -15,18 +15,10 @@ from posbias.evaluation.responders.local import EncodedRequest
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.fitting import descent as fitting
-from posbias.mitigation.fitting.base import Checkpoint, fit_of
-from posbias.mitigation.fitting.calibration import (
-    contents,
-    everyday_conversations,
-    other_passages,
-    varied,
-    with_passages,
-    with_texts,
-)
+from posbias.mitigation.fitting.base import fit_of
+from posbias.mitigation.fitting.calibration import contents
 from posbias.mitigation.methods.recipe import read_recipe, samples_of_recipe, write_recipe
-from posbias.runs.parts import PartStore
-from posbias.tasks.language import LANGUAGE_TASKS, Documents, Items, KeyValue, locate
+from posbias.tasks.language import LANGUAGE_TASKS, KeyValue, locate
 from tiny_families import VOCABULARY, shaken_model
 
 QUICK = FitOptions(steps=40, rate=0.3, penalty=0.1, knots=(0, 1, 30, 150))
@@ -117,34 +109,6 @@ def numbers_of(method):
     return [float(number) for number in re.findall(r"-?\d+\.\d+(?:e-?\d+)?", str(method))]
 
 
-@pytest.mark.parametrize("method", ["key_bias", "adapter(rank=2)"])
-def test_a_killed_fit_goes_on_and_ends_with_the_same_numbers(method, model, calibration, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting, "STEPS_AT_ONCE", 2)
-    monkeypatch.setattr(fitting, "STEPS_BETWEEN_CHECKS", 3)
-    options = FitOptions(steps=7, knots=(0, 1, 90), seed=4, batch=2, held_out=0.25)
-    divergence, steps = fitting.step_on_text, []
-
-    def dying(*given, **named):
-        steps.append(1)
-        if len(steps) == 6:
-            raise KeyboardInterrupt
-        return divergence(*given, **named)
-
-    def fitted(resume):
-        steps.clear()
-        checkpoint = Checkpoint(PartStore(tmp_path, {}, resume=resume), "steps")
-        return fit(method, model, calibration, text=text, options=options, checkpoint=checkpoint)
-
-    whole = fit(method, model, calibration, text=text, options=options)
-    monkeypatch.setattr(fitting, "step_on_text", dying)
-    with pytest.raises(KeyboardInterrupt):
-        fitted(resume=False)
-    again = fitted(resume=True)
-    assert len(steps) == 3, "the four steps that were kept are not done again"
-    assert again.method == whole.method
-    assert again.how == whole.how
-
-
 @pytest.mark.parametrize(
     ("method", "more"), [("key_bias", {}), ("key_bias", {"from_question": True}), ("adapter", {"rate": 0.05})]
 )
@@ -207,114 +171,6 @@ def test_the_numbers_before_the_held_out_answers_get_worse_are_taken(model, cali
     assert mean == pytest.approx(min(losses), abs=1e-4), "adapters are kept in float32"
 
 
-def test_a_position_is_drawn_in_proportion_to_its_present_loss():
-    descent = fitting.Descent(np.zeros((1, 2)), present=np.array([np.nan, np.nan, np.nan]))
-    places = np.array([0, 0, 0, 1, 1, 2])
-    generator = np.random.default_rng(0)
-    unseen = np.bincount(places[descent.drawn(places, 6000, generator)])
-    np.testing.assert_allclose(unseen, 2000, rtol=0.1)
-    descent.seen(np.array([1.0, 3.0, 2.0]), np.array([0, 1, 1]))
-    np.testing.assert_allclose(descent.present, [1.0, 2.5, np.nan])
-    descent.seen(np.array([0.5]), np.array([2]))
-    descent.seen(np.array([2.0]), np.array([0]))
-    np.testing.assert_allclose(descent.present, [1.2, 2.5, 0.5])
-    drawn = np.bincount(places[descent.drawn(places, 8400, generator)])
-    np.testing.assert_allclose(drawn, [2400, 5000, 1000], rtol=0.1)
-
-
-def test_draws_by_loss_fit_lengths_up_to_those_that_are_given_and_go_on(model, text, tmp_path, monkeypatch):
-    """Its record says what unseen prompts cost at every place; a fit that goes on ends with the same numbers."""
-    monkeypatch.setattr(fitting, "STEPS_AT_ONCE", 2)
-    monkeypatch.setattr(fitting, "STEPS_BETWEEN_CHECKS", 2)
-    examples = list(KeyValue(pairs=3).examples(model.tokenizer, count=4, positions=[0, 2], seed=5))
-    options = FitOptions(steps=4, batch=2, held_out=0.25, rate=0.05, draws="loss", fewest=1)
-    checkpoint = Checkpoint(PartStore(tmp_path, {}, resume=False), "steps")
-    whole = fit("adapter(rank=1)", model, examples, text=text, options=options, checkpoint=checkpoint)
-    looks = np.array(whole.how["held_out_loss_by_place"])
-    assert looks.shape == (2, 2)
-    np.testing.assert_allclose(looks.mean(axis=1), whole.how["held_out_loss"], rtol=1e-5)
-    assert whole.how["prompt_tokens"][0] < min(len(model.tokenizer(example.prompt).input_ids) for example in examples)
-    resumed = Checkpoint(PartStore(tmp_path, {}, resume=True), "steps")
-    again = fit("adapter(rank=1)", model, examples, text=text, options=options, checkpoint=resumed)
-    assert again.how == whole.how
-    even = fit("adapter(rank=1)", model, examples, text=text, options=replace(options, draws="even"))
-    assert even.method != whole.method
-
-
-def test_distractors_left_out_leave_the_prompt_that_the_task_itself_makes():
-    (whole,) = Documents(documents=5).examples(None, count=1, positions=[3])
-    fewer = with_passages(whole, [1, 3, 4])
-    assert fewer.gold_position == 1
-    assert fewer.n_items == 3
-    passages = [whole.text[slice(*span)] for span in whole.passages]
-    assert [fewer.text[slice(*span)] for span in fewer.passages] == [passages[number] for number in (1, 3, 4)]
-    assert re.findall(r"Document \[(\d)\]", fewer.text) == ["1", "2", "3"]
-    assert fewer.text.rpartition("\n\n")[2] == whole.text.rpartition("\n\n")[2]
-    (chat,) = KeyValue(pairs=3, chat=True).examples(None, count=1, positions=[0])
-    assert json.loads(with_passages(chat, [0, 2]).text.partition("JSON data:\n")[2].partition("\n\n")[0])
-    kept = [varied(whole, np.random.default_rng(seed), fewest=2) for seed in range(40)]
-    assert {len(example.passages) for example in kept} == {2, 3, 4, 5}
-    assert all(example.answers[0] in example.text[slice(*example.passages[example.gold_position])] for example in kept)
-
-
-def passages_of(example):
-    return [example.text[slice(*span)] for span in example.passages]
-
-
-def tables(path, *, rows, count, position):
-    """Prompts of tables of goods, in which the price of one is asked for."""
-    goods = [f"{kind}{letter}" for kind in ("saw", "van", "hat", "cup", "pen") for letter in "abcd"]
-    lines = []
-    for sample in range(count):
-        named = goods[sample::count][:rows]
-        units = [f"| {name} | red | {100 + 7 * (sample + count * row)} |" for row, name in enumerate(named)]
-        question = f"What is the price of the {named[0]}?"
-        lines.append({"units": units, "moved": 0, "question": question, "answer": 100 + 7 * sample})
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return list(Items(file=str(path), rule="number").examples(None, count=count, positions=[position]))
-
-
-def test_distractors_are_shuffled_around_the_answer_and_exchanged_for_those_of_other_samples(tmp_path):
-    first, *others = tables(tmp_path / "rows.jsonl", rows=5, count=4, position=3)
-    own = passages_of(first)
-    shuffled = [varied(first, np.random.default_rng(seed), distractors="shuffled") for seed in range(20)]
-    assert all(sorted(passages_of(one)) == sorted(own) and passages_of(one)[3] == own[3] for one in shuffled)
-    assert len({one.text for one in shuffled}) > 10, "of 24 orders"
-    pool = other_passages(first, [first, *others])
-    assert not set(pool) & set(own)
-    exchanged = [varied(first, np.random.default_rng(seed), distractors="exchanged", others=pool) for seed in range(40)]
-    for one in exchanged:
-        assert (one.gold_position, one.n_items, passages_of(one)[3]) == (3, 5, own[3])
-        assert one.text.partition("\n\n")[2] == first.text.partition("\n\n")[2]
-        assert len(set(passages_of(one))) == 5
-    assert {passage for one in exchanged for passage in passages_of(one)} == {*own, *pool}
-    fewer = varied(first, np.random.default_rng(1), fewest=2, distractors="exchanged", others=pool)
-    assert passages_of(fewer)[fewer.gold_position] == own[3]
-
-
-def test_no_passage_is_exchanged_that_could_answer_the_question(tmp_path):
-    """It may neither hold the answer nor what the question, of the prompt's own passages, finds in the right one."""
-    (asked,) = tables(tmp_path / "rows.jsonl", rows=2, count=1, position=0)
-    gold, beside = passages_of(asked)
-    name, price = gold.split(" ")[1], asked.answers[0]
-
-    def allowed(*passages, of=asked):
-        other = with_texts(replace(asked, sample="another"), passages, 0)
-        return other_passages(of, [of, other])
-
-    assert allowed(f"| {name} | red | 1 |", "| brook | red | 1 |") == ["| brook | red | 1 |"]
-    assert allowed(f"| brook | red | {price} |", f"| brook | red | 9{price} |") == [f"| brook | red | 9{price} |"]
-    assert allowed(beside, "| brook | red | 1 |") == ["| brook | red | 1 |"], "not a second time"
-    assert allowed(f"| {name.upper()} | red | 1 |", "| is | it | 2 |") == ["| is | it | 2 |"]
-    # Each word of the question stands in another passage, too: what holds both is left out.
-    doubled = replace(with_texts(asked, ("red door 5", "red gate 6"), 0), answers=("5",))
-    text = doubled.text.replace(name, "red door")
-    doubled = replace(doubled, prompt=text)
-    beside_door = with_texts(doubled, ("red door 5", "blue door 7"), 0)
-    assert "red gate 1" in allowed("red gate 1", "old door 2", of=doubled)
-    assert allowed("a red door 1", "blue gate 2", of=beside_door) == ["blue gate 2"]
-
-
 def test_calibration_samples_choose_the_strength(model, calibration):
     options = FitOptions(steps=6, rate=0.3, penalty=0.0, knots=(0, 1, 90), strengths=(0.01, 1.0))
     found = fit("key_bias", model, calibration, options=options)
@@ -344,19 +200,13 @@ def test_a_high_penalty_keeps_ordinary_text(model, calibration, text):
     assert tight < loose / 10
 
 
-def test_fits_to_conversations_read_others_than_those_that_judge(long_llama):
+def test_fits_to_conversations_keep_everyday_conversations(long_llama):
     model = pb.load_model(str(long_llama))
     model.tokenizer.chat_template = "{% for message in messages %}<u>{{ message['content'] }}{% endfor %}<a>"
     for chat, n_conversations in ((False, 0), (True, 20)):
         examples = list(KeyValue(pairs=2, chat=chat).examples(model.tokenizer, count=4, seed=5))
         fitted = fit("key_bias", model, examples, options=FitOptions(steps=1, knots=(0, 1, 150)))
         assert fitted.how["conversations"] == n_conversations
-    read, judging = (
-        {model.tokenizer.decode(request.prompt) for request in everyday_conversations(model, judged=judged)}
-        for judged in (False, True)
-    )
-    assert len(read) == len(judging) == 20
-    assert not read & judging
 
 
 def test_what_stands_before_the_question_is_run_once_and_nothing_else_changes(model, calibration, text, monkeypatch):
@@ -540,15 +390,6 @@ def test_passages_may_be_given_as_texts(long_llama):
     ("arguments", "message"),
     [
         ({"calibration": 3}, "3 calibration samples given; at least 4"),
-        ({"fewest": 3}, "fit: fewest must be at most the 2 passages of a prompt, got 3"),
-        ({"method": "adapter", "fewest": 1, "bare": True}, "fewest needs prompts that list passages"),
-        ({"distractors": "shuffled", "bare": True}, "distractors='shuffled' needs prompts that list passages"),
-        ({"distractors": "mixed"}, "fit: distractors must be one of kept, shuffled, exchanged, got 'mixed'"),
-        (
-            {"distractors": "exchanged", "ordered": True},
-            "^fit: distractors must be 'kept' if the right answer depends on the order of passages, got 'exchanged'$",
-        ),
-        ({"draws": "worst"}, "fit: draws must be one of even, loss, got 'worst'"),
         ({"text": []}, "windows of ordinary text are needed"),
         ({"method": "ms_poe"}, "no parameters to fit|unknown mitigation"),
         ({"method": "key_bias", "from_question": True, "bare": True}, "from_question needs prompts with passages"),
@@ -566,10 +407,7 @@ def test_what_cannot_be_fitted_is_refused(model, calibration, text, arguments, m
         samples = [replace(example, passages=()) for example in samples]
     if "ending" in arguments:
         samples = [replace(example, passages=((0, len(example.text)),)) for example in samples]
-    if "ordered" in arguments:
-        samples = [replace(example, fixed_order=True) for example in samples]
-    allowed = ("from_question", "knots", "draws", "fewest", "distractors")
-    given = {name: arguments[name] for name in allowed if name in arguments}
+    given = {name: arguments[name] for name in ("from_question", "knots") if name in arguments}
 
     def fitted():
         options = FitOptions(**{"steps": 1, "knots": (0, 1), **given})

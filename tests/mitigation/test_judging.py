@@ -21,12 +21,11 @@ from posbias.mitigation.judging.judge import (
     judge,
 )
 from posbias.mitigation.judging.verdicts import APPLY, EVENS, GREW, HARM, NOTHING, OPEN, RAISES, SHRANK, STEADY, settle
-from posbias.mitigation.trial.result import ArmResult
-from posbias.mitigation.trial.side_effects import Effort
+from posbias.mitigation.trial.result import ArmResult, Effort
 from posbias.report.mitigate_wording import recommendation, warnings, words
 
 PLACES = (0, 1, 2)
-ARM = ArmResult("unchanged", "", Effort(1.0, 8, None), Reading(), "", None, None, "", "", needs_passages=False)
+ARM = ArmResult("unchanged", "", Effort(1.0, 8), Reading(), "", None, "", "", needs_passages=False)
 
 
 def paired(before, after, *, count=40, noise=0.2, seed=0):
@@ -208,8 +207,8 @@ def test_at_floor_and_ceiling_log_probabilities_decide():
     alone = choose_measure({"accuracy": 1 - low})
     assert (alone.measure, alone.level) == ("accuracy", pytest.approx(0.95))
     assert choose_measure({"logprob": logs}) == MeasureChoice("logprob")
-    assert "floor: 0.050 on average" in warnings(below, [ARM], 0.02)[0]
-    assert "ceiling: 0.950 on average" in warnings(alone, [ARM], 0.02)[0]
+    assert "floor: 0.050 on average" in warnings(below, [ARM])[0]
+    assert "ceiling: 0.950 on average" in warnings(alone, [ARM])[0]
     with pytest.raises(UsageError, match="nothing can be compared"):
         choose_measure({})
 

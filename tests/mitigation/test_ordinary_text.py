@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from torch.nn.functional import kl_div
 
 import posbias as pb
 from planted import PlantedMethod, PlantedResponder, trial_record
 from posbias import EvaluateOptions, LocalResponder, MitigateOptions, load_prompts
-from posbias.mitigation.fitting.calibration import everyday_conversations
 from posbias.mitigation.methods.base import FROM_QUESTION, NO_PASSAGES, REQUESTS
 from posbias.mitigation.methods.rotary import MsPoe
 from posbias.mitigation.trial.ordinary_text import JUDGED_FILES, SERVER, UNASKED, judged_windows, measure_text
@@ -62,36 +60,6 @@ def test_ms_poe_is_given_a_whole_window_as_one_passage(long_llama):
             logits = changed.outputs(changed.embed(changed.token_tensor([window.tolist()])), list(range(31))).logits[0]
         logprobs = logits.log_softmax(-1).numpy()[np.arange(31), window[1:]]
         assert nats == pytest.approx(-logprobs.mean(), rel=1e-5)
-
-
-CHAT = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}<assistant>"
-
-
-def test_everyday_conversations_are_measured_if_the_prompts_are_conversations(long_llama):
-    model = pb.load_model(str(long_llama), dtype="float64")
-    model.tokenizer.chat_template = CHAT
-    acting, still = "key_bias(biases='gamma_key(alpha=0.02)')", "temperature(scale=0.001)"
-    asked = options(acting, still, "repeat_prompt", documents=2)
-    assert trial_record("key_value(pairs=2)", LocalResponder(model), asked).scalars["conversations"] == {}
-    record = trial_record("key_value(pairs=2, chat=True)", LocalResponder(model), asked)
-    measured = record.scalars["conversations"]
-    assert set(measured) == {acting, still}, "what changes requests alone changes no conversation"
-    assert measured[still]["value"] == 0 < measured[acting]["low"] < measured[acting]["value"]
-    # As the Kullback-Leibler divergence of torch, of every conversation alone.
-    divergences = []
-    for request in everyday_conversations(model, judged=True):
-        tokens = model.token_tensor([[*request.prompt, *request.answer]])
-        rows = list(range(len(request.prompt) - 1, tokens.shape[1] - 1))
-        unchanged = model.outputs(model.embed(tokens), rows).logits[0].log_softmax(-1)
-        with pb.mitigated(model, acting) as changed:
-            logprobs = changed.outputs(changed.embed(tokens), rows).logits[0].log_softmax(-1)
-        divergences.append(kl_div(logprobs, unchanged, reduction="batchmean", log_target=True).item())
-    assert len(divergences) == 20
-    assert measured[acting]["value"] == pytest.approx(np.mean(divergences), rel=1e-9)
-    record.resolved["tolerance"] = measured[acting]["low"] / 2
-    report = report_of(record)
-    assert [row[7].startswith("0.000 nats") for row in report.summary[0].cells[1:3]] == [False, True]
-    assert [line for line in report.caveats if line.startswith(f"{acting}: replies to everyday requests change")]
 
 
 def test_without_windows_or_behind_a_server_the_page_says_so(long_llama):

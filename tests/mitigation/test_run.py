@@ -26,7 +26,7 @@ from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalOptions, Response
 from posbias.evaluation.responders.thoughts import UNFINISHED
 from posbias.mitigation import MITIGATIONS, MitigationTrial, PromptMitigation
-from posbias.mitigation.fitting import calibration
+from posbias.mitigation.fitting import calibration, descent
 from posbias.mitigation.judging.verdicts import HARM, NOTHING, RAISES, WITHHELD
 from posbias.mitigation.methods.key_bias import ContextBias
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET, write_recipe
@@ -160,6 +160,44 @@ def test_a_run_goes_on_with_other_methods_and_fits_nothing_again(long_llama, mon
     further = asked("temperature", "context_bias", "repeat_prompt")
     assert further.scalars["fits"] == record.scalars["fits"]
     assert fitted == ["temperature", "context_bias"]
+
+
+def test_a_fit_that_was_killed_starts_anew_and_ends_with_the_same_numbers(long_llama, tmp_path, monkeypatch):
+    responder = LocalResponder(load_model(str(long_llama), dtype="float64"), LocalOptions())
+    given = MitigateOptions(
+        methods="adapter",
+        calibration=5,
+        evaluation=EvaluateOptions(count=2, generate=False, resume=True),
+        documents=0,
+        short=False,
+        fitting=FitOptions(steps=5, batch=2, penalty=0.0),
+    )
+    whole = trial_record("key_value(pairs=2)", responder, given)
+    step, steps = descent.Loss.of_answers, []
+
+    def dying(*given):
+        steps.append(1)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+        return step(*given)
+
+    monkeypatch.setattr(descent.Loss, "of_answers", dying)
+    with pytest.raises(KeyboardInterrupt):
+        trial_record("key_value(pairs=2)", responder, given, directory=tmp_path)
+    again = trial_record("key_value(pairs=2)", responder, given, directory=tmp_path)
+    assert again.scalars["fits"] == whole.scalars["fits"]
+    np.testing.assert_array_equal(again.arrays["scores/logprob/1"], whole.arrays["scores/logprob/1"])
+
+
+def test_a_record_with_what_is_no_longer_measured_is_read_and_shown():
+    """Influence and replies to everyday requests; the numbers stay in the record."""
+    record = read_record(Path(__file__).parents[2] / "studies" / "mitigation" / "records" / "demo_documents_influence")
+    record.scalars["conversations"] = {"pine": {"value": 0.1, "low": 0.05, "high": 0.2}}
+    assert record.scalars["influence"]["changes"].keys() <= set(record.scalars["arms"])
+    report = report_of(record)
+    assert report.verdict
+    assert "influence under attention_sorting: requests" in report.left_out
+    assert html_of(report)
 
 
 def test_calibration_and_test_must_not_overlap(tmp_path):
@@ -370,7 +408,6 @@ def test_workers_answer_as_this_process_does(long_llama, tmp_path, monkeypatch):
     for arm in range(3):
         name = f"scores/logprob/{arm}"
         np.testing.assert_allclose(record.arrays[name], alone.arrays[name], rtol=1e-4)
-    assert record.scalars["effort"][1]["tokens"] > 0
     with pytest.raises(UsageError, match="workers load the model themselves, so they go with a local one"):
         trial_record(TASK, PlantedResponder(CURVE), replace(shared, methods=[IDLE]))
 

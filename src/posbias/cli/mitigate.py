@@ -57,10 +57,6 @@ class MethodFlags:
         float, typer.Option(help="Largest acceptable loss increase on ordinary text (nats per token).", min=0.0)
     ] = 0.02
     short: Annotated[bool, typer.Option(help="Also test short forms: the gold document alone, none; two pairs.")] = True
-    influence: Annotated[
-        int,
-        typer.Option(help="Test samples on which influence is measured before and after; claims need 6.", min=0),
-    ] = 0
 
 
 @options.grouped
@@ -126,6 +122,5 @@ def _settings(
         text=chosen.text,
         tolerance=chosen.tolerance,
         short=chosen.short,
-        influence=chosen.influence,
         require=gate.requirement,
     )

@@ -162,14 +162,12 @@ def _cost_lines(card: Card) -> list[str]:
     if card.judged is None:
         return []
     trial, arm = card.judged
-    replies = "not measured" if arm.conversations is None else arm.conversations.text(".3f", unit=" nats per token")
     before, after = map(seconds_each, (trial.arms[0], arm))
-    caveats = [*caveats_of(trial.record), *warnings(trial.choice, (trial.arms[0], arm), trial.tolerance)]
+    caveats = [*caveats_of(trial.record), *warnings(trial.choice, (trial.arms[0], arm))]
     return [
         "## What does it cost?",
         "",
         f"- Ordinary text, loss per token: {text_change(_verdict(trial, arm), arm)}; accepted: {trial.tolerance:g}.",
-        f"- Everyday conversations, divergence of replies: {replies}.",
         f"- Seconds per request in that trial: {after}, without it {before}.",
         *(f"- Caveat: {caveat}." for caveat in caveats),
         "",

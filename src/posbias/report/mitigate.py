@@ -9,7 +9,6 @@ from inspect import getdoc
 
 import numpy as np
 
-from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.display.figures import MEASURED, Curve, Figure, interval_curves, run_strokes
 from posbias.display.wording import label
 from posbias.errors import UsageError
@@ -18,9 +17,7 @@ from posbias.evaluation.evaluation import MEASURES
 from posbias.evaluation.reading import UNJUDGED
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation
 from posbias.mitigation.methods.recipe import PASSAGES_SNIPPET, QUESTION_ADDITION, SNIPPET
-from posbias.mitigation.trial.arms import UNCHANGED
-from posbias.mitigation.trial.influence import OVER_POSITIONS
-from posbias.mitigation.trial.result import InfluenceOutcome, MitigationTrial, Tie
+from posbias.mitigation.trial.result import MitigationTrial
 from posbias.report.evaluate import measure_words, requirement_text
 from posbias.report.export import adapter_commands, gguf_commands, merged_commands
 from posbias.report.layout import caveats_of, sample_notices
@@ -70,11 +67,11 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         record.title,
         kicker="posbias · methods against position bias, judged",
         notices=sample_notices(record),
-        verdict=[*recommendation(judgement), *required, *_influence_lines(trial)],
+        verdict=[*recommendation(judgement), *required],
         basis=f"{n_samples} samples that no fit used",
         caveats=[
             *caveats_of(record),
-            *warnings(trial.choice, trial.arms, trial.tolerance),
+            *warnings(trial.choice, trial.arms),
             *([FORM] if judgement.measure == "logprob" else []),
         ],
         summary=[_verdict_table(trial)],
@@ -82,9 +79,8 @@ def mitigation_report(trial: MitigationTrial) -> Report:
         note=NOTE,
         folded={
             "Why each verdict": [_reason_table(trial)],
-            "Every number": [_change_table(trial), _effect_table(trial), _level_table(trial), _effort_table(trial)],
+            "Every number": [_change_table(trial), _effect_table(trial), _level_table(trial)],
             **_ending_table(trial),
-            **_influence_tables(trial),
             **_use(trial),
         },
         left_out=list(trial.left_out),
@@ -92,78 +88,9 @@ def mitigation_report(trial: MitigationTrial) -> Report:
     )
 
 
-def _influence_lines(trial: MitigationTrial) -> list[str]:
-    """The change of influence under the recommended method, or the only one, and whether scores follow influence."""
-    influence = trial.influence
-    return [] if influence is None else [*_moved(influence, trial.judgement.recommended), *_tied(trial, influence)]
-
-
-def _moved(influence: InfluenceOutcome, recommended: str | None) -> list[str]:
-    changes = {name: change for name, change in influence.average.items() if name != UNCHANGED}
-    names = [recommended] if recommended in changes else list(changes)
-    if len(names) != 1 or names[0] is None or influence.samples < UNITS_FOR_CLAIM:
-        return []
-    name, before = names[0], influence.average[UNCHANGED].value
-    change = changes[name]
-    if change.value == 0 and not (np.isfinite(change.low) or np.isfinite(change.high)):
-        return [
-            f"{name} leaves the influence of the answer's item exactly as it was: {before:.3f} of the prompt's, on "
-            "average."
-        ]
-    verb = "does not demonstrably change the influence of"
-    if change.excludes(0.0):
-        verb = "gives more influence to" if change.value > 0 else "takes influence from"
-    return [
-        f"{name} {verb} the answer's item: on average its share changes by {change.text('+.3f')} from {before:.3f}."
-    ]
-
-
-def _tied(trial: MitigationTrial, influence: InfluenceOutcome) -> list[str]:
-    """A sentence that says if scores follow influence, in the measure that decided if it was tied."""
-    ties = [tie for tie in influence.ties if tie.what == OVER_POSITIONS]
-    if not ties:
-        return []
-    tie = next((tie for tie in ties if tie.measure == trial.judgement.measure), ties[0])
-    follows = "is not established to follow influence"
-    if tie.established:
-        follows = "follows influence" if tie.value.value > 0 else "falls as influence rises"
-    return [
-        f"When methods move influence to or from the answer's item, {label(MEASURES, tie.measure)} {follows}.",
-        f"Rank correlation of both changes over positions, within methods: {_tie_text(tie)}, {tie.n_samples} samples.",
-    ]
-
-
-def _tie_text(tie: Tie) -> str:
-    return f"{tie.value}" + ("" if tie.adjusted_p is None else f" (p {tie.adjusted_p:.2g}, corrected)")
-
-
-def _influence_tables(trial: MitigationTrial) -> dict[str, list[Table]]:
-    """Influence on the item that holds the answer, before and after, and the correlation of its changes."""
-    influence = trial.influence
-    if influence is None:
-        return {}
-    header = ["", *(f"at {position}" for position in trial.judgement.positions)]
-    rows = {"unchanged": influence.before, "uniform: its share of the tokens": influence.uniform}
-    levels = [[name, *map(str, means)] for name, means in rows.items()]
-    changes = [[f"{name}, change", *(mean.text("+.3f") for mean in means)] for name, means in influence.changes.items()]
-    ties = [
-        [tie.what, label(MEASURES, tie.measure), _tie_text(tie), "yes" if tie.established else "no"]
-        for tie in influence.ties
-    ]
-    about = f"Influence on the answer's item ({influence.kind}, share of the prompt's, {influence.samples} samples)"
-    columns = ["", "scores", "rank correlation [95 %]", "established"]
-    return {
-        "Influence before and after": [
-            Table(f"{about}, by the item's position", header, [*levels, *changes]),
-            Table("Change of influence beside change of scores", columns, ties),
-        ]
-    }
-
-
 def _verdict_table(trial: MitigationTrial) -> Table:
     """Model x method: the changes, and the verdict that follows."""
     judgement = trial.judgement
-    conversations = any(arm.conversations is not None for arm in trial.arms)
     header = [
         "model",
         "method",
@@ -172,21 +99,16 @@ def _verdict_table(trial: MitigationTrial) -> Table:
         "worst position, change",
         "best minus worst, change",
         "ordinary text",
-        *(["everyday conversations"] if conversations else []),
         "seconds per request",
     ]
     # Levels of the unchanged model, on the samples of the first method that has enough.
     before = next((verdict.before for verdict in judgement.verdicts if verdict.before is not None), None)
     levels = [MISSING] * 3 if before is None else [str(before.mean), str(before.worst), str(before.spread)]
-    blanks = [MISSING] * (1 + conversations)
-    rows = [[trial.model, "unchanged", MISSING, *levels, *blanks, seconds_each(trial.arms[0])]]
+    rows = [[trial.model, "unchanged", MISSING, *levels, MISSING, seconds_each(trial.arms[0])]]
     for number, verdict in enumerate(judgement.verdicts, start=1):
         changes = [_changed(verdict.changes.get(name)) for name in (MEAN, WORST, SPREAD)]
-        texts = [text_change(verdict, trial.arms[number])]
-        if conversations:
-            diverging = trial.arms[number].conversations
-            texts.append(MISSING if diverging is None else diverging.text(".3f", unit=" nats"))
-        rows.append([trial.model, verdict.name, words(verdict), *changes, *texts, seconds_each(trial.arms[number])])
+        text = text_change(verdict, trial.arms[number])
+        rows.append([trial.model, verdict.name, words(verdict), *changes, text, seconds_each(trial.arms[number])])
     return Table(f"{trial.task}: what each method does", header, rows)
 
 
@@ -293,20 +215,6 @@ def _level_table(trial: MitigationTrial) -> Table:
         for key, name in {"mean": "mean", "worst": "worst position", "spread": "spread"}.items()
     ]
     return Table("Levels before and after", ["method", "of", "before", "after"], cells)
-
-
-def _effort_table(trial: MitigationTrial) -> Table:
-    cells = []
-    for arm in trial.arms:
-        effort = arm.effort
-        per_request = [
-            MISSING if not effort.requests or total is None else f"{total / effort.requests:.4g}"
-            for total in (effort.seconds, effort.tokens)
-        ]
-        cells.append([arm.name, str(effort.requests), *per_request])
-    header = ["method", "requests", "seconds each", "tokens each"]
-    title = "What requests took: tokens that the model was run on, a method's own passes among them"
-    return Table(title, header, cells)
 
 
 def _ending_table(trial: MitigationTrial) -> dict[str, list[Table]]:

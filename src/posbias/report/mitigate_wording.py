@@ -190,14 +190,9 @@ def dependence_text(verdict: Verdict) -> str:
     return f"{fate}: best minus worst position goes from {before:.2f} to {after:.2f} ({change})"
 
 
-def warnings(choice: MeasureChoice, arms: Sequence[ArmResult], tolerance: float) -> list[str]:
-    """What the verdicts do not say: everyday replies that change, the choice of measure, unjudged answers."""
-    lines = [
-        f"{arm.name}: replies to everyday requests change, too, by {arm.conversations.text('.3f')} nats per token "
-        f"(divergence; ordinary text may lose {tolerance:g})"
-        for arm in arms
-        if arm.conversations is not None and arm.conversations.low > tolerance
-    ]
+def warnings(choice: MeasureChoice, arms: Sequence[ArmResult]) -> list[str]:
+    """What the verdicts do not say: the choice of measure, unjudged answers."""
+    lines = []
     instead = f"methods are judged by {measure_words(choice.measure)} instead"
     if choice.undecided:
         lines.append(f"No verdict by answers: {choice.undecided}; {instead}")

@@ -18,21 +18,16 @@ from posbias.checks import check_choice, check_number, check_seed, check_size, c
 from posbias.display.showing import Presented, Shown
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
-from posbias.limits import AT_ONCE, ITEMS, UPDATES
-from posbias.mitigation.fitting.calibration import DISTRACTORS, KEPT, best_of, check_samples
+from posbias.limits import AT_ONCE, UPDATES
+from posbias.mitigation.fitting.calibration import best_of, check_samples
 from posbias.mitigation.methods.base import BRIEF, MITIGATIONS, Method, check_strength
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.registry import Registry
-from posbias.runs.parts import PartStore
 from posbias.runs.records import plain
 from posbias.tasks.language import Example
 
 SHARING = ("none", "heads", "layers", "both")
 """What has numbers in common: nothing; the heads of a layer; the layers, head by head; all heads of all layers."""
-
-EVEN, BY_LOSS = "even", "loss"
-DRAWS = (EVEN, BY_LOSS)
-"""How prompts are drawn: all equally often, or those of a position in proportion to its present loss."""
 
 Windows = Sequence[Int64[np.ndarray, "_"]]
 
@@ -60,14 +55,6 @@ class FitOptions:
     held_out: float | None = None
     """Share of the calibration samples that no step sees, in [0, 1). The fit stops when their answers become no more
     probable, and keeps the numbers with which they were most probable; None: 0 for biases, .2 for adapters."""
-    draws: str = EVEN
-    """`even`: every calibration prompt equally often; `loss`: positions in proportion to their present loss."""
-    fewest: int | None = None
-    """Drop distractors from prompts at random, keeping at least this many passages, >= 1, so that lengths vary; None:
-    keep all."""
-    distractors: str = KEPT
-    """`kept` as they are; `shuffled`: in random order; `exchanged`: in random order, drawn from the passages of all
-    samples that steps see, without those that might answer the question (`calibration.other_passages`)."""
     penalty: float = 1.0
     """Weight of the divergence on ordinary text, and on everyday conversations if the task has such prompts, >= 0;
     unused if the bias acts from the question on."""
@@ -97,7 +84,7 @@ class FitOptions:
     def __post_init__(self) -> None:
         for name in ("knots", "strengths"):
             object.__setattr__(self, name, tuple(map(plain, getattr(self, name))))
-        for name, limit in (("steps", UPDATES), ("batch", AT_ONCE), ("together", AT_ONCE), ("fewest", ITEMS)):
+        for name, limit in (("steps", UPDATES), ("batch", AT_ONCE), ("together", AT_ONCE)):
             if getattr(self, name) is not None:
                 check_size(f"fit: {name}", getattr(self, name), limit)
         if self.rate is not None:
@@ -106,8 +93,6 @@ class FitOptions:
             check_number("fit: held_out", self.held_out, below=1.0)
         check_number("fit: penalty", self.penalty)
         check_choice("fit: shared", self.shared, SHARING)
-        check_choice("fit: draws", self.draws, DRAWS)
-        check_choice("fit: distractors", self.distractors, DISTRACTORS)
         check_seed(self.seed)
         for strength in self.strengths:
             check_strength("fit", strength)
@@ -137,15 +122,6 @@ class Calibration:
     def count(self) -> dict[str, int]:
         """Numbers of samples and prompts, for a recipe; too few samples are refused."""
         return {"calibration_samples": check_samples(self.examples), "calibration_prompts": len(self.examples)}
-
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """The place where an unfinished fit is kept: a piece of a run's parts."""
-
-    store: PartStore
-    piece: str
-    """Name of the piece, which no other fit of the run has."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,7 +157,7 @@ class Fit(ABC):
     """The method has no parameters unless it is fitted."""
 
     @abstractmethod
-    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
+    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
         """The method at full strength, and how it was found, without the samples."""
 
     def reads_text(self, options: FitOptions) -> bool:
@@ -200,7 +176,7 @@ class GridFit(Fit):
         """True if a parameter has no default."""
         return any(field.default is MISSING for field in fields(self.method))
 
-    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
+    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
         """Score the answers under every candidate."""
         counts, network = calibration.count(), calibration.network
         grid = self.method.grid

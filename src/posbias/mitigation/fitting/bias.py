@@ -19,7 +19,7 @@ from posbias.architecture.keys import log_spline_basis
 from posbias.errors import UsageError
 from posbias.interventions.keys import KeyBiased, KeyLogits, biased
 from posbias.measurement.blocks import checkpointed
-from posbias.mitigation.fitting.base import FITS, Calibration, Checkpoint, FitOptions, Fitted
+from posbias.mitigation.fitting.base import FITS, Calibration, FitOptions, Fitted
 from posbias.mitigation.fitting.gradient_fit import GradientFit
 from posbias.mitigation.methods.base import Method, Mitigation
 from posbias.mitigation.methods.key_bias import BEFORE, ContextBias, KeyBiasMethod
@@ -132,11 +132,11 @@ class KeyBiasFit(BiasFit):
 
     method = KeyBiasMethod
 
-    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
+    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
         """Descend, with knots alone."""
         if not options.knots:
             raise UsageError(f"fit: {self.method.name} needs knots; allowed without any is {ContextBias.name}")
-        return super().fit(calibration, options=options, checkpoint=checkpoint)
+        return super().fit(calibration, options=options)
 
     def settled(self, options: FitOptions) -> FitOptions:
         """Scales go with biases from the question on, a penalty with all others."""

@@ -3,9 +3,7 @@
 import hashlib
 import json
 import math
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from jaxtyping import Int64
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.local import EncodedRequest, encode_requests
+from posbias.evaluation.responders.local import encode_requests
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import Mitigation
 from posbias.models.hugging_face import HuggingFaceModel
@@ -27,10 +25,6 @@ from posbias.tasks.language import Example
 
 DISTINCT = 32
 """Characters from which on a passage is taken to belong to one sample alone."""
-KEPT, SHUFFLED, EXCHANGED = "kept", "shuffled", "exchanged"
-DISTRACTORS = (KEPT, SHUFFLED, EXCHANGED)
-"""What is done with the passages around the one that holds the answer, anew in every round through the prompts."""
-WORD = re.compile(r"\w+")
 LEAST_SAMPLES = 4
 """Calibration samples below which a fit is refused: it would learn them by heart."""
 FIT_WINDOWS = 32
@@ -60,143 +54,14 @@ def text_beside(judging: str, model: HuggingFaceModel, *, length: int, seed: int
 
 
 def conversations_beside(model: HuggingFaceModel, examples: Sequence[Example]) -> list[Int64[np.ndarray, "_"]]:
-    """Everyday conversations for fits, if the examples are conversations; none of them judges."""
-    if not holds_conversations(examples):
+    """Everyday requests with their replies for fits, those that fit into the context, if examples are conversations."""
+    if all(isinstance(example.prompt, str) for example in examples):
         return []
-    return [np.concatenate([request.prompt, request.answer]) for request in everyday_conversations(model, judged=False)]
-
-
-def holds_conversations(examples: Iterable[Example]) -> bool:
-    """True if a prompt is a conversation: everyday ones are then kept, and measured, beside ordinary text."""
-    return not all(isinstance(example.prompt, str) for example in examples)
-
-
-def everyday_conversations(model: HuggingFaceModel, *, judged: bool) -> list[EncodedRequest]:
-    """A request and its reply each, in tokens, if they fit into the context: those that judge, or those for fits."""
     file = resources.files("posbias.prompts") / "corpus" / "conversations.jsonl"
-    exchanges = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][int(judged) :: 2]
+    exchanges = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     requests = [Request(prompt=messages[:-1], answer=messages[-1]["content"]) for messages in exchanges]
-    encoded = encode_requests(model.tokenizer, requests)
-    most = model.max_positions or math.inf
-    return [request for request in encoded if len(request.prompt) + len(request.answer) <= most]
-
-
-def with_passages(example: Example, passages: Sequence[int]) -> Example:
-    """An example with some of its passages, ascending, that with the answer among them; they take the first slots."""
-    gold = passages.index(example.gold_position) if example.gold_position is not None else None
-    return with_texts(example, [_passage(example, passage) for passage in passages], gold)
-
-
-def with_texts(example: Example, texts: Sequence[str], gold: int | None) -> Example:
-    """An example with these texts in its first slots, that with the answer at `gold`; further slots are left out."""
-    text, places, copied = "", [], 0
-    for slot, passage in enumerate(texts):
-        begin, end = example.passages[slot]
-        text += example.text[copied:begin]
-        places.append((len(text), len(text) + len(passage)))
-        text, copied = text + passage, end
-    text += example.text[example.passages[-1][1] :]
-    prompt = (
-        text if isinstance(example.prompt, str) else (*example.prompt[:-1], {**example.prompt[-1], "content": text})
-    )
-    return replace(
-        example,
-        prompt=prompt,
-        gold_position=gold,
-        n_items=len(texts),
-        passages=tuple(places),
-        gold_token=None,
-        gold_end=None,
-        n_tokens=None,
-    )
-
-
-def check_varied(examples: Iterable[Example], *, fewest: int | None, distractors: str) -> None:
-    """Refuse prompts without passages around the right one, with too few, or whose order is part of the question."""
-    for example in examples:
-        n_passages = len(example.passages)
-        if example.gold_position is None or not n_passages:
-            name = "fewest" if distractors == KEPT else f"distractors={distractors!r}"
-            raise UsageError(f"fit: {name} needs prompts that list passages, one of which holds the answer")
-        if distractors != KEPT and example.fixed_order:
-            raise UsageError(
-                f"fit: distractors must be {KEPT!r} if the right answer depends on the order of passages, got "
-                f"{distractors!r}"
-            )
-        if fewest is not None and fewest > n_passages:
-            raise UsageError(f"fit: fewest must be at most the {n_passages} passages of a prompt, got {fewest}")
-
-
-def varied(
-    example: Example,
-    generator: np.random.Generator,
-    *,
-    fewest: int | None = None,
-    distractors: str = KEPT,
-    others: Sequence[str] = (),
-) -> Example:
-    """An example whose distractors are dropped, shuffled or exchanged as `FitOptions` say; the answer keeps its place.
-
-    If distractors are dropped, it keeps its place among those that are left. `others` are the passages of other
-    samples that may stand in their place (`other_passages`).
-    """
-    gold, n_passages = example.gold_position, len(example.passages)
-    assert gold is not None, "see check_varied"
-    stay = [passage for passage in range(n_passages) if passage != gold]
-    if fewest is not None:
-        count = int(generator.integers(fewest, n_passages + 1)) - 1
-        stay = sorted(map(int, generator.choice(stay, count, replace=False)))
-    place, texts = sum(passage < gold for passage in stay), [_passage(example, passage) for passage in stay]
-    if distractors != KEPT:
-        pool = [*texts, *others] if distractors == EXCHANGED else texts
-        texts = [pool[index] for index in generator.choice(len(pool), len(texts), replace=False)]
-    return with_texts(example, [*texts[:place], _passage(example, gold), *texts[place:]], place)
-
-
-def other_passages(example: Example, samples: Iterable[Example]) -> list[str]:
-    """Passages of other samples that may stand in this prompt, each once, as far as they cannot answer its question.
-
-    A passage is left out if it holds an accepted answer, or a word of the question that, of the prompt's own passages,
-    only the right one holds; without such a word, if it holds all words that the question and the right one share.
-    """
-    assert example.gold_position is not None, "see check_varied"
-    passages = [_passage(example, passage) for passage in range(len(example.passages))]
-    gold = _words(passages[example.gold_position])
-    around = example.text[: example.passages[0][0]] + " " + example.text[example.passages[-1][1] :]
-    shared = _words(around) & gold
-    beside = [_words(passage) for number, passage in enumerate(passages) if number != example.gold_position]
-    telling = shared - set().union(*beside)
-    answers = [_spaced(answer) for answer in (*example.answers, *example.companions)]
-    allowed: dict[str, None] = {}
-    for sample in samples:
-        for number in range(len(sample.passages) if sample.sample != example.sample else 0):
-            passage = _passage(sample, number)
-            words = _words(passage)
-            asked_for = bool(words & telling) if telling else bool(shared) and shared <= words
-            says_answer = any(answer in _spaced(passage) for answer in answers)
-            if passage not in passages and not asked_for and not says_answer:
-                allowed[passage] = None
-    return list(allowed)
-
-
-def _passage(example: Example, number: int) -> str:
-    return example.text[slice(*example.passages[number])]
-
-
-def _words(text: str) -> set[str]:
-    return set(_spaced(text).split())
-
-
-def _spaced(text: str) -> str:
-    """The words of a text without case and punctuation, between spaces, so that whole words are found in it."""
-    return f" {' '.join(WORD.findall(text.casefold()))} "
-
-
-def places_of(examples: Sequence[Example], given: Sequence[Example]) -> list[int]:
-    """The place of every answer, as the nearest of the relative places, numbered from the front, of those given."""
-    relative = [[(e.gold_position or 0) / max(1, e.n_items - 1) for e in listed] for listed in (examples, given)]
-    known = np.unique(np.round(relative[1], 6))
-    return [int(np.abs(known - place).argmin()) for place in relative[0]]
+    encoded = [np.concatenate([one.prompt, one.answer]) for one in encode_requests(model.tokenizer, requests)]
+    return [tokens for tokens in encoded if len(tokens) <= (model.max_positions or math.inf)]
 
 
 def contents(examples: Sequence[Example]) -> set[str]:

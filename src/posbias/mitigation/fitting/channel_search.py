@@ -8,18 +8,15 @@ the window here, and which searches with factor 0 alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64
 
-from posbias.checks import check_number, check_size
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
-from posbias.limits import REPEATS
-from posbias.mitigation.fitting.base import FITS, Calibration, Checkpoint, Fit, FitOptions, Fitted, Windows
+from posbias.mitigation.fitting.base import FITS, Calibration, Fit, FitOptions, Fitted, Windows
 from posbias.mitigation.fitting.calibration import answer_logprob, best_of, check_samples
 from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.methods.positional_channel import PositionalChannel
@@ -32,30 +29,12 @@ SKIPPED_MONOTONE, SKIPPED_SMOOTH = 0.3, 0.2
 """Shares of a window whose first positions do not count: 300 and 200 of 1000 in the released code."""
 SMOOTHING = (10, 3)
 """Width and order of the Savitzky-Golay filter under the second differences."""
-
-
-@dataclass(frozen=True)
-class ChannelOptions:
-    """How a positional channel is searched."""
-
-    factors: tuple[float, ...] = (0.5, 0.0, -0.5, -1.0)
-    """Factors that are tried."""
-    channels: int = 10
-    """Number of monotone channels that are tried, the smoothest first, >= 1."""
-    finalists: int = 4
-    """Candidates that are judged on all calibration prompts, >= 1."""
-    first_layer: int | None = None
-    """Layers and queries that are changed, as in `PositionalChannel`."""
-    last_layer: int | None = None
-    from_question: bool = False
-
-    def __post_init__(self) -> None:
-        check_size("fit_channel: channels", self.channels, REPEATS)
-        check_size("fit_channel: finalists", self.finalists, REPEATS)
-        if not self.factors:
-            raise UsageError("fit_channel: factors must not be empty")
-        for factor in self.factors:
-            check_number("fit_channel: |factor|", abs(factor))
+FACTORS = (0.5, 0.0, -0.5, -1.0)
+"""Factors that are tried."""
+CHANNELS = 10
+"""Monotone channels that are tried, the smoothest first."""
+FINALISTS = 4
+"""Candidates that are judged on all calibration prompts."""
 
 
 def fit_channel(
@@ -63,7 +42,7 @@ def fit_channel(
     calibration: Sequence[Example],
     text: Windows,
     *,
-    options: ChannelOptions | None = None,
+    from_question: bool = False,
 ) -> tuple[Mitigation, dict[str, Any]]:
     """The channel and the factor under which right answers are most probable, and how they were found.
 
@@ -71,7 +50,7 @@ def fit_channel(
         model: What `load_model` returns, of a family that `PositionalChannel` allows.
         calibration: Examples with their answers, of at least 4 samples; all positions that matter among them.
         text: Token ids of windows of ordinary text, all of one length, at least 40 tokens; published: 1000.
-        options: Settings of the search.
+        from_question: As of `PositionalChannel`.
 
     Returns:
         The best candidate, even if the unchanged model does better, and plain values for a recipe or record: the
@@ -83,16 +62,14 @@ def fit_channel(
             monotone in position.
         RunError: no calibration prompt fits into the model.
     """
-    options, network = options or ChannelOptions(), check_model(model)
+    network = check_model(model)
     n_samples = check_samples(calibration)
     means = mean_states(network, text)
-    channels = positional_channels(means, options.channels)
+    channels = positional_channels(means, CHANNELS)
     if not channels:
         raise UsageError(f"fit_channel: no channel is monotone in position in more than {len(means) // 4} layers")
     candidates = [
-        PositionalChannel(channel, factor, options.first_layer, options.last_layer, options.from_question)
-        for channel in channels
-        for factor in options.factors
+        PositionalChannel(channel, factor, from_question=from_question) for channel in channels for factor in FACTORS
     ]
     samples: dict[str, list[Example]] = {}
     for example in calibration:
@@ -100,9 +77,10 @@ def fit_channel(
     one_of_each = [examples[number % len(examples)] for number, examples in enumerate(samples.values())]
     _, first = best_of(candidates, network, one_of_each)
     ranked = sorted(candidates, key=lambda candidate: -first[str(candidate)])
-    best, scores = best_of(ranked[: options.finalists], network, calibration)
+    best, scores = best_of(ranked[:FINALISTS], network, calibration)
     how = {
-        **asdict(options),
+        "factors": list(FACTORS),
+        "from_question": from_question,
         "found": channels,
         "unchanged": answer_logprob(network, None, calibration),
         "one_prompt_each": first,
@@ -121,16 +99,10 @@ class ChannelFit(Fit):
 
     method = PositionalChannel
 
-    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
-        """Search with the default factors."""
-        search = ChannelOptions(from_question=options.from_question)
-        return Fitted(*fit_channel(calibration.model, calibration.examples, calibration.text, options=search))
-
-    def passes(self, samples: int, positions: int, options: FitOptions, *, texts: int = 1) -> int:
-        """One prompt of each sample under every candidate, all prompts under the finalists and unchanged."""
-        search, prompts = ChannelOptions(), samples * positions
-        first = search.channels * len(search.factors) * samples
-        return first + (search.finalists + 1 + len(options.strengths)) * prompts
+    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
+        """Search, on text and calibration samples."""
+        asked, text = calibration.examples, calibration.text
+        return Fitted(*fit_channel(calibration.model, asked, text, from_question=options.from_question))
 
     def reads_text(self, options: FitOptions) -> bool:
         """Channels are found on text."""

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.local import WITHIN_THOUGHTS, EncodedRequest, encode_requests
-from posbias.mitigation.fitting.base import BY_LOSS, Checkpoint, FitOptions, Windows
+from posbias.evaluation.responders.endings import EncodedRequest
+from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
+from posbias.mitigation.fitting.base import FitOptions, Windows
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.models.rotary import AngleLengths
 from posbias.progress import track
@@ -31,20 +32,15 @@ from posbias.tasks.language.locating import locate
 
 KEPT_BYTES = 2 << 30
 """Bytes of keys and values before the question that are kept if a method acts from it on: no step changes them."""
-STEPS_AT_ONCE = 25
-"""Steps between two checkpoints: what an interruption costs at most."""
 PROMPTS_PER_WINDOW = 4
 """Prompts of a step for each window of each kind of text in it."""
 STEPS_BETWEEN_CHECKS = 10
 """Steps between two looks at the calibration samples that no step sees."""
-MEMORY = 0.8
-"""Weight of a position's earlier losses in its present one, beside those of the step."""
 PATIENCE = 3
 """Looks without an improvement after which a fit ends."""
 
 
 Losses = Float64[np.ndarray, "prompt"]
-Places = Int64[np.ndarray, "prompt"]
 
 
 @runtime_checkable
@@ -227,10 +223,6 @@ class Descent:
     """Steps that are done."""
     held_out: list[float] = field(default_factory=list)
     """Losses of the prompts that no step sees, at every look at them."""
-    held_out_by_place: list[list[float]] = field(default_factory=list)
-    """The same by the answer's place."""
-    present: Float64[np.ndarray, "place"] = field(default_factory=lambda: np.zeros(1))
-    """The present loss of the prompts of each place; NaN before the first."""
     best: Tensor | None = None
     """The numbers at the lowest of the losses of held-out prompts."""
 
@@ -239,42 +231,20 @@ class Descent:
         """True if the last looks brought no improvement."""
         return len(self.held_out) - 1 - int(np.argmin([*self.held_out, np.inf])) >= PATIENCE
 
-    def look(self, losses: Losses, places: Places, free: Tensor) -> None:
+    def look(self, losses: Losses, free: Tensor) -> None:
         """Note the losses of the prompts that no step sees, and the numbers if their mean is the lowest."""
         if losses.mean() < min(self.held_out, default=np.inf):
             self.best = free.detach().clone()
         self.held_out.append(float(losses.mean()))
-        self.held_out_by_place.append([float(losses[places == place].mean()) for place in np.unique(places)])
-
-    def seen(self, losses: Losses, places: Places) -> None:
-        """Note the losses of the prompts of a step."""
-        for place in np.unique(places):
-            loss, before = losses[places == place].mean(), self.present[place]
-            self.present[place] = loss if np.isnan(before) else MEMORY * before + (1 - MEMORY) * loss
-
-    def drawn(self, places: Places, count: int, generator: np.random.Generator) -> Int64[np.ndarray, "count"]:
-        """Prompts at the given places, of which one is drawn in proportion to its place's loss over its prompts."""
-        present = np.where(np.isnan(self.present), np.nanmax(self.present, initial=1e-9), self.present)
-        weights = (present / np.bincount(places, minlength=len(present)).clip(1))[places]
-        return generator.choice(len(places), count, p=weights / weights.sum()).astype(np.int64)
 
 
-def descend(
-    loss: Loss,
-    texts: Sequence[Windows],
-    checkpoint: Checkpoint | None = None,
-    *,
-    held_out: Sequence[int] = (),
-    places: Sequence[int] = (),
-) -> Descent:
+def descend(loss: Loss, texts: Sequence[Windows], *, held_out: Sequence[int] = ()) -> Descent:
     """Change the numbers in place, step by step; the losses of every step that was made.
 
     Args:
         texts: Windows of each kind of text, of which every step reads equally many.
-        checkpoint: Where the fit is kept as it goes, and taken up.
         held_out: Prompts that no step sees: the numbers under which they are answered best are taken, and the fit ends
             when these answers get no better.
-        places: Number of the place of every prompt's answer, from 0; empty: all at one.
 
     Raises:
         RunError: the loss is not a finite number.
@@ -283,25 +253,17 @@ def descend(
     steps, batch, rate = options.steps, options.batch, options.rate
     assert steps is not None and batch is not None and rate is not None, "settled"  # noqa: PT018
     generator = np.random.default_rng(options.seed)
-    stepped, unseen = np.setdiff1d(np.arange(count), held_out), np.array(held_out, dtype=np.int64)
-    where = np.array(places, dtype=np.int64) if len(places) else np.zeros(count, dtype=np.int64)
+    stepped = np.setdiff1d(np.arange(count), held_out)
     order = stepped[_rounds(len(stepped), steps * batch, generator)].reshape(steps, batch)
     windows = _windows(texts, steps, -(-batch // PROMPTS_PER_WINDOW), generator)
     optimiser = torch.optim.Adam([free], lr=rate)
-    descent = Descent(np.zeros((steps, 2)), present=np.full(where.max() + 1, np.nan))
-    if checkpoint is not None:
-        _take_up(checkpoint, free, optimiser, descent)
-    for step in track(range(descent.done, steps), "steps of the fit"):
+    descent = Descent(np.zeros((steps, 2)))
+    for step in track(range(steps), "steps of the fit"):
         if descent.stopped:
             break
         optimiser.param_groups[0]["lr"] = rate * (1 - step / steps)
         optimiser.zero_grad()
-        chosen = order[step]
-        if options.draws == BY_LOSS:
-            chosen = stepped[descent.drawn(where[stepped], batch, np.random.default_rng([options.seed, step]))]
-        losses = loss.of_answers(chosen.tolist())
-        descent.losses[step, 0] = losses.mean()
-        descent.seen(losses, where[chosen])
+        descent.losses[step, 0] = loss.of_answers(order[step].tolist()).mean()
         if options.penalty > 0:
             descent.losses[step, 1] = loss.on_text(windows[step])
         if not np.isfinite(descent.losses[step]).all():
@@ -310,46 +272,12 @@ def descend(
         descent.done = step + 1
         if len(held_out) and (descent.done % STEPS_BETWEEN_CHECKS == 0 or descent.done == steps):
             with torch.no_grad():
-                descent.look(loss.of_answers(held_out), where[unseen], free)
-        if checkpoint is not None and descent.done % STEPS_AT_ONCE == 0:
-            checkpoint.store.keep(checkpoint.piece, _state(free, optimiser, descent))
+                descent.look(loss.of_answers(held_out), free)
     if descent.best is not None:
         with torch.no_grad():
             free.copy_(descent.best)
     descent.losses = descent.losses[: descent.done]
     return descent
-
-
-def _state(free: Tensor, optimiser: torch.optim.Optimizer, descent: Descent) -> dict[str, np.ndarray]:
-    """All that a fit goes on from, as a piece to keep."""
-    tensors = {**optimiser.state[free], "free": free} | ({} if descent.best is None else {"best": descent.best})
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-    return {
-        **arrays,
-        "done": np.array([descent.done]),
-        "losses": descent.losses,
-        "held_out": np.array(descent.held_out, dtype=np.float64),
-        "held_out_by_place": np.array(descent.held_out_by_place, dtype=np.float64),
-        "present": descent.present,
-    }
-
-
-def _take_up(checkpoint: Checkpoint, free: Tensor, optimiser: torch.optim.Optimizer, descent: Descent) -> None:
-    """Numbers, moments and losses become those that were kept, in place."""
-    state = checkpoint.store.find(checkpoint.piece)
-    if state is None:
-        return
-    descent.done = int(state.pop("done")[0])
-    descent.losses[:] = state.pop("losses")
-    descent.held_out, descent.held_out_by_place = (
-        state.pop(name).tolist() for name in ("held_out", "held_out_by_place")
-    )
-    descent.present = state.pop("present")
-    tensors = {name: torch.from_numpy(array).to(free.device) for name, array in state.items()}
-    with torch.no_grad():
-        free.copy_(tensors.pop("free"))
-    descent.best = tensors.pop("best", None)
-    optimiser.state[free] = {**tensors, "step": tensors["step"].cpu()}  # where Adam has it
 
 
 def _windows(texts: Sequence[Windows], steps: int, count: int, generator: np.random.Generator) -> list[Windows]:

@@ -12,7 +12,6 @@ from posbias.interventions.base import check_model
 from posbias.mitigation.fitting import adapter, bias, channel_search  # noqa: F401
 from posbias.mitigation.fitting.base import (
     Calibration,
-    Checkpoint,
     Fit,
     FitOptions,
     Fitted,
@@ -43,7 +42,6 @@ def fit(
     *,
     text: Windows | None = None,
     options: FitOptions | None = None,
-    checkpoint: Checkpoint | None = None,
 ) -> Fitted:
     """Fit a method's parameters to a model, from calibration samples alone.
 
@@ -56,7 +54,6 @@ def fit(
         text: Token ids of windows of ordinary text, for fits that read some; None: windows of the default corpus, from
             files on which `mitigate` does not judge, and everyday conversations if the examples are conversations.
         options: Settings of a fit by gradient; for all others, the strengths to choose from.
-        checkpoint: Place where a fit by gradient saves its progress, and resumes.
 
     Raises:
         UsageError: a method without parameters to fit, or too few samples.
@@ -72,12 +69,12 @@ def fit(
         text = text_beside(f"{DEFAULT}#{JUDGED_FILES}", loaded, length=length, seed=options.seed)
         conversations = conversations_beside(loaded, calibration)
     material = Calibration(loaded, calibration, text or (), conversations)
-    return run_fit(how, material, options=options, checkpoint=checkpoint)
+    return run_fit(how, material, options=options)
 
 
-def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None = None) -> Fitted:
+def run_fit(how: Fit, calibration: Calibration, *, options: FitOptions) -> Fitted:
     """The method of a fit, at the strength that the calibration samples choose, with the samples that it has seen."""
-    fitted = how.fit(calibration, options=options, checkpoint=checkpoint)
+    fitted = how.fit(calibration, options=options)
     used = contents(calibration.examples) | (samples_of_recipe(options.begin) if options.begin else set())
     method, facts = fitted.method, {**fitted.how, "samples": sorted(used)}
     if not isinstance(method, Mitigation):

@@ -12,8 +12,7 @@ import numpy as np
 
 from posbias.errors import UsageError
 from posbias.measurement.room import check_passes, halving, together_in_memory
-from posbias.mitigation.fitting.base import Calibration, Checkpoint, Fit, FitOptions, Fitted
-from posbias.mitigation.fitting.calibration import EXCHANGED, KEPT, check_varied, other_passages, places_of, varied
+from posbias.mitigation.fitting.base import Calibration, Fit, FitOptions, Fitted
 from posbias.mitigation.fitting.descent import (
     Answers,
     Descent,
@@ -55,7 +54,7 @@ class GradientFit(Fit):
         unset = {name: value for name, value in self.defaults.items() if getattr(options, name) is None}
         return replace(options, **unset)
 
-    def fit(self, calibration: Calibration, *, options: FitOptions, checkpoint: Checkpoint | None) -> Fitted:
+    def fit(self, calibration: Calibration, *, options: FitOptions) -> Fitted:
         """Descend; the record has the losses of every step's prompts and windows before it, in nats per token.
 
         Raises:
@@ -81,8 +80,7 @@ class GradientFit(Fit):
                 values.begin_at(read_recipe(options.begin, model))
             how = replace(options, together=together)
             loss = Loss(model, values, Answers(model, encoded, begins), begins, how)
-            places = places_of(examples, calibration.examples)
-            return values, descend(loss, texts, checkpoint, held_out=held_out, places=places)
+            return values, descend(loss, texts, held_out=held_out)
 
         together = together_in_memory(model, longest, most, checkpointing=kept)
         values, descent = halving(descended, together)
@@ -96,10 +94,8 @@ class GradientFit(Fit):
             "text_loss": np.round(descent.losses[:, 1], 6).tolist(),
         }
         if held_out:
-            by_place = np.array(descent.held_out_by_place, dtype=np.float64)
             how["held_out_prompts"] = len(held_out)
             how["held_out_loss"] = np.round(descent.held_out, 6).tolist()
-            how["held_out_loss_by_place"] = by_place.round(6).tolist()
         return Fitted(values.method(), how)
 
     def reads_text(self, options: FitOptions) -> bool:
@@ -112,19 +108,5 @@ def _prompts(calibration: Sequence[Example], options: FitOptions) -> tuple[list[
     samples = list(dict.fromkeys(example.sample for example in calibration))
     unseen = set(samples[len(samples) - int((options.held_out or 0.0) * len(samples)) :])
     prompts = [example for example in calibration if example.sample not in unseen]
-    if options.fewest is not None or options.distractors != KEPT:
-        check_varied(prompts, fewest=options.fewest, distractors=options.distractors)
-        generator, drawn = np.random.default_rng(options.seed), (options.steps or 0) * (options.batch or 1)
-        rounds, fewest, distractors = -(-drawn // len(prompts)), options.fewest, options.distractors
-        # The passages around the answer are those of its sample, wherever it stands.
-        first = {example.sample: example for example in reversed(prompts)}
-        others: dict[str, list[str]] = {}
-        if distractors == EXCHANGED:
-            others = {sample: other_passages(example, first.values()) for sample, example in first.items()}
-        prompts = [
-            varied(example, generator, fewest=fewest, distractors=distractors, others=others.get(example.sample, ()))
-            for _ in range(rounds)
-            for example in prompts
-        ]
     held_out = [example for example in calibration if example.sample in unseen]
     return prompts + held_out, list(range(len(prompts), len(prompts) + len(held_out)))

@@ -66,7 +66,7 @@ class Arm:
 
 
 def _model_of(responder: Responder) -> HuggingFaceModel | None:
-    return responder.model if isinstance(responder, LocalResponder) else None  # type: ignore[return-value]
+    return responder.model if isinstance(responder, LocalResponder) else None
 
 
 def resolve_arms(

@@ -7,7 +7,7 @@ import numpy as np
 
 from posbias.errors import UsageError
 from posbias.evaluation.samples import as_bytes, read_json
-from posbias.mitigation.fitting.base import Calibration, Checkpoint
+from posbias.mitigation.fitting.base import Calibration
 from posbias.mitigation.fitting.calibration import conversations_beside
 from posbias.mitigation.fitting.fit import run_fit
 from posbias.mitigation.methods.base import MITIGATIONS
@@ -21,7 +21,7 @@ TENSORS = "tensors/"
 
 
 def fit_arms(plan: TrialPlan) -> TrialPlan:
-    """The plan with every method fitted; unfinished fits go on."""
+    """The plan with every method fitted; a fit that was interrupted starts anew."""
     examples, text = plan.calibration.examples, windows_of_fits(plan)
     conversations = conversations_beside(plan.model, examples) if text and plan.model is not None else ()
     calibration = Calibration(plan.model, examples, text, conversations)
@@ -47,7 +47,6 @@ def fit_arms(plan: TrialPlan) -> TrialPlan:
 def _fit(plan: TrialPlan, arm: Arm, calibration: Calibration) -> dict[str, np.ndarray]:
     """The fit of one arm as a piece to keep."""
     assert arm.fit is not None
-    steps = Checkpoint(plan.unfinished, f"fit-{arm.slug}-steps")
-    fitted = run_fit(arm.fit, calibration, options=plan.options.fitting, checkpoint=steps)
+    fitted = run_fit(arm.fit, calibration, options=plan.options.fitting)
     tensors = {f"{TENSORS}{name}": tensor for name, tensor in fitted.method.tensors.items()}
     return {"fit": as_bytes({"method": str(fitted.method), "how": fitted.how}), **tensors}

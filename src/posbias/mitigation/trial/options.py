@@ -49,10 +49,8 @@ class MitigateOptions:
     """Request the task's short forms, too, if it has any."""
     fitting: FitOptions = field(default_factory=FitOptions)
     """Settings of fits by gradient, and the strengths from which all fits choose."""
-    influence: int = 0
-    """Test samples on which influence is measured before and after every method inside the model, >= 0; 0: none."""
     engine: Engine = field(default_factory=Local)
-    """Processes or machines that answer; fits, texts, short forms and influence stay in this process."""
+    """Processes or machines that answer; fits, texts and short forms stay in this process."""
     require: Requirement | None = None
     """A bound on the recommended model's curve, or on the unchanged one's if none is recommended."""
 
@@ -60,7 +58,6 @@ class MitigateOptions:
         if isinstance(self.methods, str):
             methods = split_literals(self.methods)
             object.__setattr__(self, "methods", methods[0] if methods in ([ALL], [DEFAULT]) else methods)
-        check_size("mitigate: influence", self.influence, EXAMPLES, least=0)
         check_size("mitigate: calibration", self.calibration, EXAMPLES, least=0)
         check_size("mitigate: documents", self.documents, EXAMPLES, least=0)
         check_size("mitigate: length", self.length, TOKENS, least=2)

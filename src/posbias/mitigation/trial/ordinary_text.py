@@ -1,31 +1,21 @@
-"""Ordinary text and conversations under every method, or why a method leaves them as they are.
-
-Text is judged by nats per token of the same windows. Everyday conversations, which are measured if the task's prompts
-are conversations, are reported as the divergence of the next token from the unchanged model's, over given replies: a
-reply may change its style at no loss, which the likelihood of anybody else's words does not show.
+"""Ordinary text under every method, or why a method leaves it as it is: nats per token of the same windows.
 
 Text has no passages and no question. What acts from the question on, what moves or reads passages, and what changes
 requests cannot change it, and is not judged by it (`Method.text_reason`). `ms_poe` knows the passages only to rank
 heads at their end; it is given a whole window as one, as its paper ranks at the end of a prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 
-from posbias.evaluation.responders.local import EncodedRequest, score_answer
-from posbias.measurement.perturbation import divergences
-from posbias.mitigation.fitting.calibration import (
-    DEFAULT,
-    JUDGED_FILES,
-    everyday_conversations,
-    holds_conversations,
-    text_beside,
-)
+from posbias.evaluation.responders.local import score_answer
+from posbias.mitigation.fitting.calibration import DEFAULT, JUDGED_FILES, text_beside
 from posbias.mitigation.methods.applying import mitigated
 from posbias.mitigation.methods.base import Mitigation
 from posbias.mitigation.trial.arms import Arm
@@ -39,7 +29,16 @@ SERVER, UNASKED = "not judged: the model is behind a server", "not judged: no wi
 """Why text is put to no arm."""
 
 Nats = Float64[np.ndarray, "documents"]
-Divergences = Float64[np.ndarray, "conversations"]
+
+
+@dataclass(frozen=True, eq=False)
+class TextEffects:
+    """Ordinary text in every arm."""
+
+    nats: tuple[Nats | None, ...]
+    """Per token of every window, by arm; None if text is not judged."""
+    reasons: Mapping[str, str]
+    """A code for why not, by the arm's name."""
 
 
 def window_length(model: Model, plan: TrialPlan) -> int:
@@ -81,8 +80,8 @@ def text_reason(plan: TrialPlan, arm: Arm) -> str:
     return "" if arm.method is None else arm.method.text_reason
 
 
-def measure_text(plan: TrialPlan) -> tuple[list[Nats | None], dict[str, str]]:
-    """Nats per token of every window in every arm, None if text is not judged; and the reason, by the arm's name."""
+def measure_text(plan: TrialPlan) -> TextEffects:
+    """Nats per token of every window in every arm, or why text is not judged."""
     windows = plan.text
     nats: list[Nats | None] = []
     reasons = {}
@@ -93,7 +92,7 @@ def measure_text(plan: TrialPlan) -> tuple[list[Nats | None], dict[str, str]]:
             nats.append(None)
         else:
             nats.append(plan.lasting.get(f"text-{arm.slug}", partial(_measured, arm, windows))["nats"])
-    return nats, reasons
+    return TextEffects(tuple(nats), reasons)
 
 
 def _measured(arm: Arm, windows: Int64[np.ndarray, "documents token"]) -> dict[str, np.ndarray]:
@@ -106,44 +105,9 @@ def _measured(arm: Arm, windows: Int64[np.ndarray, "documents token"]) -> dict[s
         return {"nats": _likelihood(changed, windows)}
 
 
-def measure_conversations(plan: TrialPlan) -> dict[str, Divergences]:
-    """Divergence on everyday conversations, nats per token of their replies, by the name of each arm that has any."""
-    if plan.model is None or not plan.options.documents or not holds_conversations(plan.test.examples):
-        return {}
-    conversations = everyday_conversations(plan.model, judged=True)
-    if not conversations:
-        return {}
-    return {
-        arm.name: plan.lasting.get(f"conversations-{arm.slug}", partial(_divergence, arm, conversations))["nats"]
-        for arm in track(plan.arms, "everyday conversations")
-        if isinstance(arm.method, Mitigation) and not text_reason(plan, arm)
-    }
-
-
-def _divergence(arm: Arm, conversations: Sequence[EncodedRequest]) -> dict[str, np.ndarray]:
-    """KL(unchanged || changed) of the next token, mean over the reply of each conversation, as a piece to keep."""
-    assert arm.method is not None
-    nats = []
-    for request in conversations:
-        tokens = np.concatenate([request.prompt, request.answer])
-        whole = [(0, len(tokens))] if arm.method.needs_passages else []
-        logits = [_logits(arm.model, tokens, len(request.answer))]
-        with mitigated(arm.model, arm.method, passages=whole) as changed:
-            logits.append(_logits(changed, tokens, len(request.answer)))
-        nats.append(divergences(torch.cat(logits)).mean())
-    return {"nats": np.array(nats)}
-
-
-def _likelihood(model: Any, windows: Int64[np.ndarray, "documents token"]) -> Nats:
-    n_scored = windows.shape[1] - 1
-    scores = [score_answer(_logits(model, window, n_scored)[0], window[1:]) for window in windows]
-    return np.array([-score.logprob / n_scored for score in scores])
-
-
 @torch.no_grad()
-def _logits(
-    model: Any, tokens: Int64[np.ndarray, "token"], n_scored: int
-) -> Float[torch.Tensor, "one n_scored vocabulary"]:
-    """Logits of the last tokens, each read from the token before it."""
-    rows = list(range(len(tokens) - n_scored - 1, len(tokens) - 1))
-    return model.outputs(model.embed(model.token_tensor([tokens.tolist()])), rows).logits  # type: ignore[no-any-return]
+def _likelihood(model: Any, windows: Int64[np.ndarray, "documents token"]) -> Nats:
+    rows = list(range(windows.shape[1] - 1))  # each token is read from the one before it
+    logits = [model.outputs(model.embed(model.token_tensor([window.tolist()])), rows).logits[0] for window in windows]
+    scores = [score_answer(one, window[1:]) for one, window in zip(logits, windows, strict=True)]
+    return np.array([-score.logprob / len(rows) for score in scores])

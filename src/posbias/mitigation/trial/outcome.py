@@ -1,7 +1,6 @@
 """The phases *judge* and *record*: scores of all arms and their side effects become a judgement, and a record."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,14 +12,12 @@ from posbias.evaluation.requirements import ALPHA, RequirementCheck, check_requi
 from posbias.mitigation.judging.judge import ArmScores, Judgement, MeasureChoice, SideEffect, choose_measure, judge
 from posbias.mitigation.methods.question import question_text
 from posbias.mitigation.trial.answers import Answers
-from posbias.mitigation.trial.influence import influence_scalars
-from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT
+from posbias.mitigation.trial.ordinary_text import ORDINARY_TEXT, TextEffects
 from posbias.mitigation.trial.plan import ARMS, TrialPlan
-from posbias.mitigation.trial.side_effects import SideEffects, effort_of
+from posbias.mitigation.trial.result import Effort
 from posbias.runs.parts import below, fingerprint
 from posbias.runs.records import Record, plain
 from posbias.runs.results import from_stored
-from posbias.statistics import mean_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +33,7 @@ class Outcome:
     left_out: tuple[str, ...]
 
 
-def judge_trial(plan: TrialPlan, answers: Answers, effects: SideEffects) -> Outcome:
+def judge_trial(plan: TrialPlan, answers: Answers, text: TextEffects) -> Outcome:
     """Judge every method by the measure that was asked for, or that the unchanged model's scores allow."""
     by = plan.options.by
     measures = tuple(map(_measures, answers.test))
@@ -49,7 +46,7 @@ def judge_trial(plan: TrialPlan, answers: Answers, effects: SideEffects) -> Outc
     scored, left_out = [], []
     for number, arm in enumerate(plan.arms[1:], start=1):
         on_forms, undecided = _short_form_effects(answers, number, measure)
-        side = (*_text_effect(plan, effects, number), *on_forms)
+        side = (*_text_effect(plan, text, number), *on_forms)
         withheld = _withheld(answers.test[0], answers.test[number]) if measure in GENERATED else ""
         scored.append(ArmScores(arm.name, measures[number].get(measure, blank), side, withheld))
         left_out += [f"{form} under {arm.name} was not judged: {why}" for form, why in undecided.items()]
@@ -91,9 +88,9 @@ def _withheld(unchanged: Record, arm: Record) -> str:
     return f"{before:.0%} of the answers were cut off without it, {after:.0%} with it (p {p:.2g})" if p < ALPHA else ""
 
 
-def _text_effect(plan: TrialPlan, effects: SideEffects, number: int) -> tuple[SideEffect, ...]:
+def _text_effect(plan: TrialPlan, text: TextEffects, number: int) -> tuple[SideEffect, ...]:
     """Ordinary text, unchanged and in one arm."""
-    before, after = effects.texts[0], effects.texts[number]
+    before, after = text.nats[0], text.nats[number]
     if before is None or after is None:
         return ()
     return (SideEffect(ORDINARY_TEXT, before, after, 1, plan.options.tolerance, "nats per token"),)
@@ -115,7 +112,7 @@ def _short_form_effects(answers: Answers, number: int, measure: str) -> tuple[li
     return side, undecided
 
 
-def record_trial(plan: TrialPlan, answers: Answers, effects: SideEffects, outcome: Outcome) -> Record:
+def record_trial(plan: TrialPlan, answers: Answers, text: TextEffects, outcome: Outcome) -> Record:
     """The record of a trial: facts and numbers, no sentences."""
     first, arms = answers.test[0], plan.arms
     positions = outcome.judgement.positions
@@ -150,39 +147,17 @@ def record_trial(plan: TrialPlan, answers: Answers, effects: SideEffects, outcom
             for name in outcome.measures[0]
             if all(name in scores for scores in outcome.measures)
         },
-        "effort": [asdict(effort_of(record)) for record in answers.test],
+        "effort": [asdict(Effort(of.scalars["seconds"], of.scalars["examples"])) for of in answers.test],
         "readings": [plain(asdict(reading)) for reading in outcome.readings],
         "left_out": [*plan.left_out, *outcome.left_out],
         "requirement": None if outcome.requirement is None else plain(asdict(outcome.requirement)),
         "notices": first.scalars.get("notices", {}),
         "fits": {arm.name: arm.fitted for arm in arms if arm.fitted is not None},
-        "text_not_judged": dict(effects.text_reasons),
-        "conversations": {
-            name: mean_of(nats).interval(least=0.0).as_record() for name, nats in effects.conversations.items()
-        },
+        "text_not_judged": dict(text.reasons),
     }
     record.arrays = {
         "positions": np.array(positions),
         **{f"scores/{name}/{arm}": table for arm, by in enumerate(outcome.measures) for name, table in by.items()},
-        **{f"text/{arm}": nats for arm, nats in enumerate(effects.texts) if nats is not None},
-        **{f"influence/{name}": table for name, table in effects.influence.items()},
+        **{f"text/{arm}": nats for arm, nats in enumerate(text.nats) if nats is not None},
     }
-    if effects.influence:
-        record.scalars["influence"] = _influence(plan, effects, outcome)
     return record
-
-
-def _influence(plan: TrialPlan, effects: SideEffects, outcome: Outcome) -> dict[str, Any]:
-    """Influence beside the scores of the samples on which it was measured."""
-    n_samples = len(plan.spans)
-    scores = {
-        arm.name: {name: table[:n_samples] for name, table in by_measure.items()}
-        for arm, by_measure in zip(plan.arms, outcome.measures, strict=True)
-    }
-    return influence_scalars(
-        effects.influence,
-        scores,
-        positions=outcome.judgement.positions,
-        n_items=plan.test.task.n_items,
-        seed=plan.options.evaluation.seed,
-    )

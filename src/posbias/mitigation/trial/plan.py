@@ -18,7 +18,6 @@ from posbias.evaluation import EvaluateOptions
 from posbias.evaluation.responders import LocalResponder, Request, Responder
 from posbias.evaluation.run import DECIDING
 from posbias.evaluation.samples import Sample, requests_of, samples_of
-from posbias.evaluation.spans import SampleSpans, spans_of
 from posbias.mitigation.fitting.calibration import contents
 from posbias.mitigation.methods.recipe import samples_of_recipe
 from posbias.mitigation.trial.arms import Arm, resolve_arms
@@ -30,10 +29,10 @@ from posbias.tasks.language import Example, LanguageTask
 
 ARMS = "arms"
 """Directory below the run's, of the arms' evaluations and of pieces that a finished run keeps: fits, and what ordinary
-text, memory and influence are under a method, which another call may take over."""
+text is under a method, which another call may take over."""
 EVALUATED = ("seed", "generate", "score", "max_tokens", "thinking_tokens", "answer_pattern")
 """Settings of the evaluation that a record depends on."""
-OF_THE_WHOLE = ("methods", "require", "by", "tolerance", "influence")
+OF_THE_WHOLE = ("methods", "require", "by", "tolerance")
 """Settings that the fit and the side effects of one method do not depend on: a run, interrupted or finished, goes on
 with more methods, or fewer, without fitting again."""
 
@@ -65,8 +64,6 @@ class TrialPlan:
     calibration: Questions
     test: Questions
     short_forms: tuple[Questions, ...]
-    spans: tuple[SampleSpans, ...]
-    """The test samples on which influence is measured, with the places of their items."""
     settings: Mapping[str, Any]
     """Everything that the record depends on."""
     arms: tuple[Arm, ...]
@@ -138,10 +135,6 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
         unnamed=options.unnamed,
     )
     _check_unseen([*filter(is_recipe, entries), *filter(None, [options.fitting.begin])], test.samples)
-    spans: tuple[SampleSpans, ...] = ()
-    if options.influence and isinstance(responder, LocalResponder):
-        counted = replace(test.options, count=min(options.influence, evaluation.count))
-        spans = tuple(spans_of(task, responder.tokenizer, counted))
     set_options = {name: value for name, value in vars(options).items() if name not in ("evaluation", "engine")}
     settings = {
         **set_options,
@@ -156,7 +149,7 @@ def plan_trial(responder: Responder, task: LanguageTask, options: MitigateOption
         "responder": {name: value for name, value in responder.describe().items() if name in DECIDING},
         "made_by": made_by(),
     }
-    plan = TrialPlan(options, calibration, test, short_forms, spans, settings, (arms[0],))
+    plan = TrialPlan(options, calibration, test, short_forms, settings, (arms[0],))
     return plan.with_arms(arms, left_out)
 
 

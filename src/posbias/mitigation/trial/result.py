@@ -1,10 +1,10 @@
 """The result of a trial in typed fields, and how it is read from its record and written into one.
 
 Arrays of the record: `positions`; `scores/MEASURE/ARM` [n_samples n_positions]; `text/ARM` [n_documents], nats per
-token; `influence/NAME` [n_samples n_positions]; ARM counts from 0, the unchanged model. Scalars: `arms` [name],
+token; ARM counts from 0, the unchanged model. Scalars: `arms` [name],
 `judgement`, `choice` (`MeasureChoice`), `curves` {measure: [[interval]]} by arm, `effort` and `readings` by
-arm, `text_not_judged` {arm: why}, `fits` {name: how}, `left_out` [sentence], `requirement`, `notices` (as of
-an evaluation), and `influence` (`influence_scalars`) if it was measured.
+arm, `text_not_judged` {arm: why}, `fits` {name: how}, `left_out` [sentence], `requirement`, and `notices` (as of an
+evaluation). What else older records hold is left alone.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,20 @@ from posbias.display.showing import Series, Shown
 from posbias.evaluation.reading import StoredReading
 from posbias.evaluation.requirements import StoredCheck
 from posbias.mitigation.judging.judge import Judgement, MeasureChoice
-from posbias.mitigation.trial.influence import FLAT
-from posbias.mitigation.trial.side_effects import Effort
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval
 
 Text = Annotated[str, SkipValidation()]
 """A text that stays the object it is: one that is made safe to show still spells what it stands for."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Work that the answers of one arm took."""
+
+    seconds: float
+    requests: int
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,6 @@ class ArmResult:
     """Its answers that could be judged; empty in older records."""
     text_reason: str
     """A code for why ordinary text was not judged; empty if it was, or if the record does not say."""
-    conversations: StoredInterval | None
-    """Divergence from the unchanged model on everyday conversations, in nats per token; None if it was not measured."""
     fitted: Mapping[str, Any] | None
     """How the method was fitted; None if it was not."""
     recipe: Text
@@ -49,34 +53,6 @@ class ArmResult:
     directory: Text
     """Directory of its evaluation, below the run's."""
     needs_passages: bool
-
-
-@dataclass(frozen=True)
-class Tie:
-    """The correlation of changes of influence with changes of scores."""
-
-    what: str
-    """OVER_POSITIONS, OVER_METHODS, or the name of a method."""
-    measure: str
-    value: StoredInterval
-    established: bool
-    adjusted_p: float | None
-    n_samples: int
-
-
-@dataclass(frozen=True)
-class InfluenceOutcome:
-    """Influence on the item that holds the answer, before and after every method inside the model."""
-
-    kind: str
-    samples: int
-    uniform: tuple[StoredInterval, ...]
-    """The item's share of the tokens, by position."""
-    before: tuple[StoredInterval, ...]
-    changes: Mapping[str, tuple[StoredInterval, ...]]
-    average: Mapping[str, StoredInterval]
-    """Over positions: the unchanged model's share, and the change under every method."""
-    ties: tuple[Tie, ...]
 
 
 @RESULTS.register("mitigate")
@@ -97,7 +73,6 @@ class MitigationTrial(Result):
     """Means by measure, arm and position."""
     left_out: tuple[str, ...]
     requirement: StoredCheck = None
-    influence: InfluenceOutcome | None = None
     tolerance: float = 0.02
     """Acceptable increase of the loss on ordinary text (nats per token)."""
     question: Text | None = None
@@ -129,7 +104,6 @@ class MitigationTrial(Result):
                 for part in scalars["left_out"]  # older records have parts and reasons by name
             ],
             "requirement": scalars["requirement"],
-            "influence": _influence_of(scalars.get("influence")),
             "tolerance": resolved.get("tolerance", cls.tolerance),
             "question": resolved.get("question"),
             "notices": scalars.get("notices", {}),
@@ -166,30 +140,8 @@ def _arm_of(record: Record, number: int, name: str) -> dict[str, Any]:
         "effort": scalars["effort"][number],
         "reading": readings[number] if readings else {},
         "text_reason": scalars.get("text_not_judged", {}).get(name, ""),
-        "conversations": scalars.get("conversations", {}).get(name),
         "fitted": scalars.get("fits", {}).get(name),
         "recipe": resolved.get("recipes", {}).get(name, ""),
         "directory": resolved.get("directories", {}).get(name, ""),
         "needs_passages": name in resolved.get("needing_passages", ()),
     }
-
-
-def _influence_of(stored: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The facts of influence with its correlations, one for each."""
-    if stored is None:
-        return None
-    ties = []
-    for tie in stored["correlations"]:
-        correlation = tie["correlations"][tie["measure"]]
-        ties += [
-            {
-                "what": tie["what"],
-                "measure": tie["measure"],
-                "value": one,
-                "established": one["established"],
-                "adjusted_p": one.get("adjusted_p"),
-                "n_samples": correlation["n_samples"],
-            }
-            for one in correlation["correlations"]
-        ]
-    return {**stored, "uniform": stored[FLAT], "ties": ties}

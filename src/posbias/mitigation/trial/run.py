@@ -1,6 +1,6 @@
 """`mitigate`: the unchanged model and every method on the same samples, judged, with side effects and one verdict each.
 
-A plan is resolved once; then the phases follow each other: try, fit, answer, side effects, judge, record. Every
+A plan is resolved once; then the phases follow each other: try, fit, answer, ordinary text, judge, record. Every
 arm (the model as it is, then one per method) is an evaluation with a record of its own below the run's directory; text
 and short forms of the task are put to the same method. A killed run goes on from the samples, texts and fits that are
 there.
@@ -17,11 +17,10 @@ from posbias.mitigation.methods.recipe import write_recipe
 from posbias.mitigation.trial.answers import answer
 from posbias.mitigation.trial.fits import fit_arms
 from posbias.mitigation.trial.options import MitigateOptions
-from posbias.mitigation.trial.ordinary_text import judged_windows
+from posbias.mitigation.trial.ordinary_text import judged_windows, measure_text
 from posbias.mitigation.trial.outcome import judge_trial, record_trial
 from posbias.mitigation.trial.plan import ARMS, TrialPlan, plan_trial
 from posbias.mitigation.trial.result import MitigationTrial
-from posbias.mitigation.trial.side_effects import measure_side_effects
 from posbias.progress import report
 from posbias.runs.engines.engine import pinned
 from posbias.runs.parts import finished_run
@@ -83,9 +82,9 @@ def _trial(
     plan = _tried(plan.opened(directory))
     plan = fit_arms(replace(plan, text=judged_windows(plan)))
     plan, answers = answer(plan)
-    plan, effects = measure_side_effects(plan)
-    outcome = judge_trial(plan, answers, effects)
-    trial = MitigationTrial.from_record(record_trial(plan, answers, effects, outcome))
+    text = measure_text(plan)
+    outcome = judge_trial(plan, answers, text)
+    trial = MitigationTrial.from_record(record_trial(plan, answers, text, outcome))
     _write_recipes(plan)
     return trial
 
