@@ -90,7 +90,10 @@ def said_in(status: int, content: bytes, way: str | None) -> tuple[int, str]:
         document = from_json(content)
     except ValueError as error:
         document = content.decode(errors="replace")
-        fault: tuple[int, str] | None = (BAD_GATEWAY, f"malformed answer (no JSON: {error})")
+        fault: tuple[int, str] | None = (
+            BAD_GATEWAY,
+            f"malformed answer (no JSON from {str(error).rpartition(' at ')[2]})",
+        )
     else:
         fault = fault_of(document)
     if 200 <= status < 300:
