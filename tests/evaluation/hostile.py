@@ -232,7 +232,7 @@ STATUSES = {
     "some hints first": (raw("HTTP/1.1 103 Early Hints") * 5 + GOOD, ANSWERED),
     "wait 10^9 s": (
         answer(b"", "Retry-After: 1000000000", status="429 Slow"),
-        r"asks to wait \(Retry-After 1000000000\)",
+        WAIT,
     ),
     "wait 1e300 s": (answer(b"", "Retry-After: 1e300", status="503 Slow"), r"asks to wait \(Retry-After 1e300\)"),
     "wait until 9999": (answer(b"", "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT", status="429 Slow"), WAIT),

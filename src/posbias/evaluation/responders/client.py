@@ -180,11 +180,8 @@ class _Transport(httpx2.AsyncClient):
         meaning = meaning_of(status, said)
         if meaning != "passes":
             headers[RETRY] = "false"  # such as 429 for a quota that is used up
-        kept = {
-            SAID: line(said, self._key),
-            MEANING: meaning,
-            LATER: line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT],
-        }
+        later = line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]
+        kept = {SAID: line(said, self._key), MEANING: meaning, LATER: later}
         return httpx2.Response(status, headers=headers, content=content, request=response.request, extensions=kept)
 
 
