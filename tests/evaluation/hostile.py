@@ -117,13 +117,9 @@ HEADERS = {
     "chunks that break off": CHUNKED + b"64\r\n{}",
 }
 ENCODINGS = {
-    "gzip that is none": answer(spoken(), "Content-Encoding: gzip"),
     "gzip that breaks off": answer(gzip.compress(spoken())[:-12], "Content-Encoding: gzip"),
-    "gzip with a wrong checksum": answer(gzip.compress(spoken())[:-8] + b"\x00" * 8, "Content-Encoding: gzip"),
     "brotli": answer(b"\x0b\x02\x80hello\x03", "Content-Encoding: br"),
     "zstandard": answer(b"\x28\xb5\x2f\xfd\x00", "Content-Encoding: zstd"),
-    "gzip twice": answer(gzip.compress(gzip.compress(spoken())), "Content-Encoding: gzip, gzip"),
-    "an encoding nobody knows": answer(spoken(), "Content-Encoding: \x1b[31m"),
 }
 DOCUMENTS = {
     "an empty body": b"",
@@ -212,11 +208,17 @@ STATUSES = {
     "a way to a port of 10^9": (answer(b"", "Location: //a:1000000000", status="308 Found"), "refuses: HTTP 308"),
     "999": (answer(b"", status="999 What"), "HTTP 999"),
     "a refusal that draws": (
-        answer(b"\x1b[2J\x07no\xff\x00", status="403 No"),
-        r"refuses: HTTP 403: [^\x1b\x07\x00]*no",
+        answer(b"\x1b[2J\x07no\xff\x00", status="401 No"),
+        r"refuses: HTTP 401: [^\x1b\x07\x00]*no",
     ),
-    "a refusal without end": (endless(raw("HTTP/1.1 401 No"), b"no " * 2**14), "refuses: HTTP 401: no no"),
-    "a refusal in broken gzip": (answer(b"no", "Content-Encoding: gzip", status="401 No"), "refuses: HTTP 401"),
+    "a refusal in broken gzip": (answer(b"no", "Content-Encoding: gzip", status="401 No"), NO_HTTP),
+    "gzip that is none": (answer(spoken(), "Content-Encoding: gzip"), NO_HTTP),
+    "gzip with a wrong checksum": (
+        answer(gzip.compress(spoken())[:-8] + b"\x00" * 8, "Content-Encoding: gzip"),
+        NO_HTTP,
+    ),
+    "gzip twice": (answer(gzip.compress(gzip.compress(spoken())), "Content-Encoding: gzip, gzip"), ANSWERED),
+    "an encoding nobody knows": (answer(spoken(), "Content-Encoding: \x1b[31m"), ANSWERED),
     "cookies": (
         answer(spoken(), *["Set-Cookie: a=b; Expires=Mon, 99-Jan-99999 99:99:99 GMT; Path=\xff"] * 9),
         ANSWERED,
@@ -228,8 +230,11 @@ STATUSES = {
     "headers over two lines": (b"HTTP/1.1 200 \xff\xfe\r\nA: b\r\n c\r\n" + GOOD.partition(b"\r\n")[2], ANSWERED),
     "fields nobody knows": (answer(spoken(extra=', "x": [NaN, {"y": null}]')), ANSWERED),
     "some hints first": (raw("HTTP/1.1 103 Early Hints") * 5 + GOOD, ANSWERED),
-    "wait 10^9 s": (answer(b"", "Retry-After: 1000000000", status="429 Slow"), r"asks to wait 1e\+09 s"),
-    "wait 1e300 s": (answer(b"", "Retry-After: 1e300", status="503 Slow"), r"asks to wait 1e\+300 s"),
+    "wait 10^9 s": (
+        answer(b"", "Retry-After: 1000000000", status="429 Slow"),
+        WAIT,
+    ),
+    "wait 1e300 s": (answer(b"", "Retry-After: 1e300", status="503 Slow"), r"asks to wait \(Retry-After 1e300\)"),
     "wait until 9999": (answer(b"", "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT", status="429 Slow"), WAIT),
     "wait for ages": (answer(b"", f"Retry-After: Fri, 31 Dec {10**30} 23:59:59 GMT", status="429 No"), "HTTP 429"),
     "wait 10,000 digits": (answer(b"", "Retry-After: " + "9" * 10_000, status="429 Slow"), "HTTP 429"),

@@ -88,7 +88,7 @@ def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
     assert time.monotonic() - begin >= 0.4
     with stand_in(lambda *_: (429, {"Retry-After": "99999"}, {})) as server:
         responder = ServerResponder(server.address, "m", FAST)
-        with pytest.raises(RunError, match="asks to wait: Retry-After 99999"):
+        with pytest.raises(RunError, match=r"asks to wait \(Retry-After 99999\)"):
             generated(responder, requests(1))
     assert len(server.asked) == 1
 

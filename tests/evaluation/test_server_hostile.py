@@ -81,7 +81,8 @@ def test_an_interruption_cuts_off_what_is_under_way() -> None:
     silent = Hostile("", lambda: iter(()), "", stays=True)
     with hostile_server(silent) as address:
         responder = ServerResponder(address, "m", replace(OPTIONS, timeout=600.0))
-        threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,)).start()
+        main = threading.main_thread().ident
+        threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             generated(responder, [Request("q")])

@@ -158,7 +158,7 @@ def test_what_no_prompt_will_change_ends_the_run_at_once(refusal: Reply, words: 
         ),
         (
             (429, {"Retry-After": "9999"}, {"error": {"message": "later"}}),
-            "asks to wait: Retry-After 9999 (HTTP 429: later)",
+            "HTTP 429: later; it asks to wait (Retry-After 9999)",
         ),
     ],
 )

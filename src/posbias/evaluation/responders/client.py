@@ -27,6 +27,8 @@ UNREACHED = 3.0
 """After so long no further attempt is begun to reach a server that was never reached (seconds)."""
 OWN_DELAY = 0.5
 """The client's own delay before its first retry (seconds)."""
+LONGEST_WAIT = 40
+"""Characters of a `Retry-After` that a message repeats."""
 SHOWN = 200
 """Characters of a server's own message that ours repeats."""
 MASKED = "***"
@@ -97,8 +99,8 @@ class Client:
             if (meaning := failed.extensions[MEANING]) != "passes":
                 raise RefusedError(failed.status_code, said, meaning) from None
             attempts, later = _attempts(failed.request), failed.extensions[LATER]
-            if later is not None and attempts <= self.options.retries:
-                raise RunError(f"server {self.address} asks to wait: Retry-After {later} ({said})") from None
+            if later:
+                said += f"; it asks to wait (Retry-After {later})"
         except openai.APIConnectionError as error:
             attempts, said = _attempts(error.request), self._missed(error)
         raise RunError(f"server {self.address} failed {attempts} times: {said}")
@@ -178,7 +180,8 @@ class _Transport(httpx2.AsyncClient):
         meaning = meaning_of(status, said)
         if meaning != "passes":
             headers[RETRY] = "false"  # such as 429 for a quota that is used up
-        kept = {SAID: line(said, self._key), MEANING: meaning, LATER: response.headers.get("retry-after")}
+        later = line(response.headers.get("Retry-After", ""), self._key)[:LONGEST_WAIT]
+        kept = {SAID: line(said, self._key), MEANING: meaning, LATER: later}
         return httpx2.Response(status, headers=headers, content=content, request=response.request, extensions=kept)
 
 

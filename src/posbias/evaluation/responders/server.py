@@ -51,6 +51,7 @@ from posbias.evaluation.responders.server_options import (
     SCHEMA_FIELD,
     SECRET,
     TEMPLATE_FIELD,
+    WRAPPING,
     ServerOptions,
     check_address,
 )

@@ -89,8 +89,8 @@ def said_in(status: int, content: bytes, way: str | None) -> tuple[int, str]:
     try:
         document = from_json(content)
     except ValueError as error:
-        document = content.decode(errors="replace")
-        fault: tuple[int, str] | None = (BAD_GATEWAY, f"malformed answer (no JSON: {error})")
+        document, place = content.decode(errors="replace"), str(error).rpartition(" at ")[2]
+        fault: tuple[int, str] | None = (BAD_GATEWAY, f"malformed answer (no JSON from {place})")
     else:
         fault = fault_of(document)
     if 200 <= status < 300:
