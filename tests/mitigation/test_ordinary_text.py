@@ -53,8 +53,9 @@ def test_ms_poe_is_given_a_whole_window_as_one_passage(long_llama):
     plan = plan_trial(LocalResponder(model), LANGUAGE_TASKS.parse("key_value(pairs=2)"), options(method, documents=2))
     judged = f"default#{JUDGED_FILES}"
     text = load_prompts(judged, model, n_positions=32, count=2, seed=plan.options.evaluation.seed)
-    (_, found), reasons = measure_text(replace(plan, text=judged_windows(plan)))
-    assert reasons == {}
+    measured = measure_text(replace(plan, text=judged_windows(plan)))
+    found = measured.nats[1]
+    assert measured.reasons == {}
     for window, nats in zip(text.token_ids, found, strict=True):
         with pb.mitigated(model, method, passages=[(0, len(window))]) as changed:
             logits = changed.outputs(changed.embed(changed.token_tensor([window.tolist()])), list(range(31))).logits[0]
