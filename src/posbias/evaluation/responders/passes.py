@@ -49,7 +49,7 @@ class Reading:
     angles: tuple[int, int]
     """Name of the rotary angles of a pass of this length: sequences under other ones share neither pass nor keys."""
     steady: bool
-    """True if these stay the same to the end of what is scored or generated."""
+    """True if a prompt alone and the longest text that may be generated behind it have these angles, too."""
 
     @cached_property
     def token_ids(self) -> TokenIds:
