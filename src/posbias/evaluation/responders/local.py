@@ -191,9 +191,8 @@ class LocalResponder(Presented, Responder):
             self._unscored |= given and tokens.thinks
             if replies[index].response is None and (scored or generate):
                 length = len(tokens.prompt)
-                angles = self._lengths.angles(length)
-                most = length + max(request.max_tokens * generate, len(tokens.answer) * scored)
-                steady = angles == self._lengths.angles(most)
+                angles = self._lengths.angles(length + max(0, len(tokens.answer) - 1) * scored)
+                steady = all(angles == self._lengths.angles(length + more) for more in (0, request.max_tokens))
                 begins_alike = length if alike is None else alike[index]
                 readings.append(Reading(index, request, tokens, scored, begins_alike, angles, steady))
                 self._plain += len(readings[-1].token_ids)
@@ -263,27 +262,28 @@ class LocalResponder(Presented, Responder):
         generated: dict[int, list[int]] = {}
         kept: dict[int, Kept] = {}
         states: list[Kept] = []
-        cached = [reading for reading in portion if self._trust.cached and reading.steady]
-        whole = [reading for reading in portion if reading not in cached]
-        passes = passes_of(cached, together=self._trust.together, accelerated=self.model.device.type != "cpu")
-        for group, shared in [*passes, *(([reading], 0) for reading in whole)]:
+        passes = [([reading], 0) for reading in portion]
+        if self._trust.cached:
+            accelerated = self.model.device.type != "cpu"
+            passes = [*passes_of(portion, together=self._trust.together, accelerated=accelerated)]
+        for group, shared in passes:
             self._runner.reading = tuple(reading.index for reading in group)
             logits, states = self._runner.read(
                 [reading.token_ids for reading in group],
                 first(states[0], shared) if shared else None,
                 rows=max(reading.rows for reading in group),
-                keep=group[0] not in whole and (generate or len(group) == 1),
+                keep=self._trust.cached and (generate or len(group) == 1),
             )
             for row, reading in enumerate(group):
                 wanted = logits[row, -reading.rows :]
                 generated[reading.index] = [int(wanted[0].argmax())] if generate else []
                 if reading.scored:
                     scores[reading.index] = score_answer(wanted, reading.encoded.answer)
-                if generate and states:
+                if generate and states and reading.steady:
                     kept[reading.index] = first(states[row], len(reading.encoded.prompt))
         if generate:
             states = []
-            self._decode(cached, whole, kept, generated)
+            self._decode(portion, kept, generated)
         return {
             each.index: Reply(
                 self._ending.response(generated[each.index], each.request, each.encoded) if generate else None,
@@ -294,19 +294,23 @@ class LocalResponder(Presented, Responder):
 
     def _decode(
         self,
-        cached: Sequence[Reading],
-        whole: Sequence[Reading],
+        readings: Sequence[Reading],
         kept: dict[int, Kept],
         generated: dict[int, list[int]],
     ) -> None:
         """Continue prompts behind their first tokens: from what was kept of them, or whole for every token."""
         batches: dict[Any, list[Reading]] = {}
-        for reading in cached:
-            batches.setdefault(reading.angles if self._trust.together else reading.index, []).append(reading)
+        whole = [reading for reading in readings if reading.index not in kept]
+        for reading in readings:
+            if reading.index in kept:
+                batches.setdefault(reading.angles if self._trust.together else reading.index, []).append(reading)
         for batch in batches.values():
             self._decode_batch(batch, kept, generated)
         for reading in whole:
             self._runner.reading, tokens = (reading.index,), generated[reading.index]
+            if reading.angles != self._lengths.angles(len(reading.encoded.prompt)):
+                # With its answer behind it the prompt was turned by other angles.
+                tokens[:] = [int(self._runner.read([reading.encoded.prompt])[0][0, -1].argmax())]
             while not self._ending.reached(tokens, reading.request, reading.encoded):
                 logits, _ = self._runner.read([np.array([*reading.encoded.prompt, *tokens])])
                 tokens.append(int(logits[0, -1].argmax()))

@@ -21,6 +21,7 @@ from posbias.errors import RunError
 from posbias.evaluation.responders.base import Request
 from posbias.evaluation.responders.endings import EncodedRequest, TokenIds
 from posbias.models.hugging_face import HuggingFaceModel, looks_ahead
+from posbias.models.rotary import AngleLengths
 
 SHORT_PROBE = 32
 """Tokens on which a cache is tried if no layer has a window; two windows and a half otherwise."""
@@ -49,7 +50,7 @@ class Reading:
     angles: tuple[int, int]
     """Name of the rotary angles of a pass of this length: sequences under other ones share neither pass nor keys."""
     steady: bool
-    """True if these stay the same to the end of what is scored or generated."""
+    """True if a prompt alone and the longest text that may be generated behind it have these angles, too."""
 
     @cached_property
     def token_ids(self) -> TokenIds:
@@ -206,6 +207,9 @@ class Runner:
         window = getattr(config, "sliding_window", None)
         # Long enough that every sliding window has left positions behind, before the cut and after it.
         probe = token_ids[: max(SHORT_PROBE, 5 * window // 2) if isinstance(window, int) else SHORT_PROBE]
+        angles = AngleLengths.of(self.model.network)
+        turns = [*angles.switches, *([] if angles.moving_from is None else [angles.moving_from])]
+        probe = probe[: min(turns, default=len(probe))]  # beyond, a pass of another length is another one
         proved: dict[tuple[Any, ...], Trust] = {}
         if self.model.intervention is None and _as_loaded(self.model.network):
             proved = _PROVED.setdefault(self.model.network, {})
