@@ -50,22 +50,22 @@ def test_lengths_are_evaluated_each_in_its_directory_and_a_requirement_sets_the_
     posbias, long_llama, tmp_path
 ):
     out = tmp_path / "run"
-    flags = ["--task", "key_value()", "--lengths", "300,600", "--positions", "spread(2)", "--count", 6]
+    flags = ["--task", "key_value()", "--lengths", "400,800", "--positions", "spread(2)", "--count", 6]
     flags += ["--max-tokens", 2, "--no-score", "--out", out]
-    failed = posbias("evaluate", long_llama, *flags, "--require", "effective_length>=300")
+    failed = posbias("evaluate", long_llama, *flags, "--require", "effective_length>=400")
     assert failed.returncode == 1
     assert failed.stderr.splitlines()[-1] == (
-        "posbias: Required effective_length>=300 is not met: at least 0 tokens are established, 0 tokens estimated."
+        "posbias: Required effective_length>=400 is not met: at least 0 tokens are established, 0 tokens estimated."
     )
     assert "key_value: accuracy by length and depth" in failed.stdout
     result = pb.load_record(out)
-    assert result.lengths == (300, 600)
+    assert result.lengths == (400, 800)
     assert result.effective_length.at_least == 0
     for length in result.lengths:
         below = pb.load_record(out / f"length-{length}")
         np.testing.assert_array_equal(below.tables["correct"], result.correct[length])
         assert (out / f"length-{length}" / "outputs.jsonl").exists()
-    assert "length-300/report.html" in (out / "report.html").read_text()
+    assert "length-400/report.html" in (out / "report.html").read_text()
     again = posbias("evaluate", long_llama, *flags, "--resume", "--json", "--require", "effective_length>=0")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["scalars"]["effective_length"]["threshold"] == 0.8
