@@ -133,10 +133,14 @@ def fragment_of(figure: Figure | HeatMap, *, anchor: str, most: int = DRAWN_POSI
     buffer = io.StringIO()
     with matplotlib.rc_context({**STYLE, **ON_PAGE, "svg.hashsalt": anchor}):
         canvas = Canvas(dpi=POINTS_PER_INCH, layout="constrained")
-        FigureCanvasSVG(canvas)
+        writer = FigureCanvasSVG(canvas)
         told = _draw(canvas, figure, PAGE)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        canvas.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+        canvas.get_layout_engine().execute(canvas)  # type: ignore[union-attr]
+        canvas.set_layout_engine("none")
+        for paper in (canvas, *canvas.axes):
+            paper.patch.set_visible(False)  # type: ignore[attr-defined]
+        writer.print_svg(buffer, metadata=nothing)  # savefig would draw twice
     width, height = canvas.get_size_inches() * POINTS_PER_INCH
     title, (drawn, colours) = html.escape(figure.title), _inlined(buffer.getvalue())
     return (
