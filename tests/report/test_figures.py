@@ -95,7 +95,9 @@ def titles_of(fragment: str) -> list[str]:
 def test_a_profile_tells_every_place_with_its_interval() -> None:
     values = np.full(8, 1 / 8)
     figure = profiles_figure("slug", "title", {}, measured={"measured": Profile(values, values / 2, values * 2)})
-    told = titles_of(fragment_of(figure, anchor="here"))
+    fragment = fragment_of(figure, anchor="here")
+    assert "fill-opacity: 0.16" in fragment, "a band lets what is below it be seen"
+    told = titles_of(fragment)
     assert told == [f"position in the context: {j}\nmeasured: 1 [0.5, 2]\nflat line: 1" for j in range(8)]
 
 
@@ -105,6 +107,7 @@ def test_rows_tell_every_value_and_keep_their_names() -> None:
     fragment = fragment_of(Figure("f", "t", "x", "y", curves, rows=("one", "two " * 20)), anchor="here")
     assert titles_of(fragment) == ["one\na < b: 0.5 [-0.5, 1.5]\nc: 0.5", f"{'two ' * 20}\na < b: -0.5 [-1.5, 0.5]"]
     assert ">a &lt; b</text>" in fragment
+    assert fragment.count("stroke-width: 0.9") >= 2, "an interval is a line"
 
 
 def test_texts_stay_texts_and_colours_are_the_pages() -> None:

@@ -161,14 +161,15 @@ def _inlined(svg: str) -> tuple[str, str]:
         return re.sub(r"(\.\d)\d+", r"\1", found[0]).replace(" \n", "")
 
     def marked(found: re.Match[str]) -> str:  # what it refers to has the other parts of the style
-        return "".join(f' style="{part}"' for part in re.findall(r"fill: [^;\"]+", found[0]))
+        kept = "; ".join(re.findall('fill[^;"]+', found[0]))
+        return f' style="{kept}"'
 
     drawn = svg.partition("</style>")[2].partition("</defs>")[2].rpartition("</svg>")[0]
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)
     drawn = re.sub(r' style="[^"]*"', lambda found: re.sub("#[0-9a-f]{6}", coloured, found[0]), drawn)
     drawn = re.sub(r' (d|x|y)="[^"]*"', placed, drawn)
     drawn = re.sub(r' transform="rotate\(-0 [^"]*"| ?font-family: [^;"]*;?', "", drawn)
-    drawn = re.sub(r"(?<=<use)[^>]*", lambda found: re.sub(r' style="[^"]*"', marked, found[0]), drawn)
+    drawn = re.sub(r'(?<=<use xlink:href="#m)[^>]*', lambda found: re.sub(r' style="[^"]*"', marked, found[0]), drawn)
     colours = (f"{name}: color-mix(in srgb, {colour} var(--keep, 100%), white)" for colour, name in mixed.items())
     return re.sub(r">\s+<", "><", drawn), "; ".join(colours)
 
