@@ -56,7 +56,7 @@ METADATA: dict[str, Callable[[str, str], Any]] = {
     "svg": lambda title, about: {"Title": title, "Description": about, "Creator": PICTURE_SOFTWARE, "Date": None},
 }
 """What a picture of each sort says of itself."""
-ON_PAGE = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}
+ON_PAGE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}
 COLOURS = {INK: "currentColor", FAINT: "var(--soft, #8a8a8a)", GRID: "var(--line, #e6e6e6)"}
 """Colours that follow the page's; any other is mixed with white as much as the page wants."""
 
@@ -140,7 +140,7 @@ def fragment_of(figure: Figure | HeatMap, *, anchor: str, most: int = DRAWN_POSI
         canvas.set_layout_engine("none")
         for paper in (canvas, *canvas.axes):
             paper.patch.set_visible(False)  # type: ignore[attr-defined]
-        writer.print_svg(buffer, metadata=nothing)  # savefig would draw twice
+        writer.print_svg(buffer, metadata=nothing)  # type: ignore[no-untyped-call]  # savefig would draw twice
     width, height = canvas.get_size_inches() * POINTS_PER_INCH
     title, (drawn, colours) = html.escape(figure.title), _inlined(buffer.getvalue())
     return (
@@ -403,7 +403,7 @@ def _told_cells(axes: "list[Axes]", figure: HeatMap) -> Iterator[Told]:
     if rows * columns * len(figure.panels) > TOLD_CELLS:
         return
     for axis, panel in zip(axes, figure.panels, strict=False):
-        corner, opposite = axis.bbox.min, axis.bbox.max
+        corner, opposite = np.array(axis.bbox.min), np.array(axis.bbox.max)
         size = (opposite - corner) / (columns, rows)
         for row, column in np.ndindex(rows, columns):
             x, y = (
