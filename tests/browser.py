@@ -18,7 +18,7 @@ const frames = [...document.querySelectorAll("iframe")];
 const shownIn = (page, name) => [...page.querySelectorAll(name)].filter(each => each.getClientRects().length);
 const box = each => each.getBoundingClientRect();
 const apart = figure => {
-  const parts = ["figcaption", ".controls", ".plot", ".legend"].map(name => box(figure.querySelector(name)));
+  const parts = ["figcaption", "svg"].map(name => box(figure.querySelector(name)));
   return parts.every((part, index) => !index || part.top >= parts[index - 1].bottom - 0.5);
 };
 const inside = text => {

@@ -31,7 +31,7 @@ TAKING = ("open", "fsync", "os.mkdir")
 PICTURE = b"\x89PNG\r\n\x1a\n stand-in Software\0posbias"
 STAND_INS: dict[str, Any] = {
     **dict.fromkeys(("image_of",), PICTURE),
-    **dict.fromkeys(("interactive", "chart_script"), "stand-in"),
+    **dict.fromkeys(("fragment_of",), "stand-in"),
 }
 """What functions that draw give back."""
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from posbias import Architecture, predict
-from posbias.display.interactive import interactive
-from posbias.display.static import image_of
+from posbias.display.static import fragment_of, image_of
 from posbias.models.reference.config import ReferenceConfig
 from posbias.models.reference.network import ReferenceTransformer
 from posbias.prompts.prompts import Prompts
@@ -82,7 +81,7 @@ def test_the_picture_has_a_row_for_every_architecture_and_survives_the_record(tm
     reproduction_record(made, {}).save(tmp_path)
     (stored,) = ReproductionRun.from_record(read_record(tmp_path)).figures
     assert stored.rows == figure.rows
-    assert all(name in interactive(stored, anchor="loop") for name in figure.rows)
+    assert all(name in fragment_of(stored, anchor="loop") for name in figure.rows)
     assert image_of(stored).startswith(b"\x89PNG")
 
 

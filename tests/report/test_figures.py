@@ -1,11 +1,9 @@
 """Figures keep their numbers: on the page, in the picture, and in the ends of their scales."""
 
-import base64
 import io
-import json
 import re
 from dataclasses import replace
-from typing import Any
+from html import unescape
 
 import numpy as np
 import pytest
@@ -13,20 +11,23 @@ from matplotlib.figure import Figure as Canvas
 
 from posbias import Profile, UsageError
 from posbias.display.figures import (
-    DRAWN_POSITIONS,
+    FAINT,
     FEWEST_POINTS,
+    GRID,
+    INK,
     LONG_CONTEXT,
     MEASURED,
+    MOST_POINTS,
     PAGE_NUMBERS,
     Curve,
     Figure,
     HeatMap,
     Panel,
+    Stroke,
     points_that_fit,
     profiles_figure,
 )
-from posbias.display.interactive import MISSING, interactive
-from posbias.display.static import _draw_curves, image_of
+from posbias.display.static import TOLD_PLACES, draw_curves, fragment_of, image_of
 
 
 def _map(*matrices: np.ndarray, **settings: object) -> HeatMap:
@@ -55,10 +56,17 @@ def test_scales_end_where_the_values_do() -> None:
 
 
 def test_the_page_carries_values_and_escapes_texts() -> None:
-    fragment = interactive(_map(np.array([[0.125, np.nan]]), np.ones((1, 2))), anchor="here")
-    assert 'id="here"' in fragment
-    assert not re.search(r"NaN|<0>|<more>", fragment)
-    assert numbers_of(fragment)["title"] == "Costs $5 & <more>"
+    """Cells of a small map are told, those of a large one are colours alone."""
+    small = _map(np.array([[0.125, np.nan]]), np.ones((1, 2)))
+    fragment = fragment_of(small, anchor="here")
+    assert fragment == fragment_of(small, anchor="here")
+    assert fragment.startswith('<figure class="chart" id="here"><figcaption>Costs $5 &amp; &lt;more&gt;</figcaption>')
+    assert not re.search(r"<0>|<more>", fragment)
+    assert ">&lt;0&gt;</text>" in fragment
+    assert titles_of(fragment)[:2] == ["x: 0\ny: 0\nvalue: 0.125", "x: 1\ny: 0\nvalue: nan"]
+    assert titles_of(fragment_of(_map(np.ones((21, 20))), anchor="here")) == []
+    worded = replace(_map(np.ones((1, 2))), words=("<one>", "two"))
+    assert titles_of(fragment_of(worded, anchor="here")) == ["<one>", "two"]
 
 
 @pytest.mark.parametrize("scale", ["linear", "diverging", "logarithmic"])
@@ -79,67 +87,62 @@ def test_nothing_to_draw_is_refused() -> None:
         _map(np.ones((2, 2)), scale="logarithmic")
 
 
-def numbers_of(fragment: str) -> dict[str, Any]:
-    """What a chart's script reads."""
-    found = re.search(r'<script type="application/json">(.*?)</script>', fragment)
-    assert found is not None
-    return dict(json.loads(found[1]))
+def titles_of(fragment: str) -> list[str]:
+    """What a pointer is told, from left to right."""
+    return [unescape(found) for found in re.findall("<title>(.*?)</title>", fragment, flags=re.DOTALL)]
 
 
-def test_heat_maps_travel_as_levels_between_the_ends_of_their_scale() -> None:
-    sent = numbers_of(interactive(_map(np.array([[0.0, 0.25], [np.nan, 1.0]])), anchor="here"))
-    (panel,) = sent["panels"]
-    levels = np.frombuffer(base64.b64decode(panel["values"]), "<u2").reshape(panel["rows"], panel["columns"])
-    assert levels.tolist() == [[0, round((MISSING - 1) / 4)], [MISSING, MISSING - 1]]
-    assert sent["limits"] == [0, 1]
-
-
-def test_a_profile_travels_with_its_band_and_without_what_its_length_tells() -> None:
+def test_a_profile_tells_every_place_with_its_interval() -> None:
     values = np.full(8, 1 / 8)
     figure = profiles_figure("slug", "title", {}, measured={"measured": Profile(values, values / 2, values * 2)})
-    sent = numbers_of(interactive(figure, anchor="here"))
-    curve, flat = sent["curves"]
-    assert (curve["y"], curve["low"], curve["high"]) == ([1] * 8, [0.5] * 8, [2] * 8)
-    assert not {"x", "end"} & set(curve), "8 positions, 0 to 7"
-    assert sent["places"][flat["place"]] == {"x": [0, 7], "end": [8, 1]}
-    assert sent["farthest"] == 8
+    fragment = fragment_of(figure, anchor="here")
+    assert "fill-opacity: 0.16" in fragment, "a band lets what is below it be seen"
+    told = titles_of(fragment)
+    assert told == [f"position in the context: {j}\nmeasured: 1 [0.5, 2]\nflat line: 1" for j in range(8)]
 
 
-def test_long_contexts_are_shown_by_distance_from_the_end_first() -> None:
+def test_rows_tell_every_value_and_keep_their_names() -> None:
+    x, y = np.array([1.0, 2.0]), np.array([0.5, -0.5])
+    curves = (Curve("a < b", x, y, MEASURED, y - 1, y + 1), Curve("c", x[:1], y[:1], MEASURED))
+    fragment = fragment_of(Figure("f", "t", "x", "y", curves, rows=("one", "two " * 20)), anchor="here")
+    assert titles_of(fragment) == ["one\na < b: 0.5 [-0.5, 1.5]\nc: 0.5", f"{'two ' * 20}\na < b: -0.5 [-1.5, 0.5]"]
+    assert ">a &lt; b</text>" in fragment
+    assert fragment.count("stroke-width: 0.9") >= 2, "an interval is a line"
+
+
+def test_texts_stay_texts_and_colours_are_the_pages() -> None:
+    figure = profiles_figure("s", "t", {"rollout": (Profile.normalised(np.ones(9)), Stroke("#123456", "solid"))})
+    fragment = fragment_of(figure, anchor="here")
+    assert ">rollout</text>" in fragment
+    assert "--c0: color-mix(in srgb, #123456 var(--keep, 100%), white)" in fragment
+    assert "stroke: var(--c0)" in fragment
+    assert {INK, FAINT, GRID, "#000000", "#ffffff"}.isdisjoint(
+        re.findall(
+            "[:(] *(#[0-9a-f]{6})", fragment.replace("var(--soft, #8a8a8a)", "").replace("var(--line, #e6e6e6)", "")
+        )
+    )
+    assert not re.search("<style|<metadata|20[0-9]{2}-", fragment)
+
+
+def test_long_contexts_are_shown_by_distance_from_the_end() -> None:
     long, short = (
         profiles_figure("slug", "title", {"theory": (Profile.normalised(np.linspace(1.0, 3.0, n)), MEASURED)})
         for n in (LONG_CONTEXT, LONG_CONTEXT - 1)
     )
-    sent = [numbers_of(interactive(figure, anchor="here")) for figure in (long, short)]
-    assert [each["by_distance"] for each in sent] == [True, False]
-    assert [each["farthest"] for each in sent] == [LONG_CONTEXT, LONG_CONTEXT - 1], "either can be chosen"
+    fragments = [fragment_of(figure, anchor="here") for figure in (long, short)]
+    assert ["distance from the end" in fragment for fragment in fragments] == [True, False]
+    assert titles_of(fragments[0])[0].startswith("distance from the end (1 is the last): ")
+    assert len(titles_of(fragments[0])) <= TOLD_PLACES
     assert image_of(long) != image_of(short)
-
-
-def test_a_long_profile_keeps_the_distances_of_the_positions_drawn() -> None:
-    n_positions = 50_000
-    figure = profiles_figure("slug", "title", {"theory": (Profile.normalised(np.ones(n_positions)), MEASURED)})
-    sent = numbers_of(interactive(figure, anchor="here"))
-    places = sent["places"][sent["curves"][0]["place"]]
-    assert len(places["x"]) == len(sent["curves"][0]["y"]) < n_positions / 10
-    np.testing.assert_array_equal(np.add(places["x"], places["end"]), n_positions)
-
-
-def test_curves_at_the_same_places_send_them_once() -> None:
-    profile = Profile.normalised(np.linspace(1.0, 2.0, 50_000))
-    figure = profiles_figure("slug", "title", dict.fromkeys("abc", (profile, MEASURED)))
-    sent = numbers_of(interactive(figure, anchor="here"))
-    assert len(sent["places"]) == 2, "of the profiles, and of the flat line"
-    assert [curve["place"] for curve in sent["curves"]] == [0, 0, 0, 1]
 
 
 def test_many_curves_have_fewer_points_each_and_short_ones_keep_theirs() -> None:
     """Both ends of every curve stay, whatever is left out between them."""
     long, short = (Profile.normalised(np.linspace(1.0, 2.0, n)) for n in (100_000, 90))
     figures = [profiles_figure("slug", "title", {"a": (long, MEASURED), "b": (short, MEASURED)})]
-    assert points_that_fit(figures) == DRAWN_POSITIONS
+    assert points_that_fit(figures) == MOST_POINTS
     most = points_that_fit(figures * 200)
-    assert FEWEST_POINTS <= most < DRAWN_POSITIONS / 4
+    assert FEWEST_POINTS <= most < MOST_POINTS / 4
     assert 200 * sum(curve.numbers(most) for curve in figures[0].curves) <= PAGE_NUMBERS
     drawn, kept, _ = (curve.thinned(most) for curve in figures[0].curves)
     assert drawn.y.size <= most
@@ -156,12 +159,12 @@ def test_what_is_shaded_is_named_by_either_axis() -> None:
         stretches=((0.0, 200.0, "10 %"), (920.0, 1120.0, "11 %"), (1840.0, 2047.0, "12 %")),
         stretches_are="tenths",
     )
-    sent = numbers_of(interactive(figure, anchor="here"))
-    assert sent["x_label"].endswith("; shaded: tenths")
-    assert sent["from_end"] == "distance from the end (1 is the last); shaded: tenths"
+    fragment = fragment_of(figure, anchor="here")
+    assert ">distance from the end (1 is the last); shaded: tenths</text>" in fragment
+    assert ">12 %</text>" in fragment
     assert image_of(figure) != image_of(replace(figure, stretches=()))
     canvas = Canvas()
-    _draw_curves(canvas, figure)
+    draw_curves(canvas, figure)
     by_distance, by_position = canvas.axes
     places = {text.get_text(): text.get_position()[0] for text in by_position.texts}
     assert set(places) == {"10 %", "11 %", "12 %"}
@@ -182,7 +185,7 @@ def test_an_interval_that_reaches_zero_ends_at_the_foot_of_a_logarithmic_axis() 
     x, y = np.array([1.0, 2.0, 3.0]), np.array([0.1, 1.0, 10.0])
     figure = Figure("f", "", "x", "y", (Curve("a", x, y, MEASURED, np.array([0.0, 0.5, 5.0]), 2 * y),), log_axes="y")
     canvas = Canvas()
-    _draw_curves(canvas, figure)
+    draw_curves(canvas, figure)
     low, high = canvas.axes[0].get_ylim()
     assert 0.05 < low < 0.1
     assert 20 < high < 40

@@ -45,18 +45,14 @@ const check = async frame => {
   const settled = () => new Promise(resolve => view.setTimeout(resolve, 200));
   const found = { wide: page.documentElement.scrollWidth - view.innerWidth, verdict: shown(".verdict").length };
   found.answered = Math.max(...[...shown(".verdict"), ...shown("#picture")].map(each => box(each).bottom));
-  found.pictures = shown("#picture .plot svg").length;
+  found.pictures = shown("#picture svg").length;
   page.querySelectorAll("details").forEach(each => { each.open = true; });
   await settled();
   found.wideUnfolded = page.documentElement.scrollWidth - view.innerWidth;
   found.charts = shown("figure.chart").length;
   found.overlapping = shown("figure.chart").filter(each => !apart(each)).map(each => each.textContent.slice(0, 60));
-  found.cut = [];
-  for (const axis of ["", "by distance from the end", "by position", "linear scale"]) {
-    press(page, axis);
-    found.cut.push(...crowded(page), ...shortened(page));
-    found.cut.push(...shown(".plot text").filter(each => !inside(each)).map(each => each.textContent));
-  }
+  found.cut = crowded(page);
+  found.cut.push(...shown("figure.chart text").filter(each => !inside(each)).map(each => each.textContent));
   return found;
 };
 """

@@ -212,7 +212,16 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, audit_record: B
     assert "default-src 'none'" in text
     charts = text.count('class="chart"')
     assert charts == 6
-    assert len(parser.scripts) == 1 + charts, "the numbers of every chart, and what draws them"
+    assert len(parser.scripts) == 1, "what unfolds a page that is printed; pictures need none"
+    assert text.count("<svg ") == text.count('role="img"') == charts
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'url\(#([^)]+)\)|xlink:href="#([^"]+)"', text)) <= {
+        *((each, "") for each in ids),
+        *(("", each) for each in ids),
+    }
+    assert "<style" not in text.partition("</style>")[2], "no picture changes the page's style"
+    assert write_report([record], tmp_path / "again").read_bytes() == page.read_bytes()
     shown = " ".join(parser.text)
     for needed in (
         "posbias audit",
@@ -385,29 +394,17 @@ const check = frame => {
   return new Promise(resolve => view.setTimeout(() => {
     found.wideUnfolded = page.documentElement.scrollWidth - view.innerWidth;
     found.charts = shown("figure.chart").length;
-    found.drawn = shown("figure.chart").filter(each => each.querySelectorAll(".plot .line").length > 1).length;
     found.overlapping = shown("figure.chart").filter(each => !apart(each)).length;
-    found.cut = shown(".plot text").filter(each => !inside(each)).map(each => each.textContent);
-    const figure = page.querySelector("figure.chart"), plot = figure.querySelector(".plot");
-    const before = plot.textContent;
-    found.shares = [...plot.querySelectorAll(".share")].map(each => each.textContent);
-    press(page, "by distance from the end");
-    found.sharesByDistance = [...plot.querySelectorAll(".share")].map(each => each.textContent);
-    found.axis = before !== plot.textContent && plot.textContent.includes("distance from the end");
-    found.axis &&= plot.textContent.replaceAll(" ", "").includes("shaded:tenthsandtheirshares");
+    found.cut = shown("figure.chart text").filter(each => !inside(each)).map(each => each.textContent);
     found.crowded = crowded(page);
-    const [curve] = figure.querySelectorAll(".legend button"), lines = () => plot.querySelectorAll(".line").length;
-    const all = lines();
-    curve.click();
-    found.hidden = all - lines();
-    curve.click();
-    plot.querySelector("svg").dispatchEvent(new view.KeyboardEvent("keydown", { key: "ArrowRight" }));
-    found.told = plot.querySelector(".tip").textContent;
-    const drawnAt = () => Number(plot.querySelector("svg").getAttribute("viewBox").split(" ")[2]);
-    view.dispatchEvent(new view.Event("beforeprint"));
-    found.printed = drawnAt();
-    view.dispatchEvent(new view.Event("afterprint"));
-    found.after = drawnAt() - plot.clientWidth;
+    const svg = page.querySelector("figure.chart svg"), texts = [...svg.querySelectorAll("text")];
+    found.texts = texts.map(each => each.textContent);
+    found.letters = Math.min(...texts.map(each => box(each).height));
+    found.colours = texts.map(each => view.getComputedStyle(each).fill);
+    found.told = [...svg.querySelectorAll("title")].map(each => each.textContent);
+    const strip = box(svg.querySelector(".told rect"));
+    const met = page.elementFromPoint(strip.left + strip.width / 2, strip.top + strip.height / 2);
+    found.met = met && met.querySelector("title") ? met.textContent : "";
     resolve(found);
   }, 300));
 };
@@ -431,15 +428,17 @@ def test_a_browser_shows_the_answer_first_and_cuts_nothing_at_either_width(tmp_p
         assert look["wide"] <= 0, (width, look)
         assert look["wideUnfolded"] <= 0, (width, look)
         assert look["panels"] == 2
-        assert (look["charts"], look["drawn"], look["overlapping"], look["cut"]) == (charts, charts, 0, [])
-        assert look["shares"] == shares, "the tenths that the verdict speaks of are marked"
-        assert set(look["sharesByDistance"]) >= {shares[1], shares[2]}, "one without room beside another is left out"
-        assert look["axis"], "the axis of a picture can be the distance from the end, and says what is shaded"
+        assert (look["charts"], look["overlapping"], look["cut"]) == (charts, 0, [])
+        assert set(look["texts"]) >= {*shares, "measured"}, "texts are texts; the tenths of the verdict are marked"
+        assert "position in the context; shaded: tenths and their shares" in look["texts"]
         assert look["crowded"] == [], "no text runs into another"
-        assert 300 < look["printed"] < 350, "half a sheet of paper: its texts are as large as those around it"
-        assert look["after"] == 0
-        assert look["hidden"] == 1, "a curve is hidden by its name in the legend"
-        assert "measured: " in look["told"], "values are told by the arrow keys"
+        assert look["letters"] > 8, "letters can be read on a phone"
+        assert all(re.search(r"^.+: \d+\nmeasured: [\d.]+ \[.+\]\n", words) for words in look["told"])
+        assert look["met"] == look["told"][0], "a pointer is told the values at the place below it"
+        assert set(look["colours"]) <= {
+            "rgb(232, 232, 230)" if scheme == "dark" else "rgb(26, 26, 26)",
+            "rgb(85, 85, 85)",
+        }
         assert look["paper"] == ("rgb(21, 24, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
         if width == 1400:
             assert max(look["verdict"], look["picture"]) <= height, "verdict and picture need no scrolling"

@@ -1,6 +1,6 @@
 """Figures, apart from how they are drawn: curves with their bands, matrices, strokes, ranges and titles.
 
-`interactive.py` puts them on a page, `static.py` into a PNG; a figure described once follows in both.
+`static.py` draws them, on a page and into a file alike.
 Measurements are black, the flat line grey; each theory keeps its colour (Okabe and Ito, safe for the colour-blind) and
 its dash, for print, in every figure of every report.
 """
@@ -28,19 +28,15 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW = (
 )
 DRAWN_POSITIONS = 4096
 """Positions drawn of a longer profile: more than a screen has pixels, dense at both ends."""
-PAGE_NUMBERS, FEWEST_POINTS = 130_000, 64
-"""Numbers that all curves of a page take together, about 1 MB of text; points that a curve keeps however many there
-are."""
+PAGE_NUMBERS, MOST_POINTS, FEWEST_POINTS = 65_000, 1024, 64
+"""Numbers that all curves of a page take together, below 1 MB of text; points that a curve on it keeps if there are
+few curves, more than its picture has pixels, and however many there are."""
 LONG_CONTEXT = 2048
 """Positions from which a profile is shown by the logarithm of the distance from the end: what lies at the end would
 otherwise be a line at the edge of the picture."""
 LOG_DECADES = 4.0
 """Decades a logarithmic axis shows below its largest value if no measurement sets the range; one more if the last
 position of a long context rises that far above the rest."""
-TITLE_CHARACTERS = 104
-"""A title line that fits the width of a picture."""
-PANEL_COLUMNS = 3
-"""Panels of a heat map side by side."""
 LINE_WIDTH = 0.006
 """Width of a line as a share of a picture's height."""
 
@@ -264,12 +260,6 @@ class HeatMap:
             raise UsageError(f"a logarithmic heat map needs a floor > 0, got {self.floor}")
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of panels."""
-        columns = min(PANEL_COLUMNS, len(self.panels))
-        return -(-len(self.panels) // columns), columns
-
-    @property
     def colours(self) -> str:
         """Its colour map, by the name that matplotlib gives it."""
         return "RdBu_r" if self.scale == "diverging" else "viridis"
@@ -295,17 +285,6 @@ class HeatMap:
 FROM_END = "distance from the end (1 is the last)"
 
 
-def title_lines(text: str) -> list[str]:
-    """A title broken at spaces into lines that fit."""
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > TITLE_CHARACTERS:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
-
-
 def log_steps(log_range: tuple[float, float]) -> tuple[int, ...]:
     """Multiples of powers of ten that a logarithmic axis names: 1, 2 and 5 over a few decades, 1 over many."""
     return (1, 2, 5) if log_range[1] / log_range[0] < 300 else (1,)
@@ -323,9 +302,9 @@ def drawn_positions(n_positions: int, most: int = DRAWN_POSITIONS) -> Int64[np.n
 
 
 def points_that_fit(figures: Iterable[Figure | HeatMap]) -> int:
-    """Most points of each curve, 64 to 4096, such that all curves of these figures fit one light page."""
+    """Most points of each curve, 64 to 1024, such that all curves of these figures fit one light page."""
     curves = [curve for figure in figures if isinstance(figure, Figure) for curve in figure.curves]
-    most = DRAWN_POSITIONS
+    most = MOST_POINTS
     while most > FEWEST_POINTS and sum(curve.numbers(most) for curve in curves) > PAGE_NUMBERS:
         most -= most // 8
     return max(most, FEWEST_POINTS)

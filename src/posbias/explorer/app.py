@@ -22,7 +22,7 @@ with app.setup:
     from posbias.designing.result import KEY_BIAS
     from posbias.designing.solving import FREE
     from posbias.display.figures import RUNS, profiles_figure
-    from posbias.display.static import image_of
+    from posbias.display.static import fragment_of
     from posbias.registry import Registry
 
     NONE = "none"
@@ -110,9 +110,7 @@ def predicted(stacks: Mapping[str, Mapping[str, Any]], aim: str | None, over: st
         strokes,
         measured={f"target, {aim}": next(iter(targets.values()))} if targets else None,
     )
-    picture = image_of(drawn, "svg").decode().partition("<svg ")[2]
-    scaled = mo.Html(f'<svg style="max-width: 100%; height: auto" {picture}')
-    return mo.vstack([scaled, table(profiles, targets), *found])
+    return mo.vstack([mo.Html(fragment_of(drawn, anchor="explore")), table(profiles, targets), *found])
 
 
 @app.function

@@ -23,7 +23,7 @@ from posbias.display.figures import (
 )
 from posbias.display.wording import ATTENTION_GLOSSARY, ATTENTION_ROLLOUTS, label
 from posbias.measurement.attention.result import AttentionStatistics
-from posbias.measurement.attention.statistics import HeadStatistic, PerPrompt
+from posbias.measurement.attention.statistics import HeadStatistic
 from posbias.profiles import Profile
 from posbias.report.layout import caveats_of
 from posbias.report.page import REPORTS, Report, check_finished
@@ -45,8 +45,6 @@ ROLLOUT_STROKES = {
     "norm_weighted": Stroke(GREEN, "dash"),
     "power": Stroke(BLUE, "solid"),
 }
-ANOTHER = Stroke(VERMILION, "dash")
-"""Stroke of the second of two curves."""
 
 Line = Float64[np.ndarray, "n_points"]
 
@@ -144,54 +142,22 @@ def _rollout_table(run: AttentionStatistics) -> Table:
 
 
 def attention_figures(run: AttentionStatistics) -> list[Figure | HeatMap]:
-    """All figures, in the order of the page."""
-    even, distance, entropy = run.even_distance, run.distance.overall, run.entropy.overall
-    difference = run.content.difference
-    content, mixing = difference.overall, run.mixing.tokens.overall
+    """All figures, in the order of the page: what the table of layers does not say."""
+    even, distance = run.even_distance, run.distance.overall
     return [
-        _layer_figure(
-            run,
+        Figure(
             "distance",
-            f"attention looks back {distance.text('.0f', unit=' positions')} on average; "
+            f"{run.title}: attention looks back {distance.text('.0f', unit=' positions')} on average; "
             f"even attention would look back {even.mean():.0f}",
+            LAYER,
             "attention distance (positions)",
-            [*_head_curves(run.distance), _over_layers("even attention", even, FLAT)],
-        ),
-        _layer_figure(
-            run,
-            "entropy",
-            f"the entropy of attention is {entropy.text('.2f')} of the largest possible",
-            "entropy / log(visible keys)",
-            [*_head_curves(run.entropy), _over_layers("even attention", np.ones(run.depth), FLAT)],
+            (*_head_curves(run.distance), _over_layers("even attention", even, FLAT)),
+            markers=True,
         ),
         _kernel_map(run),
         _sink_figure(run),
-        _sink_layer_figure(run),
-        _layer_figure(
-            run,
-            "content",
-            f"by content alone a token {'prefers' if content.value > 0 else 'avoids'} itself, "
-            f"{content.text('+.2f')} in the logit on average",
-            "content logit, diagonal less off-diagonal",
-            [
-                *_head_curves(difference, "diagonal less off-diagonal, mean over heads"),
-                _over_layers("no content", np.zeros(run.depth), FLAT),
-            ],
-        ),
         _content_map(run),
-        _similarity_figure(run),
-        _layer_figure(
-            run,
-            "mixing",
-            f"attention contributes {mixing.text('.2f')} of a layer's output, token mean",
-            "mixing coefficient",
-            [
-                _layer_curve("token mean (code)", run.mixing.tokens, Stroke(BLUE, "solid")),
-                _layer_curve("Frobenius (paper)", run.mixing.frobenius, ANOTHER),
-            ],
-        ),
         _mixing_map(run),
-        _monotonicity_figure(run),
         *([_rollout_figure(run)] if run.rollouts else []),
     ]
 
@@ -200,21 +166,13 @@ def _prompts(run: AttentionStatistics) -> str:
     return f"{'1 prompt' if run.count == 1 else f'{run.count} prompts'} of {run.n_positions} tokens"
 
 
-def _layer_figure(run: AttentionStatistics, slug: str, title: str, y_label: str, curves: list[Curve]) -> Figure:
-    return Figure(slug, f"{run.title}: {title}", LAYER, y_label, tuple(curves), markers=True)
-
-
-def _layer_curve(name: str, statistic: PerPrompt, stroke: Stroke) -> Curve:
-    """Means of every layer with their intervals."""
-    return _over_layers(name, statistic.value, stroke, statistic.low, statistic.high)
-
-
-def _head_curves(statistic: HeadStatistic, name: str = "mean over heads") -> list[Curve]:
-    """Means of every layer, and the heads at both ends."""
+def _head_curves(statistic: HeadStatistic) -> list[Curve]:
+    """Means of every layer with their intervals, and the heads at both ends."""
     heads = statistic.by_head
     ends = {"highest head": heads.max(axis=1), "lowest head": heads.min(axis=1)} if heads.shape[1] > 1 else {}
     outer = [_over_layers(end, values, Stroke(BLUE, "dot")) for end, values in ends.items()]
-    return [_layer_curve(name, statistic, Stroke(BLUE, "solid")), *outer]
+    mean = _over_layers("mean over heads", statistic.value, Stroke(BLUE, "solid"), statistic.low, statistic.high)
+    return [mean, *outer]
 
 
 def _over_layers(
@@ -269,19 +227,6 @@ def _sink_figure(run: AttentionStatistics) -> Figure:
     )
 
 
-def _sink_layer_figure(run: AttentionStatistics) -> Figure:
-    by_layer = run.sinks_by_layer
-    curves = []
-    for index, threshold in enumerate(run.sink_thresholds):
-        colour = THRESHOLD_COLOURS[index % len(THRESHOLD_COLOURS)]
-        others = by_layer[index][:, 1 : -run.n_positions // 10 or None].max(axis=1, initial=0)
-        first = by_layer[index][:, 0]
-        curves.append(_over_layers(f"position 0, above {threshold:g}", first, Stroke(colour, "solid")))
-        curves.append(_over_layers(f"best other, above {threshold:g}", others, Stroke(colour, "dot")))
-    title = f"the sink on position 0 is strongest in layer {int(by_layer[-1][:, 0].argmax())}"
-    return _layer_figure(run, "sinks-by-layer", title, "share of queries and heads", curves)
-
-
 def _content_map(run: AttentionStatistics) -> HeatMap:
     values = run.content.difference.by_head
     return HeatMap(
@@ -295,22 +240,6 @@ def _content_map(run: AttentionStatistics) -> HeatMap:
         y=(0.0, float(values.shape[0] - 1)),
         scale="diverging",
     )
-
-
-def _similarity_figure(run: AttentionStatistics) -> Figure:
-    colours = {"diagonal": VERMILION, "off-diagonal": BLUE}
-    parts = {"diagonal": run.similarity.diagonal, "off-diagonal": run.similarity.off_diagonal}
-    curves = [
-        _layer_curve(f"{name}, single prompts", statistic, Stroke(colours[name], "solid"))
-        for name, statistic in parts.items()
-    ]
-    if (of_mean := run.similarity.of_mean) is not None:
-        for name, values in {"diagonal": of_mean.diagonal, "off-diagonal": of_mean.off_diagonal}.items():
-            stroke = Stroke(colours[name], "dash")
-            curves.append(_over_layers(f"{name}, mean over prompts", values.mean(axis=1), stroke))
-    diagonal, off = (statistic.overall.value for statistic in parts.values())
-    title = f"similarity of content logits, {diagonal:.2f} on the diagonal and {off:.2f} off it (1: all equal)"
-    return _layer_figure(run, "similarity", title, "1 - entropy / log(bins)", curves)
 
 
 def _mixing_map(run: AttentionStatistics) -> HeatMap:
@@ -329,16 +258,6 @@ def _mixing_map(run: AttentionStatistics) -> HeatMap:
         x=(width / 2 - 0.5, run.n_positions - width / 2 - 0.5),
         y=(0.0, float(run.depth - 1)),
     )
-
-
-def _monotonicity_figure(run: AttentionStatistics) -> Figure:
-    violated, of_mean = run.monotonicity.violated, run.monotonicity.of_mean
-    curves = [_layer_curve("single prompts", violated, Stroke(BLUE, "solid"))]
-    if of_mean is not None:
-        curves.append(_over_layers("mean over prompts", of_mean.violated, ANOTHER))
-    share = violated.overall.text(".0f", scale=100, unit=" %")
-    title = f"{share} of neighbouring queries' prefix masses rise, single prompts"
-    return _layer_figure(run, "monotonicity", title, "share of prefixes that rise", curves)
 
 
 def _rollout_figure(run: AttentionStatistics) -> Figure:

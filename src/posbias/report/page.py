@@ -2,7 +2,7 @@
 
 Every verb has a function from its record to a `Report`, registered here; nothing but the record is read. A page answers
 first: the verdict, one picture, the tables that matter most; everything else is folded below. The template escapes all
-text; the script of the charts is inlined once; a content security policy in the page forbids any external load, so that
+text, and figures are SVG within it; a content security policy in the page forbids any external load, so that
 a report can be mailed around and opened years later.
 """
 
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from posbias.checks import checked
 from posbias.display.figures import Figure, HeatMap, points_that_fit
-from posbias.display.interactive import chart_script, interactive
 from posbias.display.showing import Showing
-from posbias.display.static import image_of
+from posbias.display.static import fragment_of, image_of
 from posbias.errors import RunError, UsageError, printable
 from posbias.files import write_atomically
 from posbias.registry import Registry
@@ -198,13 +197,12 @@ def html_of(report: Report, *, links: Mapping[str, str] | None = None) -> str:
     """The page as text, with `links` to pages beside it; all is escaped, a name that the template lacks is an error."""
     figures = [*report.picture, *report.figures, *(figure for part in report.sections for figure in part.figures)]
     return _page_template().render(
-        chart=partial(interactive, most=points_that_fit(figures)),
+        chart=partial(fragment_of, most=points_that_fit(figures)),
         report=report,
         title=real_name(report.title),
         called=any(real_name(text) != text for text in _named(report)),
         demo=DEMO_NAME,
         links=links or {},
-        script=chart_script(),
         version=__version__,
     )
 
