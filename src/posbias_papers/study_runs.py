@@ -28,7 +28,6 @@ from posbias.training import (
 )
 from posbias.training.running import planned
 from posbias.training.study import read_yaml
-from posbias_papers.closing_loop import Agreement, loop_table
 from posbias_papers.findings import chance, findings_of, findings_tables, lost_sentence, tally
 from posbias_papers.pages.reproduce import Facts, Rows
 from posbias_papers.reproduction import Experiment, Reproduction
@@ -48,7 +47,7 @@ class StudySettings:
     studies: tuple[str, ...] = ()
     """Names of the studies to run; none: all of the paper."""
     seed: int = 0
-    """Seed of the bootstrap and of the sequences that influence is measured on; training has the study files' seeds."""
+    """Kept in the record; training has the study files' seeds."""
     run: TrainOptions = field(default_factory=TrainOptions)
     """Device, engine and directory; a directory keeps every study's models and record in `studies/NAME` below it."""
 
@@ -74,8 +73,8 @@ class StudyExperiment(Experiment):
         return [tally(published), *chance(findings), *lost_sentence(facts), *trained_before(facts)]
 
     def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
-        """Findings and their quantities, what is stored, and whether influence predicts what is learnt."""
-        return [*findings_tables(findings_of(rows)), *stored, loop_table(Agreement.of_rows(rows))]
+        """Findings and their quantities, and what is stored."""
+        return [*findings_tables(findings_of(rows)), *stored]
 
     @abstractmethod
     def judge(

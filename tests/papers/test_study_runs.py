@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 from posbias import TrainOptions, UsageError
-from posbias.training import TrainingSchedule, running, study_of, train_members
+from posbias.training import running, study_of
 from posbias_papers import study_runs
 from posbias_papers.reproduction import Reproduction
 from posbias_papers.study_runs import StudyExperiment, StudySettings, trained_before
-from posbias_papers.wu2025.icl import FINAL, SPEED, icl_loops
-from posbias_papers.wu2025.icl_outcomes import icl_outcomes
-from training_cases import assert_same, retriever
+from training_cases import assert_same
 
 
 def study(target):
@@ -137,14 +135,3 @@ def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(tmp_p
     with pytest.raises(UsageError, match="2 members need more than there is"):
         reproduced(settings(tmp_path / "new"), told)
     assert not (tmp_path / "new").exists()
-
-
-def test_members_evaluated_at_the_end_alone_have_no_accuracy_over_training():
-    options = TrainingSchedule(steps=4, batch=8, window=4, evaluate_every=0, examples=10)
-    outcomes = icl_outcomes(train_members([retriever(seed) for seed in (0, 1)], options).members, seed=0)
-    assert not outcomes.known("course", {})
-    (loop,) = icl_loops(outcomes)
-    assert list(loop.outcomes) == [FINAL]
-    often = TrainingSchedule(steps=4, batch=8, window=2, evaluate_every=2, examples=10)
-    (loop,) = icl_loops(icl_outcomes(train_members([retriever(0)], often).members, seed=0))
-    assert list(loop.outcomes) == [FINAL, SPEED]

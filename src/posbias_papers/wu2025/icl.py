@@ -1,8 +1,8 @@
 """Experiment on in-context retrieval (Wu et al., arXiv 2502.01951): attention-only networks must look up a label.
 
 Their statements on depth, encodings, residual connections, training data and sinks with verdicts from intervals over
-seeds; the flags of their code; and whether influence predicts accuracy by place. Figures show gaps by depth, accuracy
-by place for every mask and training data, and sinks.
+seeds, and the flags of their code. Figures show gaps by depth, accuracy by place for every mask and training data, and
+sinks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,11 @@ from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VER
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.training import TrainedMember, TrainingSchedule
-from posbias_papers.closing_loop import (
-    Loop,
-    agreements,
-    loop_arrays,
-    loop_figure,
-    with_control,
-)
 from posbias_papers.findings import (
     Finding,
     Outcomes,
     finding_rows,
 )
-from posbias_papers.influence_profiles import KINDS
 from posbias_papers.pages.reproduce import PAPERS, Facts, Rows
 from posbias_papers.reproduction import Reproduction
 from posbias_papers.study_runs import StudyExperiment, StudySettings
@@ -58,7 +50,6 @@ VARIANTS = {
 PUBLISHED_STEPS, PUBLISHED_BATCH = 100_000, 128
 LABELS = 32
 CLASSES_PER_CONTEXT = 2
-FINAL, SPEED = "high final accuracy", "high accuracy over training"
 
 
 @PAPERS.register("icl-2502.01951")
@@ -72,7 +63,7 @@ class InContextRetrieval(StudyExperiment):
         self, members: Sequence[TrainedMember], options: TrainingSchedule, settings: StudySettings
     ) -> Reproduction:
         """Statements, tables and figures from trained members."""
-        outcomes = icl_outcomes(members, seed=settings.seed)
+        outcomes = icl_outcomes(members)
         return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
 
     def statements(self, rows: Rows, facts: Facts) -> list[str]:
@@ -91,22 +82,16 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
     flags = flag_findings(cells["mixture"], cells["std-1-over-d"])
     controls = [replace(finding, published=False) for finding in (*_controls(cells["mixture"]), *flags)]
     findings = [*published, *controls]
-    loops = icl_loops(outcomes)
-    results = agreements(loops)
-    charts = [loop_figure(f"icl-loop-{number}", results, outcome) for number, outcome in enumerate((FINAL, SPEED))]
     gaps = [gaps_table(name, cells[name]) for name in cells]
     seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
     return Reproduction(
         experiment=InContextRetrieval.name,
         title=f"In-context retrieval: {len(outcomes.members)} members, {seeds} seeds, {steps} steps of {batch}",
-        rows=[*finding_rows(findings), *[agreement.row() for agreement in results]],
+        rows=finding_rows(findings),
         facts={"steps": steps, "batch": batch, "accuracy": _accuracy(outcomes), **outcomes.facts()},
         tables=[table for table in gaps if table.cells],
-        figures=[
-            *[figure for name in cells for figure in retrieval_figures(name, cells[name])],
-            *[chart for chart in charts if chart is not None],
-        ],
-        arrays={**_arrays(outcomes), **loop_arrays(loops)},
+        figures=[figure for name in cells for figure in retrieval_figures(name, cells[name])],
+        arrays=_arrays(outcomes),
         settings={**settings.describe(), "steps": steps, "batch": batch},
         seeds={"seed": settings.seed},
     )
@@ -146,29 +131,6 @@ def reached(facts: Facts) -> str:
         f"{accuracy['mean']:.2f}) over {accuracy['members']} members; chance is {1 / LABELS:.3f}, naming any label of "
         f"the context {1 / CLASSES_PER_CONTEXT:.2f}, and {accuracy['above']} members are above that."
     )
-
-
-def icl_loops(outcomes: Outcomes) -> list[Loop]:
-    """Influence of every place beside accuracy there, for every cell whose data had no bias."""
-    loops = []
-    distinct = {tuple(member.factors.items()): dict(member.factors) for member in outcomes.members}
-    for factors in distinct.values():
-        seeds = outcomes.seeds(**factors)
-        if not seeds or factors["answers"] != "any":
-            continue
-        theories = [("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in ("initial", "trained"))]
-        predicted = {
-            (kind, moment): outcomes.values(f"{kind}/{moment}", factors, seeds)
-            for kind, moment in theories
-            if outcomes.known(f"{kind}/{moment}", factors)
-        }
-        learnt = {
-            name: outcomes.values(array, factors, seeds)
-            for name, array in ((FINAL, "accuracy"), (SPEED, "course"))
-            if outcomes.known(array, factors)
-        }
-        loops.append(Loop(cell_name(factors), with_control(predicted), learnt))
-    return loops
 
 
 def cell_name(factors: dict[str, object]) -> str:
