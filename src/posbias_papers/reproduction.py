@@ -121,14 +121,6 @@ class Experiment(ABC):
         """All tables: those made of the rows, and those that are stored."""
         return list(stored)
 
-    def finished(self, settings: Any) -> Record | None:
-        """The record of just this experiment, if a directory holds it finished and the settings resume it."""
-        return None
-
-    def record(self, settings: Any, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-        """Run it again, and put the reproduction into a record."""
-        return reproduction_record(self.run(settings), arguments, command=command)
-
 
 def reproduce(paper: str, *, settings: Any = None) -> Reproduction:
     """Run a published experiment again.

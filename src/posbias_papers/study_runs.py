@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 from posbias.checks import check_choice
 from posbias.errors import UsageError
 from posbias.report.tables import Table
-from posbias.runs.parts import fingerprint, finished_run, made_by
-from posbias.runs.records import Record, describe_environment, finished_record
+from posbias.runs.records import describe_environment
 from posbias.runs.running import run_directory
 from posbias.training import (
     Study,
@@ -148,28 +147,6 @@ class StudyExperiment(Experiment):
                 completed[name] = finished[name] or train(study, options=options)
                 run.finish(completed[name].record)
         return completed
-
-    def finished(self, settings: StudySettings) -> Record | None:
-        """The record of just this experiment, if its directory holds it finished and `settings.run` resumes it."""
-        run = settings.run
-        return finished_run(run.directory, lambda: self._made_from(settings), resume=run.resume)
-
-    def record(self, settings: StudySettings, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-        """Run it again; in a directory the record tells what it was made from, so that it can be resumed."""
-        record = super().record(settings, arguments, command=command)
-        if settings.run.directory is not None:
-            record.resolved["fingerprint"] = fingerprint(self._made_from(settings))
-        return record
-
-    def _made_from(self, settings: StudySettings) -> dict[str, Any]:
-        """Everything that the record depends on: the settings, the code, and the very networks in the directory."""
-        networks = {}
-        for name in self.studies(settings):
-            directory = _study_directory(settings, name)
-            record = None if directory is None else finished_record(directory)
-            networks[name] = None if record is None else record.run_id
-        described = {**settings.describe(), "seed": settings.seed, "made_by": made_by(("posbias", "posbias_papers"))}
-        return {"paper": self.name, **described, "networks": networks}
 
 
 def _study_directory(settings: StudySettings, name: str) -> Path | None:

@@ -65,7 +65,7 @@ def _outcome(trained: TrainedMember) -> Outcome:
         "target": getattr(trained.member.task, "target"),  # noqa: B009 - tasks of this study are position copies
     }
     losses = trained.evaluations.get("loss")
-    return Outcome(factors, trained.member.seed, trained.status, {} if losses is None else {"loss": losses[-1]})
+    return Outcome(factors, trained.member.seed, trained.status, {} if losses is None else {"loss": np.array(losses[-1])})
 
 
 def position_copy_page(losses: Losses, facts: Facts, *, settings: Mapping[str, Any], seed: int) -> Reproduction:

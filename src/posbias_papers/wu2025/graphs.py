@@ -17,7 +17,7 @@ from posbias.architecture import MASKS, Causal, Prefix, SlidingWindow
 from posbias.errors import UsageError, one_line
 from posbias.files import read_whole
 from posbias.limits import MASK_BYTES
-from posbias_papers.claims import Claim, claim_generator, evidence
+from posbias_papers.claims import CLAIMS, Claim, Facts, Finding, Verdict, claim_generator, listed
 from posbias_papers.kernels import (
     ROUNDING,
     Network,
@@ -26,7 +26,6 @@ from posbias_papers.kernels import (
     reachable,
     run_network,
 )
-from posbias_papers.pages.verify import CLAIMS, Facts, Finding, Verdict, listed
 from posbias_papers.wu2025.masks import BOUNDED, N_POSITIONS, PAPER, PREFIX, SEEDS, SETTINGS, VALUES, WINDOW
 
 LARGEST_MASK = 256
@@ -91,15 +90,6 @@ class CentreNodes(Claim):
         return Finding(
             value=max(factors),
             as_stated=max(factors) < 1 - ROUNDING,
-            figure=evidence(
-                "layers",
-                "mass outside the centre nodes (worst query)",
-                [
-                    (f"mask {place}", np.arange(len(trail)), np.maximum(trail, 1e-18))
-                    for place, trail in enumerate(trails[:: len(SETTINGS)])
-                ],
-                log_y=True,
-            ),
             numbers={
                 "masks": len(masks),
                 "mass_left_most": max(float(trail[-1]) for trail in trails),

@@ -11,11 +11,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Prefix, SlidingWindow
-from posbias.display.figures import Figure
-from posbias_papers.claims import curves
+from posbias_papers.claims import MODEL_CLAIMS, Facts, Finding, Premise
 from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transitions
 from posbias_papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, masked_as
-from posbias_papers.pages.verify import MODEL_CLAIMS, Facts, Finding, Premise
 from posbias_papers.wu2025.graphs import outside_trail
 from posbias_papers.wu2025.masks import SLACK
 
@@ -35,23 +33,14 @@ class EntriesOfTheModel(ModelClaim):
 
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """Finite weights and depth, which every model has."""
-        return (Premise("bounded-weights", True, {"layers": run.kernels.shape[1]}),)
+        return (Premise("bounded weights, finite depth", True, f"{run.kernels.shape[1]} layers"),)
 
     def examine(self, run: ModelRun) -> Finding:
         """The smallest admissible weight, beside that of equal weights."""
         epsilon, equal = float(run.epsilons.min()), 1 / int(run.visible.sum(axis=-1).max())
-        smallest = np.where(run.visible, run.kernels, np.inf).min(axis=(2, 3))
-        layers = np.arange(1, smallest.shape[1] + 1)
         return Finding(
             value=epsilon,
             as_stated=epsilon > 0,
-            figure=curves(
-                "layer",
-                "smallest admissible attention weight",
-                layers,
-                {"smallest over prompts": smallest.min(axis=0), "equal weights": np.full(len(layers), equal)},
-                log_y=True,
-            ),
             numbers={
                 "epsilon": epsilon,
                 "equal_weights": equal,
@@ -111,7 +100,6 @@ class MaskCollapse(ModelClaim):
         return Finding(
             value=worst,
             as_stated=worst <= SLACK,
-            figure=trail_figure(trails, f"mass outside {_leading(first)} (worst query)"),
             numbers={
                 "layers": run.kernels.shape[1],
                 "centre_nodes": first,
@@ -175,12 +163,18 @@ class CentreNodesOfTheModel(ModelClaim):
         """One mask in all layers, with a centre; no residual connection."""
         centres = centre_nodes(run.visible[0])
         depth, needed = run.kernels.shape[1], run.kernels.shape[-1] - 1
+        same = bool((run.visible == run.visible[0]).all())
+        enough = f"at least N - 1 = {needed} layers, so that any mask has brought some mass"
         return (
-            Premise("one-mask", bool((run.visible == run.visible[0]).all())),
-            Premise("centre-node", len(centres) > 0, {"centre_nodes": centres.tolist()}),
+            Premise("one mask in every layer", same, "" if same else "layers differ"),
+            Premise(
+                "the mask has a centre node",
+                len(centres) > 0,
+                f"centre nodes {listed(centres.tolist())}" if len(centres) else "none",
+            ),
             attention_only(run),
             bounded_below(run),
-            Premise("enough-layers", depth >= needed, {"needed": needed, "layers": depth}),
+            Premise(enough, depth >= needed, str(depth)),
         )
 
     def examine(self, run: ModelRun) -> Finding:
@@ -191,7 +185,6 @@ class CentreNodesOfTheModel(ModelClaim):
         return Finding(
             value=outside,
             as_stated=outside < 1 - ROUNDING,
-            figure=trail_figure(trails, "mass outside the centre nodes (worst query)"),
             numbers={
                 "outside": outside,
                 "centre_nodes": float(len(centres)),
@@ -228,7 +221,11 @@ class CollapseOfTheModel(ResidualBound):
         return (
             masked_as(run, "causal"),
             bounded_below(run),
-            Premise("any-mixing", True, {"least_total": float(total.min()), "largest_total": float(total.max())}),
+            Premise(
+                "a bound for any total mixing (its limit needs an infinite one)",
+                True,
+                f"sum m_l from {total.min():.2f} to {total.max():.2f}",
+            ),
         )
 
     def examine(self, run: ModelRun) -> Finding:
@@ -248,7 +245,6 @@ class CollapseOfTheModel(ResidualBound):
         return Finding(
             value=max(ratios),
             as_stated=max(ratios) <= SLACK,
-            figure=trail_figure(outside, "mass of the last query outside position 0"),
             numbers={
                 "sharper_ratio": max(sharp),
                 "epsilon": float(run.epsilons.min()),
@@ -274,8 +270,8 @@ class NoCollapseOfTheModel(ResidualBound):
         """Causal, and a residual connection in every layer."""
         most = float(run.mixing.max())
         return (
-            Premise("causal", run.causal),
-            Premise("residual", most < 1, {"largest_mixing": most}),
+            causal(run),
+            Premise("a residual connection in every layer", most < 1, f"largest mixing {most:.3f}"),
         )
 
     def examine(self, run: ModelRun) -> Finding:
@@ -290,7 +286,6 @@ class NoCollapseOfTheModel(ResidualBound):
         return Finding(
             value=least,
             as_stated=least >= -ROUNDING,
-            figure=trail_figure(last_shares, "share that the last position keeps of itself"),
             numbers={
                 "layers": run.kernels.shape[1],
                 "product": float(products[:, -1].mean()),
@@ -302,11 +297,3 @@ class NoCollapseOfTheModel(ResidualBound):
 
 def _leading(count: int) -> str:
     return "position 0" if count == 1 else f"the first {count} positions"
-
-
-def trail_figure(trails: Trails, label: str) -> Figure:
-    """Mean, least and most over prompts of one number per depth."""
-    values = np.stack(list(trails))
-    depths = np.arange(values.shape[1])
-    bands = {"mean over prompts": values.mean(0), "least": values.min(0), "most": values.max(0)}
-    return curves("layers", label, depths, bands)
