@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from posbias.checks import check_choice
 from posbias.errors import UsageError
-from posbias.report.tables import Table
 from posbias.runs.records import describe_environment
 from posbias.runs.running import run_directory
 from posbias.training import (
@@ -27,8 +26,6 @@ from posbias.training import (
 )
 from posbias.training.running import planned
 from posbias.training.study import read_yaml
-from posbias_papers.findings import chance, findings_of, findings_tables, lost_sentence, tally
-from posbias_papers.pages.reproduce import Facts, Rows
 from posbias_papers.reproduction import Experiment, Reproduction
 
 SIZES = ("smoke", "small", "full")
@@ -64,16 +61,6 @@ class StudyExperiment(Experiment):
     settings = StudySettings
     folder: ClassVar[str]
     """Folder of the paper, below `posbias_papers`."""
-
-    def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """How many findings came out, how many may be chance, and what was lost or trained before; tables have all."""
-        findings = findings_of(rows)
-        published = [finding for finding in findings if finding.published]
-        return [tally(published), *chance(findings), *lost_sentence(facts), *trained_before(facts)]
-
-    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
-        """Findings and their quantities, and what is stored."""
-        return [*findings_tables(findings_of(rows)), *stored]
 
     @abstractmethod
     def judge(
@@ -114,7 +101,7 @@ class StudyExperiment(Experiment):
         runs = self.trained(settings)
         members = [member for run in runs.values() for member in run.trained.members]
         reproduction = self.judge(members, next(iter(runs.values())).trained.schedule, settings)
-        return replace(reproduction, facts={**reproduction.facts, "trained_before": _trained_before(runs)})
+        return before_noted(reproduction, _trained_before(runs))
 
     def trained(self, settings: StudySettings) -> dict[str, StudyRun]:
         """Train the studies one after another; each leaves its models and its record.
@@ -165,10 +152,12 @@ def _trained_before(runs: Mapping[str, StudyRun]) -> list[dict[str, Any]]:
     return trained
 
 
-def trained_before(facts: Facts) -> list[str]:
-    """A sentence for every other code that trained studies which were read back."""
+def before_noted(reproduction: Reproduction, trained: Sequence[Mapping[str, Any]]) -> Reproduction:
+    """The reproduction with a sentence for every other code that trained studies which were read back."""
     by_code: dict[str, list[str]] = {}
-    for trained in facts.get("trained_before", ()):
-        code = f"posbias {trained['posbias']}, commit {trained['commit'] or 'unknown'}, {trained['created']}"
-        by_code.setdefault(code, []).append(trained["study"])
-    return [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]
+    for entry in trained:
+        code = f"posbias {entry['posbias']}, commit {entry['commit'] or 'unknown'}, {entry['created']}"
+        by_code.setdefault(code, []).append(entry["study"])
+    said = [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]
+    facts = {**reproduction.facts, "trained_before": trained}
+    return replace(reproduction, facts=facts, statements=[*reproduction.statements, *said])

@@ -7,7 +7,7 @@ from posbias import TrainOptions, UsageError
 from posbias.training import running, study_of
 from posbias_papers import study_runs
 from posbias_papers.reproduction import Reproduction
-from posbias_papers.study_runs import StudyExperiment, StudySettings, trained_before
+from posbias_papers.study_runs import StudyExperiment, StudySettings
 from training_cases import assert_same
 
 
@@ -24,7 +24,7 @@ def study(target):
 class Paper(StudyExperiment):
     """A paper of two small studies."""
 
-    name, judge, statements = "paper", None, None
+    name, judge = "paper", None
 
     def __init__(self, judge):
         self.judge = judge
@@ -47,7 +47,7 @@ def settings(directory, **run):
 
 def told(members, options, chosen):
     losses = np.array([each.losses[-1] for each in members], dtype=np.float64)
-    return Reproduction("a paper", "a title", [], [], [], {"members": len(members)}, arrays={"losses": losses})
+    return Reproduction("a paper", "a title", [], [], [], [], {"members": len(members)}, arrays={"losses": losses})
 
 
 def parts(directory):
@@ -68,10 +68,10 @@ def test_a_kill_before_the_findings_are_saved_loses_nothing(tmp_path, monkeypatc
     made = reproduced(settings(tmp_path, resume=True), lambda *got: (again.extend(got[0]), told(*got))[1])
     for first, second in zip(seen, again, strict=True):
         assert_same(first, second)
-    assert (made.facts["members"], trained_before(made.facts)) == (4, [])
+    assert (made.facts["members"], made.statements) == (4, [])
     monkeypatch.setattr(study_runs, "describe_environment", lambda: {"posbias": "newer", "commit": None})
     later = reproduced(settings(tmp_path, resume=True), told)
-    (sentence,) = trained_before(later.facts)
+    (sentence,) = later.statements
     assert sentence.startswith("Trained before, with posbias ")
     assert sentence.endswith(": first, second; read back here.")
 

@@ -17,6 +17,8 @@ from posbias_papers.findings import (
     Outcomes,
     Seeded,
     finding_rows,
+    findings_tables,
+    said_of,
 )
 from posbias_papers.liu2026.partial_information import partial_information_losses
 from posbias_papers.liu2026.published import (
@@ -34,7 +36,7 @@ from posbias_papers.liu2026.published import (
     published_losses,
 )
 from posbias_papers.liu2026.statements import Losses, position_copy_findings
-from posbias_papers.pages.reproduce import PAPERS, Facts
+from posbias_papers.pages.reproduce import PAPERS
 from posbias_papers.reproduction import Reproduction
 from posbias_papers.study_runs import StudyExperiment, StudySettings
 
@@ -65,10 +67,14 @@ def _outcome(trained: TrainedMember) -> Outcome:
         "target": getattr(trained.member.task, "target"),  # noqa: B009 - tasks of this study are position copies
     }
     losses = trained.evaluations.get("loss")
-    return Outcome(factors, trained.member.seed, trained.status, {} if losses is None else {"loss": np.array(losses[-1])})
+    return Outcome(
+        factors, trained.member.seed, trained.status, {} if losses is None else {"loss": np.array(losses[-1])}
+    )
 
 
-def position_copy_page(losses: Losses, facts: Facts, *, settings: Mapping[str, Any], seed: int) -> Reproduction:
+def position_copy_page(
+    losses: Losses, facts: Mapping[str, Any], *, settings: Mapping[str, Any], seed: int
+) -> Reproduction:
     """Statements, tables and figures.
 
     Args:
@@ -81,12 +87,14 @@ def position_copy_page(losses: Losses, facts: Facts, *, settings: Mapping[str, A
     for configuration, seeded in losses.items():
         arrays |= {f"{configuration}/loss": seeded.rows, f"{configuration}/seeds": np.array(seeded.seeds)}
     seeds = max((len(rows) for rows in losses.values()), default=0)
+    findings = position_copy_findings(losses)
     return Reproduction(
         experiment=PositionCopy.name,
         title=f"Position copy: {len(losses)} networks, {CONTEXT} targets, {seeds} seeds, {settings['steps']} steps",
-        rows=finding_rows(position_copy_findings(losses)),
+        rows=finding_rows(findings),
+        statements=said_of(findings, facts),
         facts=facts,
-        tables=[losses_table(losses)],
+        tables=[*findings_tables(findings), losses_table(losses)],
         figures=position_copy_figures(losses),
         arrays=arrays,
         settings=dict(settings),

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Causal, PowerDecay
 from posbias_papers.claims import CLAIMS, Claim, Finding
-from posbias_papers.kernels import Network, Run, Violation, rollouts, run_network, transitions
+from posbias_papers.kernels import Network, Run, Violation, rollouts, run_network, transitions, worst_ratio
 from posbias_papers.rollout2602.claims import PAPER
 from posbias_papers.wu2025.decay import decay_logits
 from posbias_papers.wu2025.masks import LIMIT_REST, SETTINGS, SLACK
@@ -204,5 +204,4 @@ def _excess(
 ) -> float:
     """Largest R_ij over prod_l (1 - drains_j eps m_l), j > 0, over layers."""
     log_bound = np.cumsum(np.log1p(-mixing[:, None] * epsilon * drains), axis=0)
-    with np.errstate(divide="ignore"):
-        return float(np.exp((np.log(trail.column[:, 1:]) - log_bound).max()))
+    return worst_ratio(trail.column[:, 1:], log_bound)

@@ -18,7 +18,7 @@ from posbias_papers.kernels import (
     transitions,
     violated_share,
 )
-from posbias_papers.model_claims import ModelClaim, ModelRun
+from posbias_papers.model_claims import ModelClaim, ModelRun, causal
 from posbias_papers.rollout2602.claims import diagonal_drift, primacy_drift
 
 OFFSET = 1.0

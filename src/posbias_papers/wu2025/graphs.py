@@ -79,12 +79,12 @@ class CentreNodes(Claim):
         masks = [self.visible] if self.visible is not None else list(example_masks(generator))
         if broken:
             masks = [_two_groups(mask) for mask in masks]
-        factors, closed_factors, trails = [], [], []
+        factors, closed_factors, left = [], [], []
         for visible in masks:
             depth = max(64, 2 * len(visible))
             for width, weight_bound in SETTINGS:
                 run = run_network(Network(visible, np.ones(depth), width=width, weight_bound=weight_bound), generator)
-                trails.append(outside_trail(run.kernels, centre_nodes(visible)))
+                left.append(float(outside_trail(run.kernels, centre_nodes(visible))[-1]))
                 factors.append(_block_factor(run.kernels, centre_nodes(visible)))
                 closed_factors.append(_block_factor(run.kernels, closed_positions(visible)))
         return Finding(
@@ -92,11 +92,11 @@ class CentreNodes(Claim):
             as_stated=max(factors) < 1 - ROUNDING,
             numbers={
                 "masks": len(masks),
-                "mass_left_most": max(float(trail[-1]) for trail in trails),
+                "mass_left_most": max(left),
                 "factor_outside_closed_groups": max(closed_factors),
                 "centres_of_first_mask": centre_nodes(masks[0]).tolist(),
             },
-            instances=len(trails),
+            instances=len(left),
         )
 
 

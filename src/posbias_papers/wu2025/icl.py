@@ -4,7 +4,7 @@ Their statements on depth, encodings, residual connections, training data and si
 seeds, and the flags of their code. Figures show gaps by depth; accuracy by place and sinks are in the record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,10 @@ from posbias_papers.findings import (
     Finding,
     Outcomes,
     finding_rows,
+    findings_tables,
+    said_of,
 )
-from posbias_papers.pages.reproduce import PAPERS, Facts, Rows
+from posbias_papers.pages.reproduce import PAPERS
 from posbias_papers.reproduction import Reproduction
 from posbias_papers.study_runs import StudyExperiment, StudySettings
 from posbias_papers.wu2025.icl_outcomes import icl_outcomes
@@ -60,10 +62,6 @@ class InContextRetrieval(StudyExperiment):
         outcomes = icl_outcomes(members)
         return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
 
-    def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """How far training came, and what all trained experiments say."""
-        return [reached(facts), *super().statements(rows, facts)]
-
 
 def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:
     """Statements, tables and figures from trained members."""
@@ -78,12 +76,14 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
     findings = [*published, *controls]
     gaps = [gaps_table(name, cells[name]) for name in cells]
     seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
+    facts = {"steps": steps, "batch": batch, "accuracy": _accuracy(outcomes), **outcomes.facts()}
     return Reproduction(
         experiment=InContextRetrieval.name,
         title=f"In-context retrieval: {len(outcomes.members)} members, {seeds} seeds, {steps} steps of {batch}",
         rows=finding_rows(findings),
-        facts={"steps": steps, "batch": batch, "accuracy": _accuracy(outcomes), **outcomes.facts()},
-        tables=[table for table in gaps if table.cells],
+        statements=[reached(facts), *said_of(findings, facts)],
+        facts=facts,
+        tables=[*findings_tables(findings), *[table for table in gaps if table.cells]],
         figures=[figure for name in cells for figure in retrieval_figures(name, cells[name])],
         arrays=_arrays(outcomes),
         settings={**settings.describe(), "steps": steps, "batch": batch},
@@ -110,7 +110,7 @@ def _accuracy(outcomes: Outcomes) -> dict[str, float] | None:
     return {"least": min(accuracy), "mean": mean, "most": max(accuracy), "members": len(accuracy), "above": above}
 
 
-def reached(facts: Facts) -> str:
+def reached(facts: Mapping[str, Any]) -> str:
     """How far training came: steps, sequences, and accuracy against what needs no retrieval."""
     steps, batch, accuracy = (facts[name] for name in ("steps", "batch", "accuracy"))
     share = steps * batch / (PUBLISHED_STEPS * PUBLISHED_BATCH)

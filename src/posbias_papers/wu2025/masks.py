@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from posbias.architecture import Causal, Mask, Prefix, SlidingWindow
 from posbias_papers.claims import CLAIMS, Claim, Finding
-from posbias_papers.kernels import Network, Run, rollouts, run_network
+from posbias_papers.kernels import Network, Run, rollouts, run_network, worst_ratio
 
 PAPER = "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951"
 BOUNDED = "A1: bounded query and key weights"
@@ -104,13 +104,12 @@ def decay_of(run: Run, *, epsilon: float, offset: int, stride: int = 1) -> Decay
     log_base = np.log1p(-np.minimum((keys[bounded] - offset) * epsilon, 1 - 1e-16)) / stride
     layers = np.arange(len(cumulative))
     with np.errstate(divide="ignore"):
-        excess = np.log(cumulative[:, :, bounded]) - layers[:, None, None] * log_base
         # e^-600 stays a normal number, so the rate is read where the mass has not underflowed.
         half, whole = len(cumulative) // 8, len(cumulative) // 4
         rate = np.exp((np.log(cumulative[whole, -1]) - np.log(cumulative[half, -1])) / (whole - half))
         means = np.exp(np.log(np.diagonal(run.kernels, axis1=1, axis2=2))[half:whole].mean(axis=0))
     return Decay(
-        ratio=float(np.exp(excess.max())),
+        ratio=worst_ratio(cumulative[:, :, bounded], layers[:, None, None] * log_base),
         rest=float(1 - cumulative[-1, :, ~bounded].sum(axis=0).min()),
         rate=rate,
         diagonal=np.maximum.accumulate(means[::-1])[::-1],
@@ -285,5 +284,4 @@ def _sharper_prefix(run: Run) -> float:
     keys = np.arange(PREFIX, N_POSITIONS)
     epsilon = run.smallest_entry
     log_bound = np.log1p(-epsilon) + np.arange(len(cumulative))[:, None] * np.log1p(-keys * epsilon)
-    with np.errstate(divide="ignore"):
-        return float(np.exp((np.log(cumulative[:, :, PREFIX:]) - log_bound[:, None, :]).max()))
+    return worst_ratio(cumulative[:, :, PREFIX:], log_bound[:, None, :])

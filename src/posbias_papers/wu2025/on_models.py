@@ -4,21 +4,19 @@ Bounds take the model's own epsilon, its smallest admissible weight (mean over h
 docs/theory, section 3.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Prefix, SlidingWindow
-from posbias_papers.claims import MODEL_CLAIMS, Facts, Finding, Premise
-from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transitions
-from posbias_papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, masked_as
+from posbias_papers.claims import MODEL_CLAIMS, Facts, Finding, Premise, listed
+from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transitions, worst_ratio
+from posbias_papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, causal, masked_as
 from posbias_papers.wu2025.graphs import outside_trail
 from posbias_papers.wu2025.masks import SLACK
 
 Rollouts = Float64[np.ndarray, "layers query key"]
-Trails = Sequence[Float64[np.ndarray, "layers_plus_1"]]
 
 
 @MODEL_CLAIMS.register("wu2025/lemma-A.1")
@@ -90,21 +88,18 @@ class MaskCollapse(ModelClaim):
         first, ratios = self.centre(run), []
         for kernels, epsilon in zip(run.kernels, run.epsilons, strict=True):
             cumulative = rollouts(list(kernels))[1:, :, first:]
-            with np.errstate(divide="ignore"):
-                excess = np.log(cumulative) - self.log_bounds(run, float(epsilon))[:, None, :]
-            largest = float(np.exp(excess.max(initial=-np.inf)))
-            ratios.append(largest / self.constant(float(epsilon)))
-        trails = [outside_trail(kernels, np.arange(first)) for kernels in run.kernels]
+            worst = worst_ratio(cumulative, self.log_bounds(run, float(epsilon))[:, None, :])
+            ratios.append(worst / self.constant(float(epsilon)))
+        outside = [float(outside_trail(kernels, np.arange(first))[-1]) for kernels in run.kernels]
         last = [rollouts(list(kernels))[-1, -1, first:].sum() for kernels in run.kernels]
-        worst = max(ratios)
         return Finding(
-            value=worst,
-            as_stated=worst <= SLACK,
+            value=max(ratios),
+            as_stated=max(ratios) <= SLACK,
             numbers={
                 "layers": run.kernels.shape[1],
                 "centre_nodes": first,
                 "epsilon": float(run.epsilons.min()),
-                "outside_worst_query": max(float(trail[-1]) for trail in trails),
+                "outside_worst_query": max(outside),
                 "outside_last_query": float(np.mean(last)),
                 "outside_last_query_least": float(min(last)),
                 "outside_last_query_most": float(max(last)),
@@ -180,8 +175,7 @@ class CentreNodesOfTheModel(ModelClaim):
     def examine(self, run: ModelRun) -> Finding:
         """Largest share of any query outside the centre nodes after all layers."""
         centres = centre_nodes(run.visible[0])
-        trails = [outside_trail(kernels, centres) for kernels in run.kernels]
-        outside = max(float(trail[-1]) for trail in trails)
+        outside = max(float(outside_trail(kernels, centres)[-1]) for kernels in run.kernels)
         return Finding(
             value=outside,
             as_stated=outside < 1 - ROUNDING,
@@ -238,9 +232,8 @@ class CollapseOfTheModel(ResidualBound):
             columns = rolled.max(axis=1)[:, 1:]
             for into, drains in ((ratios, np.ones(len(keys))), (sharp, keys)):
                 steps = np.log1p(-np.minimum(mixing[:, None] * epsilon * drains, 1 - 1e-16))
-                with np.errstate(divide="ignore"):
-                    into.append(float(np.exp((np.log(columns) - np.cumsum(steps, axis=0)).max())))
-            outside.append(np.concatenate([[1.0], rolled[:, -1, 1:].sum(axis=1)]))
+                into.append(worst_ratio(columns, np.cumsum(steps, axis=0)))
+            outside.append(rolled[-1, -1, 1:].sum())
         allowed = np.exp(-run.epsilons * run.mixing.sum(axis=1))
         return Finding(
             value=max(ratios),
@@ -248,7 +241,7 @@ class CollapseOfTheModel(ResidualBound):
             numbers={
                 "sharper_ratio": max(sharp),
                 "epsilon": float(run.epsilons.min()),
-                "outside_last_query": float(np.mean([trail[-1] for trail in outside])),
+                "outside_last_query": float(np.mean(outside)),
                 "allowed": float(allowed.max()),
                 "total_mixing": float(run.mixing.sum(axis=1).mean()),
             },
@@ -281,7 +274,7 @@ class NoCollapseOfTheModel(ResidualBound):
         for rolled, product in zip(self.rolled(run), products, strict=True):
             diagonal = np.diagonal(rolled, axis1=1, axis2=2)
             ratios.append(float((diagonal - product[:, None]).min()))
-            last_shares.append(np.concatenate([[1.0], diagonal[:, -1]]))
+            last_shares.append(diagonal[-1, -1])
         least = min(ratios)
         return Finding(
             value=least,
@@ -289,7 +282,7 @@ class NoCollapseOfTheModel(ResidualBound):
             numbers={
                 "layers": run.kernels.shape[1],
                 "product": float(products[:, -1].mean()),
-                "last_position_keeps": float(np.mean([trail[-1] for trail in last_shares])),
+                "last_position_keeps": float(np.mean(last_shares)),
             },
             instances=len(run.kernels),
         )
