@@ -2,22 +2,186 @@
 
 A claim examines instances and reports whether the statement held as printed, and if not whether its corrected form
 did; the verdict follows from those two comparisons and from nothing else. With `broken=True` an assumption is violated
-on purpose, and the verdict has to change.
+on purpose, and the verdict has to change. The words stand with the claims, as templates over their numbers.
 """
 
+import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from textwrap import TextWrapper
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from posbias.checks import check_seed
-from posbias.display.figures import RUNS, Curve, Figure
 from posbias.errors import UsageError
 from posbias.progress import track
-from posbias.runs.records import Record
-from posbias_papers.pages.verify import CLAIMS, EVIDENCE, TITLE, Finding, Verdict, Words
+from posbias.registry import Registry
+from posbias.runs.records import Record, plain
+from posbias.statistics import MISSING
+
+CLAIMS: Registry[Any] = Registry("claim")
+"""Published claims, each with the words on its numbers."""
+MODEL_CLAIMS: Registry["Words"] = Registry("claim on a model")
+"""Their forms on one model, likewise."""
+
+Outcome = Literal["holds", "holds with a correction", "fails as stated"]
+Facts = Mapping[str, Any]
+"""Numbers by name, also names and lists of positions."""
+
+TITLE = "Published claims put to the test"
+TEXT_WIDTH = 112
+"""Characters of a line of a verdict as text."""
+LONGEST_LIST = 8
+"""Positions of a list that are written out."""
+
+
+def listed(positions: Sequence[int]) -> str:
+    """Positions written out, the first of many."""
+    return ", ".join(map(str, positions[:LONGEST_LIST])) + (" ..." if len(positions) > LONGEST_LIST else "")
+
+
+def _filled(template: str, facts: Facts) -> str:
+    """A template with the facts that it names; a number that could not be stored is NaN."""
+    texts = {name: listed(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+    return template.format(**{name: math.nan if fact is None else fact for name, fact in texts.items()})
+
+
+class Words:
+    """The words on a claim's numbers: templates, which a record does not hold."""
+
+    computed: ClassVar[str]
+    """Name of the finding's value."""
+    sharper: ClassVar[str] = ""
+    """The correction, or a stronger fact; may be empty."""
+
+    @staticmethod
+    def phrases(numbers: Facts) -> Facts:
+        """Words that the templates take beside the numbers, chosen by them."""
+        return {}
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """Numbers of an experiment that a verdict follows from."""
+
+    value: float
+    """The one number that decides."""
+    as_stated: bool
+    """True if the statement held as printed on every instance."""
+    corrected: bool = False
+    """True if the corrected statement held although the printed one did not."""
+    numbers: Facts = field(default_factory=dict)
+    instances: int = 1
+    """Number of random instances that were examined."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict that follows from the comparisons."""
+        if self.as_stated:
+            return "holds"
+        return "holds with a correction" if self.corrected else "fails as stated"
+
+
+@dataclass(frozen=True)
+class Premise:
+    """An assumption as it is found on a model."""
+
+    text: str
+    """The assumption."""
+    met: bool
+    found: str = ""
+    """Evidence on the model, with its number; may be empty."""
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """A claim with what its experiment found, on random instances or on one model."""
+
+    name: str
+    """`paper/item`."""
+    finding: Finding
+    broken: bool = False
+    """True if an assumption was violated on purpose."""
+    premises: tuple[Premise, ...] | None = None
+    """On a model: the claim's assumptions as found there; None on random instances, which are drawn to meet them."""
+
+    @property
+    def claim(self) -> Any:
+        """The claim as published."""
+        return CLAIMS[self.name]
+
+    @property
+    def met(self) -> bool:
+        """True if the model meets every premise."""
+        return all(premise.met for premise in self.premises or ())
+
+    @property
+    def verdict(self) -> str:
+        """holds, holds with a correction, or fails as stated; on a model holds or fails.
+
+        If a model does not meet the premises, it says what the statement did all the same.
+        """
+        if self.premises is None:
+            return self.finding.outcome
+        outcome = "holds" if self.finding.as_stated else "fails"
+        return outcome if self.met else f"premises not met ({outcome} all the same)"
+
+    @property
+    def computed(self) -> str:
+        """Description of the value."""
+        return self._filled("computed")
+
+    @property
+    def sharper(self) -> str:
+        """The correction, or a stronger fact, with its numbers; may be empty."""
+        return self._filled("sharper")
+
+    @property
+    def value(self) -> str:
+        """The number that decides, as text."""
+        return f"{self.finding.value:.4g}" if math.isfinite(self.finding.value) else MISSING
+
+    def _filled(self, name: str) -> str:
+        words, numbers = self.claim if self.premises is None else MODEL_CLAIMS[self.name], self.finding.numbers
+        return _filled(getattr(words, name), {**numbers, **words.phrases(numbers)})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names, numbers and the words on them, as plain values for JSON and for a record."""
+        claim, finding = self.claim, self.finding
+        document: dict[str, Any] = {
+            "claim": self.name,
+            "paper": claim.paper,
+            "source": claim.source,
+            "statement": claim.statement,
+            "assumptions": list(claim.assumptions),
+            "broken": claim.broken_by if self.broken else "",
+            "computed": self.computed,
+            "value": float(finding.value),
+            "verdict": self.verdict,
+            "sharper": self.sharper,
+            "numbers": dict(finding.numbers),
+            "instances": int(finding.instances),
+        }
+        if self.premises is not None:
+            document["assumptions"] = [premise.text for premise in self.premises]
+            document["premises"] = [
+                {"premise": premise.text, "met": premise.met, "found": premise.found} for premise in self.premises
+            ]
+        return document
+
+    def as_text(self) -> str:
+        """Name and verdict, where it is stated, the statement, the number, premises on a model, the sharper fact."""
+        paragraphs = [self.claim.statement, f"computed {self.value}: {self.computed}"]
+        for premise in self.premises or ():
+            evidence = f" ({premise.found})" if premise.found else ""
+            paragraphs.append(f"premise {'met' if premise.met else 'NOT MET'}: {premise.text}{evidence}")
+        paragraphs += [f"sharper: {self.sharper}"] if self.sharper else []
+        wrap = TextWrapper(TEXT_WIDTH, initial_indent="  ", subsequent_indent="    ")
+        head = [f"{self.name}: {self.verdict.upper()}", f"  {self.claim.source} of {self.claim.paper}"]
+        return "\n".join(head + [wrap.fill(paragraph) for paragraph in paragraphs])
 
 
 class Claim(Words, ABC):
@@ -84,24 +248,6 @@ def claim_generator(name: str, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def evidence(
-    x_label: str, y_label: str, lines: Sequence[tuple[str, Any, Any]], *, log_x: bool = False, log_y: bool = False
-) -> Figure:
-    """A claim's figure: lines by label, x and y, from anything array-like."""
-    curves = [
-        Curve(label, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), stroke)
-        for (label, x, y), stroke in zip(lines, RUNS, strict=False)
-    ]
-    return Figure(EVIDENCE, "", x_label, y_label, tuple(curves), log_axes="x" * log_x + "y" * log_y)
-
-
-def curves(
-    x_label: str, y_label: str, x: Any, lines: Mapping[str, Any], *, log_x: bool = False, log_y: bool = False
-) -> Figure:
-    """A claim's figure of lines over one x, by label."""
-    return evidence(x_label, y_label, [(label, x, y) for label, y in lines.items()], log_x=log_x, log_y=log_y)
-
-
 def claims_record(
     verdicts: Sequence[Verdict],
     arguments: Mapping[str, Any],
@@ -110,7 +256,7 @@ def claims_record(
     command: str = "",
     read: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Verdicts with the evidence behind them.
+    """Verdicts with the numbers behind them.
 
     Args:
         verdicts: On random instances, or on one model.
@@ -120,21 +266,15 @@ def claims_record(
         read: Of a model: `model` and `prompts` as they describe themselves.
 
     Returns:
-        A record of verb "verify": `scalars["verdicts"]` is the list of verdicts as names and numbers, each with its
-        `figure` (labels and array names); the curves are arrays `evidence/<claim>/<number>/x` and `/y`.
+        A record of verb "verify": `scalars["verdicts"]` is the list of verdicts, names, numbers and words.
     """
-    record = Record(
+    return Record(
         verb="verify",
         arguments=dict(arguments),
         resolved={"title": _title(read or {}), "command": command, **(read or {})},
-        scalars={"verdicts": [verdict.as_record() for verdict in verdicts]},
+        scalars={"verdicts": plain([verdict.as_dict() for verdict in verdicts])},
         seeds={"claims": seed},
     )
-    for verdict in verdicts:
-        for number, curve in enumerate(verdict.finding.figure.curves):
-            stem = f"{EVIDENCE}/{verdict.name}/{number}"
-            record.arrays[f"{stem}/x"], record.arrays[f"{stem}/y"] = curve.x, curve.y
-    return record
 
 
 def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:

@@ -15,7 +15,7 @@ hold together for the statement (Bonferroni). What is left when those of the who
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from jaxtyping import Float64
 
 from posbias.comparison import UNITS_FOR_CLAIM
 from posbias.errors import RunError, UsageError
-from posbias.registry import Registry
 from posbias.report.tables import Table
 from posbias.statistics import CONFIDENCE, Estimate, Interval, mean_of
 
@@ -77,15 +76,6 @@ class Difference:
         """Plain values for a record."""
         error = float(self.mean.error)
         return {**self.interval.as_record(), "error": error, "p_value": self.p_value, "n_seeds": self.n_seeds}
-
-    @classmethod
-    def of_record(cls, stored: Mapping[str, Any]) -> "Difference":
-        """The quantity that `as_record` turned into plain values."""
-        value, error, skewness, freedom = (
-            np.array(number, dtype=np.float64)
-            for number in (stored["value"], stored["error"], 0, stored["n_seeds"] - 1)
-        )
-        return cls(Estimate(value, error, skewness, freedom), stored["n_seeds"])
 
     def __str__(self) -> str:
         return self.interval.text("+.3f")
@@ -194,10 +184,6 @@ class Outcomes:
         """Values a factor takes among members with the given ones, in order of appearance."""
         return list(dict.fromkeys(m.factors[name] for m in self.members if name in m.factors and m.has(factors)))
 
-    def known(self, name: str, factors: Mapping[str, Any]) -> bool:
-        """True if all finished members with these factors have that array."""
-        return all(name in member.arrays for member in self.finished if member.has(factors))
-
     def facts(self) -> dict[str, Any]:
         """For a record: how many members there are, and those that did not finish."""
         return {"members": len(self.members), "lost": self.lost()}
@@ -212,7 +198,7 @@ class Outcomes:
         ]
 
 
-NOT_RUN = "not run"
+NOT_RUN, UNTRAINED = "not run", "no member for it in this study."
 IN_PART = "reproduced in part"
 
 Tests = Mapping[str, Difference]
@@ -222,87 +208,44 @@ Rule = Callable[[Tests, int | None], str]
 
 
 @dataclass(frozen=True)
-class Statement:
-    """The words on a finding of a source; a record has its name."""
-
-    reported: str
-    """Claim of the source, one sentence; a template over the finding's facts."""
-    quantity: str = ""
-    """Name of the quantities; their values follow."""
-    found: str = ""
-    """Template over the finding's facts in place of its quantities."""
-
-
-STATEMENTS: Registry[Statement] = Registry("statement")
-
-
-def register_statements(statements: Mapping[str, Statement]) -> None:
-    """Register the words on a source's findings by name."""
-    for name, statement in statements.items():
-        STATEMENTS.register(name)(statement)
-
-
-@dataclass(frozen=True)
 class Finding:
     """One published finding put to the test."""
 
     where: str
     """Figure or section of the source."""
-    name: str
-    """Of its statement."""
+    reported: str
+    """Claim of the source, one sentence."""
+    found: str
+    """Outcome here, with its numbers."""
     verdict: str
     """`reproduced`, `reproduced in part`, `not reproduced`, `undecided` or `not run`."""
     tests: Tests = field(default_factory=dict)
     """Quantities that the verdict rests on, by case."""
     rule: Rule | None = None
     """Rule that made the verdict from the tests; None if it rests on none."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers of the words, apart from the tests; one or a list."""
     published: bool = True
     """False for a control of ours."""
-
-    @property
-    def reported(self) -> str:
-        """Claim of the source, one sentence."""
-        return self._filled(STATEMENTS[self.name].reported)
-
-    @property
-    def found(self) -> str:
-        """Outcome here, with its numbers."""
-        if self.verdict == NOT_RUN:
-            return "no member for it in this study."
-        statement = STATEMENTS[self.name]
-        values = "; ".join(f"{name} {test}" for name, test in self.tests.items())
-        return self._filled(statement.found) or f"{statement.quantity} {values}.".strip()
-
-    def _filled(self, template: str) -> str:
-        lists = {name: value for name, value in self.facts.items() if isinstance(value, list)}
-        return template.format(
-            **{**self.facts, **{name: " ".join(f"{number:.2f}" for number in value) for name, value in lists.items()}}
-        )
 
     def together(self, quantities: int) -> str:
         """The verdict where as many intervals, those of the whole page, are to hold together."""
         return self.verdict if self.rule is None else self.rule(self.tests, quantities)
 
 
-_STORED = ("where", "name", "verdict", "facts", "published")
-
-
-def weighed(where: str, name: str, tests: Tests) -> Finding:
+def weighed(where: str, reported: str, tests: Tests, *, quantity: str = "", rule: Rule | None = None) -> Finding:
     """A finding that says that quantities are positive: all must be.
 
     Args:
         where: Figure or section.
-        name: Of the statement.
+        reported: Claim of the source, one sentence.
         tests: The quantities by case, as the statement would have them all positive.
+        quantity: Name of the quantities.
+        rule: Makes the verdict of the quantities in place of `combined`.
     """
-    return judged(where, name, tests, rule=combined)
-
-
-def judged(where: str, name: str, tests: Tests, *, rule: Rule) -> Finding:
-    """A finding whose verdict a rule of its own makes of its quantities. Arguments as `weighed`."""
-    return Finding(where, name, rule(tests, None), dict(tests), rule) if tests else Finding(where, name, NOT_RUN)
+    if not tests:
+        return Finding(where, reported, UNTRAINED, NOT_RUN)
+    values = "; ".join(f"{name} {test}" for name, test in tests.items())
+    rule = rule or combined
+    return Finding(where, reported, f"{quantity} {values}.".strip(), rule(tests, None), dict(tests), rule)
 
 
 def combined(tests: Tests, quantities: int | None = None) -> str:
@@ -328,32 +271,17 @@ def quantities_of(findings: Sequence[Finding]) -> int:
 
 
 def finding_rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Plain values for a record: names, verdicts and, by case, quantities; `together` is what stays page-wide."""
+    """Plain values for a record: the words, verdicts and, by case, quantities; `together` is what stays page-wide."""
     count = quantities_of(findings)
     return [
         {
             "sort": "finding",
-            **{name: getattr(finding, name) for name in _STORED},
+            **{name: getattr(finding, name) for name in ("where", "reported", "found", "verdict", "published")},
             "together": finding.together(count),
             "tests": {name: test.as_record() for name, test in finding.tests.items()},
         }
         for finding in findings
     ]
-
-
-def findings_of(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """The findings that `finding_rows` turned into plain values; verdicts stay as they were judged."""
-    findings = []
-    for row in rows:
-        if row["sort"] == "finding":
-            tests = {case: Difference.of_record(test) for case, test in row["tests"].items()}
-            kept = {name: row[name] for name in _STORED}
-            findings.append(Finding(**kept, tests=tests, rule=partial(_as_judged, row["together"])))
-    return findings
-
-
-def _as_judged(together: str, tests: Tests, quantities: int | None) -> str:
-    return together
 
 
 def findings_tables(findings: Sequence[Finding]) -> list[Table]:
@@ -379,6 +307,12 @@ def _quantities_table(findings: Sequence[Finding]) -> Table:
         for case, test in finding.tests.items()
     ]
     return Table("Quantities over seeds; p: of a zero mean", header, cells)
+
+
+def said_of(findings: Sequence[Finding], facts: Mapping[str, Any]) -> list[str]:
+    """How many published findings came out, how many may be chance, and what was lost; the tables have all."""
+    published = [finding for finding in findings if finding.published]
+    return [tally(published), *chance(findings), *lost_sentence(facts)]
 
 
 def tally(findings: Sequence[Finding]) -> str:

@@ -75,6 +75,12 @@ def last_row(transitions: Sequence[Float64[np.ndarray, "n n"]]) -> Float64[np.nd
     return profile
 
 
+def worst_ratio(masses: Float64[np.ndarray, "*places"], log_bounds: Float64[np.ndarray, "*bounds"]) -> float:
+    """Largest of some masses over their bounds, at most 1 where all bounds hold; 0 of none."""
+    with np.errstate(divide="ignore"):
+        return float(np.exp((np.log(masses) - log_bounds).max(initial=-np.inf)))
+
+
 def random_monotone_kernel(
     n_positions: int, generator: np.random.Generator, *, width: int | None = None
 ) -> Float64[np.ndarray, "n n"]:
@@ -95,11 +101,6 @@ def random_monotone_kernel(
 def even_kernel(visible: Bool[np.ndarray, "n n"]) -> Float64[np.ndarray, "n n"]:
     """Equal attention over the keys that each query sees."""
     return masked_softmax(visible, np.zeros(visible.shape))
-
-
-def normed(stream: Float64[np.ndarray, "*places width"]) -> Float64[np.ndarray, "*places width"]:
-    """Vectors over their root mean square."""
-    return np.asarray(stream / np.sqrt(np.square(stream).mean(axis=-1, keepdims=True)))
 
 
 def random_content_kernel(

@@ -28,9 +28,8 @@ from posbias.models.reference.parameters import constants_of, stacked
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.power_rollout.actual_attention import trace_attention
-from posbias_papers.claims import selected
+from posbias_papers.claims import MODEL_CLAIMS, Finding, Premise, Verdict, Words, selected
 from posbias_papers.kernels import ROUNDING
-from posbias_papers.pages.verify import MODEL_CLAIMS, PREMISES, Finding, Premise, PremiseWords, Verdict, Words, listed
 
 MOST_POSITIONS = 256
 """Layers x positions^2 float64 numbers per prompt are kept: 16 MB for 30 layers at 256 positions."""
@@ -54,11 +53,6 @@ class ModelRun:
         """Each prompt's smallest admissible weight over all layers."""
         admissible = np.where(self.visible, self.kernels, np.inf)
         return np.asarray(admissible.min(axis=(1, 2, 3)))
-
-    @property
-    def causal(self) -> bool:
-        """True if no layer looks ahead."""
-        return not bool(np.triu(self.visible, 1).any())
 
     @property
     def mask(self) -> Mask | None:
@@ -179,50 +173,26 @@ def verify_source(source: str, claim: str | None, plan: MeasurePlan) -> tuple[li
     return verify_model(model, texts, claim), {"model": model.describe(), "prompts": texts.describe()}
 
 
+def causal(run: ModelRun) -> Premise:
+    """No layer looks ahead."""
+    return Premise("no attention to later positions", not bool(np.triu(run.visible, 1).any()))
+
+
 def attention_only(run: ModelRun) -> Premise:
     """No residual connection."""
     least = float(run.mixing.min())
-    return Premise("attention-only", 1 - least <= ROUNDING, {"least_mixing": least})
+    return Premise("attention only: no residual connections", 1 - least <= ROUNDING, f"least mixing {least:.3f}")
 
 
 def bounded_below(run: ModelRun) -> Premise:
     """Every admissible weight above one positive number: what bounded weights and values give at any finite depth."""
     epsilon = float(run.epsilons.min())
-    return Premise("positive-weights", epsilon > 0, {"epsilon": epsilon})
+    return Premise("every admissible attention weight is positive", epsilon > 0, f"smallest {epsilon:.2e}")
 
 
 def masked_as(run: ModelRun, kind: str) -> Premise:
     """One of some masks in every layer."""
     mask = run.mask
     met = mask is not None and type(mask).name == kind
-    return Premise("mask", met, {"kind": kind, "mask": None if mask is None else str(mask)})
-
-
-for _name, _words in {
-    "attention-only": PremiseWords("attention only: no residual connections", "least mixing {least_mixing:.3f}"),
-    "positive-weights": PremiseWords("every admissible attention weight is positive", "smallest {epsilon:.2e}"),
-    "mask": PremiseWords(
-        "mask {kind} in every layer",
-        lambda met, facts: facts["mask"] or "layers or heads differ, or no mask of the library",
-    ),
-    "one-mask": PremiseWords("one mask in every layer", lambda met, facts: "" if met else "layers differ"),
-    "centre-node": PremiseWords(
-        "the mask has a centre node",
-        lambda met, facts: f"centre nodes {listed(facts['centre_nodes'])}" if met else "none",
-    ),
-    "enough-layers": PremiseWords(
-        "at least N - 1 = {needed:.0f} layers, so that any mask has brought some mass", "{layers:.0f}"
-    ),
-    "bounded-weights": PremiseWords("bounded weights, finite depth", "{layers:.0f} layers"),
-    "any-mixing": PremiseWords(
-        "a bound for any total mixing (its limit needs an infinite one)",
-        "sum m_l from {least_total:.2f} to {largest_total:.2f}",
-    ),
-    "causal": PremiseWords("no attention to later positions"),
-    "residual": PremiseWords("a residual connection in every layer", "largest mixing {largest_mixing:.3f}"),
-    "monotone": PremiseWords(
-        "Assumption 4.1: stochastically monotone mean kernels",
-        "largest gap {largest_gap:.3f}, {violated_share:.0%} of its inequalities fail",
-    ),
-}.items():
-    PREMISES.register(_name)(_words)
+    found = "layers or heads differ, or no mask of the library" if mask is None else str(mask)
+    return Premise(f"mask {kind} in every layer", met, found)

@@ -1,6 +1,6 @@
-"""Published experiments by the name of their paper, and their results: facts, rows, tables and figures.
+"""Published experiments by the name of their paper, and their results: sentences, rows, tables and figures.
 
-Each is registered in its paper's folder, with the words on what comes out: a record has none (pages/reproduce.py).
+Each is registered in its paper's folder; its record keeps all of them, for the page (pages/reproduce.py).
 """
 
 from abc import ABC, abstractmethod
@@ -26,29 +26,24 @@ class Reproduction:
     title: str
     rows: Rows
     """One row per comparison, plain JSON values."""
+    statements: Sequence[str]
+    """Outcomes, one or two sentences each, with their numbers."""
     tables: Sequence[Table]
-    """Tables of numbers that the rows do not hold."""
     figures: Sequence[Figure]
     facts: Facts = field(default_factory=dict)
-    """What else its sentences say."""
+    """Other numbers behind its sentences."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Profiles and mixing by slash-separated name."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def statements(self) -> list[str]:
-        """Outcomes, one or two sentences each, with their numbers."""
-        statements: list[str] = PAPERS[self.experiment]().statements(plain(self.rows), plain(self.facts))
-        return statements
 
 
 def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any], *, command: str = "") -> Record:
     """The reproduction as a record of verb "reproduce".
 
     Returns:
-        Scalars `experiment`, `rows`, `facts`, `tables` and `figures` (labels and array names); the curves are arrays
-        `figures/<slug>/<number>/x`, `/y` and, where there is a band, `/low` and `/high`.
+        Scalars `experiment`, `rows`, `facts`, `statements`, `tables` and `figures` (labels and array names); the curves
+        are arrays `figures/<slug>/<number>/x`, `/y` and, where there is a band, `/low` and `/high`.
     """
     record = Record(
         verb="reproduce",
@@ -61,6 +56,7 @@ def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any]
         "experiment": reproduction.experiment,
         "rows": plain(reproduction.rows),
         "facts": plain(reproduction.facts),
+        "statements": list(reproduction.statements),
         "tables": [plain(vars(table)) for table in reproduction.tables],
         "figures": [store_figure(figure, record.arrays) for figure in reproduction.figures],
     }
@@ -112,22 +108,6 @@ class Experiment(ABC):
         Raises:
             RunError: a measurement fails, or a file cannot be written.
         """
-
-    @abstractmethod
-    def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """Results in sentences with their numbers; of a record's rows and facts, or of those just made."""
-
-    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
-        """All tables: those made of the rows, and those that are stored."""
-        return list(stored)
-
-    def finished(self, settings: Any) -> Record | None:
-        """The record of just this experiment, if a directory holds it finished and the settings resume it."""
-        return None
-
-    def record(self, settings: Any, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-        """Run it again, and put the reproduction into a record."""
-        return reproduction_record(self.run(settings), arguments, command=command)
 
 
 def reproduce(paper: str, *, settings: Any = None) -> Reproduction:

@@ -13,9 +13,7 @@ from typing import Any, ClassVar
 
 from posbias.checks import check_choice
 from posbias.errors import UsageError
-from posbias.report.tables import Table
-from posbias.runs.parts import fingerprint, finished_run, made_by
-from posbias.runs.records import Record, describe_environment, finished_record
+from posbias.runs.records import describe_environment
 from posbias.runs.running import run_directory
 from posbias.training import (
     Study,
@@ -28,9 +26,6 @@ from posbias.training import (
 )
 from posbias.training.running import planned
 from posbias.training.study import read_yaml
-from posbias_papers.closing_loop import Agreement, loop_table
-from posbias_papers.findings import chance, findings_of, findings_tables, lost_sentence, tally
-from posbias_papers.pages.reproduce import Facts, Rows
 from posbias_papers.reproduction import Experiment, Reproduction
 
 SIZES = ("smoke", "small", "full")
@@ -48,7 +43,7 @@ class StudySettings:
     studies: tuple[str, ...] = ()
     """Names of the studies to run; none: all of the paper."""
     seed: int = 0
-    """Seed of the bootstrap and of the sequences that influence is measured on; training has the study files' seeds."""
+    """Kept in the record; training has the study files' seeds."""
     run: TrainOptions = field(default_factory=TrainOptions)
     """Device, engine and directory; a directory keeps every study's models and record in `studies/NAME` below it."""
 
@@ -66,16 +61,6 @@ class StudyExperiment(Experiment):
     settings = StudySettings
     folder: ClassVar[str]
     """Folder of the paper, below `posbias_papers`."""
-
-    def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """How many findings came out, how many may be chance, and what was lost or trained before; tables have all."""
-        findings = findings_of(rows)
-        published = [finding for finding in findings if finding.published]
-        return [tally(published), *chance(findings), *lost_sentence(facts), *trained_before(facts)]
-
-    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
-        """Findings and their quantities, what is stored, and whether influence predicts what is learnt."""
-        return [*findings_tables(findings_of(rows)), *stored, loop_table(Agreement.of_rows(rows))]
 
     @abstractmethod
     def judge(
@@ -116,7 +101,7 @@ class StudyExperiment(Experiment):
         runs = self.trained(settings)
         members = [member for run in runs.values() for member in run.trained.members]
         reproduction = self.judge(members, next(iter(runs.values())).trained.schedule, settings)
-        return replace(reproduction, facts={**reproduction.facts, "trained_before": _trained_before(runs)})
+        return before_noted(reproduction, _trained_before(runs))
 
     def trained(self, settings: StudySettings) -> dict[str, StudyRun]:
         """Train the studies one after another; each leaves its models and its record.
@@ -150,28 +135,6 @@ class StudyExperiment(Experiment):
                 run.finish(completed[name].record)
         return completed
 
-    def finished(self, settings: StudySettings) -> Record | None:
-        """The record of just this experiment, if its directory holds it finished and `settings.run` resumes it."""
-        run = settings.run
-        return finished_run(run.directory, lambda: self._made_from(settings), resume=run.resume)
-
-    def record(self, settings: StudySettings, arguments: Mapping[str, Any], *, command: str = "") -> Record:
-        """Run it again; in a directory the record tells what it was made from, so that it can be resumed."""
-        record = super().record(settings, arguments, command=command)
-        if settings.run.directory is not None:
-            record.resolved["fingerprint"] = fingerprint(self._made_from(settings))
-        return record
-
-    def _made_from(self, settings: StudySettings) -> dict[str, Any]:
-        """Everything that the record depends on: the settings, the code, and the very networks in the directory."""
-        networks = {}
-        for name in self.studies(settings):
-            directory = _study_directory(settings, name)
-            record = None if directory is None else finished_record(directory)
-            networks[name] = None if record is None else record.run_id
-        described = {**settings.describe(), "seed": settings.seed, "made_by": made_by(("posbias", "posbias_papers"))}
-        return {"paper": self.name, **described, "networks": networks}
-
 
 def _study_directory(settings: StudySettings, name: str) -> Path | None:
     """The directory that keeps a study's models and record."""
@@ -189,10 +152,12 @@ def _trained_before(runs: Mapping[str, StudyRun]) -> list[dict[str, Any]]:
     return trained
 
 
-def trained_before(facts: Facts) -> list[str]:
-    """A sentence for every other code that trained studies which were read back."""
+def before_noted(reproduction: Reproduction, trained: Sequence[Mapping[str, Any]]) -> Reproduction:
+    """The reproduction with a sentence for every other code that trained studies which were read back."""
     by_code: dict[str, list[str]] = {}
-    for trained in facts.get("trained_before", ()):
-        code = f"posbias {trained['posbias']}, commit {trained['commit'] or 'unknown'}, {trained['created']}"
-        by_code.setdefault(code, []).append(trained["study"])
-    return [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]
+    for entry in trained:
+        code = f"posbias {entry['posbias']}, commit {entry['commit'] or 'unknown'}, {entry['created']}"
+        by_code.setdefault(code, []).append(entry["study"])
+    said = [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]
+    facts = {**reproduction.facts, "trained_before": trained}
+    return replace(reproduction, facts=facts, statements=[*reproduction.statements, *said])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from posbias.runs.records import Record, read_record
-from posbias_papers.findings import NOT_RUN, findings_of, findings_tables
+from posbias_papers.findings import NOT_RUN
 
 
 def findings(records: Mapping[str, Record]) -> str:
@@ -16,9 +16,9 @@ def findings(records: Mapping[str, Record]) -> str:
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(["run", "where", "reported", "here", "verdict", "all together"])
     for run, record in records.items():
-        found = findings_of(record.scalars["rows"])
-        cells = [row for row in findings_tables(found)[0].cells if NOT_RUN not in row]
-        writer.writerows([run, *row] for row in cells)
+        found = [row for row in record.scalars["rows"] if row["sort"] == "finding" and row["verdict"] != NOT_RUN]
+        names = ("where", "reported", "found", "verdict", "together")
+        writer.writerows([run, *(row[name] for name in names)] for row in found)
     return written.getvalue()
 
 

@@ -21,7 +21,7 @@ VERBS = sorted(_definitions()["RESULTS"])
 OTHER_DOORS = {
     "COMPARISONS": ("posbias.report",),
     **dict.fromkeys(
-        ("RESULTS", "REPORTS", "CLAIMS", "MODEL_CLAIMS", "PREMISES", "PAPERS", "STATEMENTS"),
+        ("RESULTS", "REPORTS", "CLAIMS", "MODEL_CLAIMS", "PAPERS"),
         ("posbias.report", "posbias_papers.published"),
     ),
     "THEORIES": ("posbias.theory.mean_field", "posbias.theory.power_rollout"),  # imported as they are asked for

@@ -1,7 +1,6 @@
 """arXiv 2603.10123 again, four layers narrow: the pieces of the experiment, and that verdicts follow the numbers."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ import torch
 from posbias import UsageError, closed_form
 from posbias.comparison.metrics import wasserstein
 from posbias_papers import reproduce
+from posbias_papers.birth2603.experiment import told_of
 from posbias_papers.birth2603.models import (
     SIZES,
     BirthSettings,
@@ -126,8 +126,8 @@ def test_verdicts_follow_the_numbers(birth):
     """With a rise towards the end put into the rows, the verdict on the U-shape turns."""
     for bend, told in (((0.1, 0.05, 0.2), "a U"), ((-0.1, -0.2, -0.05), "a U by the last position alone")):
         turned = {"last_over_middle": dict(zip(("value", "low", "high"), bend, strict=True))}
-        rows = [{**row, **turned} if row["sort"] == "shape" else row for row in birth.rows]
-        assert told in replace(birth, rows=rows).statements[0]
+        shapes = [{**row, **turned} for row in by_sort(birth, "shape")]
+        assert told in told_of(by_sort(birth, "theory"), shapes)[0]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import pytest
 
 from posbias import UsageError
 from posbias_papers import CLAIMS, verify
-from posbias_papers.claims import claim_generator, selected
-from posbias_papers.pages.verify import Finding
+from posbias_papers.claims import Finding, claim_generator, selected
 
 HOLDS, CORRECTED, FAILS = "holds", "holds with a correction", "fails as stated"
 WRONG_IN_PART = {
@@ -54,7 +53,7 @@ def test_verdicts_do_not_hang_on_the_seed():
 
 
 @pytest.mark.parametrize("name", list(CLAIMS))
-def test_each_verdict_is_complete_plain_and_can_be_drawn(verdicts, name):
+def test_each_verdict_is_complete_and_plain(verdicts, name):
     document = verdicts[name].as_dict()
     json.dumps({key: value for key, value in document.items() if key != "numbers"}, allow_nan=False)
     assert {"claim", "source", "statement", "value", "verdict", "sharper", "assumptions", "numbers"} <= set(document)
@@ -62,20 +61,11 @@ def test_each_verdict_is_complete_plain_and_can_be_drawn(verdicts, name):
     assert "\n" not in document["statement"]
     assert np.isfinite(document["value"])
     assert document["sharper"] or document["verdict"] == HOLDS
-    figure = verdicts[name].finding.figure
-    assert figure.curves
-    assert figure.x_label
-    assert figure.y_label
-    for curve in figure.curves:
-        assert curve.x.shape == curve.y.shape
-        assert curve.x.size > 0
-        assert np.isfinite([curve.x, curve.y]).all()
 
 
-def test_the_verdict_follows_from_the_comparisons(verdicts):
-    figure = verdicts["wu2025/theorem-4.5"].finding.figure
+def test_the_verdict_follows_from_the_comparisons():
     outcomes = [
-        Finding(0.0, as_stated, figure, corrected=corrected).outcome
+        Finding(0.0, as_stated, corrected=corrected).outcome
         for as_stated, corrected in ((True, False), (True, True), (False, True), (False, False))
     ]
     assert outcomes == [HOLDS, HOLDS, CORRECTED, FAILS]

@@ -9,7 +9,6 @@ from scipy import stats
 from posbias import RunError, UsageError
 from posbias.runs.records import plain
 from posbias_papers.findings import (
-    STATEMENTS,
     Finding,
     Outcome,
     Outcomes,
@@ -18,7 +17,6 @@ from posbias_papers.findings import (
     combined,
     difference,
     finding_rows,
-    findings_of,
     findings_tables,
     paired,
     quantities_of,
@@ -35,7 +33,7 @@ def cases(tests):
     return {f"case {number}": test for number, test in enumerate(tests)}
 
 
-NAME = "icl/sink"
+NAME = "under the causal mask the attention sink is the first token."
 REVERSED = of([-0.2, -0.25, -0.3, -0.22, -0.28, -0.24])
 CLEAR, NOISY = of([0.2, 0.25, 0.3, 0.22, 0.28, 0.24]), of([0.2, -0.3, 0.1, -0.2, 0.3, -0.1])
 
@@ -122,32 +120,25 @@ def test_pairs_are_made_by_seed_and_seeds_without_a_partner_are_counted():
 def test_a_statement_nobody_trained_for_is_not_run():
     finding = weighed("Figure 9", NAME, {})
     assert finding.verdict == "not run"
-    assert tally([finding, Finding("a", NAME, "reproduced")]) == "Of 2 published findings: 1 reproduced, 1 not run."
+    assert tally([finding, Finding("a", NAME, "", "reproduced")]) == "Of 2 published findings: 1 reproduced, 1 not run."
     assert findings_tables([finding])[0].cells[0][-2:] == ["not run", "not run"]
     assert findings_tables([finding])[1].cells == []
 
 
 def test_a_finding_carries_its_numbers():
-    finding = weighed("Figure 2", NAME, {"case": REVERSED})
-    assert finding.found.startswith("Sink score of the first token minus the largest other: case -0.248 [")
+    finding = weighed("Figure 2", NAME, {"case": REVERSED}, quantity="Sink score minus the largest other:")
+    assert finding.found.startswith("Sink score minus the largest other: case -0.248 [")
     assert finding_rows([finding])[0]["tests"]["case"]["p_value"] == REVERSED.p_value < 0.001
     assert finding.verdict == "not reproduced"
 
 
-def test_a_record_holds_names_and_numbers_from_which_the_same_words_are_made_again():
-    one = of([0.3])
-    findings = [
-        weighed("A", NAME, {"a": CLEAR, "b": NOISY}),
-        weighed("B", NAME, {"one seed": one}),
-        weighed("C", NAME, {}),
-    ]
-    findings.append(Finding("D", NAME, "reproduced", published=False))
+def test_a_record_holds_the_words_and_numbers_of_every_finding():
+    findings = [weighed("A", NAME, {"a": CLEAR, "b": NOISY}), weighed("C", NAME, {})]
     rows = json.loads(json.dumps(plain(finding_rows(findings))))
-    assert STATEMENTS[NAME].reported not in json.dumps(rows)
-    again = findings_of(rows)
-    assert findings_tables(again) == findings_tables(findings)
-    assert (chance(again), tally(again)) == (chance(findings), tally(findings))
-    assert finding_rows(again) == rows
+    assert [row["reported"] for row in rows] == [NAME, NAME]
+    assert [row["verdict"] for row in rows] == ["reproduced in part", "not run"]
+    assert rows[0]["found"] == findings[0].found
+    assert rows[0]["tests"]["a"]["n_seeds"] == 6
 
 
 def test_no_seed_or_a_value_that_is_not_finite_is_refused():

@@ -8,10 +8,8 @@ import pytest
 
 from posbias_papers import PAPERS, reproduce
 from posbias_papers.findings import Outcome, Outcomes
-from posbias_papers.influence_profiles import KINDS
 from posbias_papers.study_runs import SIZES, StudySettings
 from posbias_papers.wu2025.icl import icl_reproduction, reached
-from posbias_papers.wu2025.icl_outcomes import by_place
 from posbias_papers.wu2025.icl_statements import (
     ABOVE,
     PLAIN,
@@ -45,17 +43,14 @@ def outcome(seed, gaps, sinks=None, **factors):
     draw = np.random.default_rng([seed, abs(hash(str(sorted(factors.items(), key=str)))) % 2**32])
     places = np.linspace(0.4, 0.6, 8) + draw.normal(0, 0.01, 8)
     noisy = np.array(gaps) + draw.normal(0, 0.005, 3)
-    profile = np.linspace(1, 2, 8)
     arrays = {
         "gaps": noisy,
         "unconfounded": noisy,
         "accuracy": places,
-        "course": places,
         "novel": np.array(0.55),
         "sinks": np.zeros(17) if sinks is None else np.array(sinks) + draw.normal(0, 0.001, 17),
         "sinks/initial": np.zeros(17) + draw.normal(0, 0.001, 17),
     }
-    arrays |= {f"{kind}/{moment}": profile for kind in KINDS for moment in ("initial", "trained")}
     return Outcome({**PLAIN, **factors}, seed, "done", arrays)
 
 
@@ -181,12 +176,8 @@ def test_the_whole_reproduction_says_how_far_training_came():
     assert "1 of" in made.statements[-1]
     assert "diverged" in made.statements[-1]
     slugs = {figure.slug for figure in made.figures}
-    assert {"icl-mixture-plain-1", "icl-mixture-residual-0", "icl-mixture-first-and-last", "icl-mixture-sinks"} <= slugs
+    assert {"icl-mixture-plain-1", "icl-mixture-residual-0"} <= slugs
     assert reached({"steps": 100_000, "batch": 128, "accuracy": None}).endswith("1e+02 % of its sequences.")
-
-
-def test_influence_by_place_adds_item_and_label_and_leaves_the_query_out():
-    assert by_place(np.arange(17.0)).tolist() == [1, 5, 9, 13, 17, 21, 25, 29]
 
 
 @pytest.mark.parametrize("size", SIZES)

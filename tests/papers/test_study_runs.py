@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 from posbias import TrainOptions, UsageError
-from posbias.training import TrainingSchedule, running, study_of, train_members
+from posbias.training import running, study_of
 from posbias_papers import study_runs
 from posbias_papers.reproduction import Reproduction
-from posbias_papers.study_runs import StudyExperiment, StudySettings, trained_before
-from posbias_papers.wu2025.icl import FINAL, SPEED, icl_loops
-from posbias_papers.wu2025.icl_outcomes import icl_outcomes
-from training_cases import assert_same, retriever
+from posbias_papers.study_runs import StudyExperiment, StudySettings
+from training_cases import assert_same
 
 
 def study(target):
@@ -26,7 +24,7 @@ def study(target):
 class Paper(StudyExperiment):
     """A paper of two small studies."""
 
-    name, judge, statements = "paper", None, None
+    name, judge = "paper", None
 
     def __init__(self, judge):
         self.judge = judge
@@ -49,7 +47,7 @@ def settings(directory, **run):
 
 def told(members, options, chosen):
     losses = np.array([each.losses[-1] for each in members], dtype=np.float64)
-    return Reproduction("a paper", "a title", [], [], [], {"members": len(members)}, arrays={"losses": losses})
+    return Reproduction("a paper", "a title", [], [], [], [], {"members": len(members)}, arrays={"losses": losses})
 
 
 def parts(directory):
@@ -70,10 +68,10 @@ def test_a_kill_before_the_findings_are_saved_loses_nothing(tmp_path, monkeypatc
     made = reproduced(settings(tmp_path, resume=True), lambda *got: (again.extend(got[0]), told(*got))[1])
     for first, second in zip(seen, again, strict=True):
         assert_same(first, second)
-    assert (made.facts["members"], trained_before(made.facts)) == (4, [])
+    assert (made.facts["members"], made.statements) == (4, [])
     monkeypatch.setattr(study_runs, "describe_environment", lambda: {"posbias": "newer", "commit": None})
     later = reproduced(settings(tmp_path, resume=True), told)
-    (sentence,) = trained_before(later.facts)
+    (sentence,) = later.statements
     assert sentence.startswith("Trained before, with posbias ")
     assert sentence.endswith(": first, second; read back here.")
 
@@ -137,14 +135,3 @@ def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(tmp_p
     with pytest.raises(UsageError, match="2 members need more than there is"):
         reproduced(settings(tmp_path / "new"), told)
     assert not (tmp_path / "new").exists()
-
-
-def test_members_evaluated_at_the_end_alone_have_no_accuracy_over_training():
-    options = TrainingSchedule(steps=4, batch=8, window=4, evaluate_every=0, examples=10)
-    outcomes = icl_outcomes(train_members([retriever(seed) for seed in (0, 1)], options).members, seed=0)
-    assert not outcomes.known("course", {})
-    (loop,) = icl_loops(outcomes)
-    assert list(loop.outcomes) == [FINAL]
-    often = TrainingSchedule(steps=4, batch=8, window=2, evaluate_every=2, examples=10)
-    (loop,) = icl_loops(icl_outcomes(train_members([retriever(0)], often).members, seed=0))
-    assert list(loop.outcomes) == [FINAL, SPEED]

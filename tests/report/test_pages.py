@@ -97,26 +97,29 @@ FINDINGS = (
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
 def test_published_findings_are_read_without_scrolling_sideways(tmp_path: Path) -> None:
-    case = {"value": -0.033, "low": -0.05, "high": -0.015, "error": 0.007, "p_value": 0.01, "n_seeds": 6}
-    row = {
-        "sort": "finding",
-        "where": "Figures 2 and 4",
-        "name": "icl/one-place",
-        "verdict": "reproduced",
-        "facts": {},
-        "published": True,
-        "together": "–",
-        "tests": {f"none, {n} layers": case for n in range(6)},
-    }
+    case = "-0.033 [-0.050, -0.015]"
+    reported = "no lost-in-the-middle from data biased to one place only."
+    cells = [
+        [
+            "Figures 2 and 4",
+            reported,
+            f"Gap of the end: {'; '.join(f'none, {n} layers {case}' for n in range(6))}.",
+            verdict,
+            "–",
+        ]
+        for verdict in ("reproduced", "undecided")
+    ]
+    header = ["where", "the source reports", "here", "verdict", "all 12 quantities together"]
     record = Record(
         "reproduce",
         {},
         {"title": "A study"},
         scalars={
             "experiment": "position-copy-liu2026",
-            "rows": [row, {**row, "verdict": "undecided"}],
-            "facts": {"members": 6, "lost": []},
-            "tables": [],
+            "rows": [],
+            "facts": {},
+            "statements": ["Of 2 published findings: 1 reproduced, 1 undecided."],
+            "tables": [{"title": "Published findings", "header": header, "cells": cells, "prose": False}],
             "figures": [],
         },
     )

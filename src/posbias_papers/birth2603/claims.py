@@ -11,11 +11,9 @@ import numpy as np
 from jaxtyping import Float64
 from scipy import special
 
-from posbias.display.figures import Figure
 from posbias.errors import UsageError
 from posbias.theory.closed_form import attention_steps, closed_form
-from posbias_papers.claims import Claim, evidence
-from posbias_papers.pages.verify import CLAIMS, Facts, Finding
+from posbias_papers.claims import CLAIMS, Claim, Facts, Finding
 
 PAPER = "Lost in the Middle at Birth, arXiv 2603.10123"
 UNIFORM = "uniform causal attention, as at initialisation without ALiBi"
@@ -26,8 +24,6 @@ DEPTH = 24
 MIXINGS = (0.2, 0.1, 0.05)
 CLOSE = 0.1
 """Relative error up to which a printed mass counts as right."""
-HEAD = 64
-"""First positions drawn where the head is the point."""
 EXACT = 1e-10
 """Relative error allowed between the finite-N form and the product of matrices."""
 ALIBI_SLOPE = 0.02
@@ -85,16 +81,6 @@ def published_profile(n_positions: int, mixing: Float64[np.ndarray, "layers"]) -
     return profile
 
 
-def _profiles_figure(profiles: Sequence[tuple[str, Float64[np.ndarray, "_"]]]) -> Figure:
-    """Profiles on logarithmic axes, thinned to 200 points each."""
-    series = []
-    for label, profile in profiles:
-        count = len(profile)
-        chosen = np.unique(np.concatenate([np.geomspace(1, count, 150).astype(int) - 1, np.arange(0, count, 41)]))
-        series.append((label, chosen + 1, np.maximum(profile[chosen], 1e-30)))
-    return evidence("position (1-based)", "influence on the last position", series, log_x=True, log_y=True)
-
-
 @CLAIMS.register("birth-2603.10123/claim-1-closed-form")
 class ClosedForm(Claim):
     """The density at the head of the context."""
@@ -131,13 +117,6 @@ class ClosedForm(Claim):
             value=density[12],
             as_stated=worst <= CLOSE and finite_exact,
             corrected=finite_exact and abs(shallow - 1) <= CLOSE,
-            figure=_profiles_figure(
-                [
-                    ("product of matrices, H = 12", uniform_profile(N_POSITIONS, np.ones(12), slope=slope)[:HEAD]),
-                    ("published density, H = 12", published_profile(N_POSITIONS, np.ones(12))[:HEAD]),
-                    ("finite-N form, H = 12", closed_form(N_POSITIONS, np.arange(HEAD), np.ones(12))),
-                ]
-            ),
             numbers={
                 "positions": N_POSITIONS,
                 "true_first_12": true[12],
@@ -186,7 +165,6 @@ class DeadZone(Claim):
             value=min(middles.values()),
             as_stated=max(middles.values()) <= 10 * promised,
             corrected=max(middles.values()) <= DEAD,
-            figure=_profiles_figure([(f"m = {mixing:g}", profile) for mixing, profile in profiles.items()]),
             numbers={
                 "layers": DEPTH,
                 "promised": promised,
@@ -224,13 +202,6 @@ class RecencyAnchor(Claim):
             value=shares[0.1],
             as_stated=min(shares.values()) >= 0.5,
             corrected=scaled_kept >= 0.5,
-            figure=evidence(
-                "layers",
-                "atom on the last position",
-                [(f"m = {mixing:g}", depths, atoms) for mixing, atoms in fixed.items()] + [(law, depths, scaled)],
-                log_x=True,
-                log_y=True,
-            ),
             numbers={
                 "law": law,
                 **{f"kept_m_{mixing:g}": share for mixing, share in shares.items()},
@@ -278,10 +249,6 @@ class UShape(Claim):
             value=max(recencies),
             as_stated=max(recencies) > 1 + EXACT,
             corrected=all(place == N_POSITIONS - 2 for place in minima) and min(spikes) > 1,
-            figure=_profiles_figure(
-                [(f"uniform, m = {mixing:g}", profile) for mixing, profile in profiles.items()]
-                + [(f"ALiBi slope {ALIBI_SLOPE}, m = 0.1, N = 512", alibi)]
-            ),
             numbers={
                 "positions": N_POSITIONS,
                 "minimum_position": float(minima[0]),

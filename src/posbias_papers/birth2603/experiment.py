@@ -16,9 +16,10 @@ from posbias.comparison.metrics import METRICS, wasserstein
 from posbias.display.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, Figure, Stroke, profiles_figure
 from posbias.profiles import Profile
 from posbias.report.tables import Table, interval_text, number_text
+from posbias.runs.records import plain
 from posbias.statistics import MISSING, jackknife, leave_one_out
 from posbias_papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share
-from posbias_papers.pages.reproduce import PAPERS, Facts, Rows
+from posbias_papers.pages.reproduce import PAPERS, Rows
 from posbias_papers.reproduction import Experiment, Reproduction
 
 PAPER = "arXiv 2603.10123, Lost in the Middle at Birth: An Exact Theory of Transformer Position Bias"
@@ -59,50 +60,43 @@ class Birth(Experiment):
         """
         cases = measure_cases(settings)
         generator = np.random.default_rng(settings.seed)
-        rows = [row for measured in cases for row in theory_rows(measured, generator)]
-        shapes = [shape_row(measured, generator) for measured in cases]
-        contrasts = rope_rows(cases, generator)
+        theories = plain([row for measured in cases for row in theory_rows(measured, generator)])
+        shapes = plain([shape_row(measured, generator) for measured in cases])
+        contrasts = plain(rope_rows(cases, generator))
         probe = ones_probe_share(settings).items()
         probes = [{"sort": "probe", "model": name, "share": share} for name, share in probe]
         return Reproduction(
             experiment=self.name,
             title=f"Position bias at initialisation: {settings.initialisations} initialisations, "
             f"{settings.n_positions} positions, size {settings.size}",
-            rows=[*rows, *shapes, *contrasts, *probes],
-            tables=[],
+            rows=[*theories, *shapes, *contrasts, *probes],
+            statements=told_of(theories, shapes),
+            tables=[
+                claims_table(theories, shapes, contrasts, probes),
+                _distance_table(theories),
+                _shape_table(shapes),
+                _rope_table(contrasts),
+            ],
             figures=[_figure(measured) for measured in cases],
             arrays=_arrays(cases),
             settings=settings.describe(),
             seeds={"seed": settings.seed},
         )
 
-    def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """Whether there is a U, and how near the published theory comes; the first table has every claim."""
-        theories, shapes, *_ = (_sorted(rows, sort) for sort in SORTS)
-        found, verdict = _u_shape(shapes)
-        literal, field = (_values(_of(theories, name), "wasserstein") for name in ("continuous", "mean_field"))
-        initialisations = min(int(row["initialisations"]) for row in shapes)
-        few = f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."
-        return [
-            f"U-shape at initialisation: {found}: {verdict}.",
-            f"W1 {CLAIMED_W1}: with the mixing that the models have the published density is {_span(literal, 3)} away, "
-            f"{_within(literal)}; mean field, where paths add in squares and nothing is fitted, "
-            f"{_span(field, 4)}.",
-            *([few] if initialisations < UNITS_FOR_CLAIM else []),
-        ]
 
-    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
-        """What survives, distances, shapes, and what RoPE changes."""
-        theories, shapes, contrasts, _ = (_sorted(rows, sort) for sort in SORTS)
-        return [claims_table(rows), _distance_table(theories), _shape_table(shapes), _rope_table(contrasts)]
-
-
-SORTS = ("theory", "shape", "rope", "probe")
-"""Of rows."""
-
-
-def _sorted(rows: Rows, sort: str) -> Rows:
-    return [row for row in rows if row["sort"] == sort]
+def told_of(theories: Rows, shapes: Rows) -> list[str]:
+    """Whether there is a U, and how near the published theory comes; the first table has every claim."""
+    found, verdict = _u_shape(shapes)
+    literal, field = (_values(_of(theories, name), "wasserstein") for name in ("continuous", "mean_field"))
+    initialisations = min(int(row["initialisations"]) for row in shapes)
+    few = f"With {initialisations} initialisations no interval here supports a claim; {UNITS_FOR_CLAIM} would."
+    return [
+        f"U-shape at initialisation: {found}: {verdict}.",
+        f"W1 {CLAIMED_W1}: with the mixing that the models have the published density is {_span(literal, 3)} away, "
+        f"{_within(literal)}; mean field, where paths add in squares and nothing is fitted, "
+        f"{_span(field, 4)}.",
+        *([few] if initialisations < UNITS_FOR_CLAIM else []),
+    ]
 
 
 def theory_rows(measured: Measured, generator: np.random.Generator) -> list[dict[str, Any]]:
@@ -277,9 +271,8 @@ NULL_PROBE = 1e-6
 """Below this share, in float64, a probe's gradient is round-off."""
 
 
-def claims_table(rows: Rows) -> Table:
+def claims_table(theories: Rows, shapes: Rows, contrasts: Rows, probes: Rows) -> Table:
     """Every claim of the paper beside what came out, over all cases."""
-    theories, shapes, contrasts, probes = (_sorted(rows, sort) for sort in SORTS)
     ranks, control = (_values(_of(theories, name), "spearman") for name in ("continuous", "reciprocal"))
     literal, fitted, flat = (
         _values(_of(theories, name), "wasserstein") for name in ("continuous", "continuous_fitted", "flat")

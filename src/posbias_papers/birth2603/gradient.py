@@ -15,9 +15,8 @@ from scipy.linalg import expm
 
 from posbias.architecture import Causal
 from posbias_papers.birth2603.claims import EXACT, PAPER, RESIDUAL, UNIFORM
-from posbias_papers.claims import Claim, curves
+from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import even_kernel
-from posbias_papers.pages.verify import CLAIMS, Finding
 
 WIDTH = 24
 GAIN = 0.6
@@ -132,18 +131,10 @@ class GradientIsAMatrix(Claim):
         error = float(np.abs(jacobian - row[:, None, None] * product).max() / np.abs(jacobian).max())
         as_row = float(np.abs(norms / row - 1).max())
         exponential = float(expm(GRADIENT_DEPTH * (cesaro - np.eye(GRADIENT_POSITIONS)))[-1, 0])
-        positions = np.arange(GRADIENT_POSITIONS)
         return Finding(
             value=as_row,
             as_stated=as_row <= EXACT,
             corrected=error <= EXACT,
-            figure=curves(
-                "position",
-                "gradient norm",
-                positions,
-                {"||J_j||_F": norms, "(M^H)_(last,j)": row, "(M^H)_(last,j) ||W_1...W_H||_F": row * factor},
-                log_y=True,
-            ),
             numbers={
                 "product_form_error": error,
                 "norm_factor": factor,
@@ -192,18 +183,10 @@ class LinearAddition(Claim):
         fits = [profile_distance(linear_norms(layers, gain=trial), measured) for trial in TRIAL_GAINS]
         distance = profile_distance(linear, measured)
         error = median_error(squared, measured)
-        positions = np.arange(len(measured))
         return Finding(
             value=distance,
             as_stated=distance <= PUBLISHED_DISTANCE,
             corrected=error <= TOLERANCE,
-            figure=curves(
-                "position",
-                "root mean square of the Jacobian norm / sqrt(d)",
-                positions,
-                {"simulated": measured, "linear addition": linear, "addition in squares": squared},
-                log_y=True,
-            ),
             numbers={
                 "layers": len(layers),
                 "gain": gain,

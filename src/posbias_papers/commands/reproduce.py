@@ -71,7 +71,7 @@ def reproduce(
     The report compares the paper's numbers with the new ones and gives a verdict on each statement.
     """
     from posbias.training import TrainOptions
-    from posbias_papers import PAPERS
+    from posbias_papers import PAPERS, reproduction_record
 
     experiment: Experiment = PAPERS[paper]()
     _refuse_settings(context, paper)
@@ -90,9 +90,7 @@ def reproduce(
         settings = experiment.settings(**{name: values[name] for name in _settings_of(experiment)})
     settings = experiment.check(settings)
     with running(context, flags, resume=resume) as run:
-        finished = experiment.finished(settings) if resume else None
-        record = finished or experiment.record(settings, run.arguments, command=run.command)
-        run.finish(record)
+        run.finish(reproduction_record(experiment.run(settings), run.arguments, command=run.command))
 
 
 def _settings_of(experiment: "Experiment | type[Experiment]") -> list[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
-    "a figure for each: `posbias verify --report --out runs/claims` · "
+    "as a page: `posbias verify --report --out runs/claims` · "
     "your own mask: `posbias verify --mask mask.npy` · on a model: `posbias verify --model demo --length 48`"
 )
 DEFAULT_REPORT = Path("runs/verify")
@@ -64,7 +64,7 @@ def verify(
     length: options.Length = 32,
     report: Annotated[
         bool,
-        typer.Option("--report", help="Write an HTML page with a figure per claim to --out (default runs/verify)."),
+        typer.Option("--report", help="Write an HTML page of all verdicts to --out (default runs/verify)."),
     ] = False,
     flags: options.RunFlags,
 ) -> None:

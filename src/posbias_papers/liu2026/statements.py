@@ -12,13 +12,12 @@ from posbias_papers.findings import (
     NOT_RUN,
     REPRODUCED,
     UNDECIDED,
+    UNTRAINED,
     Difference,
     Finding,
     Seeded,
-    Statement,
     difference,
     paired,
-    register_statements,
     weighed,
 )
 from posbias_papers.liu2026.published import (
@@ -47,42 +46,6 @@ MIDDLE = slice(3, 8)
 """Targets 3 ... 7: where the post shows its plateau."""
 FLAT = 0.25
 """A plateau varies by less than this share of ln V."""
-
-
-register_statements(
-    {
-        "copy/one-layer": Statement("one layer cannot retrieve any previous token, but retrieves the current one."),
-        "copy/two-layers": Statement(
-            "two layers differ in kind: early and late tokens are retrieved, those in the middle hardly."
-        ),
-        "copy/sizes": Statement(
-            "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved reliably."
-        ),
-        "copy/plateau": Statement(
-            "without residual the losses of the middle form a long plateau.",
-            f"range over targets 3 to 7 below {FLAT:g} ln V by",
-        ),
-        "copy/no-plateau": Statement(
-            "residual connections and MLPs destroy the plateau.",
-            "mean loss of targets 1 to 8, plain minus extended:",
-        ),
-        "copy/spiky": Statement(
-            "and replace it by a more spiky structure.",
-            "largest step between neighbouring targets 1 to 8, extended minus plain:",
-        ),
-        "copy/middle": Statement(
-            "stacked causal attention has an architectural bias towards losing the middle.",
-            "mean loss of targets 1 to 8 minus mean of the two ends:",
-        ),
-        "copy/losses": Statement(
-            f"final losses {{published}} (read off the figure, +-{READING_ERROR}).",
-            found=(
-                f"mean over seeds {{mean}}, {{near}} of {{count}} within {NEAR} nats; best seed {{best}}, "
-                "{near_best} of {count}; mean absolute difference {difference:.2f}."
-            ),
-        ),
-    }
-)
 
 
 def position_copy_findings(losses: Losses) -> list[Finding]:
@@ -116,7 +79,11 @@ def _one_layer(losses: Losses) -> Finding:
             "easiest earlier token above half of ln V by": difference(easiest - blind_loss() / 2),
             f"current token below {SOLVED} nats by": difference(SOLVED - rows[:, -1]),
         }
-    return weighed("Figure 1, left", "copy/one-layer", tests)
+    return weighed(
+        "Figure 1, left",
+        "one layer cannot retrieve any previous token, but retrieves the current one.",
+        tests,
+    )
 
 
 def _two_layers(losses: Losses) -> Finding:
@@ -128,7 +95,11 @@ def _two_layers(losses: Losses) -> Finding:
         if len(shallow):
             gain = shallow[:, 0] - deep[:, 0]
             tests[f"first token, one layer minus two{_left_out(alone)}"] = difference(gain)
-    return weighed("Figure 1, right", "copy/two-layers", tests)
+    return weighed(
+        "Figure 1, right",
+        "two layers differ in kind: early and late tokens are retrieved, those in the middle hardly.",
+        tests,
+    )
 
 
 def _plateau(losses: Losses) -> Finding:
@@ -138,7 +109,11 @@ def _plateau(losses: Losses) -> Finding:
         if configuration in losses
         for name, value in _ends(losses[configuration].rows).items()
     }
-    return weighed("Figure 2", "copy/sizes", tests)
+    return weighed(
+        "Figure 2",
+        "width 2 or 10 and 2 or 3 layers change nothing in kind: only first and last tokens are retrieved reliably.",
+        tests,
+    )
 
 
 def _ends(rows: Rows) -> dict[str, Difference]:
@@ -156,19 +131,34 @@ def _flat_plateau(losses: Losses) -> Finding:
         for configuration in (TWO, THREE, TWO_WIDE, THREE_WIDE)
         if configuration in losses
     }
-    return weighed("Figure 2", "copy/plateau", tests)
+    return weighed(
+        "Figure 2",
+        "without residual the losses of the middle form a long plateau.",
+        tests,
+        quantity=f"range over targets 3 to 7 below {FLAT:g} ln V by",
+    )
 
 
 def _no_plateau(losses: Losses) -> Finding:
     tests = _against_plain(losses, lambda rows: -rows[:, 1:-1].mean(axis=1))
-    return weighed("Figure 3", "copy/no-plateau", tests)
+    return weighed(
+        "Figure 3",
+        "residual connections and MLPs destroy the plateau.",
+        tests,
+        quantity="mean loss of targets 1 to 8, plain minus extended:",
+    )
 
 
 def _spiky(losses: Losses) -> Finding:
     def jump(rows: Rows) -> Float64[np.ndarray, "n_seeds"]:
         return np.asarray(np.abs(np.diff(rows[:, 1:-1], axis=1)).max(axis=1))
 
-    return weighed("Figure 3", "copy/spiky", _against_plain(losses, jump))
+    return weighed(
+        "Figure 3",
+        "and replace it by a more spiky structure.",
+        _against_plain(losses, jump),
+        quantity="largest step between neighbouring targets 1 to 8, extended minus plain:",
+    )
 
 
 def _against_plain(losses: Losses, quantity: Callable[[Rows], Float64[np.ndarray, "n_seeds"]]) -> dict[str, Difference]:
@@ -195,23 +185,32 @@ def _middle_is_harder(losses: Losses) -> Finding:
         if configuration.depth > 1:
             interior, ends = seeded.rows[:, 1:-1].mean(axis=1), seeded.rows[:, [0, -1]].mean(axis=1)
             tests[str(configuration)] = difference(interior - ends)
-    return weighed("Comment", "copy/middle", tests)
+    return weighed(
+        "Comment",
+        "stacked causal attention has an architectural bias towards losing the middle.",
+        tests,
+        quantity="mean loss of targets 1 to 8 minus mean of the two ends:",
+    )
 
 
 def _numbers(losses: Losses, configuration: Configuration) -> Finding:
     """The values read off the figure against the mean and the best seed."""
     published = published_losses(configuration)
     assert published is not None
-    where, facts = f"Numbers, {configuration}", {"published": published.tolist()}
+    where = f"Numbers, {configuration}"
+    reported = f"final losses {_listed(published)} (read off the figure, +-{READING_ERROR})."
     if configuration not in losses:
-        return Finding(where, "copy/losses", NOT_RUN, facts=facts)
+        return Finding(where, reported, UNTRAINED, NOT_RUN)
     mean, best = losses[configuration].rows.mean(axis=0), losses[configuration].rows.min(axis=0)
-    near = int(np.sum(np.abs(mean - published) <= NEAR))
-    near_best = int(np.sum(np.abs(best - published) <= NEAR))
+    near, near_best = (int(np.sum(np.abs(values - published) <= NEAR)) for values in (mean, best))
     count = len(published)
-    apart = float(np.abs(mean - published).mean())
-    facts |= {"mean": mean.tolist(), "near": near, "best": best.tolist(), "near_best": near_best, "count": count}
+    found = (
+        f"mean over seeds {_listed(mean)}, {near} of {count} within {NEAR} nats; best seed {_listed(best)}, "
+        f"{near_best} of {count}; mean absolute difference {np.abs(mean - published).mean():.2f}."
+    )
     verdict = REPRODUCED if near == count else IN_PART if near > count // 2 else NOT_REPRODUCED
-    if len(losses[configuration]) < UNITS_FOR_CLAIM:
-        verdict = UNDECIDED
-    return Finding(where, "copy/losses", verdict, facts={**facts, "difference": apart})
+    return Finding(where, reported, found, UNDECIDED if len(losses[configuration]) < UNITS_FOR_CLAIM else verdict)
+
+
+def _listed(values: Float64[np.ndarray, "context"]) -> str:
+    return " ".join(f"{value:.2f}" for value in values)

@@ -1,7 +1,7 @@
-"""A published experiment, run again: its tables and figures, and the sentences that it makes of its numbers today."""
+"""A published experiment, run again: its sentences, tables and figures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ Stored = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 Facts = Mapping[str, Any]
 PAPERS: Registry[Any] = Registry("paper")
-"""Published experiments by the name of their paper, each with the words on its numbers."""
+"""Published experiments by the name of their paper."""
 
 
 @RESULTS.register("reproduce")
@@ -39,10 +39,9 @@ class ReproductionRun(Result):
     """Its name in `PAPERS`; empty if the run failed."""
     rows: Rows = ()
     """One row per comparison."""
-    details: Facts = field(default_factory=dict)
-    """What else its sentences say."""
-    stored: tuple[InstanceOf[Table], ...] = ()
-    """Tables of numbers that the rows do not hold."""
+    statements: tuple[str, ...] = ()
+    """Outcomes, one or two sentences each, with their numbers; none if the run failed."""
+    tables: tuple[InstanceOf[Table], ...] = ()
     figures: tuple[InstanceOf[Figure], ...] = ()
 
     @classmethod
@@ -51,24 +50,15 @@ class ReproductionRun(Result):
         if record.status != "done":
             return cls(record)
         read = {
-            **{name: record.scalars[name] for name in ("experiment", "rows")},
-            "details": record.scalars["facts"],
+            **{name: record.scalars[name] for name in ("experiment", "rows", "statements")},
             "record": record,
             "title": record.resolved["title"],
-            "stored": [Table(table["title"], table["header"], table["cells"]) for table in record.scalars["tables"]],
+            "tables": [
+                _laid_out(Table(table["title"], table["header"], table["cells"])) for table in record.scalars["tables"]
+            ],
             "figures": [_stored_figure(figure, record.arrays) for figure in record.scalars["figures"]],
         }
         return from_stored(cls, read)
-
-    @property
-    def statements(self) -> list[str]:
-        """Outcomes, one or two sentences each, with their numbers; none if the run failed."""
-        return PAPERS[self.experiment]().statements(self.rows, self.details) if self.experiment else []
-
-    @property
-    def tables(self) -> list[Table]:
-        """Tables made of the rows, and those that are stored."""
-        return [_laid_out(table) for table in PAPERS[self.experiment]().tables(self.rows, self.stored)]
 
     def shown(self) -> Shown:
         """The outcomes as facts; the figures are on the page."""

@@ -15,16 +15,14 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from posbias.architecture import Causal, Mask, SlidingWindow
-from posbias.display.figures import Figure
 from posbias.theory.kernels import masked_softmax
-from posbias_papers.claims import Claim, curves
+from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import (
     ROUNDING,
     dominance_gap,
     even_kernel,
     last_row,
     monotonicity_gap,
-    prefix_mass,
     random_content_kernel,
     random_monotone_kernel,
     rollouts,
@@ -32,7 +30,6 @@ from posbias_papers.kernels import (
     transitions,
     violated_share,
 )
-from posbias_papers.pages.verify import CLAIMS, Finding
 from posbias_papers.wu2025.decay import decay_logits
 
 PAPER = "A Structural Theory of Position Bias in Transformers, arXiv 2602.16837"
@@ -49,8 +46,6 @@ CONTENT_SPREAD = 6.0
 """Standard deviation of the content logits of kernels that are not monotone."""
 
 Kernels = Sequence[Float64[np.ndarray, "n n"]]
-Drift = tuple[float, list[Float64[np.ndarray, "n"]]]
-"""Violation of a proposition's order on one stack, and the profiles it compares."""
 
 
 def monotone_stack(mask: Mask, generator: np.random.Generator) -> Kernels:
@@ -78,28 +73,18 @@ def stacks(generator: np.random.Generator, *, broken: bool) -> list[Kernels]:
     return [draw(mask, generator) for mask in (Causal(), SlidingWindow(WINDOW)) for _ in range(STACKS // 2)]
 
 
-def worst_drift(drifts: Sequence[Drift]) -> Drift:
-    """The largest violation with its profiles; the profiles that differ most where there is none beyond rounding."""
-    worst = max(drifts, key=lambda drift: drift[0])
-    if worst[0] > ROUNDING:
-        return worst
-    return worst[0], max(
-        (laws for _, laws in drifts), key=lambda laws: float(np.ptp(prefix_mass(np.stack(laws)), axis=0).max())
-    )
-
-
 NEEDED = (
     "on kernels that violate Assumption 4.1 it fails in {violated_without_the_assumption:.0%} of "
     "{stacks_without_the_assumption:.0f} stacks, by up to {without_the_assumption:.2g} of the mass"
 )
 
 
-def needed(contrast: Sequence[Drift]) -> dict[str, float]:
+def needed(contrast: Sequence[float]) -> dict[str, float]:
     """How often and by how much a statement fails on kernels that violate Assumption 4.1."""
     return {
-        "violated_without_the_assumption": float(np.mean([gap > ROUNDING for gap, _ in contrast])),
+        "violated_without_the_assumption": float(np.mean([gap > ROUNDING for gap in contrast])),
         "stacks_without_the_assumption": len(contrast),
-        "without_the_assumption": worst_drift(contrast)[0],
+        "without_the_assumption": max(contrast),
     }
 
 
@@ -110,12 +95,6 @@ def some_layers(generator: np.random.Generator) -> Bool[np.ndarray, "depth"]:
     return chosen
 
 
-def _prefix_figure(labels: Sequence[str], laws: Sequence[Float64[np.ndarray, "n"]]) -> Figure:
-    """Prefix masses of several profiles."""
-    masses = {label: prefix_mass(law) for label, law in zip(labels, laws, strict=True)}
-    return curves("position k", "prefix mass F_k", np.arange(N_POSITIONS), masses)
-
-
 class Proposition(Claim):
     """A drift of the profile's prefix masses, on stacks of monotone kernels and on others."""
 
@@ -123,14 +102,12 @@ class Proposition(Claim):
     assumptions: ClassVar[tuple[str, ...]] = (MONOTONE, CAUSAL)
     broken_by = NOT_MONOTONE
     sharper = NEEDED
-    labels: ClassVar[Sequence[str]]
-    """Of the profiles that are compared."""
     directions: ClassVar[int] = 1
     """Statements that each stack is examined for."""
 
     @abstractmethod
-    def drift(self, stack: Kernels, generator: np.random.Generator) -> Drift:
-        """Largest move of a prefix mass against the statement on one stack, and the profiles compared."""
+    def drift(self, stack: Kernels, generator: np.random.Generator) -> float:
+        """Largest move of a prefix mass against the statement on one stack."""
 
     def more(self, generator: np.random.Generator) -> dict[str, float]:
         """Other numbers that the words take."""
@@ -139,13 +116,12 @@ class Proposition(Claim):
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """The worst drift over stacks, beside that on kernels that violate Assumption 4.1."""
         layers = stacks(generator, broken=broken)
-        gap, laws = worst_drift([self.drift(stack, generator) for stack in layers])
+        gap = max(self.drift(stack, generator) for stack in layers)
         contrast = [self.drift(stack, generator) for stack in stacks(generator, broken=True)]
         kernels = [kernel for stack in layers for kernel in stack]
         return Finding(
             value=gap,
             as_stated=gap <= ROUNDING,
-            figure=_prefix_figure(self.labels, laws),
             numbers={
                 **self.more(generator),
                 **needed(contrast),
@@ -167,10 +143,9 @@ class PrimacyDrift(Proposition):
         f"{NEEDED}; but a layer added below all others needs causality only (largest fall on such kernels "
         "{largest_fall_layer_added_below:.0e})"
     )
-    labels = tuple(f"{depth} layers" for depth in range(DEPTH + 1))
 
-    def drift(self, stack: Kernels, generator: np.random.Generator) -> Drift:
-        """Largest fall of a prefix mass from one depth to the next, a layer added on top; profiles of all depths."""
+    def drift(self, stack: Kernels, generator: np.random.Generator) -> float:
+        """Largest fall of a prefix mass from one depth to the next, a layer added on top."""
         return primacy_drift(stack, generator.uniform(0.05, 1, DEPTH))
 
     def more(self, generator: np.random.Generator) -> dict[str, float]:
@@ -179,10 +154,9 @@ class PrimacyDrift(Proposition):
         return {"largest_fall_layer_added_below": below}
 
 
-def primacy_drift(kernels: Kernels, mixing: Float64[np.ndarray, "layers"]) -> Drift:
-    """Largest fall of a prefix mass of the last row from one depth to the next, and the profiles of all depths."""
-    laws = rollouts(transitions(kernels, mixing))[:, -1]
-    return max(dominance_gap(*pair) for pair in pairwise(laws)), list(laws)
+def primacy_drift(kernels: Kernels, mixing: Float64[np.ndarray, "layers"]) -> float:
+    """Largest fall of a prefix mass of the last row from one depth to the next."""
+    return max(dominance_gap(*pair) for pair in pairwise(rollouts(transitions(kernels, mixing))[:, -1]))
 
 
 def _fall_when_added_below(mask: Mask, generator: np.random.Generator) -> float:
@@ -198,14 +172,12 @@ class ResidualDrift(Proposition):
     source = "Proposition 4.3, section 4"
     statement = "Less attention mixing in every layer (m_l <= m'_l) gives a more recent profile: F_k(rho) <= F_k(rho')."
     computed = "largest excess of F_k with less mixing over F_k with more (0 if always more recent)"
-    labels = ("less mixing", "more mixing")
 
-    def drift(self, stack: Kernels, generator: np.random.Generator) -> Drift:
-        """Excess of the prefix masses with less mixing, in some of the layers, and both profiles."""
+    def drift(self, stack: Kernels, generator: np.random.Generator) -> float:
+        """Excess of the prefix masses with less mixing, in some of the layers."""
         more = generator.uniform(0, 1, DEPTH)
         less = more * np.where(some_layers(generator), generator.uniform(0, 1, DEPTH), 1.0)
-        laws = [last_row(transitions(stack, mixing)) for mixing in (less, more)]
-        return dominance_gap(laws[0], laws[1]), laws
+        return dominance_gap(*(last_row(transitions(stack, mixing)) for mixing in (less, more)))
 
 
 @CLAIMS.register("rollout-2602.16837/proposition-4.4")
@@ -224,20 +196,17 @@ class EncodingDrift(Claim):
         """Largest excess of F_k with the encoding over F_k without, kernels averaged over shuffled content."""
         masks = (Causal(), SlidingWindow(WINDOW))
         sign = -1 if broken else 1
-        gap, laws = worst_drift(
-            [_encoding_drift(masks[number % 2], generator, sign=sign, shuffled=True) for number in range(STACKS)]
-        )
+        gap = max(_encoding_drift(masks[number % 2], generator, sign=sign, shuffled=True) for number in range(STACKS))
         contrast = [_encoding_drift(masks[number % 2], generator, sign=1, shuffled=False) for number in range(STACKS)]
         return Finding(
             value=gap,
             as_stated=gap <= ROUNDING,
-            figure=_prefix_figure(("without encoding", "with encoding"), laws),
             numbers=needed(contrast),
             instances=STACKS,
         )
 
 
-def _encoding_drift(mask: Mask, generator: np.random.Generator, *, sign: int, shuffled: bool) -> Drift:
+def _encoding_drift(mask: Mask, generator: np.random.Generator, *, sign: int, shuffled: bool) -> float:
     """Excess of the prefix masses with the encoding in some layers; content `shuffled` (monotone mean) or as drawn."""
     plain, encoded = [], []
     for chosen in some_layers(generator):
@@ -251,8 +220,7 @@ def _encoding_drift(mask: Mask, generator: np.random.Generator, *, sign: int, sh
         mixing = generator.uniform(0.05, 1)
         plain.append(transition(without, mixing))
         encoded.append(transition(with_bias, mixing))
-    laws = [last_row(plain), last_row(encoded)]
-    return dominance_gap(laws[1], laws[0]), laws
+    return dominance_gap(last_row(encoded), last_row(plain))
 
 
 def averaged_kernels(
@@ -282,10 +250,9 @@ class DiagonalDrift(Proposition):
     statement = "Content c0 + c [i = j]: c >= 0 in all layers lowers every F_k (recency), c <= 0 raises them (primacy)."
     assumptions = (MONOTONE + ", of the baseline without diagonal content", CAUSAL)
     computed = "largest drift of a prefix mass against the sign of c (0 if the sign decides)"
-    labels = ("c = 0", "c > 0", "c < 0")
     directions = 2
 
-    def drift(self, stack: Kernels, generator: np.random.Generator) -> Drift:
+    def drift(self, stack: Kernels, generator: np.random.Generator) -> float:
         """Drift against the sign of diagonal content in some of the layers."""
         mixing = generator.uniform(0.05, 1, DEPTH)
         strengths = np.where(some_layers(generator), generator.exponential(1.5, DEPTH), 0.0)
@@ -294,14 +261,13 @@ class DiagonalDrift(Proposition):
 
 def diagonal_drift(
     kernels: Kernels, mixing: Float64[np.ndarray, "layers"], strengths: Float64[np.ndarray, "layers"]
-) -> Drift:
-    """Largest drift against the sign of a diagonal logit; profiles with none, the positive and the negative one."""
+) -> float:
+    """Largest drift against the sign of a diagonal logit."""
     baseline, positive, negative = (
         last_row(transitions([with_diagonal(*pair) for pair in zip(kernels, sign * strengths, strict=True)], mixing))
         for sign in (0, 1, -1)
     )
-    gap = max(dominance_gap(positive, baseline), dominance_gap(baseline, negative))
-    return gap, [baseline, positive, negative]
+    return max(dominance_gap(positive, baseline), dominance_gap(baseline, negative))
 
 
 def with_diagonal(kernel: Float64[np.ndarray, "n n"], offset: float) -> Float64[np.ndarray, "n n"]:
@@ -353,11 +319,9 @@ class Lemma(Claim):
         gaps = np.sort([self.gap(generator, broken=broken) for _ in range(DRAWS)])
         without = np.sort([self.gap(generator, broken=True) for _ in range(DRAWS)])
         violated = float(np.mean(without > ROUNDING))
-        draws = np.arange(DRAWS)
         return Finding(
             value=float(gaps[-1]),
             as_stated=bool(gaps[-1] <= ROUNDING),
-            figure=curves("draw, sorted", "gap", draws, {"as assumed": gaps, "assumption violated": without}),
             numbers={"violated_without_the_assumption": violated, "largest_without_the_assumption": float(without[-1])},
             instances=DRAWS,
         )

@@ -10,10 +10,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Causal, PowerDecay
-from posbias.display.figures import Figure
-from posbias_papers.claims import Claim, curves, evidence
-from posbias_papers.kernels import Network, Run, Violation, rollouts, run_network, transitions
-from posbias_papers.pages.verify import CLAIMS, Finding
+from posbias_papers.claims import CLAIMS, Claim, Finding
+from posbias_papers.kernels import Network, Run, Violation, rollouts, run_network, transitions, worst_ratio
 from posbias_papers.rollout2602.claims import PAPER
 from posbias_papers.wu2025.decay import decay_logits
 from posbias_papers.wu2025.masks import LIMIT_REST, SETTINGS, SLACK
@@ -71,21 +69,9 @@ class StatesStayBounded(Claim):
             weights = [
                 float(np.divide(bound, run.smallest_entry)) for bound, (_, run) in zip(bounds, runs, strict=True)
             ]
-        layers = np.arange(1, DEPTH + 1)
-        causal = Causal().visible(N_POSITIONS)
         return Finding(
             value=max(*states, *weights),
             as_stated=max(*states, *weights) <= SLACK,
-            figure=curves(
-                "layer",
-                "smallest attention weight",
-                layers,
-                {
-                    "smallest admissible weight": runs[0][1].kernels[:, causal].min(axis=1),
-                    "bound": np.full(DEPTH, bounds[0]),
-                },
-                log_y=True,
-            ),
             numbers={
                 "state_over_bound": max(states),
                 "bound_over_weight": max(weights),
@@ -145,18 +131,9 @@ class NoCollapse(Claim):
             float(np.abs(trail.diagonal / _diagonal_product(run.kernels, mixing) - 1).max())
             for trail, (_, run) in zip(trails, runs, strict=True)
         )
-        worst = trails[0]
-        layers = np.arange(1, DEPTH + 1)
         return Finding(
             value=float(products[-1]),
             as_stated=bool(ratio * SLACK >= 1 and products[-1] > LIMIT_REST),
-            figure=curves(
-                "layers",
-                "share that the last position keeps of itself",
-                layers,
-                {"R_ii": worst.diagonal[:, -1], "prod (1 - m_l)": products},
-                log_x=True,
-            ),
             numbers={
                 "layers": DEPTH,
                 "product": float(products[-1]),
@@ -197,11 +174,10 @@ class Collapse(Claim):
         """Both bounds for constant mixing 0.3 and harmonic mixing 0.5/(l+1); the limit for the constant one."""
         violation: Violation = "weights" if broken else "none"
         schedules = {"constant": np.full(DEPTH, 0.3), "harmonic": PowerDecay(0.5, 1.0).per_layer(DEPTH)}
-        ratios, sharp, rests, trails, epsilons = [], [], {}, {}, {}
+        ratios, sharp, rests = [], [], {}
         for name, mixing in schedules.items():
             runs = residual_runs(mixing, generator, violation=violation)
             rolled = [trail_of(run.kernels, mixing) for _, run in runs]
-            trails[name], epsilons[name] = rolled[0], runs[0][1].smallest_entry
             rests[name] = max(float(trail.outside[-1]) for trail in rolled)
             for trail, (_, run) in zip(rolled, runs, strict=True):
                 ratios.append(_excess(trail, mixing, run.smallest_entry, np.ones(N_POSITIONS - 1)))
@@ -209,7 +185,6 @@ class Collapse(Claim):
         return Finding(
             value=rests["constant"],
             as_stated=max(ratios) <= SLACK and rests["constant"] < LIMIT_REST,
-            figure=_collapse_figure(schedules, trails, epsilons),
             numbers={
                 "layers": DEPTH,
                 "largest_ratio": max(ratios),
@@ -229,18 +204,4 @@ def _excess(
 ) -> float:
     """Largest R_ij over prod_l (1 - drains_j eps m_l), j > 0, over layers."""
     log_bound = np.cumsum(np.log1p(-mixing[:, None] * epsilon * drains), axis=0)
-    with np.errstate(divide="ignore"):
-        return float(np.exp((np.log(trail.column[:, 1:]) - log_bound).max()))
-
-
-def _collapse_figure(
-    schedules: dict[str, Float64[np.ndarray, "layers"]], trails: dict[str, Trail], epsilons: dict[str, float]
-) -> Figure:
-    """Mass outside position 0 beside exp(-eps sum m_l), for both schedules."""
-    layers = np.arange(1, DEPTH + 1)
-    series = []
-    for name, mixing in schedules.items():
-        outside = trails[name].outside
-        series.append((f"mass outside, {name} mixing", layers[outside > 0], outside[outside > 0]))
-        series.append((f"bound, {name} mixing", layers, np.exp(-epsilons[name] * np.cumsum(mixing))))
-    return evidence("layers", "mass outside position 0", series, log_y=True)
+    return worst_ratio(trail.column[:, 1:], log_bound)

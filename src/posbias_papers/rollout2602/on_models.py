@@ -5,23 +5,20 @@ and prompts, mixing is the mean over prompts. docs/theory, section 3.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64
 
-from posbias_papers.claims import curves
+from posbias_papers.claims import MODEL_CLAIMS, Finding, Premise
 from posbias_papers.kernels import (
     ROUNDING,
     dominance_gap,
     last_row,
     monotonicity_gap,
-    prefix_mass,
     transitions,
     violated_share,
 )
-from posbias_papers.model_claims import ModelClaim, ModelRun
-from posbias_papers.pages.verify import MODEL_CLAIMS, Finding, Premise
+from posbias_papers.model_claims import ModelClaim, ModelRun, causal
 from posbias_papers.rollout2602.claims import diagonal_drift, primacy_drift
 
 OFFSET = 1.0
@@ -29,7 +26,6 @@ OFFSET = 1.0
 
 Kernels = Float64[np.ndarray, "layers query key"]
 Mixing = Float64[np.ndarray, "layers"]
-Laws = Sequence[tuple[str, Float64[np.ndarray, "n_positions"]]]
 
 
 class OrderOfTheModel(ModelClaim):
@@ -46,24 +42,26 @@ class OrderOfTheModel(ModelClaim):
         gap = max(monotonicity_gap(kernel) for kernel in mean)
         share = float(np.mean([violated_share(kernel) for kernel in mean]))
         return (
-            Premise("causal", run.causal),
-            Premise("monotone", gap <= ROUNDING, {"largest_gap": gap, "violated_share": share}),
+            causal(run),
+            Premise(
+                "Assumption 4.1: stochastically monotone mean kernels",
+                gap <= ROUNDING,
+                f"largest gap {gap:.3f}, {share:.0%} of its inequalities fail",
+            ),
         )
 
     @abstractmethod
-    def drift(self, kernels: Kernels, mixing: Mixing) -> tuple[float, Laws]:
-        """Largest move of a prefix mass against the statement, and the profiles compared."""
+    def drift(self, kernels: Kernels, mixing: Mixing) -> float:
+        """Largest move of a prefix mass against the statement."""
 
     def examine(self, run: ModelRun) -> Finding:
         """On the mean over prompts; single prompts are counted beside it."""
-        gap, laws = self.drift(run.kernels.mean(axis=0), run.mixing.mean(axis=0))
-        single = [self.drift(*prompt)[0] for prompt in zip(run.kernels, run.mixing, strict=True)]
+        gap = self.drift(run.kernels.mean(axis=0), run.mixing.mean(axis=0))
+        single = [self.drift(*prompt) for prompt in zip(run.kernels, run.mixing, strict=True)]
         violated = float(np.mean([violation > ROUNDING for violation in single]))
-        positions = np.arange(run.kernels.shape[-1])
         return Finding(
             value=gap,
             as_stated=gap <= ROUNDING,
-            figure=curves("position k", "prefix mass F_k", positions, {name: prefix_mass(law) for name, law in laws}),
             numbers={"prompts": len(single), "violated_prompts": violated, "largest_on_a_prompt": max(single)},
             instances=len(single),
         )
@@ -75,11 +73,9 @@ class PrimacyDriftOfTheModel(OrderOfTheModel):
 
     computed = "largest fall of a prefix mass of the last row from one depth to the next (0 if always earlier)"
 
-    def drift(self, kernels: Kernels, mixing: Mixing) -> tuple[float, Laws]:
+    def drift(self, kernels: Kernels, mixing: Mixing) -> float:
         """Layers added on top, one by one."""
-        gap, laws = primacy_drift(list(kernels), mixing)
-        depths = sorted({0, 1, len(laws) // 2, len(laws) - 1})
-        return gap, [(f"{t} layers", laws[t]) for t in depths]
+        return primacy_drift(list(kernels), mixing)
 
 
 @MODEL_CLAIMS.register("rollout-2602.16837/proposition-4.3")
@@ -88,14 +84,14 @@ class ResidualDriftOfTheModel(OrderOfTheModel):
 
     computed = "largest excess of F_k with less mixing (half; none in one layer) over F_k with the model's (0 if none)"
 
-    def drift(self, kernels: Kernels, mixing: Mixing) -> tuple[float, Laws]:
+    def drift(self, kernels: Kernels, mixing: Mixing) -> float:
         """Half of every layer's mixing, and each layer's alone taken away."""
         whole, half = (last_row(transitions(list(kernels), share)) for share in (mixing, mixing / 2))
         gaps = [dominance_gap(half, whole)]
         for layer in range(len(mixing)):
             less = np.where(np.arange(len(mixing)) == layer, 0.0, mixing)
             gaps.append(dominance_gap(last_row(transitions(list(kernels), less)), whole))
-        return max(gaps), [("measured mixing", whole), ("half of it", half)]
+        return max(gaps)
 
 
 @MODEL_CLAIMS.register("rollout-2602.16837/proposition-4.5")
@@ -104,7 +100,6 @@ class DiagonalDriftOfTheModel(OrderOfTheModel):
 
     computed = "largest drift of F_k against the sign of a diagonal logit of +1 or -1 in all layers (0 if none)"
 
-    def drift(self, kernels: Kernels, mixing: Mixing) -> tuple[float, Laws]:
+    def drift(self, kernels: Kernels, mixing: Mixing) -> float:
         """The model's kernels, tilted both ways."""
-        gap, laws = diagonal_drift(list(kernels), mixing, np.full(len(mixing), OFFSET))
-        return gap, list(zip(("as measured", "diagonal +1", "diagonal -1"), laws, strict=True))
+        return diagonal_drift(list(kernels), mixing, np.full(len(mixing), OFFSET))

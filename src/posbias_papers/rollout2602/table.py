@@ -4,7 +4,7 @@ Every variant is computed with the authors' settings and with what the models re
 sqrt(head_dim), the models' own slopes. docs/theory, sections 1, 3 and 6.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.report.tables import Table, number_text
 from posbias.theory import predict
-from posbias_papers.pages.reproduce import PAPERS, Facts, Rows
+from posbias_papers.pages.reproduce import PAPERS, Rows
 from posbias_papers.reproduction import Experiment, Reproduction
 
 PAPER = "arXiv 2602.16837, A Structural Theory of Position Bias in Transformers"
@@ -90,32 +90,30 @@ class Rollout(Experiment):
             experiment=self.name,
             title="Residual-aware rollout of five ALiBi models, 256 positions",
             rows=rows,
-            tables=[],
+            statements=_statements(rows),
+            tables=[_measured_table(rows), _bound_table(rows)],
             figures=[_figure(model, profiles, rows) for model in models],
             arrays={**arrays, f"{MEASURED_MODEL}/measured": bloom_influence().influence},
             settings={"n_positions": 256, "source": models[0].source},
         )
 
-    def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """Whether the table is reproduced where a measured curve is published, and what content and slopes do to it."""
-        w1 = {(row["slopes"], row["variant"]): float(row["metrics"]["wasserstein"]) for row in rows if "metrics" in row}
-        printed = dict(zip(VARIANTS, TABLE_2[MEASURED_MODEL], strict=False))
-        worst = max(abs(w1["published", variant] - value) for variant, value in printed.items())
-        against = [row for row in rows if row["contradicts_table"] and row["slopes"] == "published"]
-        models = sorted({row["model"] for row in against if row["variant"] in printed})
-        plain, content = w1["real", "residual"], w1["real", "content_scaled"]
-        return [
-            f"With the authors' settings the table's distances are {'' if worst <= REPRODUCED else 'not '}reproduced "
-            f"to {worst:.3f} on {MEASURED_MODEL}; the shipped numbers contradict the table on "
-            f"{', '.join(models) or 'no other model'}.",
-            f"With its own slopes and q.k divided by sqrt(head_dim), as the model does, content "
-            f"{'improves on' if content < plain else 'is no better than'} the residual rollout alone: W1 {content:.4f} "
-            f"against {plain:.4f}.",
-        ]
 
-    def tables(self, rows: Rows, stored: Sequence[Table]) -> list[Table]:
-        """W1 to the measured curve, and the bounds on it."""
-        return [_measured_table(rows), _bound_table(rows)]
+def _statements(rows: Rows) -> list[str]:
+    """Whether the table is reproduced where a measured curve is published, and what content and slopes do to it."""
+    w1 = {(row["slopes"], row["variant"]): float(row["metrics"]["wasserstein"]) for row in rows if "metrics" in row}
+    printed = dict(zip(VARIANTS, TABLE_2[MEASURED_MODEL], strict=False))
+    worst = max(abs(w1["published", variant] - value) for variant, value in printed.items())
+    against = [row for row in rows if row["contradicts_table"] and row["slopes"] == "published"]
+    models = sorted({row["model"] for row in against if row["variant"] in printed})
+    plain, content = w1["real", "residual"], w1["real", "content_scaled"]
+    return [
+        f"With the authors' settings the table's distances are {'' if worst <= REPRODUCED else 'not '}reproduced "
+        f"to {worst:.3f} on {MEASURED_MODEL}; the shipped numbers contradict the table on "
+        f"{', '.join(models) or 'no other model'}.",
+        f"With its own slopes and q.k divided by sqrt(head_dim), as the model does, content "
+        f"{'improves on' if content < plain else 'is no better than'} the residual rollout alone: W1 {content:.4f} "
+        f"against {plain:.4f}.",
+    ]
 
 
 def rollout_profiles() -> Profiles:

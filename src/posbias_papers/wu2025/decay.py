@@ -9,10 +9,8 @@ from jaxtyping import Float64, Int64
 from scipy.special import gammaln
 
 from posbias.architecture import Causal
-from posbias.display.figures import Figure
-from posbias_papers.claims import Claim, curves
+from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import Network, Run, rollouts, run_network
-from posbias_papers.pages.verify import CLAIMS, Finding
 from posbias_papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES, WEIGHTS_GROW
 
 N_POSITIONS = 40
@@ -111,7 +109,6 @@ class DecayInOneLayer(Claim):
             value=max(printed),
             as_stated=corrected and max(printed) <= SLACK,
             corrected=corrected,
-            figure=_one_layer_figure(*runs[0]),
             numbers={
                 "over_upper_as_printed": max(printed),
                 "over_upper_corrected": max(above),
@@ -119,24 +116,6 @@ class DecayInOneLayer(Claim):
             },
             instances=len(runs),
         )
-
-
-def _one_layer_figure(strength: float, run: Run) -> Figure:
-    """The last query's attention in the first layer between its bounds."""
-    lower, _, upper = log_constants(strength, run)
-    distance = np.arange(N_POSITIONS)
-    fall = -strength * distance
-    return curves(
-        "distance i - j",
-        "attention of the last query, layer 0",
-        distance,
-        {
-            "attention": run.kernels[0, -1, ::-1],
-            "lower bound": np.exp(lower + fall),
-            "upper bound": np.exp(upper + fall),
-        },
-        log_y=True,
-    )
 
 
 @CLAIMS.register("wu2025/theorem-4.5")
@@ -166,13 +145,12 @@ class DecayOverLayers(Claim):
         peak_right = all(mode == int(np.floor(layers / np.expm1(strength))) for strength, layers, mode, _ in modes)
         monotone = [(strength, layers) for strength, layers, _, falls in modes if falls]
         explained = all(layers < np.expm1(strength) for strength, layers in monotone)
-        exact, figure = negative_binomial_error(0.8, DEPTH - 1)
+        exact = negative_binomial_error(0.8, DEPTH - 1)
         band = outside <= SLACK
         return Finding(
             value=outside,
             as_stated=band and peak_right and not monotone,
             corrected=band and peak_right and explained,
-            figure=figure,
             numbers={
                 "excess_over_band": outside,
                 "negative_binomial_relative_error": exact,
@@ -207,18 +185,12 @@ def envelope_mode(layers_beyond: int, strength: float) -> tuple[int, bool]:
     return int(near_best[-1]), bool(np.all(np.diff(log_envelope) < 0))
 
 
-def negative_binomial_error(rate: float, layers_beyond: int) -> tuple[float, Figure]:
-    """Largest relative error of the negative binomial on the nearer half of a long uniform context, with the curves."""
+def negative_binomial_error(rate: float, layers_beyond: int) -> float:
+    """Largest relative error of the negative binomial on the nearer half of a long uniform context."""
     weights = rate ** distances(LONG) * Causal().visible(LONG)
     kernel = weights / weights.sum(axis=1, keepdims=True)
     profile = np.linalg.matrix_power(kernel, layers_beyond + 1)[-1, ::-1]
     distance = np.arange(LONG)
     exact = np.exp((layers_beyond + 1) * np.log1p(-rate) + log_paths(layers_beyond, distance) + distance * np.log(rate))
     near = distance < LONG // 2
-    error = float(np.max(np.abs(profile[near] / exact[near] - 1)))
-    return error, curves(
-        "distance i - j",
-        f"rollout of {layers_beyond + 1} layers, decay {rate}",
-        distance[near],
-        {"rollout": profile[near], "negative binomial": exact[near]},
-    )
+    return float(np.max(np.abs(profile[near] / exact[near] - 1)))

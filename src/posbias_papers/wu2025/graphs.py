@@ -17,7 +17,7 @@ from posbias.architecture import MASKS, Causal, Prefix, SlidingWindow
 from posbias.errors import UsageError, one_line
 from posbias.files import read_whole
 from posbias.limits import MASK_BYTES
-from posbias_papers.claims import Claim, claim_generator, evidence
+from posbias_papers.claims import CLAIMS, Claim, Facts, Finding, Verdict, claim_generator, listed
 from posbias_papers.kernels import (
     ROUNDING,
     Network,
@@ -26,7 +26,6 @@ from posbias_papers.kernels import (
     reachable,
     run_network,
 )
-from posbias_papers.pages.verify import CLAIMS, Facts, Finding, Verdict, listed
 from posbias_papers.wu2025.masks import BOUNDED, N_POSITIONS, PAPER, PREFIX, SEEDS, SETTINGS, VALUES, WINDOW
 
 LARGEST_MASK = 256
@@ -80,33 +79,24 @@ class CentreNodes(Claim):
         masks = [self.visible] if self.visible is not None else list(example_masks(generator))
         if broken:
             masks = [_two_groups(mask) for mask in masks]
-        factors, closed_factors, trails = [], [], []
+        factors, closed_factors, left = [], [], []
         for visible in masks:
             depth = max(64, 2 * len(visible))
             for width, weight_bound in SETTINGS:
                 run = run_network(Network(visible, np.ones(depth), width=width, weight_bound=weight_bound), generator)
-                trails.append(outside_trail(run.kernels, centre_nodes(visible)))
+                left.append(float(outside_trail(run.kernels, centre_nodes(visible))[-1]))
                 factors.append(_block_factor(run.kernels, centre_nodes(visible)))
                 closed_factors.append(_block_factor(run.kernels, closed_positions(visible)))
         return Finding(
             value=max(factors),
             as_stated=max(factors) < 1 - ROUNDING,
-            figure=evidence(
-                "layers",
-                "mass outside the centre nodes (worst query)",
-                [
-                    (f"mask {place}", np.arange(len(trail)), np.maximum(trail, 1e-18))
-                    for place, trail in enumerate(trails[:: len(SETTINGS)])
-                ],
-                log_y=True,
-            ),
             numbers={
                 "masks": len(masks),
-                "mass_left_most": max(float(trail[-1]) for trail in trails),
+                "mass_left_most": max(left),
                 "factor_outside_closed_groups": max(closed_factors),
                 "centres_of_first_mask": centre_nodes(masks[0]).tolist(),
             },
-            instances=len(trails),
+            instances=len(left),
         )
 
 

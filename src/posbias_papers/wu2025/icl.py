@@ -1,8 +1,7 @@
 """Experiment on in-context retrieval (Wu et al., arXiv 2502.01951): attention-only networks must look up a label.
 
 Their statements on depth, encodings, residual connections, training data and sinks with verdicts from intervals over
-seeds; the flags of their code; and whether influence predicts accuracy by place. Figures show gaps by depth, accuracy
-by place for every mask and training data, and sinks.
+seeds, and the flags of their code. Figures show gaps by depth; accuracy by place and sinks are in the record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,37 +9,26 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
-from posbias.display.figures import BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION, Curve, Figure, Stroke
+from posbias.display.figures import BLUE, FAINT, GREEN, VERMILION, Curve, Figure, Stroke
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.training import TrainedMember, TrainingSchedule
-from posbias_papers.closing_loop import (
-    Loop,
-    agreements,
-    loop_arrays,
-    loop_figure,
-    with_control,
-)
 from posbias_papers.findings import (
     Finding,
     Outcomes,
     finding_rows,
+    findings_tables,
+    said_of,
 )
-from posbias_papers.influence_profiles import KINDS
-from posbias_papers.pages.reproduce import PAPERS, Facts, Rows
+from posbias_papers.pages.reproduce import PAPERS
 from posbias_papers.reproduction import Reproduction
 from posbias_papers.study_runs import StudyExperiment, StudySettings
 from posbias_papers.wu2025.icl_outcomes import icl_outcomes
 from posbias_papers.wu2025.icl_statements import (
     ENCODINGS,
-    ENDS,
     GAPS,
-    NAMED,
     RELATIVE,
-    SINK_PREFIXES,
-    SINK_WINDOWS,
     Cells,
     Figures,
     flag_findings,
@@ -58,7 +46,6 @@ VARIANTS = {
 PUBLISHED_STEPS, PUBLISHED_BATCH = 100_000, 128
 LABELS = 32
 CLASSES_PER_CONTEXT = 2
-FINAL, SPEED = "high final accuracy", "high accuracy over training"
 
 
 @PAPERS.register("icl-2502.01951")
@@ -72,12 +59,8 @@ class InContextRetrieval(StudyExperiment):
         self, members: Sequence[TrainedMember], options: TrainingSchedule, settings: StudySettings
     ) -> Reproduction:
         """Statements, tables and figures from trained members."""
-        outcomes = icl_outcomes(members, seed=settings.seed)
+        outcomes = icl_outcomes(members)
         return icl_reproduction(outcomes, steps=options.steps, batch=options.batch, settings=settings)
-
-    def statements(self, rows: Rows, facts: Facts) -> list[str]:
-        """How far training came, and what all trained experiments say."""
-        return [reached(facts), *super().statements(rows, facts)]
 
 
 def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:
@@ -91,22 +74,18 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
     flags = flag_findings(cells["mixture"], cells["std-1-over-d"])
     controls = [replace(finding, published=False) for finding in (*_controls(cells["mixture"]), *flags)]
     findings = [*published, *controls]
-    loops = icl_loops(outcomes)
-    results = agreements(loops)
-    charts = [loop_figure(f"icl-loop-{number}", results, outcome) for number, outcome in enumerate((FINAL, SPEED))]
     gaps = [gaps_table(name, cells[name]) for name in cells]
     seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
+    facts = {"steps": steps, "batch": batch, "accuracy": _accuracy(outcomes), **outcomes.facts()}
     return Reproduction(
         experiment=InContextRetrieval.name,
         title=f"In-context retrieval: {len(outcomes.members)} members, {seeds} seeds, {steps} steps of {batch}",
-        rows=[*finding_rows(findings), *[agreement.row() for agreement in results]],
-        facts={"steps": steps, "batch": batch, "accuracy": _accuracy(outcomes), **outcomes.facts()},
-        tables=[table for table in gaps if table.cells],
-        figures=[
-            *[figure for name in cells for figure in retrieval_figures(name, cells[name])],
-            *[chart for chart in charts if chart is not None],
-        ],
-        arrays={**_arrays(outcomes), **loop_arrays(loops)},
+        rows=finding_rows(findings),
+        statements=[reached(facts), *said_of(findings, facts)],
+        facts=facts,
+        tables=[*findings_tables(findings), *[table for table in gaps if table.cells]],
+        figures=[figure for name in cells for figure in retrieval_figures(name, cells[name])],
+        arrays=_arrays(outcomes),
         settings={**settings.describe(), "steps": steps, "batch": batch},
         seeds={"seed": settings.seed},
     )
@@ -131,7 +110,7 @@ def _accuracy(outcomes: Outcomes) -> dict[str, float] | None:
     return {"least": min(accuracy), "mean": mean, "most": max(accuracy), "members": len(accuracy), "above": above}
 
 
-def reached(facts: Facts) -> str:
+def reached(facts: Mapping[str, Any]) -> str:
     """How far training came: steps, sequences, and accuracy against what needs no retrieval."""
     steps, batch, accuracy = (facts[name] for name in ("steps", "batch", "accuracy"))
     share = steps * batch / (PUBLISHED_STEPS * PUBLISHED_BATCH)
@@ -146,29 +125,6 @@ def reached(facts: Facts) -> str:
         f"{accuracy['mean']:.2f}) over {accuracy['members']} members; chance is {1 / LABELS:.3f}, naming any label of "
         f"the context {1 / CLASSES_PER_CONTEXT:.2f}, and {accuracy['above']} members are above that."
     )
-
-
-def icl_loops(outcomes: Outcomes) -> list[Loop]:
-    """Influence of every place beside accuracy there, for every cell whose data had no bias."""
-    loops = []
-    distinct = {tuple(member.factors.items()): dict(member.factors) for member in outcomes.members}
-    for factors in distinct.values():
-        seeds = outcomes.seeds(**factors)
-        if not seeds or factors["answers"] != "any":
-            continue
-        theories = [("mean_field", "initial"), *((kind, moment) for kind in KINDS for moment in ("initial", "trained"))]
-        predicted = {
-            (kind, moment): outcomes.values(f"{kind}/{moment}", factors, seeds)
-            for kind, moment in theories
-            if outcomes.known(f"{kind}/{moment}", factors)
-        }
-        learnt = {
-            name: outcomes.values(array, factors, seeds)
-            for name, array in ((FINAL, "accuracy"), (SPEED, "course"))
-            if outcomes.known(array, factors)
-        }
-        loops.append(Loop(cell_name(factors), with_control(predicted), learnt))
-    return loops
 
 
 def cell_name(factors: dict[str, object]) -> str:
@@ -193,11 +149,8 @@ def _arrays(outcomes: Outcomes) -> dict[str, np.ndarray]:
     return arrays
 
 
-_COLOURS = {"none": BLUE, "decay": VERMILION, "rope": GREEN, "sinusoidal": ORANGE}
-_DASHES = {"full": "dash", "causal": "solid"}
-_SPARE = (BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE, FAINT)
+_COLOURS = {"none": BLUE, "decay": VERMILION, "rope": GREEN}
 NOTHING = "no bias"
-Cell = dict[str, Any]
 
 
 def retrieval_figures(name: str, cells: Cells) -> list[Figure]:
@@ -207,89 +160,37 @@ def retrieval_figures(name: str, cells: Cells) -> list[Figure]:
         name: Of the variant, for titles and file names: letters, digits, hyphens.
         cells: Its members.
     """
-    figures = []
-    for residual, word in ((False, "without residual"), (True, "with residual")):
-        for number, gap in enumerate(GAPS):
-            figure = _depth_figure(
-                f"icl-{name}-{'residual' if residual else 'plain'}-{number}", cells, number, residual
-            )
-            if figure is not None:
-                figures.append(Figure(**{**vars(figure), "title": f"{name}: gap {gap} by depth, {word} connections"}))
-    for answers in (ENDS, *NAMED):
-        variants = {
-            f"{ENCODINGS[encoding]}, {'no mask' if mask == 'full' else mask}": (
-                {"answers": answers, "mask": mask, "encoding": encoding, "residual": True},
-                Stroke(_COLOURS[encoding], _DASHES[mask]),
-            )
-            for mask in ("full", "causal")
-            for encoding in ("none", "sinusoidal", "rope")
-        }
-        title = f"{name}: accuracy by place of the answer, trained on {answers.replace('_', ' ')}"
-        figures += _curves(f"icl-{name}-{answers.replace('_', '-')}", title, cells, variants)
-    figures += _curves(
-        f"icl-{name}-places", f"{name}: accuracy by place, no bias in the data, two layers", cells, _plain_cells()
-    )
-    return [*figures, *_sink_figure(name, cells)]
+    return [
+        figure
+        for residual, word in ((False, "plain"), (True, "residual"))
+        for number in range(len(GAPS))
+        for figure in _depth_figure(f"icl-{name}-{word}-{number}", name, cells, number, residual=residual)
+    ]
 
 
-def _plain_cells() -> dict[str, tuple[Cell, Stroke]]:
-    return {
-        f"{ENCODINGS[encoding]}, {'residual' if residual else 'no residual'}": (
-            {"encoding": encoding, "residual": residual},
-            Stroke(_COLOURS[encoding], "dash" if residual else "solid"),
-        )
-        for encoding in RELATIVE
-        for residual in (False, True)
-    }
-
-
-def _depth_figure(slug: str, cells: Cells, gap: int, residual: bool) -> Figure | None:
+def _depth_figure(slug: str, name: str, cells: Cells, gap: int, *, residual: bool) -> list[Figure]:
+    """One gap by depth, a curve per encoding; nothing if none was trained."""
     curves = []
     for encoding in RELATIVE:
         depths = cells.depths(encoding=encoding, residual=residual)
         if depths:
             rows = cells.gaps(*({"encoding": encoding, "residual": residual, "depth": depth} for depth in depths))
             by_depth = np.stack([row[:, gap] for row in rows], axis=1)
-            at = np.array(depths, dtype=np.float64)
-            curves.append(_banded(ENCODINGS[encoding], at, by_depth, Stroke(_COLOURS[encoding], "solid")))
+            curves.append(
+                Curve(
+                    ENCODINGS[encoding],
+                    np.array(depths, dtype=np.float64),
+                    by_depth.mean(axis=0),
+                    Stroke(_COLOURS[encoding], "solid"),
+                    *mean_ends(by_depth),
+                )
+            )
     if not curves:
-        return None
+        return []
     ends = np.array([curves[0].x.min(), curves[0].x.max()])
     curves.append(Curve(NOTHING, ends, np.zeros(2), Stroke(FAINT, "dot")))
-    return Figure(slug, "", "layers", "accuracy gap (earlier minus later)", tuple(curves), markers=True)
-
-
-def _curves(slug: str, title: str, cells: Cells, variants: Mapping[str, tuple[Cell, Stroke]]) -> list[Figure]:
-    """Accuracy by place of the answer of several cells; empty if none was trained."""
-    curves = []
-    for name, (cell, stroke) in variants.items():
-        if cells.has(cell):
-            rows = cells.values("accuracy", cell)[0]
-            curves.append(_banded(name, np.arange(1.0, rows.shape[1] + 1), rows, stroke))
-    return (
-        [Figure(slug, title, "place of the answer (1 ... 8)", "accuracy", tuple(curves), markers=True)]
-        if curves
-        else []
-    )
-
-
-def _sink_figure(name: str, cells: Cells) -> list[Figure]:
-    variants: dict[str, Cell] = {"causal": {}}
-    variants.update({f"window {width}": {"mask": f"sliding_window(width={width})"} for width in SINK_WINDOWS})
-    variants.update({f"prefix {length}": cell for length, cell in SINK_PREFIXES.items()})
-    curves = []
-    for colour, (label, cell) in zip(_SPARE, variants.items(), strict=True):
-        if cells.has(cell):
-            rows = cells.values("sinks", cell)[0]
-            curves.append(_banded(label, np.arange(1.0, rows.shape[1] + 1), rows, Stroke(colour, "solid")))
-    title = f"{name}: attention sink score by token (share of queries that give it more than .2)"
-    return [Figure(f"icl-{name}-sinks", title, "token", "sink score", tuple(curves), markers=True)] if curves else []
-
-
-def _banded(
-    name: str, x: Float64[np.ndarray, "n_points"], rows: Float64[np.ndarray, "n_seeds n_points"], stroke: Stroke
-) -> Curve:
-    return Curve(name, x, rows.mean(axis=0), stroke, *mean_ends(rows))
+    title = f"{name}: gap {GAPS[gap]} by depth, {'with' if residual else 'without'} residual connections"
+    return [Figure(slug, title, "layers", "accuracy gap (earlier minus later)", tuple(curves), markers=True)]
 
 
 def gaps_table(name: str, cells: Cells) -> Table:

@@ -1,4 +1,4 @@
-"""Outcomes of every member trained on in-context retrieval: gaps, accuracy by place, sinks, influence by place.
+"""Outcomes of every member trained on in-context retrieval: gaps, accuracy by place, sinks.
 
 The sink score of a key is that of Gu et al. 2025 as used by Wu et al., arXiv 2502.01951, appendix K.4.
 """
@@ -14,12 +14,11 @@ from torch import Tensor
 from posbias.errors import UsageError
 from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import attention_maps
-from posbias.models.reference.parameters import constants_of, stacked
+from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.tasks.synthetic import InContextRetrieval, stack_tasks
 from posbias.training import TrainedMember
 from posbias.training.trainer import group
 from posbias_papers.findings import Outcome, Outcomes
-from posbias_papers.influence_profiles import Profiled, initial, profiles_by_moment
 
 THRESHOLD = 0.2
 """tau of the published figures: attention above it counts."""
@@ -72,35 +71,20 @@ EVALUATED = {
 }
 
 
-def icl_outcomes(members: Sequence[TrainedMember], *, seed: int) -> Outcomes:
-    """Everything that statements, figures and the loop need.
-
-    Args:
-        members: Of the studies of in-context retrieval.
-        seed: Of the sequences that influence is measured on.
-    """
+def icl_outcomes(members: Sequence[TrainedMember]) -> Outcomes:
+    """Everything that statements and figures need of the members of the studies of in-context retrieval."""
     finished = [trained for trained in members if trained.parameters is not None]
-    profiles = profiles_by_moment(finished, seed=seed)
-    sinks = member_sinks([Profiled(trained.member, trained.parameters or {}) for trained in finished])
-    sinks_before = member_sinks([initial(trained.member) for trained in finished])
+    first = [
+        replace(each, parameters=draw_parameters(each.member.config, each.member.generator())) for each in finished
+    ]
     by_member = {
-        id(trained): {
-            **{name: by_place(profile) for name, profile in by_kind.items()},
-            "sinks": after,
-            "sinks/initial": first,
-        }
-        for trained, by_kind, after, first in zip(finished, profiles, sinks, sinks_before, strict=True)
+        id(trained): {"sinks": after, "sinks/initial": before}
+        for trained, after, before in zip(finished, member_sinks(finished), member_sinks(first), strict=True)
     }
     return Outcomes([_outcome(trained, by_member.get(id(trained), {})) for trained in members])
 
 
-def by_place(profile: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "pairs"]:
-    """Influence of every pair of item and label; the query, last, has no place."""
-    pairs: np.ndarray = profile[:-1].reshape(-1, 2).sum(axis=1)
-    return pairs
-
-
-def _outcome(trained: TrainedMember, profiles: Mapping[str, np.ndarray]) -> Outcome:
+def _outcome(trained: TrainedMember, sinks: Mapping[str, np.ndarray]) -> Outcome:
     config, task = trained.member.config, trained.member.task
     assert isinstance(task, InContextRetrieval)
     architecture = config.architecture
@@ -114,31 +98,28 @@ def _outcome(trained: TrainedMember, profiles: Mapping[str, np.ndarray]) -> Outc
         "items": task.items,
         "scale": task.scale,
     }
-    arrays: dict[str, np.ndarray] = dict(profiles)
+    arrays = dict(sinks)
     for name, quantity in EVALUATED.items():
         if quantity in trained.evaluations:
             arrays[name] = trained.evaluations[quantity][-1]
-    accuracy = trained.evaluations.get("accuracy_by_place", np.empty(0))
-    if len(accuracy) > 1:  # evaluated at the end alone, a member has no other
-        arrays["course"] = accuracy[1:].mean(axis=0)
     return Outcome(factors, trained.member.seed, trained.status, arrays)
 
 
 @torch.no_grad()
-def member_sinks(members: Sequence[Profiled]) -> list[Float64[np.ndarray, "n_positions"]]:
+def member_sinks(members: Sequence[TrainedMember]) -> list[Float64[np.ndarray, "n_positions"]]:
     """Sink score of every token: how often a query that sees it gives it more than tau = .2, layers averaged.
 
     Measured on sequences without bias whatever the member was trained on.
     """
     scores: dict[int, np.ndarray] = {}
-    for indices in group([profiled.member for profiled in members], stack_size=TOGETHER):
+    for indices in group([trained.member for trained in members], stack_size=TOGETHER):
         chosen = [members[index] for index in indices]
         first = chosen[0].member
         shape = shape_of(first.config, first.task.n_positions)
-        weights = stacked([profiled.parameters for profiled in chosen])
-        constants = stacked([constants_of(profiled.member.config, first.task.n_positions) for profiled in chosen])
-        tasks = [replace(_retrieval(profiled.member.task), answers="any") for profiled in chosen]
-        seeds = [profiled.member.seed for profiled in chosen]
+        weights = stacked([trained.parameters or {} for trained in chosen])
+        constants = stacked([constants_of(trained.member.config, first.task.n_positions) for trained in chosen])
+        tasks = [replace(_retrieval(trained.member.task), answers="any") for trained in chosen]
+        seeds = [trained.member.seed for trained in chosen]
         inputs = stack_tasks(tasks, seeds).batch(SINK_STEP, SINK_SEQUENCES).inputs
         maps = attention_maps(shape, weights, constants, inputs)
         for place, index in enumerate(indices):

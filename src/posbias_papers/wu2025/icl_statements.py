@@ -21,11 +21,8 @@ from posbias_papers.findings import (
     Difference,
     Finding,
     Outcomes,
-    Statement,
     Tests,
     difference,
-    judged,
-    register_statements,
     weighed,
 )
 
@@ -119,93 +116,6 @@ SINK_PREFIXES = {length: {"mask": f"prefix(length={length})"} for length in (2, 
 CODE = "Their code"
 
 
-register_statements(
-    {
-        "icl/depth": Statement(
-            "without residual connections more layers mean more bias to the first place, whatever the encoding.",
-            "Change of the gap first vs last per layer:",
-        ),
-        "icl/ends": Statement(
-            "the gap between middle and last is notably smaller than those with the first place.",
-            "Mean size of the gaps with the first place minus it:",
-        ),
-        "icl/encodings": Statement(
-            "decay and RoPE reduce the bias to the first place that the causal mask brings.",
-            "Gap first vs last without encoding minus with it:",
-        ),
-        "icl/decay": Statement("decay does so more than RoPE.", "Gap first vs last with RoPE minus with decay:"),
-        "icl/residual-depth": Statement(
-            "even with residual connections more layers mean more bias to the first place.",
-            "Change of the gap first vs last per layer:",
-        ),
-        "icl/residual-varies": Statement(
-            "with residual connections the effect of depth is not monotone and depends on the encoding.",
-            "Change of the gap first vs last:",
-        ),
-        "icl/deep-rope": Statement(
-            "deep RoPE with residual connections is lost in the middle without any bias in the data."
-        ),
-        "icl/mask-favours": Statement(
-            "trained on first and last, the causal mask without encoding favours the first place, no mask does not.",
-            "Gap first vs last:",
-        ),
-        "icl/mask-misses": Statement(
-            "the causal mask without encoding captures the bias at the first place and not at the last."
-        ),
-        "icl/both-ends": Statement("sin and RoPE capture both ends under either mask: lost in the middle."),
-        "icl/first-better": Statement(
-            "and the first place does slightly better than the last.", "Gap first vs last, causal:"
-        ),
-        "icl/beginning": Statement(
-            "the causal mask without encoding favours the beginning wherever the answers stood in training.",
-            "Gap first vs last:",
-        ),
-        "icl/trained-place": Statement(
-            "sin and RoPE let the model favour the trained place, wherever it is.",
-            "Mean gap of the trained place against the two others:",
-        ),
-        "icl/one-place": Statement(
-            "no lost-in-the-middle from data biased to one place only.",
-            f"Gap of the end that was not trained (trained on middle: of both) against the middle, below {ABOVE} by:",
-        ),
-        "icl/sink": Statement(
-            "under the causal mask the attention sink is the first token.",
-            "Sink score of the first token minus the largest other:",
-        ),
-        "icl/window-sink": Statement(
-            "the larger the window, the more the first token is the sink.",
-            "Change of its lead over the largest other score:",
-        ),
-        "icl/prefix-sinks": Statement(
-            "under a prefix mask all K prefix tokens are sinks, not the first alone.",
-            "Least sink score of the prefix minus the largest other:",
-        ),
-        "icl/learnt-sinks": Statement(
-            "sinks emerge in training: the score before the first step is lower.",
-            "Lead of the sink tokens, trained minus initial:",
-        ),
-        "icl/small-vectors": Statement(
-            "items and labels of norm 1/8 (std 1/d, the code) are learnt less well than of norm 1 (variance 1/d).",
-            "Accuracy on novel classes with variance 1/d minus with std 1/d:",
-        ),
-        "icl/small-vectors-depth": Statement(
-            "with std 1/d, as the code draws vectors, more layers mean more bias to the first place.",
-            "Change of the gap first vs last per layer, std 1/d:",
-        ),
-        "icl/flag-residual": Statement(
-            "`--not_res` is inverted; were the figures' labels exchanged, depth would amplify the bias with residual "
-            "connections.",
-            "Change of the gap first vs last per layer, with residual:",
-        ),
-        "icl/flag-decay": Statement(
-            "`--pe decay` is silently no encoding; the published decay bars differ from those without, so it was not "
-            "used.",
-            "Gap first vs last without encoding minus with decay:",
-        ),
-    }
-)
-
-
 def retrieval_findings(cells: Cells, figures: Figures) -> list[Finding]:
     """Every statement, for one variant of the task.
 
@@ -283,17 +193,42 @@ def _on_depth(cells: Cells, figures: Figures) -> list[Finding]:
     }
     stronger = {f"{depth} layers": test for depth, test in _less(cells, "rope", "decay").items()}
     return [
-        weighed(figures.depth, "icl/depth", _slopes(cells)),
-        weighed(figures.depth, "icl/ends", _each(cells, deepest, smaller)),
-        weighed(figures.depth, "icl/encodings", reduced),
-        weighed(figures.depth, "icl/decay", stronger),
+        weighed(
+            figures.depth,
+            "without residual connections more layers mean more bias to the first place, whatever the encoding.",
+            _slopes(cells),
+            quantity="Change of the gap first vs last per layer:",
+        ),
+        weighed(
+            figures.depth,
+            "the gap between middle and last is notably smaller than those with the first place.",
+            _each(cells, deepest, smaller),
+            quantity="Mean size of the gaps with the first place minus it:",
+        ),
+        weighed(
+            figures.depth,
+            "decay and RoPE reduce the bias to the first place that the causal mask brings.",
+            reduced,
+            quantity="Gap first vs last without encoding minus with it:",
+        ),
+        weighed(
+            figures.depth,
+            "decay does so more than RoPE.",
+            stronger,
+            quantity="Gap first vs last with RoPE minus with decay:",
+        ),
     ]
 
 
 def _residual(cells: Cells, figures: Figures) -> Finding:
     """Mixture: not monotone in depth for some encoding; fixed vocabulary: depth amplifies."""
     if figures.fixed:
-        return weighed(figures.residual, "icl/residual-depth", _slopes(cells, residual=True))
+        return weighed(
+            figures.residual,
+            "even with residual connections more layers mean more bias to the first place.",
+            _slopes(cells, residual=True),
+            quantity="Change of the gap first vs last per layer:",
+        )
     steps = {}
     for encoding in RELATIVE:
         depths = cells.depths(encoding=encoding, residual=True)
@@ -301,7 +236,13 @@ def _residual(cells: Cells, figures: Figures) -> Finding:
         for before, after, low, high in zip(rows, rows[1:], depths, depths[1:], strict=False):
             name = f"{ENCODINGS[encoding]}, {low} to {high} layers"
             steps[name] = difference(after[:, FIRST_LAST] - before[:, FIRST_LAST])
-    return judged(figures.residual, "icl/residual-varies", steps, rule=_not_monotone)
+    return weighed(
+        figures.residual,
+        "with residual connections the effect of depth is not monotone and depends on the encoding.",
+        steps,
+        quantity="Change of the gap first vs last:",
+        rule=_not_monotone,
+    )
 
 
 def _not_monotone(steps: Tests, quantities: int | None) -> str:
@@ -327,7 +268,11 @@ def _deep_rope_u(cells: Cells, figures: Figures) -> Finding:
     tests = _ends(
         cells, {f"{depth} layers": {"encoding": "rope", "depth": depth, "residual": True} for depth in depths}
     )
-    return weighed(figures.residual, "icl/deep-rope", tests)
+    return weighed(
+        figures.residual,
+        "deep RoPE with residual connections is lost in the middle without any bias in the data.",
+        tests,
+    )
 
 
 def _trained_on_both_ends(cells: Cells, figures: Figures) -> list[Finding]:
@@ -346,10 +291,28 @@ def _trained_on_both_ends(cells: Cells, figures: Figures) -> list[Finding]:
     }
     under_mask = {ENCODINGS[encoding]: _biased(ENDS, "causal", encoding) for encoding in ABSOLUTE}
     return [
-        weighed(figures.ends, "icl/mask-favours", favoured),
-        weighed(figures.ends, "icl/mask-misses", missed),
-        weighed(figures.ends, "icl/both-ends", _ends(cells, either)),
-        weighed(figures.ends, "icl/first-better", _each(cells, under_mask, lambda gaps: gaps[:, FIRST_LAST])),
+        weighed(
+            figures.ends,
+            "trained on first and last, the causal mask without encoding favours the first place, no mask does not.",
+            favoured,
+            quantity="Gap first vs last:",
+        ),
+        weighed(
+            figures.ends,
+            "the causal mask without encoding captures the bias at the first place and not at the last.",
+            missed,
+        ),
+        weighed(
+            figures.ends,
+            "sin and RoPE capture both ends under either mask: lost in the middle.",
+            _ends(cells, either),
+        ),
+        weighed(
+            figures.ends,
+            "and the first place does slightly better than the last.",
+            _each(cells, under_mask, lambda gaps: gaps[:, FIRST_LAST]),
+            quantity="Gap first vs last, causal:",
+        ),
     ]
 
 
@@ -381,9 +344,25 @@ def _trained_on_one_place(cells: Cells, figures: Figures) -> list[Finding]:
         "last": lambda gaps: ABOVE - gaps[:, FIRST_MIDDLE],
     }
     return [
-        weighed(figures.places, "icl/beginning", _each(cells, alone, lambda gaps: gaps[:, FIRST_LAST])),
-        weighed(figures.places, "icl/trained-place", _by_trained_place(cells, above_others)),
-        weighed(figures.places, "icl/one-place", _by_trained_place(cells, no_u)),
+        weighed(
+            figures.places,
+            "the causal mask without encoding favours the beginning wherever the answers stood in training.",
+            _each(cells, alone, lambda gaps: gaps[:, FIRST_LAST]),
+            quantity="Gap first vs last:",
+        ),
+        weighed(
+            figures.places,
+            "sin and RoPE let the model favour the trained place, wherever it is.",
+            _by_trained_place(cells, above_others),
+            quantity="Mean gap of the trained place against the two others:",
+        ),
+        weighed(
+            figures.places,
+            "no lost-in-the-middle from data biased to one place only.",
+            _by_trained_place(cells, no_u),
+            quantity="Gap of the end that was not trained (trained on middle: of both) against the middle, below "
+            f"{ABOVE} by:",
+        ),
     ]
 
 
@@ -402,9 +381,24 @@ def sink_findings(cells: Cells, figures: Figures) -> list[Finding]:
         if cells.has(cell)
     }
     return [
-        weighed(figures.sinks, "icl/sink", first),
-        weighed(figures.sinks, "icl/window-sink", growing),
-        weighed(figures.sinks, "icl/prefix-sinks", prefixes),
+        weighed(
+            figures.sinks,
+            "under the causal mask the attention sink is the first token.",
+            first,
+            quantity="Sink score of the first token minus the largest other:",
+        ),
+        weighed(
+            figures.sinks,
+            "the larger the window, the more the first token is the sink.",
+            growing,
+            quantity="Change of its lead over the largest other score:",
+        ),
+        weighed(
+            figures.sinks,
+            "under a prefix mask all K prefix tokens are sinks, not the first alone.",
+            prefixes,
+            quantity="Least sink score of the prefix minus the largest other:",
+        ),
     ]
 
 
@@ -417,7 +411,12 @@ def sink_control(cells: Cells, figures: Figures) -> Finding:
         if cells.has(cell):
             after, before = cells.values("sinks", cell)[0], cells.values("sinks/initial", cell)[0]
             tests[name] = difference(_lead(after, count) - _lead(before, count))
-    return weighed(f"{figures.sinks}, control", "icl/learnt-sinks", tests)
+    return weighed(
+        f"{figures.sinks}, control",
+        "sinks emerge in training: the score before the first step is lower.",
+        tests,
+        quantity="Lead of the sink tokens, trained minus initial:",
+    )
 
 
 def _lead(sinks: np.ndarray, count: int) -> np.ndarray:
@@ -433,13 +432,35 @@ def flag_findings(paper: Cells, code: Cells) -> list[Finding]:
         code: The same with standard deviation 1/d, as the published code draws them.
     """
     return [
-        weighed(CODE, "icl/small-vectors", _lost_accuracy(paper, code)),
-        weighed(CODE, "icl/small-vectors-depth", _slopes(code)),
-        weighed(CODE, "icl/flag-residual", _slopes(paper, residual=True)),
         weighed(
             CODE,
-            "icl/flag-decay",
+            "items and labels of norm 1/8 (std 1/d, the code) are learnt less well than of norm 1 (variance 1/d).",
+            _lost_accuracy(paper, code),
+            quantity="Accuracy on novel classes with variance 1/d minus with std 1/d:",
+        ),
+        weighed(
+            CODE,
+            "with std 1/d, as the code draws vectors, more layers mean more bias to the first place.",
+            _slopes(code),
+            quantity="Change of the gap first vs last per layer, std 1/d:",
+        ),
+        weighed(
+            CODE,
+            (
+                "`--not_res` is inverted; were the figures' labels exchanged, depth would amplify the bias with "
+                "residual connections."
+            ),
+            _slopes(paper, residual=True),
+            quantity="Change of the gap first vs last per layer, with residual:",
+        ),
+        weighed(
+            CODE,
+            (
+                "`--pe decay` is silently no encoding; the published decay bars differ from those without, so it "
+                "was not used."
+            ),
             {f"{depth} layers": test for depth, test in _less(paper, "none", "decay").items()},
+            quantity="Gap first vs last without encoding minus with decay:",
         ),
     ]
 

@@ -11,10 +11,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Causal, Mask, Prefix, SlidingWindow
-from posbias.display.figures import Figure
-from posbias_papers.claims import Claim, curves, evidence
-from posbias_papers.kernels import Network, Run, rollouts, run_network
-from posbias_papers.pages.verify import CLAIMS, Finding
+from posbias_papers.claims import CLAIMS, Claim, Finding
+from posbias_papers.kernels import Network, Run, rollouts, run_network, worst_ratio
 
 PAPER = "Wu et al. 2025, On the Emergence of Position Bias in Transformers, arXiv 2502.01951"
 BOUNDED = "A1: bounded query and key weights"
@@ -68,18 +66,9 @@ class EntriesBoundedBelow(Claim):
         runs = list(instances(Causal(), generator, broken=broken))
         bounds = [np.exp(-2 * run.content_bound) / N_POSITIONS for run in runs]
         ratios = [run.smallest_entry / bound for run, bound in zip(runs, bounds, strict=True)]
-        lowest = runs[0].kernels[:, np.tril(np.ones((N_POSITIONS, N_POSITIONS), dtype=bool))].min(axis=1)
-        layers = np.arange(1, DEPTH + 1)
         return Finding(
             value=min(ratios),
             as_stated=bool(min(ratios) * SLACK >= 1),
-            figure=curves(
-                "layer",
-                "smallest attention weight",
-                layers,
-                {"smallest admissible weight": lowest, "exp(-2 C^2 R^2)/N": np.full(DEPTH, bounds[0])},
-                log_y=True,
-            ),
             numbers={"smallest_epsilon": min(run.smallest_entry for run in runs), "smallest_bound": min(bounds)},
             instances=len(runs),
         )
@@ -115,36 +104,16 @@ def decay_of(run: Run, *, epsilon: float, offset: int, stride: int = 1) -> Decay
     log_base = np.log1p(-np.minimum((keys[bounded] - offset) * epsilon, 1 - 1e-16)) / stride
     layers = np.arange(len(cumulative))
     with np.errstate(divide="ignore"):
-        excess = np.log(cumulative[:, :, bounded]) - layers[:, None, None] * log_base
         # e^-600 stays a normal number, so the rate is read where the mass has not underflowed.
         half, whole = len(cumulative) // 8, len(cumulative) // 4
         rate = np.exp((np.log(cumulative[whole, -1]) - np.log(cumulative[half, -1])) / (whole - half))
         means = np.exp(np.log(np.diagonal(run.kernels, axis1=1, axis2=2))[half:whole].mean(axis=0))
     return Decay(
-        ratio=float(np.exp(excess.max())),
+        ratio=worst_ratio(cumulative[:, :, bounded], layers[:, None, None] * log_base),
         rest=float(1 - cumulative[-1, :, ~bounded].sum(axis=0).min()),
         rate=rate,
         diagonal=np.maximum.accumulate(means[::-1])[::-1],
         last=cumulative[:, -1],
-    )
-
-
-def collapse_figure(decay: Decay, key: int, bound: Float64[np.ndarray, "layers"]) -> Figure:
-    """The last query's weight on one key, the printed bound, and the rate of the diagonals."""
-    layers = np.arange(1, 1 + len(decay.last))
-    positive = decay.last[:, key] > 0
-    # Anchored where the rate was read: under a window the first layers may not reach the key at all.
-    anchor = len(decay.last) // 8
-    rate = decay.last[anchor, key] * decay.diagonal[key] ** (layers - 1.0 - anchor)
-    return evidence(
-        "layers",
-        f"cumulative attention of the last query on key {key}",
-        [
-            ("rollout", layers[positive], decay.last[positive, key]),
-            ("bound as printed", layers, bound),
-            ("rate of the slowest diagonal", layers[rate > 0], rate[rate > 0]),
-        ],
-        log_y=True,
     )
 
 
@@ -171,19 +140,16 @@ class CausalCollapse(Claim):
         # The proof's constant is C = 1 - eps.
         ratios = [decay.ratio / (1 - run.smallest_entry) for run, decay in zip(runs, decays, strict=True)]
         mass_left = max(decay.rest for decay in decays)
-        second, epsilon = decays[0], runs[0].smallest_entry
-        bound = (1 - epsilon) * (1 - epsilon) ** np.arange(DEPTH)
         return Finding(
             value=max(ratios),
             as_stated=max(ratios) <= SLACK and mass_left < LIMIT_REST,
-            figure=collapse_figure(second, 1, bound),
             numbers={
                 "layers": DEPTH,
                 "mass_left": mass_left,
                 "epsilon_min": min(run.smallest_entry for run in runs),
-                "measured_rate_position_1": float(second.rate[1]),
-                "diagonal_rate_position_1": float(second.diagonal[1]),
-                "bound_rate_position_1": 1 - epsilon,
+                "measured_rate_position_1": float(decays[0].rate[1]),
+                "diagonal_rate_position_1": float(decays[0].diagonal[1]),
+                "bound_rate_position_1": 1 - runs[0].smallest_entry,
             },
             instances=len(runs),
         )
@@ -212,11 +178,9 @@ class WindowCollapse(Claim):
         constant, mass_left = max(decay.ratio for decay in decays), max(decay.rest for decay in decays)
         first, epsilon = decays[0], runs[0].smallest_entry
         base = -np.expm1(np.log1p(-min(epsilon**hops, 0.5)) / (2 * hops))
-        bound = first.ratio * (1 - base) ** np.arange(DEPTH)
         return Finding(
             value=constant,
             as_stated=constant < 1 and mass_left < LIMIT_REST,
-            figure=collapse_figure(first, 1, bound),
             numbers={
                 "layers": DEPTH,
                 "mass_left": mass_left,
@@ -260,17 +224,9 @@ class WindowReachesEverything(Claim):
             bounds.append(float((np.exp(-2 * run.content_bound) / WINDOW) ** hops))
             short.append(float(rollouts(kernels[:fewer])[-1][causal].min()))
         ratio = min(min(entries) / bound for entries, bound in zip(lowest, bounds, strict=True))
-        starts = np.arange(len(lowest[0]))
         return Finding(
             value=ratio,
             as_stated=ratio * SLACK >= 1,
-            figure=curves(
-                "first layer of the block",
-                f"smallest entry of {hops} layers",
-                starts,
-                {"smallest entry": lowest[0], "eps^M from A1, A2": np.full(len(starts), bounds[0])},
-                log_y=True,
-            ),
             numbers={
                 "layers": hops,
                 "N_over_w": fewer,
@@ -309,16 +265,9 @@ class PrefixCollapse(Claim):
         floors = [kappa * (1 - decay.rest) for kappa, decay in zip(kappas, decays, strict=True)]
         sharp = [_sharper_prefix(run) for run in runs]
         least_ratio = min(share / floor if floor > 0 else 0.0 for share, floor in zip(shares, floors, strict=True))
-        layers = np.arange(1, DEPTH + 1)
         return Finding(
             value=max(ratios),
             as_stated=max(ratios) <= SLACK and mass_left < LIMIT_REST and least_ratio * SLACK >= 1,
-            figure=evidence(
-                "layers",
-                "cumulative attention of the last query",
-                [(f"prefix token {key}", layers, decays[0].last[:, key]) for key in range(PREFIX)]
-                + [(f"position {PREFIX}", layers, decays[0].last[:, PREFIX])],
-            ),
             numbers={
                 "mass_left": mass_left,
                 "least_share": min(shares),
@@ -335,5 +284,4 @@ def _sharper_prefix(run: Run) -> float:
     keys = np.arange(PREFIX, N_POSITIONS)
     epsilon = run.smallest_entry
     log_bound = np.log1p(-epsilon) + np.arange(len(cumulative))[:, None] * np.log1p(-keys * epsilon)
-    with np.errstate(divide="ignore"):
-        return float(np.exp((np.log(cumulative[:, :, PREFIX:]) - log_bound[:, None, :]).max()))
+    return worst_ratio(cumulative[:, :, PREFIX:], log_bound[:, None, :])

@@ -4,23 +4,19 @@ Bounds take the model's own epsilon, its smallest admissible weight (mean over h
 docs/theory, section 3.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Prefix, SlidingWindow
-from posbias.display.figures import Figure
-from posbias_papers.claims import curves
-from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transitions
-from posbias_papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, masked_as
-from posbias_papers.pages.verify import MODEL_CLAIMS, Facts, Finding, Premise
+from posbias_papers.claims import MODEL_CLAIMS, Facts, Finding, Premise, listed
+from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transitions, worst_ratio
+from posbias_papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, causal, masked_as
 from posbias_papers.wu2025.graphs import outside_trail
 from posbias_papers.wu2025.masks import SLACK
 
 Rollouts = Float64[np.ndarray, "layers query key"]
-Trails = Sequence[Float64[np.ndarray, "layers_plus_1"]]
 
 
 @MODEL_CLAIMS.register("wu2025/lemma-A.1")
@@ -35,23 +31,14 @@ class EntriesOfTheModel(ModelClaim):
 
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """Finite weights and depth, which every model has."""
-        return (Premise("bounded-weights", True, {"layers": run.kernels.shape[1]}),)
+        return (Premise("bounded weights, finite depth", True, f"{run.kernels.shape[1]} layers"),)
 
     def examine(self, run: ModelRun) -> Finding:
         """The smallest admissible weight, beside that of equal weights."""
         epsilon, equal = float(run.epsilons.min()), 1 / int(run.visible.sum(axis=-1).max())
-        smallest = np.where(run.visible, run.kernels, np.inf).min(axis=(2, 3))
-        layers = np.arange(1, smallest.shape[1] + 1)
         return Finding(
             value=epsilon,
             as_stated=epsilon > 0,
-            figure=curves(
-                "layer",
-                "smallest admissible attention weight",
-                layers,
-                {"smallest over prompts": smallest.min(axis=0), "equal weights": np.full(len(layers), equal)},
-                log_y=True,
-            ),
             numbers={
                 "epsilon": epsilon,
                 "equal_weights": equal,
@@ -101,22 +88,18 @@ class MaskCollapse(ModelClaim):
         first, ratios = self.centre(run), []
         for kernels, epsilon in zip(run.kernels, run.epsilons, strict=True):
             cumulative = rollouts(list(kernels))[1:, :, first:]
-            with np.errstate(divide="ignore"):
-                excess = np.log(cumulative) - self.log_bounds(run, float(epsilon))[:, None, :]
-            largest = float(np.exp(excess.max(initial=-np.inf)))
-            ratios.append(largest / self.constant(float(epsilon)))
-        trails = [outside_trail(kernels, np.arange(first)) for kernels in run.kernels]
+            worst = worst_ratio(cumulative, self.log_bounds(run, float(epsilon))[:, None, :])
+            ratios.append(worst / self.constant(float(epsilon)))
+        outside = [float(outside_trail(kernels, np.arange(first))[-1]) for kernels in run.kernels]
         last = [rollouts(list(kernels))[-1, -1, first:].sum() for kernels in run.kernels]
-        worst = max(ratios)
         return Finding(
-            value=worst,
-            as_stated=worst <= SLACK,
-            figure=trail_figure(trails, f"mass outside {_leading(first)} (worst query)"),
+            value=max(ratios),
+            as_stated=max(ratios) <= SLACK,
             numbers={
                 "layers": run.kernels.shape[1],
                 "centre_nodes": first,
                 "epsilon": float(run.epsilons.min()),
-                "outside_worst_query": max(float(trail[-1]) for trail in trails),
+                "outside_worst_query": max(outside),
                 "outside_last_query": float(np.mean(last)),
                 "outside_last_query_least": float(min(last)),
                 "outside_last_query_most": float(max(last)),
@@ -175,23 +158,27 @@ class CentreNodesOfTheModel(ModelClaim):
         """One mask in all layers, with a centre; no residual connection."""
         centres = centre_nodes(run.visible[0])
         depth, needed = run.kernels.shape[1], run.kernels.shape[-1] - 1
+        same = bool((run.visible == run.visible[0]).all())
+        enough = f"at least N - 1 = {needed} layers, so that any mask has brought some mass"
         return (
-            Premise("one-mask", bool((run.visible == run.visible[0]).all())),
-            Premise("centre-node", len(centres) > 0, {"centre_nodes": centres.tolist()}),
+            Premise("one mask in every layer", same, "" if same else "layers differ"),
+            Premise(
+                "the mask has a centre node",
+                len(centres) > 0,
+                f"centre nodes {listed(centres.tolist())}" if len(centres) else "none",
+            ),
             attention_only(run),
             bounded_below(run),
-            Premise("enough-layers", depth >= needed, {"needed": needed, "layers": depth}),
+            Premise(enough, depth >= needed, str(depth)),
         )
 
     def examine(self, run: ModelRun) -> Finding:
         """Largest share of any query outside the centre nodes after all layers."""
         centres = centre_nodes(run.visible[0])
-        trails = [outside_trail(kernels, centres) for kernels in run.kernels]
-        outside = max(float(trail[-1]) for trail in trails)
+        outside = max(float(outside_trail(kernels, centres)[-1]) for kernels in run.kernels)
         return Finding(
             value=outside,
             as_stated=outside < 1 - ROUNDING,
-            figure=trail_figure(trails, "mass outside the centre nodes (worst query)"),
             numbers={
                 "outside": outside,
                 "centre_nodes": float(len(centres)),
@@ -228,7 +215,11 @@ class CollapseOfTheModel(ResidualBound):
         return (
             masked_as(run, "causal"),
             bounded_below(run),
-            Premise("any-mixing", True, {"least_total": float(total.min()), "largest_total": float(total.max())}),
+            Premise(
+                "a bound for any total mixing (its limit needs an infinite one)",
+                True,
+                f"sum m_l from {total.min():.2f} to {total.max():.2f}",
+            ),
         )
 
     def examine(self, run: ModelRun) -> Finding:
@@ -241,18 +232,16 @@ class CollapseOfTheModel(ResidualBound):
             columns = rolled.max(axis=1)[:, 1:]
             for into, drains in ((ratios, np.ones(len(keys))), (sharp, keys)):
                 steps = np.log1p(-np.minimum(mixing[:, None] * epsilon * drains, 1 - 1e-16))
-                with np.errstate(divide="ignore"):
-                    into.append(float(np.exp((np.log(columns) - np.cumsum(steps, axis=0)).max())))
-            outside.append(np.concatenate([[1.0], rolled[:, -1, 1:].sum(axis=1)]))
+                into.append(worst_ratio(columns, np.cumsum(steps, axis=0)))
+            outside.append(rolled[-1, -1, 1:].sum())
         allowed = np.exp(-run.epsilons * run.mixing.sum(axis=1))
         return Finding(
             value=max(ratios),
             as_stated=max(ratios) <= SLACK,
-            figure=trail_figure(outside, "mass of the last query outside position 0"),
             numbers={
                 "sharper_ratio": max(sharp),
                 "epsilon": float(run.epsilons.min()),
-                "outside_last_query": float(np.mean([trail[-1] for trail in outside])),
+                "outside_last_query": float(np.mean(outside)),
                 "allowed": float(allowed.max()),
                 "total_mixing": float(run.mixing.sum(axis=1).mean()),
             },
@@ -274,8 +263,8 @@ class NoCollapseOfTheModel(ResidualBound):
         """Causal, and a residual connection in every layer."""
         most = float(run.mixing.max())
         return (
-            Premise("causal", run.causal),
-            Premise("residual", most < 1, {"largest_mixing": most}),
+            causal(run),
+            Premise("a residual connection in every layer", most < 1, f"largest mixing {most:.3f}"),
         )
 
     def examine(self, run: ModelRun) -> Finding:
@@ -285,16 +274,15 @@ class NoCollapseOfTheModel(ResidualBound):
         for rolled, product in zip(self.rolled(run), products, strict=True):
             diagonal = np.diagonal(rolled, axis1=1, axis2=2)
             ratios.append(float((diagonal - product[:, None]).min()))
-            last_shares.append(np.concatenate([[1.0], diagonal[:, -1]]))
+            last_shares.append(diagonal[-1, -1])
         least = min(ratios)
         return Finding(
             value=least,
             as_stated=least >= -ROUNDING,
-            figure=trail_figure(last_shares, "share that the last position keeps of itself"),
             numbers={
                 "layers": run.kernels.shape[1],
                 "product": float(products[:, -1].mean()),
-                "last_position_keeps": float(np.mean([trail[-1] for trail in last_shares])),
+                "last_position_keeps": float(np.mean(last_shares)),
             },
             instances=len(run.kernels),
         )
@@ -302,11 +290,3 @@ class NoCollapseOfTheModel(ResidualBound):
 
 def _leading(count: int) -> str:
     return "position 0" if count == 1 else f"the first {count} positions"
-
-
-def trail_figure(trails: Trails, label: str) -> Figure:
-    """Mean, least and most over prompts of one number per depth."""
-    values = np.stack(list(trails))
-    depths = np.arange(values.shape[1])
-    bands = {"mean over prompts": values.mean(0), "least": values.min(0), "most": values.max(0)}
-    return curves("layers", label, depths, bands)

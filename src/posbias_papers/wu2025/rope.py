@@ -13,11 +13,9 @@ from jaxtyping import Float64
 from scipy.optimize import brentq, minimize_scalar
 
 from posbias.architecture import Causal
-from posbias.display.figures import Figure
 from posbias.theory.kernels import masked_softmax
-from posbias_papers.claims import Claim, curves
+from posbias_papers.claims import CLAIMS, Claim, Finding
 from posbias_papers.kernels import rollouts
-from posbias_papers.pages.verify import CLAIMS, Finding
 from posbias_papers.wu2025.decay import distances, log_paths
 from posbias_papers.wu2025.masks import BOUNDED, PAPER, SEEDS, SLACK, VALUES
 
@@ -156,24 +154,6 @@ def _worst_excess(run: RopeRun) -> float:
     return float(np.exp(max(above.max(), below.max())))
 
 
-def _one_layer_figure(run: RopeRun) -> Figure:
-    """The last query's attention between the corrected bounds."""
-    distance = np.arange(N_POSITIONS)
-    lower, upper = log_constants(run)
-    squared = run.fall * distance**2.0
-    return curves(
-        "distance i - j",
-        "attention of the last query, layer 0",
-        distance,
-        {
-            "attention": run.kernels[0, -1, ::-1],
-            "lower bound": np.exp(lower - run.norms[1] * squared),
-            "upper bound": np.exp(upper - run.norms[0] / np.pi**2 * squared),
-        },
-        log_y=True,
-    )
-
-
 def _rollout_excess(run: RopeRun) -> float:
     """Largest factor by which the rollout leaves C_min^s C(t+d,d) e^-cD ... C_max^s C(t+d,d) e^-c'D/s, s = t + 1."""
     low, high = run.norms
@@ -219,23 +199,14 @@ def envelope_spread(n_positions: int, pairs: int) -> float:
     return float(np.exp(minimize_scalar(spread, bounds=(0.0, 20.0), method="bounded").fun))
 
 
-def _peak(pairs: int) -> tuple[int, float, Figure]:
-    """Distances at which the rollout of DEPTH layers and the theorem's L(x) peak, and both curves."""
+def _peaks(pairs: int) -> tuple[int, float]:
+    """Distances at which the rollout of DEPTH layers and the theorem's L(x) peak."""
     n_positions = GROWTH_LENGTHS[1]
     kernel, fall = constant_rope_kernel(n_positions, pairs)
     rollout = np.linalg.matrix_power(kernel, DEPTH)[-1, ::-1]
-    distance = np.arange(n_positions)
     # Stationary point of L(x) = log C(t + x, x) - x^2 fall under Stirling's approximation, as in the paper.
     predicted = brentq(lambda x: np.log((DEPTH - 1 + x) / x) - 2 * fall * x, 1e-6, 1e6)
-    envelope = np.exp(log_paths(DEPTH - 1, distance) - fall * distance**2.0)
-    figure = curves(
-        "distance i - j",
-        f"share, {DEPTH} layers",
-        distance,
-        {"rollout": rollout, "envelope, normalised": envelope / envelope.sum()},
-        log_y=True,
-    )
-    return int(np.argmax(rollout)), float(predicted), figure
+    return int(np.argmax(rollout)), float(predicted)
 
 
 class RopeLayer(Claim):
@@ -262,7 +233,6 @@ class RopeLayer(Claim):
             value=max(printed),
             as_stated=corrected and max(printed) == 0,
             corrected=corrected,
-            figure=_one_layer_figure(runs[0]),
             numbers={
                 "share_outside_printed": max(printed),
                 "excess_over_corrected_bounds": max(bounds),
@@ -294,13 +264,12 @@ class RopeStack(Claim):
         least = least_squared_steps(N_POSITIONS - 1, DEPTH)
         spreads = [envelope_spread(n_positions, self.pairs) for n_positions in GROWTH_LENGTHS]
         growth = float(np.polyfit(np.log(GROWTH_LENGTHS), np.log(spreads), 1)[0])
-        peak, predicted, figure = _peak(self.pairs)
+        peak, predicted = _peaks(self.pairs)
         corrected = excess <= SLACK
         return Finding(
             value=growth,
             as_stated=corrected and least >= 0.5 and growth < STEADY,
             corrected=corrected,
-            figure=figure,
             numbers={
                 "layers": DEPTH,
                 "shortest": GROWTH_LENGTHS[0],
