@@ -16,7 +16,8 @@ from jaxtyping import Int64
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.responders import LocalResponder
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.local import EncodedRequest, encode_requests
+from posbias.evaluation.responders.endings import EncodedRequest
+from posbias.evaluation.responders.local import encode_requests
 from posbias.mitigation.methods.applying import answering_under
 from posbias.mitigation.methods.base import Mitigation
 from posbias.models.hugging_face import HuggingFaceModel

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from posbias.errors import RunError
 from posbias.evaluation.responders.base import Request
-from posbias.evaluation.responders.local import WITHIN_THOUGHTS, EncodedRequest, encode_requests
+from posbias.evaluation.responders.endings import EncodedRequest
+from posbias.evaluation.responders.local import WITHIN_THOUGHTS, encode_requests
 from posbias.mitigation.fitting.base import BY_LOSS, Checkpoint, FitOptions, Windows
 from posbias.models.hugging_face import HuggingFaceModel, Prefix
 from posbias.models.rotary import AngleLengths

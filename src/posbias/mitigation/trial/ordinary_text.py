@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 
-from posbias.evaluation.responders.local import EncodedRequest, score_answer
+from posbias.evaluation.responders.endings import EncodedRequest
+from posbias.evaluation.responders.local import score_answer
 from posbias.measurement.perturbation import divergences
 from posbias.mitigation.fitting.calibration import (
     DEFAULT,
