@@ -11,7 +11,7 @@ import torch
 import posbias as pb
 from posbias import FitOptions, LocalResponder, UsageError, fit, mitigated
 from posbias.evaluation.responders import Request
-from posbias.evaluation.responders.local import EncodedRequest
+from posbias.evaluation.responders.endings import EncodedRequest
 from posbias.interventions.keys import KeyLogits, biased
 from posbias.mitigation import MITIGATIONS, answering_under
 from posbias.mitigation.fitting import descent as fitting
