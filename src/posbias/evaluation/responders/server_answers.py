@@ -95,8 +95,8 @@ def said_in(status: int, content: bytes, way: str | None) -> tuple[int, str]:
         fault = fault_of(document)
     if 200 <= status < 300:
         return (status, "") if fault is None else (fault[0], f"HTTP {status} with an error: {fault[1]}")
-    error = document.get("error") or document if isinstance(document, dict) else document
-    words = words_of(error) if way is None else f"it sends requests on to {way}"
+    told = document.get("error") or document if isinstance(document, dict) else document
+    words = words_of(told) if way is None else f"it sends requests on to {way}"
     return status, f"HTTP {status}: {words}" if words else f"HTTP {status}"
 
 
@@ -110,8 +110,8 @@ def fault_of(document: Any) -> tuple[int, str] | None:
         error = whole
     if error:
         code = error.get("code") if isinstance(error, dict) else None
-        named = isinstance(code, int) and 400 <= code < 600
-        return code if named else BAD_GATEWAY, words_of(error) or "no message"
+        status = code if isinstance(code, int) and 400 <= code < 600 else BAD_GATEWAY
+        return status, words_of(error) or "no message"
     if first is None:
         return BAD_GATEWAY, "malformed answer (choices: no list that begins with an object)"
     finish = str(first.get("finish_reason")).lower()
