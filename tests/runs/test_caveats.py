@@ -18,7 +18,7 @@ from posbias.runs.sentences import SENTENCES
 from tiny_families import shaken_model
 
 SOURCES = [*Path(posbias.__file__).parent.rglob("*.py"), *Path(posbias_papers.__file__).parent.rglob("*.py")]
-MODELS = ("apertus", "deepseek_v3", "llama4_text", "mpt-clip", "opt-350m", "phi3-longrope")
+MODELS = ("phi3-longrope",)
 """Families of which a theory does not speak."""
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from posbias.architecture import MASKS, Architecture, Chunks, Full, Mask, NoEncoding, SlidingWindow
 from posbias.checks import check_whole
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
-from posbias.models.families.base import Block, stream_read
+from posbias.models.families.layout import Block, stream_read
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.runs.caveats import refusal

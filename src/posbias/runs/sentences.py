@@ -68,18 +68,11 @@ MODELS = {
         "of the PeftModel returns"
     ),
     "norm_not_known": "{norm} is not a norm posbias can read; known: LayerNorm and RMS norms",
-    "mixture_of_experts": "MLPs of {family} are mixtures of experts; a single MLP is needed",
-    "mlp_beside_experts": (
-        "MLPs of this {family} model stand beside mixtures of experts with norms of their own; theories of weights "
-        "need a single MLP"
-    ),
     "rotary_scaling": "rotary positions scale what they turn by {factor:g}; only 1 is allowed",
     "longrope": "rotary frequencies of longrope depend on the prompt's length; others are allowed",
-    "family_not_described": "model type {family!r} is not described; known families: {known}",
     "model_not_described": "this {family} model is not described: {because}; unset is allowed",
     "no_description_under": "no description fits the model under {intervention}: {because}",
     "setting_is_set": "{setting} is set",
-    "attention_in_multiplier": "attention_in_multiplier is {factor}, only 1 is described",
     "attention_of_other_models": "attention of {got!r} cannot be recomputed; a Hugging Face model is needed",
     "attention_not_recomputable": "attention of this {family} model cannot be recomputed: {because}",
     "attention_implementation": "it runs the attention implementation {got!r}; known are {known}",
@@ -98,7 +91,7 @@ MODELS = {
     ),
     "reference_layer_without_attention": (
         "a linear layer (recurrent) of this reference model has no attention; theories that take every layer for "
-        "attention are refused, power_rollout and rollout are allowed"
+        "attention, and power_rollout, are refused; rollout is allowed"
     ),
 }
 """Why a model, or a part of it, cannot be read."""
@@ -113,14 +106,8 @@ THEORIES = {
     "power_rollout_of_kind": "the power rollout speaks of {known}, and the first kind measured is {kind}",
     "power_rollout_on_one_device": "the power rollout needs all weights on one device, got {got}",
     "no_local_maps": ("the power rollout has no local maps for {got}; give a Hugging Face model or a reference model"),
-    "factors_on_queries": "factors on queries by position",
-    "values_of_latents": "queries, keys and values made of latents",
-    "learned_activation": "a learned activation",
     "no_theory_of_method": "no theory describes {method}",
-    "no_mean_field": "mean field has no theory for {of}, which {family} models have",
     "mean_field_of_described_models": "mean field needs a described model, got {got}",
-    "mean_field_width": "mean field needs embeddings as wide as the blocks, got {width}",
-    "mean_field_of_clamped": "mean field has no theory for queries, keys and values clamped to {clip}",
     "mean_field_of_values": "mean field needs values drawn for every head (gaussian), got {values!r}",
     "mean_field_without_items": "mean field needs to know this model's input vectors; give it items",
     "mean_field_norm_before_positions": (
@@ -321,7 +308,6 @@ SENTENCES = {
     "rollouts_beyond_attention": (
         "rollouts of attention: in some layers linear layers mix positions too, or nothing does"
     ),
-    "power_without_head_gains": "power: heads whose values are normalised or made of latents have no one gain",
     "power_of_normalised_stream": "power: the model normalises the stream itself, after adding to it",
     **INTERVENTIONS,
     **MODELS,

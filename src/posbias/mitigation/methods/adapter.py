@@ -18,7 +18,7 @@ from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, targets_of
 from posbias.mitigation.methods.weight_changes import LowRank, updated
-from posbias.models.families.projections import ROLES, Projection, linear_projections
+from posbias.models.families.projections import ROLES, Projection, linear_projections, named_projections
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import quantised
 from posbias.runs.caveats import refusal
@@ -120,16 +120,19 @@ def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projec
     Raises:
         UsageError: no layer has one of the targets, or quantised weights.
     """
-    family, roles = model.family, set(adapter.roles)
+    roles = set(adapter.roles)
     if quantised(model.network):
         raise refusal("adapter_of_quantised", model=model.origin.source)
-    projections = list(linear_projections(model.network, family, model.config))
+    if model.described:
+        projections = list(linear_projections(model.network, model.family, model.config))
+    else:
+        projections = list(named_projections(model.network))
     present = {role for projection in projections for role in projection.rows}
     missing = roles - present
     if missing - {"gate"} or not roles & present:  # an MLP without a gate is one all the same
         raise refusal(
             "no_targets_of_adapter",
-            family=family.name,
+            family=model.model_type,
             missing=[role for role in ROLES if role in missing],
             allowed=[role for role in ROLES if role in present] or ["none"],
         )

@@ -20,7 +20,7 @@ from posbias.interventions.base import hooked
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.passage_attention import question_begins
 from posbias.mitigation.methods.weight_changes import LowRank, updated
-from posbias.models.families.base import Block
+from posbias.models.families.layout import Block
 from posbias.models.families.parts import weight_of
 from posbias.models.families.projections import check_unpacked, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
@@ -214,10 +214,9 @@ def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.M
     family, attention = model.family, block.attention
     if family.name in COUNTED_HEADS:
         raise refusal("heads_of_configuration", family=family.name)
-    if family.packs_projections or len(family.query_key_value) != 3:
+    if family.gated_queries or len(family.query_key_value) != 3:
         raise refusal("projections_in_one_map", family=family.name)
-    switch = family.query_key_norm_switch
-    if family.query_key_norms is not None and (switch is None or getattr(model.config, switch)):
+    if family.query_key_norms is not None and family.normalises(model.config):
         for name in family.query_key_norms:
             gain, head_dim = family.norm(attention.get_submodule(name)).gain, vars(attention)["head_dim"]
             if gain.shape != (head_dim,):

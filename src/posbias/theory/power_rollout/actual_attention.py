@@ -42,7 +42,7 @@ from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.runs.caveats import Caveat, failure, refusal
 from posbias.theory.base import Prediction
-from posbias.theory.power_rollout.attention import has_head_gains, value_gains
+from posbias.theory.power_rollout.attention import value_gains
 from posbias.theory.power_rollout.local_maps import gain_and_power
 from posbias.theory.power_rollout.rollout import PromptTrace
 
@@ -118,6 +118,11 @@ def trace_attention(
         for layer, block in zip(layers, blocks, strict=True)
     ]
     return traced, share.mean(1)
+
+
+def _beyond_attention(model: HuggingFaceModel) -> bool:
+    """True if some layer mixes positions by something else than attention, or gates what attention returns."""
+    return bool(model.family.beyond_attention(model.network)) or model.family.gated_queries
 
 
 Transition = Callable[[AttentionBlock], Shares]
@@ -254,7 +259,7 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
         (arXiv 2005.00928) without their fixed residual half; `norm_weighted`: Kobayashi et al. (arXiv 2004.10102);
         their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing; `power`: ours.
     """
-    if isinstance(model, HuggingFaceModel) and model.family.beyond_attention(model.network):
+    if isinstance(model, HuggingFaceModel) and _beyond_attention(model):
         return AttentionRollouts({}, np.empty((prompts.count, 0)), ({"caveat": "rollouts_beyond_attention"},))
     rows: dict[str, list[Row]] = {}
     mixing: list[list[float]] = []
@@ -265,9 +270,6 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
         if any(traced.before is None and traced.after is None for traced in layers):
             del rules["power"]
             left_out = ({"caveat": "power_of_normalised_stream"},)
-        elif not all(has_head_gains(traced.layer.parts) for traced in layers):
-            del rules["power"]
-            left_out = ({"caveat": "power_without_head_gains"},)
         for name, row in _pull(layers, rules, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)
