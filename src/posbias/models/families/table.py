@@ -6,11 +6,11 @@ from posbias.models.families.alibi import BLOOM_ALIBI, FALCON_ALIBI, MPT_ALIBI
 from posbias.models.families.layout import Layout, named_length, own_heads
 
 Q_AND_K = ("q_norm", "k_norm")
-PLAIN = {"windows": "none", "refused": (), "key_heads": own_heads}
-"""What families before Llama lack: windows, embedding models of their kind, groups of heads."""
-
+_PLAIN = Layout(windows="none", refused=(), key_heads=own_heads)
+"""What families before Llama have in common: no windows, no embedding models of their kind, no groups of heads."""
 _LLAMA = Layout()
-_GPT2 = Layout(
+_GPT2 = replace(
+    _PLAIN,
     layers="transformer.h",
     final_norm="transformer.ln_f",
     position_table="transformer.wpe",
@@ -22,9 +22,10 @@ _GPT2 = Layout(
     query_key_value=("c_attn",),
     up_and_down=("c_fc", "c_proj"),
     activation="act",
-    **{**PLAIN, "refused": ("add_cross_attention",)},  # it would be a branch of its own
+    refused=("add_cross_attention",),  # it would be a branch of its own
 )
-_NEOX = Layout(
+_NEOX = replace(
+    _PLAIN,
     layers="gpt_neox.layers",
     final_norm="gpt_neox.final_layer_norm",
     parallel=lambda config: config.use_parallel_residual,
@@ -34,7 +35,6 @@ _NEOX = Layout(
     fusion="interleaved",
     up_and_down=("dense_h_to_4h", "dense_4h_to_h"),
     activation="act",
-    **PLAIN,
 )
 _OLMO2 = replace(
     _LLAMA,
@@ -118,7 +118,8 @@ DENSE: dict[str, Layout] = {
         activation="activation_fn",
         windows="none",
     ),
-    "opt": Layout(
+    "opt": replace(
+        _PLAIN,
         layers="model.decoder.layers",
         final_norm="model.decoder.final_layer_norm",
         position_table="model.decoder.embed_positions",
@@ -131,7 +132,6 @@ DENSE: dict[str, Layout] = {
         up_and_down=("fc1", "fc2"),
         activation="activation_fn",
         required=("do_layer_norm_before",),  # OPT-350M normalises the stream itself
-        **PLAIN,
     ),
     "bloom": replace(
         _NEOX,
@@ -148,7 +148,8 @@ DENSE: dict[str, Layout] = {
         max_positions=lambda config: None,
         alibi=BLOOM_ALIBI,
     ),
-    "mpt": Layout(
+    "mpt": replace(
+        _PLAIN,
         layers="transformer.blocks",
         final_norm="transformer.norm_f",
         rotary=False,
@@ -162,7 +163,6 @@ DENSE: dict[str, Layout] = {
         scale="softmax_scale",
         max_positions=lambda config: int(config.max_seq_len),  # transformers builds its bias at this length
         alibi=MPT_ALIBI,
-        **PLAIN,
     ),
     "falcon": replace(
         _NEOX,
