@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posbias import Architecture, UsageError
 from posbias.architecture import Encoding, NoEncoding, Rope
-from posbias.models.families.base import Block
+from posbias.models.families.layout import Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.reference.config import ReferenceConfig
@@ -104,28 +104,17 @@ def _check_family(model: HuggingFaceModel, blocks: list[Block]) -> None:
     odd = {
         "attention and MLP in parallel": family.is_parallel(config),
         "an input scale": family.input_scale(config) != 1,
-        "projections around the stream": any(part is not None for part in family.projections(model.network)),
         "norms after its branches": any(
-            norm is not None
-            for block in blocks
-            for norm in (
-                block.attention_post_norm,
-                block.mlp_post_norm,
-                block.attention_stream_norm,
-                block.mlp_stream_norm,
-            )
+            norm is not None for block in blocks for norm in (block.attention_post_norm, block.mlp_post_norm)
         ),
         "branches without a norm before them": any(
             block.attention_norm is None or block.mlp_norm is None for block in blocks
         ),
-        "scaled branches": any(
-            scale != 1 for block in blocks for scale in (block.mlp_scale, *(mixer.scale for mixer in block.mixers))
-        ),
-        "no final norm": family.final_norm_module(model.network) is None,
+        "scaled branches": any(block.branch_scale != 1 for block in blocks),
     }
     for parts in (family.attention_parts(block, config) for block in blocks):
         odd["norms on queries and keys"] = parts.query_norm is not None or parts.key_norm is not None
-        odd["capped or clamped attention"] = parts.softcap is not None or parts.clip is not None
+        odd["capped attention"] = parts.softcap is not None
     _refuse(model, [what for what, found in odd.items() if found])
 
 
@@ -137,7 +126,7 @@ def _refuse(model: HuggingFaceModel, odd: list[str]) -> None:
 def _norms(model: HuggingFaceModel, blocks: list[Block]) -> dict[str, Norm]:
     """All norms by the reference's names; of one sort and epsilon."""
     family, network = model.family, model.network
-    modules: dict[str, nn.Module | None] = {"final": family.final_norm_module(network)}
+    modules: dict[str, nn.Module | None] = {"final": network.get_submodule(family.final_norm)}
     if family.embedding_norm is not None:
         modules["embedding"] = network.get_submodule(family.embedding_norm)
     for layer, block in enumerate(blocks):

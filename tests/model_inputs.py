@@ -25,7 +25,7 @@ MODEL_BYTES = 200 * 10**6
 """What a model may take beside the process; more is refused by `load_model` itself."""
 ADDRESS_SPACE = 12 * 10**9
 """Of the process that runs them, so that a finding does not take the machine with it."""
-FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "gpt_neo", "gptj", "falcon-alibi", "opt", "qwen2-window")
+FAMILIES = ("llama", "gpt2", "gemma2", "bloom", "mixtral", "gpt_neo", "glm", "falcon-alibi", "opt", "qwen2-window")
 HOSTILE: list[Any] = [None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.5, 0.0, 1000]
 """Whole numbers no larger: a network of a billion layers is not refused, and building it never ends."""
 HOSTILE += [1e-300, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), ""]

@@ -17,12 +17,11 @@ from tiny_families import VOCABULARY, shaken_model
 KINDS = (
     "bloom",
     "gemma3_text",
-    "gptj",
+    "glm",
     "llama-biases",
-    "mixtral",
-    "mpt-clip",
+    "mpt",
     "olmo2",
-    "opt-350m",
+    "opt",
     "phi",
     "qwen3-window",
 )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posbias import UsageError
 from posbias.models.attention import (
+    affine,
     describe_attention,
     project_attention,
     query_blocks,
@@ -15,12 +16,12 @@ from posbias.models.attention import (
 )
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.networks import random_network
-from tiny_families import CONFIGS, DESCRIBED, MIXTURES, VOCABULARY, WITHOUT_ATTENTION, shaken_model
+from tiny_families import CONFIGS, DESCRIBED, MIXTURES, VOCABULARY, shaken_model
 
 POSITIONS = 23
 TOLERANCE = 1e-5
 """transformers computes softmax, norms and rotary angles in float32, whatever the dtype of the weights."""
-ATTENDING = sorted(set(DESCRIBED) - set(WITHOUT_ATTENTION))
+ATTENDING = sorted(DESCRIBED)
 KINDS = pytest.mark.parametrize("name", ATTENDING)
 
 
@@ -33,9 +34,6 @@ def own_attention(model: HuggingFaceModel, token_ids: Tensor) -> list[Tensor]:
     """What eager attention returns, [head query key] for each layer."""
     given = model.network(token_ids, output_attentions=True, use_cache=False).attentions
     assert len(given) == len(model.family.attention_blocks(model.network))
-    if model.family.name == "granite_swa":  # which returns how a query shares out what its sink leaves
-        sums = [weights.sum(-1, keepdim=True) for weights in recomputed(model, token_ids)[0]]
-        return [attention[0] * left for attention, left in zip(given, sums, strict=True)]
     return [attention[0] for attention in given]
 
 
@@ -75,6 +73,8 @@ def test_recomputed_attention_is_the_models_own(name: str) -> None:
 def test_recomputed_attention_gives_the_branch_that_the_model_adds(name: str) -> None:
     """Under the implementation that the library runs, which need not be eager."""
     model = shaken_model(name)
+    if model.family.gated_queries:
+        pytest.skip("gates of heads' outputs are not read")
     layers = describe_attention(model, n_positions=POSITIONS)
     ours: list[Tensor] = []
     own: list[Tensor] = []
@@ -84,11 +84,11 @@ def test_recomputed_attention_gives_the_branch_that_the_model_adds(name: str) ->
         mixed = state.query.new_empty(*state.query.shape[:3], layer.parts.value_dim)
         for part in query_blocks(layer.parts, state, mask=layer.mask, block=7):
             mixed[:, :, part.queries] = part.weights @ state.value[:, None, part.keys]
-        ours.append(state.branch(mixed))
+        ours.append(affine(mixed.flatten(0, 1).transpose(0, 1).flatten(1), layer.parts.output, layer.parts.output_bias))
 
     for _, block in model.family.attention_blocks(model.network):
         block.attention_output.register_forward_hook(
-            lambda _module, _inputs, output, scale=block.softmax.scale: own.append(
+            lambda _module, _inputs, output, scale=block.branch_scale: own.append(
                 scale * output.reshape(-1, output.shape[-1])
             )
         )

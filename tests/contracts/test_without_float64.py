@@ -71,18 +71,6 @@ def test_theories(name):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_linear_layers_decay():
-    model, far = models("recurrent_gemma")
-
-    def decays(model):
-        layers = [block.linear for block in model.family.blocks(model.network) if block.linear is not None]
-        return [model.family.decays(layer.module) for layer in layers]
-
-    expected = decays(model)
-    with on_single(far):
-        np.testing.assert_array_equal(decays(far), expected)
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "bloom"])
 def test_attention(family):
     model, far = models(family)

@@ -32,7 +32,7 @@ THRESHOLDS = (0.1, 0.3)
 TOLERANCE = 1e-6
 """float64 models, but transformers takes the softmax in float32."""
 LLAMA_LIKE = ("gemma3_text", "gpt_oss", "llama-biases", "olmo2", "qwen3-window")
-OTHERS = ("bloom", "falcon", "gpt2-layer-scale", "gpt_neo", "llama4_text", "mpt-clip")
+OTHERS = ("bloom", "falcon", "gpt2-layer-scale", "gpt_neo", "mpt")
 """Families unlike each other; that attention is recomputed rightly is tested of all (tests/contracts)."""
 
 
@@ -109,7 +109,7 @@ def test_statistics_are_those_of_the_models_own_attention(kind: str) -> None:
     assert (found.count, found.n_positions) == (COUNT, N_POSITIONS)
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "bloom", "llama4_text"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "bloom"])
 def test_monotonicity_is_that_of_the_models_own_attention(kind: str) -> None:
     model, prompts = _model(kind), _prompts()
     dense = _dense(model, prompts).mean(2)
@@ -391,7 +391,7 @@ def test_monotone_kernels_have_no_violation_and_one_swapped_row_shows() -> None:
     assert found.gap[0] == pytest.approx((0.2 + 0.4 + 0.6) / 3)
 
 
-@pytest.mark.parametrize(("kind", "counted"), [("falcon_h1", "0, 1, 2"), ("nemotron_h", "2"), ("jamba", "1")])
+@pytest.mark.parametrize(("kind", "counted"), [("lfm2", "1"), ("jamba", "1")])
 def test_what_mixes_positions_beside_attention_or_in_its_place_is_named_and_counts_in_the_mixing(
     kind: str, counted: str
 ) -> None:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from posbias import MeasureOptions, measure
-from posbias.models.families.base import FAMILIES
+from posbias import MeasureOptions, UsageError, measure, predict
+from posbias.models.families.table import FAMILIES
 from posbias.prompts.prompts import Prompts
-from tiny_families import VOCABULARY, shaken_model
+from tiny_families import UNLISTED, VOCABULARY, shaken_model
 
 TOLERANCE = 1e-4
 """float32: recomputed activations are the same numbers, but kernels may split sums differently."""
@@ -25,8 +25,7 @@ def test_every_family_is_measured(model_type: str) -> None:
     assert np.all(plain.depth.per_prompt[..., -1] > 0)
     assert plain.mixing is not None
     assert plain.mixing.shape == (3,)
-    mixes = [bool(block.mixers) for block in model.family.blocks(model.network)]
-    assert np.all((plain.mixing > 0) == mixes)
+    assert np.all(plain.mixing > 0)
     assert np.all(plain.mixing < 1)
     changed = MeasureOptions(layers="all", checkpointing=True, rows=2)
     checkpointed = measure(model, prompts, kinds=kinds, options=changed)
@@ -35,3 +34,16 @@ def test_every_family_is_measured(model_type: str) -> None:
     for kind, profile in plain.profiles.items():
         assert np.all(profile.influence > 0)
         np.testing.assert_allclose(checkpointed.per_prompt[kind], plain.per_prompt[kind], rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", sorted(set(UNLISTED) - {"gemma4_text"}))
+def test_models_without_a_row_are_measured_without_mixing_and_refused_by_theories_of_weights(name: str) -> None:
+    model = shaken_model(name, dtype=torch.float32)
+    model.compare_inputs()
+    prompts = Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (1, 12)))
+    found = measure(model, prompts, kinds=["jacobian(probes=2)", "probability"])
+    assert found.mixing is None
+    assert all(np.all(profile.influence > 0) for profile in found.profiles.values())
+    for theory in ("power_rollout", "mean_field"):
+        with pytest.raises(UsageError, match="evaluated and mitigated by adapters; allowed: "):
+            predict(model, theory=theory, prompts=prompts)

@@ -89,9 +89,9 @@ def test_decoding_with_a_cache_in_a_padded_batch_gives_the_tokens_of_whole_passe
     assert torch.equal(filled[:, 3:], cached)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "mimo_v2_flash", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["qwen3_5_text"])
 @pytest.mark.parametrize("name", ["temperature", "context_bias"])
-def test_methods_act_beside_latents_sinks_and_linear_layers(family, name):
+def test_methods_act_beside_linear_layers(family, name):
     model = shaken_model(family)
     for check in (
         test_strength_leads_from_the_model_as_it_is_to_the_method,
@@ -425,7 +425,7 @@ def test_a_gpu_gives_what_the_cpu_gives(model):
 
 def test_a_method_runs_on_any_family_or_is_refused():
     refused = 0
-    for name in ("bloom", "deepseek_v3", "falcon_h1", "gpt_oss", "gptj", "llama", "llama4_text", "mamba2", "opt-350m"):
+    for name in ("bloom", "gpt_oss", "llama", "qwen3_next"):
         model = shaken_model(name, dtype=torch.float32)
         for method in [*map(spelled, INSIDE), "adapter"]:
             try:

@@ -19,8 +19,6 @@ from posbias.models.reference.network import ReferenceTransformer, load_referenc
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.models.reference.recurrence import CHUNK, recurrence
 from posbias.prompts.prompts import Prompts
-from posbias.theory.power_rollout.rollout import trace_model
-from posbias.theory.power_rollout.walk import BACK_PROPAGATION
 
 N = 7
 EXACT = 1e-10
@@ -116,16 +114,15 @@ def test_the_layer_is_the_one_that_is_described(shared: int | None) -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_measured_influence_is_autograd_and_the_signed_walk_back_propagation(pattern: str) -> None:
+def test_measured_influence_is_autograd_and_the_power_rollout_is_refused(pattern: str) -> None:
     model, one = build(config(PATTERNS[pattern])), prompts(1)
     embeddings = model.embed(torch.from_numpy(one.token_ids))
     jacobian = torch.autograd.functional.jacobian(lambda x: model.last(x).hidden[0], embeddings)[:, 0]
     norms = jacobian.norm(dim=(0, 2))
     measured = pb.measure(model, one, kinds="jacobian(exact=True)").profiles["jacobian"].influence
     np.testing.assert_allclose(measured, (norms / norms.sum()).numpy(), rtol=EXACT)
-    covector = torch.randn(model.width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    pulled = trace_model(model, one.token_ids[0]).pull(covector, BACK_PROPAGATION)
-    torch.testing.assert_close(pulled, torch.einsum("c,cpf->pf", covector, jacobian), rtol=EXACT, atol=EXACT)
+    with pytest.raises(UsageError, match="power_rollout, are refused; rollout is allowed"):
+        pb.predict(model, theory="power_rollout", prompts=one)
 
 
 @pytest.mark.parametrize("pattern", ["pure", "attention last"])

@@ -1,34 +1,19 @@
 """The shipped study of linear layers: its page and the page of results say what its sheet says."""
 
 import csv
-import importlib.util
 from pathlib import Path
 
-import pytest
-
 STUDY = Path(__file__).parents[2] / "studies" / "linear_layers"
+PAGE = STUDY / "README.md"
 
 
-@pytest.fixture
-def study():
-    spec = importlib.util.spec_from_file_location("linear_layers", STUDY / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def lines_of(study):
-    with study.PLACES_SHEET.open(newline="") as sheet:
+def lines():
+    with (STUDY / "places.csv").open(newline="") as sheet:
         return list(csv.DictReader(sheet))
 
 
-def test_the_page_shows_the_sheet(study):
-    page = study.PAGE.read_text()
-    assert study.with_table(page, lines_of(study)) == page
-
-
-def test_the_pages_say_of_two_attention_layers_in_a_row_what_the_sheet_says(study):
-    at_birth = [line for line in lines_of(study) if line["larger"] == "1"]
+def test_the_pages_say_of_two_attention_layers_in_a_row_what_the_sheet_says():
+    at_birth = [line for line in lines() if line["larger"] == "1"]
     of = {(line["family"], line["attention in"]): line for line in at_birth}
 
     def ends(places, name, *, but=()):
@@ -37,7 +22,7 @@ def test_the_pages_say_of_two_attention_layers_in_a_row_what_the_sheet_says(stud
         ]
         return " to ".join(f"{end(values):.3f}"[1:] for end in (min, max))
 
-    page, results = (" ".join(path.read_text().split()) for path in (study.PAGE, STUDY.parent / "README.md"))
+    page, results = (" ".join(path.read_text().split()) for path in (PAGE, STUDY.parent / "README.md"))
     assert f"Mean field W1 {ends('0 1', 'mean field')}." in results
     assert f"{ends('none', 'power rollout')} without attention" in results
     assert f"{ends('0', 'power rollout', but=['olmo_hybrid'])} with one early attention layer" in results
@@ -51,11 +36,11 @@ def test_the_pages_say_of_two_attention_layers_in_a_row_what_the_sheet_says(stud
         assert told in page
 
 
-def test_larger_matrices_leave_three_of_five_no_nearer_than_the_flat_line(study):
-    larger = {line["family"]: line for line in lines_of(study) if line["larger"] == "4"}
+def test_larger_matrices_leave_three_of_five_no_nearer_than_the_flat_line():
+    larger = {line["family"]: line for line in lines() if line["larger"] == "4"}
     nearer = [family for family, line in larger.items() if float(line["less flat, high"]) < 0]
     assert (len(larger), nearer) == (5, ["qwen3_5_text", "recurrent_gemma"])
-    page = " ".join(study.PAGE.read_text().split())
+    page = " ".join(PAGE.read_text().split())
     for family, told in (
         ("lfm2", "LFM 2 {}, flat line {}"),
         ("olmo_hybrid", "OLMo Hybrid {}, {}"),

@@ -191,7 +191,7 @@ def test_with_every_direction_it_is_back_propagation(name: str, walks) -> None:
 
 
 def test_without_a_direction_the_last_position_alone_keeps_its_gradient(walks) -> None:
-    trace = trace_model(shaken_model("gptj"), IDS, target="logprob")
+    trace = trace_model(shaken_model("glm"), IDS, target="logprob")
     assert trace.score_gradient is not None
     vectors = trace.score_gradient[None]
     kept, energy = trace.pull_start(vectors, BACK_PROPAGATION), torch.zeros(21, 32, dtype=torch.float64)

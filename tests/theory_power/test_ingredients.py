@@ -41,7 +41,7 @@ def normalised(energy: torch.Tensor) -> np.ndarray:
     return np.asarray(roots / roots.sum())
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "opt-350m", "bloom", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "opt", "bloom", "gemma3_text"])
 @pytest.mark.parametrize("target", ["jacobian", "probability"])
 def test_every_ingredient_matters(name: str, target: str, tiny_model: Build, random_ids: Draw) -> None:
     profiles = ingredients_of(trace_model(tiny_model(name), random_ids(), target=target))
@@ -55,7 +55,7 @@ def test_every_ingredient_matters(name: str, target: str, tiny_model: Build, ran
 
 
 def test_whole_and_key_path_are_the_power_rollouts_own(tiny_model: Build, random_ids: Draw) -> None:
-    model, ids = tiny_model("gptj"), random_ids()
+    model, ids = tiny_model("glm"), random_ids()
     profiles = ingredients_of(trace_model(model, ids), ["key_path"])
     assert list(profiles) == [WHOLE, "key_path"]
     np.testing.assert_array_equal(profiles[WHOLE], power_rollout_prompt(model, ids))
@@ -106,7 +106,7 @@ def test_even_heads_is_the_theory_of_a_model_whose_heads_have_the_same_gain(
 
     before = gains(parts.output)
     scale = (before.mean() / before).sqrt().repeat_interleave(parts.head_dim)
-    rescaled = replace(layer, mixer=replace(layer.attention, parts=replace(parts, output=parts.output * scale)))
+    rescaled = replace(layer, attention=replace(layer.attention, parts=replace(parts, output=parts.output * scale)))
     torch.testing.assert_close(gains(parts.output * scale), before.mean().expand(parts.heads))
     energy = torch.rand(N_POSITIONS, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = attention_pull(rescaled, kept, energy, THEORY)

@@ -72,10 +72,6 @@ def list_variants(
         raise UsageError(f"unknown sort {sort!r}; known: {', '.join(SORTS)}")
     if sort is None or name is None:
         catalogue: dict[str, Any] = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
-        if sort == "families":
-            from posbias.models.families.support import support_table
-
-            catalogue["what runs"] = support_table()
     else:
         catalogue = described_variant(sort, name)
     arguments = options.passed_arguments(context)
@@ -92,9 +88,16 @@ def list_variants(
 
 
 def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Name and first line of the docstring of every variant; `sorts`: each sort's registry as decorators name it."""
+    """Name and first line of the docstring of every variant; `sorts`: each sort's registry as decorators name it.
+
+    A family has no docstring, but a row of a table, of which a line tells what runs.
+    """
+    from posbias.models.families.support import families
+
     return {
-        sort: {
+        sort: families()
+        if sort == "families"
+        else {
             name: (ast.get_docstring(node) or "").split("\n")[0]
             for name, (node, _) in sorted(_definitions()[registry].items())
         }
@@ -104,10 +107,14 @@ def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
 
 def described_variant(sort: str, name: str) -> dict[str, Any]:
     """One variant: what it is, and every parameter with its meaning and, if it may be left out, its default."""
-    definitions = _definitions()[SORTS[sort]]
+    from posbias.models.families.support import families
+
+    if sort == "families" and name in families():
+        return {"name": name, "description": families()[name], "parameters": {}}
+    definitions = families() if sort == "families" else _definitions()[SORTS[sort]]
     if name not in definitions:
         raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(sorted(definitions))}")
-    node, path = definitions[name]
+    node, path = _definitions()[SORTS[sort]][name]
     module = import_module(".".join(path.relative_to(_SOURCES).with_suffix("").parts))
     variant = getattr(module, node.name)
     parameters: dict[str, dict[str, Any]] = {}
@@ -166,20 +173,9 @@ def _meanings(owner: type) -> dict[str, str]:
 def _print_catalogue(catalogue: dict[str, dict[str, Any]]) -> None:
     for name, variants in catalogue.items():
         typer.echo(f"{name}:")
-        if name == "what runs":
-            _print_table(variants)
-            continue
         width = max(map(len, variants), default=0)
         for variant, description in variants.items():
             typer.echo(f"  {variant:<{width}}  {description}")
-
-
-def _print_table(rows: dict[str, dict[str, str]]) -> None:
-    """Rows by name, all with the same columns."""
-    lines = [["", *next(iter(rows.values()))], *([name, *row.values()] for name, row in rows.items())]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        typer.echo("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _print_variant(variant: dict[str, Any]) -> None:

@@ -52,8 +52,6 @@ class Initialisation:
 
     def __post_init__(self) -> None:
         spec = spec_of(self.model)
-        if spec.draws:
-            raise UsageError("designs at initialisation need formulas: linear layers and mixtures of experts have none")
         object.__setattr__(self, "spec", spec if self.placement is None else with_norms(spec, self.placement))
 
     @property

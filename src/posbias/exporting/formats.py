@@ -117,8 +117,8 @@ def write_gguf(work: Exporting, path: Path) -> None:
     updates = work.updates
     architecture, in_pairs = ARCHITECTURES[model.model_type]
     kind = gguf.MODEL_ARCH[architecture]
-    names = gguf.get_tensor_name_map(kind, model.family.depth(model.config))
-    heads = {"attn_q": model.family.heads(model.config), "attn_k": model.family.key_heads(model.config)}
+    names = gguf.get_tensor_name_map(kind, model.sizes["layers"])
+    heads = {"attn_q": model.sizes["heads"], "attn_k": model.sizes["key heads"]}
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")

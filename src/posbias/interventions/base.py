@@ -128,12 +128,11 @@ def resolve_interventions(interventions: Sequence[Intervention | str] | Interven
 
 
 def check_model(model: Any) -> HuggingFaceModel:
-    """Return a Hugging Face model of a described family; refuse anything else."""
+    """Return a Hugging Face model; refuse anything else. What reads its blocks refuses one without a layout."""
     if not isinstance(model, HuggingFaceModel):
         raise UsageError(
             f"interventions need a Hugging Face model (what load_model returns), got {type(model).__name__}"
         )
-    _ = model.family
     return model
 
 

@@ -17,7 +17,7 @@ from posbias.architecture import Architecture
 from posbias.checks import check_number
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Intervention, described, hooked, with_attention
-from posbias.models.families.base import Block, stream_read
+from posbias.models.families.layout import Block, stream_read
 from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 
@@ -51,7 +51,7 @@ class AttentionScaled(Intervention):
         def scaled(_: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             return output * self.factor
 
-        adding = [module for block in model.family.blocks(model.network) for module, _ in block.adds]
+        adding = [block.adds for block in model.family.blocks(model.network)]
         with hooked(module.register_forward_hook(scaled) for module in adding):
             yield
 
@@ -105,17 +105,16 @@ class NoResidual(Intervention):
     @contextmanager
     def change(self, model: HuggingFaceModel) -> Iterator[None]:
         """Let every branch return a - x / s, so that what is added up, s times that, leaves s a of x + s a."""
-        blocks = [block for block in model.family.blocks(model.network) if block.mixers]
-        if any(scale == 0 for block in blocks for _, scale in block.adds):
+        blocks = model.family.blocks(model.network)
+        if any(block.branch_scale == 0 for block in blocks):
             raise UsageError(f"{self}: this model's branches are scaled by 0 and the stream is all there is")
         with ExitStack() as hooks:
             for block in blocks:
-                adding, scale = block.adds[0]
-                keep, subtract = _subtract_stream(scale)
+                keep, subtract = _subtract_stream(block.branch_scale)
                 # Not the block itself: recomputing activations calls a block past its hooks.
-                reads = block.attention_norm or block.mixers[0].module
+                reads = block.attention_norm or block.mixer.module
                 hooks.enter_context(reads.register_forward_pre_hook(keep, with_kwargs=True))
-                hooks.enter_context(adding.register_forward_hook(subtract))
+                hooks.enter_context(block.adds.register_forward_hook(subtract))
             yield
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:

@@ -27,7 +27,7 @@ from posbias.interventions.attention import (
 )
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described
 from posbias.interventions.visibility import HIDDEN_SCORE, additive, check_maskable
-from posbias.models.families.base import stream_read
+from posbias.models.families.layout import stream_read
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 

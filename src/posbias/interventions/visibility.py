@@ -19,7 +19,7 @@ from posbias.architecture import MASKS, Architecture, Chunks, Full, Mask, NoEnco
 from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
-from posbias.models.families.base import Block, stream_read
+from posbias.models.families.layout import Block, stream_read
 from posbias.models.families.parts import AttentionParts
 from posbias.models.hugging_face import HuggingFaceModel
 

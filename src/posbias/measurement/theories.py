@@ -23,7 +23,13 @@ from posbias.runs.parts import named_texts
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
-from posbias.theory.power_rollout import PowerRollout, attention_rollout_of, trace_of_first_pass
+from posbias.theory.power_rollout import (
+    PowerRollout,
+    attention_rollout_of,
+    attention_rollout_prompt,
+    trace_of_first_pass,
+)
+from posbias.theory.power_rollout.rollout import PromptTrace
 
 ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
 """Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
@@ -54,7 +60,7 @@ def prompt_theories(
         def theories(mixing: Float64[np.ndarray, "layers"] | None) -> tuple[dict[str, np.ndarray], list[str]]:
             found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
             if mixing is not None:
-                found["attention_rollout"] = lambda: attention_rollout_of(traced(), mixing.tolist())
+                found["attention_rollout"] = lambda: _attention_rollout(model, token_ids, traced, mixing)
             if initialisation is not None:
                 found["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
             return _applicable(found)
@@ -68,7 +74,10 @@ def architecture_theories(
     """Predictions from the architecture and measured mixing, by name, and why each other does not apply."""
     if mixing is None:
         return {}, ["theories of the architecture: the model's family has no description"]
-    architecture = Architecture.from_model(model, mixing=mixing)
+    try:
+        architecture = Architecture.from_model(model, mixing=mixing)
+    except UsageError as error:  # some layers have no attention
+        return {}, [f"theories of the architecture: {error}"]
     found, left_out = _applicable(
         {
             name: lambda name=name: predict(architecture, n_positions, theory=name).profile.influence  # type: ignore[misc]
@@ -76,6 +85,20 @@ def architecture_theories(
         }
     )
     return {name: TheoryProfile(Profile(influence)) for name, influence in found.items()}, left_out
+
+
+def _attention_rollout(
+    model: Model,
+    token_ids: Int64[np.ndarray, "n_positions"],
+    traced: Callable[[], PromptTrace],
+    mixing: Float64[np.ndarray, "layers"],
+) -> Float64[np.ndarray, "n_positions"]:
+    """From the trace of the power rollout, or by a pass of its own for a model that is no dense decoder."""
+    try:
+        trace = traced()
+    except UsageError:
+        return attention_rollout_prompt(model, token_ids, mixing.tolist())
+    return attention_rollout_of(trace, mixing.tolist())
 
 
 def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray, "network n_positions"]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posbias.architecture import Mask
 from posbias.errors import UsageError
-from posbias.models.families.base import stream_read
+from posbias.models.families.layout import stream_read
 from posbias.models.families.parts import AttentionParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
@@ -45,7 +45,7 @@ class AttentionState:
     """After q/k norm; as the dot product sees them once `rotated`."""
     key: Float[Tensor, "key_head position head_dim"]
     raw_query: Float[Tensor, "position query_features"]
-    """Queries as projected and clamped, before q/k norm."""
+    """Queries as projected, before q/k norm."""
     raw_key: Float[Tensor, "position key_features"]
     parts: AttentionParts
     read: Float[Tensor, "position feature"]
@@ -56,27 +56,11 @@ class AttentionState:
         return replace(self, query=self.query.to(device), key=self.key.to(device))
 
     @cached_property
-    def raw_value(self) -> Float[Tensor, "key_head position value_dim"]:
-        """Values as projected and clamped, before their norm."""
-        parts = self.parts
-        value = affine(projected_from(parts, self.read), parts.value, parts.value_bias)
-        if parts.clip is not None:
-            value = value.clamp(-parts.clip, parts.clip)
-        return value.reshape(len(value), parts.key_heads, parts.value_dim).transpose(0, 1)
-
-    @cached_property
     def value(self) -> Float[Tensor, "key_head position value_dim"]:
         """Values, projected when they are first asked for."""
-        return norm_forward(self.parts.value_norm, self.raw_value)
-
-    def branch(
-        self, mixed: Float[Tensor, "key_head group position value_dim"]
-    ) -> Float[Tensor, "position stream_feature"]:
-        """Output of the attention for the outputs of its heads: gated, if there are gates, and mapped."""
-        parts, outputs = self.parts, mixed.flatten(0, 1).transpose(0, 1).flatten(1)
-        if parts.gate is not None:
-            outputs = outputs * affine(self.read, parts.gate, parts.gate_bias).sigmoid()
-        return affine(outputs, parts.output, parts.output_bias)
+        parts = self.parts
+        value = affine(self.read, parts.value, parts.value_bias)
+        return value.reshape(len(value), parts.key_heads, parts.value_dim).transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -186,11 +170,8 @@ def watch_attention(
 
 def project_attention(parts: AttentionParts, read: Float[Tensor, "position feature"]) -> AttentionState:
     """Queries, keys and values of a layer before any rotation, from what its attention module reads."""
-    features = projected_from(parts, read)
-    raw_query = affine(features, parts.query, parts.query_bias)
-    raw_key = affine(features, parts.key, parts.key_bias)
-    if parts.clip is not None:
-        raw_query, raw_key = (raw.clamp(-parts.clip, parts.clip) for raw in (raw_query, raw_key))
+    raw_query = affine(read, parts.query, parts.query_bias)
+    raw_key = affine(read, parts.key, parts.key_bias)
 
     def heads(raw: Float[Tensor, "position features"], norm: Norm | None) -> Float[Tensor, "head position head_dim"]:
         # A q/k norm works on each head, or on all features at once.
@@ -198,8 +179,6 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
         return normed.reshape(len(raw), -1, parts.head_dim).transpose(0, 1)
 
     query = heads(raw_query, parts.query_norm)
-    if parts.query_factors is not None:
-        query = query * parts.query_factors(len(read)).to(query)[:, None]
     return AttentionState(
         query=query.reshape(parts.key_heads, -1, *query.shape[1:]),
         key=heads(raw_key, parts.key_norm),
@@ -208,13 +187,6 @@ def project_attention(parts: AttentionParts, read: Float[Tensor, "position featu
         parts=parts,
         read=read,
     )
-
-
-def projected_from(parts: AttentionParts, read: Float[Tensor, "position feature"]) -> Float[Tensor, "position latent"]:
-    """Inputs of the query, key and value projections: the latents of the stream, or the stream itself."""
-    if not parts.latents:
-        return read
-    return torch.cat([norm_forward(one.norm, affine(read, one.down, one.bias)) for one in parts.latents], -1)
 
 
 def rotated(state: AttentionState, cosine: Turn, sine: Turn) -> AttentionState:

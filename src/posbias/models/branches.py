@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posbias.models.families.base import Block, stream_read
+from posbias.models.families.layout import Block, stream_read
 from posbias.models.model import BranchNorms
 
 
@@ -20,9 +20,7 @@ class BranchWatch:
     stream: list[Tensor] = field(default_factory=list)
     """|x| of every layer, [batch position]."""
     branch: list[Tensor] = field(default_factory=list)
-    """|a| of every layer, 0 without a mixer, with a dimension of batch times positions if the family flattens them."""
-    added: list[tuple[float, Tensor]] = field(default_factory=list)
-    """What was added to the stream in the block that runs, with its factors."""
+    """|a| of every layer, with a dimension of batch times positions if the family flattens them."""
 
     def norms(self) -> BranchNorms:
         """All layers of the forward pass that ran within the context."""
@@ -33,16 +31,10 @@ class BranchWatch:
     def before(self, _module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Hook on a block: keep the norm of its input."""
         self.stream.append(_length(stream_read(positional, named)))
-        self.branch.append(torch.zeros_like(self.stream[-1]))
-        self.added.clear()
 
     def after(self, scale: float, _module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-        """Hook on a module that returns the attention branch, or a share of it, which is scaled when it is added."""
-        self.added.append((scale, (output[0] if isinstance(output, tuple) else output).detach()))
-        if len(self.added) == 1:
-            self.branch[-1] = abs(scale) * _length(self.added[0][1])
-        else:
-            self.branch[-1] = _length(torch.stack([factor * vectors for factor, vectors in self.added]).sum(0))
+        """Hook on the module that returns the attention branch, which is scaled when it is added."""
+        self.branch.append(abs(scale) * _length(output[0] if isinstance(output, tuple) else output))
 
 
 def _length(vectors: Tensor) -> Tensor:
@@ -62,8 +54,7 @@ def watch_branches(blocks: Sequence[Block], *, once: nn.Module | None = None) ->
     with ExitStack() as hooks:
         for block in blocks:
             hooks.enter_context(block.module.register_forward_pre_hook(watch.before, with_kwargs=True))
-            for module, scale in block.adds:
-                hooks.enter_context(module.register_forward_hook(partial(watch.after, scale)))
+            hooks.enter_context(block.adds.register_forward_hook(partial(watch.after, block.branch_scale)))
         if once is not None:
             hooks.callback(once.register_forward_hook(lambda *_: hooks.close()).remove)
         yield watch

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from posbias.errors import UsageError
 from posbias.models.branches import watch_branches
-from posbias.models.families.base import FAMILIES, Family
+from posbias.models.families.layout import Layout
+from posbias.models.families.table import DENSE, FAMILIES
 from posbias.models.model import BranchNorms, Model, Outputs
 from posbias.models.rotary import AngleLengths, stretched_positions
 from posbias.models.weights import buffers_sha256, config_sha256, dispatched, quantised, weights_sha256
@@ -35,6 +36,8 @@ OFF_TABLE = 0.9
 """Factor that takes an embedding to where no token has one, as every gradient does."""
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Names of the longest input in configurations of families that are not described."""
+EMBEDDING_SCALES = {"falcon_h1": "embedding_multiplier"}
+"""Entry of the configuration by which a family scales token embeddings outside the embedding layer."""
 INTERVENTION_MARK = "posbias_intervention"
 """Attribute of a network that hooks change: the spelling of the change, so that records and parts tell it apart."""
 LOOKS_AHEAD_MARK = "posbias_looks_ahead"
@@ -79,7 +82,7 @@ class HuggingFaceModel(Model):
         if dispatched(network):  # it begins on its first accelerator, if it has one
             accelerated = [place for place in self.places if place not in ("cpu", "disk")]
             self.device = torch.device(accelerated[0] if accelerated else "cpu")
-        self._family: Family | None = FAMILIES[self.model_type]() if self.model_type in FAMILIES else None
+        self._family: Layout | None = FAMILIES.get(self.model_type)
         self._misfit = None if self._family is None else self._family.unsupported(self.config)
         lengths = (getattr(self.config, name, None) for name in LENGTHS)
         length = next((length for length in lengths if isinstance(length, int)), None)
@@ -100,21 +103,39 @@ class HuggingFaceModel(Model):
         return self._family is not None and self._misfit is None
 
     @property
-    def family(self) -> Family:
+    def family(self) -> Layout:
         """The description of this model's family.
 
         Raises:
             UsageError: there is none, or this configuration does not fit it.
         """
         if self._family is None:
-            raise UsageError(f"model type {self.model_type!r} is not described; known families: {', '.join(FAMILIES)}")
+            raise UsageError(
+                f"the layout of {self.model_type} models is not in the table, so their blocks cannot be read; they "
+                f"can be measured (without mixing), evaluated and mitigated by adapters; allowed: {', '.join(FAMILIES)}"
+            )
         if self._misfit is not None and self.intervention is not None:
             raise UsageError(f"no description fits the model under {self.intervention}: {self._misfit}")
         if self._misfit is not None:
             raise UsageError(f"this {self.model_type} model is not described: {self._misfit}; unset is allowed")
         return self._family
 
-    def described_by(self, family: Family, *, misfit: str | None = None) -> "HuggingFaceModel":
+    def dense_layout(self, theory: str) -> Layout:
+        """The layout of a dense decoder, for a theory that reads its weights.
+
+        Raises:
+            UsageError: there is none, this configuration does not fit it, or the model has more than it describes.
+        """
+        known = self._family is not None
+        has = self.family.not_dense(self.network) if known else "a layout that is not in the table"
+        if has is not None:
+            raise UsageError(
+                f"{theory} reads the weights of dense decoders, and this {self.model_type} model has {has}; it can be "
+                f"measured, evaluated and mitigated by adapters; allowed: {', '.join(sorted(DENSE))}"
+            )
+        return self.family
+
+    def described_by(self, family: Layout, *, misfit: str | None = None) -> "HuggingFaceModel":
         """A view of the network, changed from outside, under another description, or none, for the reason `misfit`."""
         view = copy.copy(self)
         view._family, view._misfit = family, misfit
@@ -160,7 +181,7 @@ class HuggingFaceModel(Model):
     def embed(self, token_ids: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position feature"]:
         """Token embeddings, with the scale some families apply inside the embedding layer (Gemma), or to its output."""
         embeddings: Tensor = self.network.get_input_embeddings()(token_ids)  # type: ignore[operator]
-        scale = 1.0 if self._family is None else self._family.embedding_scale(self.config)
+        scale = float(getattr(self.config, EMBEDDING_SCALES.get(self.model_type, ""), 1.0))
         return embeddings if scale == 1 else embeddings * scale
 
     def outputs(
@@ -266,11 +287,17 @@ class HuggingFaceModel(Model):
         """Depth, heads, masks and encodings; one variant if all layers agree, else a list per layer."""
         family, config = self.family, self.config
         depth = family.depth(config)
+        if beyond := family.beyond_attention(self.network):
+            raise UsageError(
+                f"layers {', '.join(map(str, beyond))} of this {self.model_type} model have no attention, so no mask "
+                "and encoding that a theory could read; it can be measured, evaluated and mitigated by adapters; "
+                "allowed: models whose every layer has attention"
+            )
         return {
             "depth": depth,
             "heads": family.heads(config),
             "mask": _collapse([family.mask(config, layer) for layer in range(depth)]),
-            "encoding": _collapse(family.encodings(self.network, config)),
+            "encoding": _collapse([family.encoding(config, layer) for layer in range(depth)]),
         }
 
     def describe(self) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def _check_usable(model: HuggingFaceModel) -> None:
     # Numbers of a configuration that do not fit each other can build a network that cannot be run.
     with refused_configuration(name):
         model.compare_inputs()
-        if model.described and "disk" not in model.places:  # the decays of linear layers are weights
+        if model.described and not model.family.beyond_attention(model.network):
             model.architecture_traits()
 
 

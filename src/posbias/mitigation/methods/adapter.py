@@ -18,7 +18,7 @@ from posbias.errors import UsageError
 from posbias.limits import REPEATS
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Spans, targets_of
 from posbias.mitigation.methods.weight_changes import LowRank, updated
-from posbias.models.families.projections import ROLES, Projection, linear_projections
+from posbias.models.families.projections import ROLES, Projection, linear_projections, named_projections
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.weights import quantised
 
@@ -120,16 +120,19 @@ def target_projections(model: HuggingFaceModel, adapter: Adapter) -> list[Projec
     Raises:
         UsageError: no layer has one of the targets, or quantised weights.
     """
-    family, roles = model.family, set(adapter.roles)
+    roles = set(adapter.roles)
     if quantised(model.network):
         raise UsageError(f"adapter: the weights of {model.origin.source!r} are quantised; others are allowed")
-    projections = list(linear_projections(model.network, family, model.config))
+    if model.described:
+        projections = list(linear_projections(model.network, model.family, model.config))
+    else:
+        projections = list(named_projections(model.network))
     present = {role for projection in projections for role in projection.rows}
     missing = roles - present
     if missing - {"gate"} or not roles & present:  # an MLP without a gate is one all the same
         raise UsageError(
-            f"adapter: no layer of this {family.name} model has linear projections {_listed(missing)} (experts of a "
-            f"mixture are none); allowed targets: {_listed(present) or 'none'}"
+            f"adapter: no layer of this {model.model_type} model has linear projections {_listed(missing)} (experts of "
+            f"a mixture are none); allowed targets: {_listed(present) or 'none'}"
         )
     targets = [{role: rows for role, rows in one.rows.items() if role in roles} for one in projections]
     return [replace(one, rows=rows) for one, rows in zip(projections, targets, strict=True) if rows]

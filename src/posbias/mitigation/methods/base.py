@@ -221,7 +221,7 @@ class Mitigation(Method, Intervention):
 
     def description(self, model: HuggingFaceModel, *, rerun: bool) -> HuggingFaceModel:
         """The model marked as a misfit, unless a method says how theories should read it."""
-        if self.strength == 0:
+        if self.strength == 0 or not model.described:
             return model
         return model.described_by(model.family, misfit=f"no theory describes {self.name}")
 

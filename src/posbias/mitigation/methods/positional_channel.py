@@ -20,7 +20,7 @@ from posbias.interventions.base import hooked
 from posbias.mitigation.methods.base import MITIGATIONS, Mitigation, Places, Spans
 from posbias.mitigation.methods.passage_attention import question_begins
 from posbias.mitigation.methods.weight_changes import LowRank, updated
-from posbias.models.families.base import Block
+from posbias.models.families.layout import Block
 from posbias.models.families.parts import weight_of
 from posbias.models.families.projections import check_unpacked, linear_projections
 from posbias.models.hugging_face import HuggingFaceModel
@@ -216,12 +216,11 @@ def _projections(model: HuggingFaceModel, block: Block) -> tuple[nn.Module, nn.M
             f"positional_channel: {family.name} models count their heads by the configuration; allowed are families "
             "that take what their projections give, such as llama, qwen2, qwen3, gemma3 and mistral"
         )
-    if family.packs_projections or len(family.query_key_value) != 3:
+    if family.gated_queries or len(family.query_key_value) != 3:
         raise UsageError(
             f"positional_channel: {family.name} makes queries, keys and values in one map; allowed are separate ones"
         )
-    switch = family.query_key_norm_switch
-    if family.query_key_norms is not None and (switch is None or getattr(model.config, switch)):
+    if family.query_key_norms is not None and family.normalises(model.config):
         for name in family.query_key_norms:
             gain, head_dim = family.norm(attention.get_submodule(name)).gain, vars(attention)["head_dim"]
             if gain.shape != (head_dim,):

@@ -8,23 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
 
-DEVICES = 4
-"""CodeGen's training ran on so many devices; the fused map holds what each of them had, one after the other."""
 OLMO_EPSILON = 1e-5
 """A literal of transformers' `OlmoLayerNorm`."""
 COHERE_NORMS = ("CohereLayerNorm", "Cohere2LayerNorm")
 """LayerNorms without a bias, written out."""
-LESS_ONE = ("GemmaRMS", "Gemma2", "Gemma3RMS", "RecurrentGemma", "Qwen3Next", "Qwen3_5")
+LESS_ONE = ("GemmaRMS", "Gemma2", "Gemma3RMS", "Qwen3Next", "Qwen3_5")
 """RMS norms that multiply by 1 + weight, so that a weight of zero is the identity, by the beginnings of their names."""
 
-Fusion = Literal["stacked", "interleaved", "by device"]
+Fusion = Literal["stacked", "interleaved"]
 """How one map holds all queries, keys and values: one after the other (GPT-2, MPT, Phi-3); for each key head its
-queries, its key, its value (GPT-NeoX, BLOOM, Falcon); for each device its queries, values and keys (CodeGen)."""
+queries, its key, its value (GPT-NeoX, BLOOM, Falcon)."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +40,16 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Latent:
-    """Fewer features, made of the stream, that queries, or keys and values, are made of: norm(W x + b)."""
-
-    down: Float[Tensor, "latent width"]
-    bias: Float[Tensor, "latent"] | None
-    norm: Norm | None
-
-
-@dataclass(frozen=True)
 class AttentionParts:
     """The maps of one attention layer: logits = softcap(scale q.k) + position_logits, then mask and softmax.
 
     Rotary positions turn the first features of a head, half against half. Where a model turns neighbours instead
-    (GPT-J), the query and key features of each head are listed in that order, which changes no logit.
+    (Cohere), the query and key features of each head are listed in that order, which changes no logit.
     """
 
-    query: Float[Tensor, "query_features read"]
-    key: Float[Tensor, "key_features read"]
-    value: Float[Tensor, "value_rows read"]
+    query: Float[Tensor, "query_features width"]
+    key: Float[Tensor, "key_features width"]
+    value: Float[Tensor, "value_rows width"]
     output: Float[Tensor, "width value_features"]
     heads: int
     key_heads: int
@@ -71,30 +60,17 @@ class AttentionParts:
     query_norm: Norm | None = None
     """Norm on queries: per head if its gain ends in head_dim features, over all features otherwise."""
     key_norm: Norm | None = None
-    value_norm: Norm | None = None
-    """Norm on the values of each head (Gemma 4)."""
     softcap: float | None = None
     query_bias: Float[Tensor, "query_features"] | None = None
     key_bias: Float[Tensor, "key_features"] | None = None
     value_bias: Float[Tensor, "value_rows"] | None = None
     output_bias: Float[Tensor, "width"] | None = None
-    clip: float | None = None
-    """Bound that queries, keys and values are clamped to after their projection (some MPT checkpoints)."""
     position_logits: Callable[[int], Float[Tensor, "heads n_positions"]] | None = None
     """Numbers added to the logits of each key by its position, for a prompt of so many positions: ALiBi, with every
     factor and rounding of the implementation that runs. A number per query may be missing: no softmax sees it. Beside
     learned sinks, which would, a query's own position counts 0."""
     sinks: Float[Tensor, "heads"] | None = None
     """Learned sinks (GPT-OSS): the logit, in every row's softmax, of a place that is no position and has no value."""
-    gate: Float[Tensor, "value_features stream"] | None = None
-    """Map from what the attention reads to gates, one for each feature of the heads' outputs, which are multiplied by
-    the gate's logistic function before the output map (Qwen 3 Next)."""
-    gate_bias: Float[Tensor, "value_features"] | None = None
-    query_factors: Callable[[int], Float[Tensor, "n_positions"]] | None = None
-    """Factors on the queries of every position of a prompt of so many (Llama 4)."""
-    latents: tuple[Latent, ...] = ()
-    """What the query, key and value maps read, one after the other, in place of the stream (DeepSeek); empty: the
-    stream itself. The gate, if there is one, reads the stream."""
 
     @property
     def value_dim(self) -> int:
@@ -112,37 +88,9 @@ class MlpParts:
     """The gate of down(act(gate x) * (up x)); None for a plain MLP, down(act(up x))."""
     activation: Any
     """The module or function the family applies elementwise."""
-    up_activation: Any = None
-    """Applied to `up x` beside a gate, down(act(gate x) * up_act(up x)): GPT-OSS clamps, shifts it. None: nothing."""
     up_bias: Float[Tensor, "hidden"] | None = None
     down_bias: Float[Tensor, "width"] | None = None
     gate_bias: Float[Tensor, "hidden"] | None = None
-
-
-@dataclass(frozen=True)
-class MixtureParts:
-    """A mixture of experts: the sum over each token's chosen experts e of w_e(x) expert_e(x), and a shared expert's."""
-
-    experts: tuple[MlpParts, ...]
-    router: Float[Tensor, "expert width"]
-    """The logits are this times x, plus `router_bias`."""
-    router_module: nn.Module
-    """The module that chooses; it returns a tuple whose last entry is the chosen experts [token, top], or the logits if
-    `top` is given."""
-    weigh: Callable[[Float[Tensor, "token expert"], Int[Tensor, "token top"]], Float[Tensor, "token top"]]
-    """Weights of the chosen experts from the logits and the choice, differentiable by the logits."""
-    router_bias: Float[Tensor, "expert"] | None = None
-    scales_input: bool = False
-    """The weights are factors on what the experts read, not on what they return (Llama 4)."""
-    top: int | None = None
-    """Number of experts with the largest logits that are chosen; None if the router says which."""
-    latent: Latent | None = None
-    """What the experts read in place of the stream (Nemotron 3 Super), and return; `from_latent` takes it back."""
-    from_latent: Float[Tensor, "width latent"] | None = None
-    shared: MlpParts | None = None
-    """An expert that every token is given to, beside the chosen ones."""
-    shared_gate: Float[Tensor, "1 width"] | None = None
-    """The shared expert's weight is the logistic function of this times x; None: it is 1."""
 
 
 def weight_of(linear: nn.Module) -> Float[Tensor, "out in"]:
@@ -177,12 +125,19 @@ def readable(module: nn.Module, name: str) -> Tensor:
 
 
 def read_attention(
-    projections: Sequence[nn.Module], output: nn.Module, *, heads: tuple[int, int], fusion: Fusion, scale: float
+    projections: Sequence[nn.Module],
+    output: nn.Module,
+    *,
+    heads: tuple[int, int],
+    fusion: Fusion,
+    scale: float,
+    gated: bool = False,
 ) -> AttentionParts:
     """The maps of an attention layer.
 
     The projections are those of queries, of keys and of values, or one of all three, which `fusion` describes; `output`
-    takes the heads' outputs to the stream, and `heads` counts query heads and key heads.
+    takes the heads' outputs to the stream, and `heads` counts query heads and key heads. If `gated`, the rows of each
+    head's queries are followed by those of its gate, which is left out.
     """
 
     def three(tensors: list[Any]) -> Sequence[Any]:
@@ -192,6 +147,8 @@ def read_attention(
 
     query, key, value = three([weight_of(projection) for projection in projections])
     query_bias, key_bias, value_bias = three([bias_of(projection) for projection in projections])
+    if gated:
+        query, query_bias = (rows if rows is None else _before_gates(rows, heads[0]) for rows in (query, query_bias))
     return AttentionParts(
         query=query,
         key=key,
@@ -208,17 +165,18 @@ def read_attention(
     )
 
 
+def _before_gates(rows: Shaped[Tensor, "all *columns"], heads: int) -> Shaped[Tensor, "half *columns"]:
+    return rows.reshape(heads, 2, -1, *rows.shape[1:])[:, 0].flatten(0, 1)
+
+
 def split_fused(fused: Shaped[Tensor, "all *columns"], heads: tuple[int, int], fusion: Fusion) -> tuple[Tensor, ...]:
     """Query, key and value rows of one map, heads in order within each."""
     columns, key_heads = fused.shape[1:], heads[1]
-    if fusion == "by device":
-        query, value, key = fused.reshape(DEVICES, 3, -1, *columns).unbind(1)
-    else:
-        size = fused.shape[0] // (heads[0] + 2 * key_heads)
-        if fusion == "stacked":
-            return torch.split(fused, [heads[0] * size, key_heads * size, key_heads * size])
-        by_group = fused.reshape(key_heads, -1, size, *columns)
-        query, key, value = by_group[:, :-2], by_group[:, -2], by_group[:, -1]
+    size = fused.shape[0] // (heads[0] + 2 * key_heads)
+    if fusion == "stacked":
+        return torch.split(fused, [heads[0] * size, key_heads * size, key_heads * size])
+    by_group = fused.reshape(key_heads, -1, size, *columns)
+    query, key, value = by_group[:, :-2], by_group[:, -2], by_group[:, -1]
     return query.reshape(-1, *columns), key.reshape(-1, *columns), value.reshape(-1, *columns)
 
 

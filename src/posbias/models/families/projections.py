@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posbias.errors import UsageError
-from posbias.models.families.base import Family
+from posbias.models.families.layout import Layout
 from posbias.models.families.parts import split_fused, weight_of
 
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -35,7 +35,20 @@ class Projection:
         return made, read
 
 
-def linear_projections(network: nn.Module, family: Family, config: Any) -> Iterator[Projection]:
+BY_NAME = {f"{role}_proj": role for role in ROLES}
+
+
+def named_projections(network: nn.Module) -> Iterator[Projection]:
+    """The projections of a network without a layout, by the names that most families give them, experts left out."""
+    for path, module in network.named_modules():
+        *above, name = path.split(".")
+        numbers = [int(step) for step in above if step.isdigit()]
+        if name in BY_NAME and len(numbers) == 1 and isinstance(module, nn.Linear):
+            made = torch.arange(weight_of(module).shape[0])
+            yield Projection(path, numbers[0], module, {BY_NAME[name]: made})
+
+
+def linear_projections(network: nn.Module, family: Layout, config: Any) -> Iterator[Projection]:
     """All projections of attention and of MLPs, layer by layer; experts of a mixture are left out, and what makes
     queries, keys and values if it makes more than these.
 
@@ -46,13 +59,13 @@ def linear_projections(network: nn.Module, family: Family, config: Any) -> Itera
     for layer, block in enumerate(family.blocks(network)):
         by_role: list[tuple[nn.Module, tuple[str, ...]]] = []
         if block.softmax is not None:
-            if not family.packs_projections:
+            if not family.gated_queries:
                 queries = [block.attention.get_submodule(name) for name in family.query_key_value]
                 by_role = [(queries[0], ("q", "k", "v"))]
                 if len(queries) > 1:
                     by_role = [(module, (role,)) for module, role in zip(queries, "qkv", strict=True)]
             by_role.append((block.attention_output, ("o",)))
-        if block.mlp is not None and not family.is_mixture(block):
+        if not family.is_mixture(block):
             within = family.mlp_module(block)
             up, down = (within.get_submodule(name) for name in family.up_and_down)
             gate = getattr(within, family.gate, None)
@@ -70,13 +83,13 @@ def linear_projections(network: nn.Module, family: Family, config: Any) -> Itera
             yield Projection(path, layer, module, dict(zip(roles, parts, strict=True)))
 
 
-def check_unpacked(name: str, family: Family) -> None:
+def check_unpacked(name: str, family: Layout) -> None:
     """Refuse a family for a method that changes queries or keys in their own maps."""
-    if family.packs_projections:
+    if family.gated_queries:
         raise UsageError(f"{name}: {family.name} has no plain maps of queries, keys and values")
 
 
-def _check_linear(module: nn.Module, path: str, family: Family) -> None:
+def _check_linear(module: nn.Module, path: str, family: Layout) -> None:
     weight = getattr(module, "weight", None)
     linear = isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
     if not linear or not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 2:

@@ -163,7 +163,7 @@ def mean_field(
     if prompts is not None and prompts.n_positions != n_positions:
         raise UsageError(f"prompts hold {prompts.n_positions} tokens each; n_positions asks for {n_positions}")
     chosen = resolve_level(spec, level, n_positions)
-    bins = choose_bins(spec, n_positions, exact=spec.draws or isinstance(chosen, SampledHeads))
+    bins = choose_bins(spec, n_positions, exact=isinstance(chosen, SampledHeads))
     setting = Setting(bins, spec.width, np.random.default_rng(seed))
     entries = _entries(model, spec, bins, prompts)
     squares, forward = np.zeros(n_positions), None

@@ -19,7 +19,6 @@ from jaxtyping import Float64, Int
 
 from posbias.errors import UsageError
 from posbias.registry import Registry
-from posbias.theory.mean_field.activations import ACTIVATIONS
 from posbias.theory.mean_field.bins import (
     EXACT_POSITIONS,
     Bins,
@@ -30,15 +29,9 @@ from posbias.theory.mean_field.bins import (
     head_operators,
     smooth,
 )
-from posbias.theory.mean_field.spec import AttentionSpec, BranchSpec, MeanFieldSpec, ModuleSpec, NormSpec, ResidualSpec
+from posbias.theory.mean_field.spec import AttentionSpec, BranchSpec, MeanFieldSpec, NormSpec, ResidualSpec
 
 LEVELS: Registry["Level"] = Registry("mean-field level")
-DRAWN_FEATURES = 2**14
-"""Features of the vectors that a branch without a formula is pulled through on, over all runs: 128 runs at width 128,
-four at 4096. At width 128 four times as many change W1 by less than .01."""
-FORWARD_SHARE = 8
-"""Forward kernels average over many rows and need that many times fewer draws than gradients of one position: with 200
-heads both ways the forward pass contributed 0.2 % of noise, the backward pass 5 %."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,36 +54,18 @@ class Level(ABC):
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
         """Gradient kernel at the branch's normalised input from that at its output."""
 
-    def draws(self, width: int) -> int:
-        """Runs of a branch that has no formula."""
-        return -(-DRAWN_FEATURES // width)
-
     def branch_forward(self, part: BranchSpec, x: Kernel, setting: Setting) -> Kernel:
         """Kernel of any branch's output from that of its normalised input."""
-        if isinstance(part, ModuleSpec):
-            draws = -(-self.draws(setting.width) // FORWARD_SHARE)
-            return part.modules.through(x, None, draws=draws, generator=setting.generator)
-        if not isinstance(part, AttentionSpec):
-            return part.forward(setting.width, x)
-        output = self.forward(part, x, setting)
-        if part.gate is None:
-            return output
-        gates, _ = ACTIVATIONS["sigmoid"].kernels(part.gate.forward(setting.width, x))
-        return (output.scaled(1.0, offset=-part.output.bias) * gates).scaled(1.0, offset=part.output.bias)
+        if isinstance(part, AttentionSpec):
+            return self.forward(part, x, setting)
+        return part.forward(setting.width, x)
 
     def branch_backward(self, branch: "Branch", gradient: Kernel, setting: Setting) -> Kernel:
         """Gradient kernel at any branch's normalised input from that at its output."""
         part, x = branch.spec, branch.x
-        if isinstance(part, ModuleSpec):
-            return part.modules.through(x, gradient, draws=self.draws(setting.width), generator=setting.generator)
-        if not isinstance(part, AttentionSpec):
-            return part.backward(setting.width, x, gradient)
-        if part.gate is None:
+        if isinstance(part, AttentionSpec):
             return self.backward(part, x, gradient, setting)
-        gates, slopes = ACTIVATIONS["sigmoid"].kernels(part.gate.forward(setting.width, x))
-        ungated = branch.output.scaled(1.0, offset=-part.output.bias) * gates.inverse()
-        through_gate = (gradient * ungated * slopes).scaled(part.gate.variance * setting.width)
-        return self.backward(part, x, gradient * gates, setting) + through_gate
+        return part.backward(setting.width, x, gradient)
 
     def __str__(self) -> str:
         return LEVELS.spell(self)
@@ -176,7 +151,7 @@ def attention_grams(attention: AttentionSpec, width: int, x: Kernel) -> Grams:
     return Grams(
         query=query.scaled(attention.scale**2 * attention.head_dim),
         key=key if attention.key_norm is None else attention.key_norm.forward(key),
-        value=attention.values(width, x),
+        value=attention.value.forward(width, x),
     )
 
 
@@ -205,7 +180,7 @@ class _Expansion(Level):
                 path = _paths(attention, x, arriving, Heads.of(operator, grams, bins), setting.width)
             else:
                 gathered = from_mass(operator.gather(arriving.mass(bins)), bins)
-                path = attention.through_values(setting.width, x, gathered)
+                path = gathered.scaled(attention.value.variance)
             paths.append(path.scaled(share))
         return _total(paths)
 
@@ -223,7 +198,7 @@ def _paths(attention: AttentionSpec, x: Kernel, arriving: Kernel, heads: Heads, 
     if attention.query_norm is not None:
         query_path = attention.query_norm.backward(query_path, attention.query.forward(width, x))
     return (
-        attention.through_values(width, x, value_path)
+        value_path.scaled(attention.value.variance)
         + key_path.scaled(attention.key.variance)
         + query_path.scaled(attention.query.variance * attention.scale**2 * attention.head_dim)
     )

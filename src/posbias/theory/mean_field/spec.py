@@ -18,7 +18,7 @@ from posbias.architecture import HeadGroup, Rope
 from posbias.architecture.absolute import AbsoluteEncoding
 from posbias.errors import UsageError
 from posbias.models.devices import float64_device, in_float64
-from posbias.models.families.base import Block
+from posbias.models.families.layout import Block
 from posbias.models.families.parts import AttentionParts, MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
@@ -26,7 +26,6 @@ from posbias.models.reference.network import ReferenceBlock, ReferenceTransforme
 from posbias.models.reference.parameters import shown
 from posbias.theory.mean_field.activations import Activation, recognise
 from posbias.theory.mean_field.bins import Kernel
-from posbias.theory.mean_field.drawn import Modules
 from posbias.theory.reference import attention_parts, mlp_parts, norm_of
 
 EMBEDDING_ROWS = 4096
@@ -39,8 +38,6 @@ PLACEMENTS = {
 }
 """Places of norms: before a branch (Llama); on the stream after the addition (the first transformer); on a branch's
 output (OLMo-2); before a branch and on its output (Gemma 3)."""
-CLIP_DEVIATIONS = 5.0
-"""A clamp this many standard deviations out never acts."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class ResidualSpec:
     stream_factor: float = 1.0
     branch_factor: float = 1.0
     norm: NormSpec | None = None
-    """Norm of the stream after the addition (the original post-norm transformer, OPT-350M)."""
+    """Norm of the stream after the addition (the original post-norm transformer)."""
 
 
 PLAIN_RESIDUAL = ResidualSpec()
@@ -115,25 +112,11 @@ class AttentionSpec:
     """Rotary frequencies of each head's feature pairs, radians per position; they act on sampled heads only."""
     query_norm: NormSpec | None = None
     key_norm: NormSpec | None = None
-    value_norm: NormSpec | None = None
     softcap: float | None = None
-    gate: LinearSpec | None = None
-    """Map to the gates of the heads' outputs, which are multiplied by their logistic function (Qwen 3 Next)."""
     pre_norm: NormSpec | None = None
     post_norm: NormSpec | None = None
     """Norm of the branch before it is added."""
     residual: ResidualSpec = PLAIN_RESIDUAL
-
-    def values(self, width: int, x: Kernel) -> Kernel:
-        """Kernel of the values from that of the branch's normalised input; keys' maps are others, or many features."""
-        raw = self.value.forward(width, x)
-        return raw if self.value_norm is None else self.value_norm.forward(raw)
-
-    def through_values(self, width: int, x: Kernel, gradient: Kernel) -> Kernel:
-        """Gradient kernel at that input from that at the values."""
-        if self.value_norm is not None:
-            gradient = self.value_norm.backward(gradient, self.value.forward(width, x))
-        return gradient.scaled(self.value.variance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,17 +157,7 @@ class MlpSpec:
         return gradient * (through_up + through_gate)
 
 
-@dataclass(frozen=True, eq=False)
-class ModuleSpec:
-    """One branch that runs as it is: a linear layer, or a mixture of experts."""
-
-    modules: Modules
-    pre_norm: NormSpec | None = None
-    post_norm: NormSpec | None = None
-    residual: ResidualSpec = PLAIN_RESIDUAL
-
-
-BranchSpec = AttentionSpec | ModuleSpec | MlpSpec
+BranchSpec = AttentionSpec | MlpSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,16 +165,14 @@ class LayerSpec:
     """One block; any branch may be absent."""
 
     attention: AttentionSpec | None
-    mlp: MlpSpec | ModuleSpec | None
-    linear: ModuleSpec | None = None
-    """A linear layer in attention's place, or beside it."""
+    mlp: MlpSpec | None
     parallel: bool = False
     """All branches read the block's input; their residuals are then plain."""
 
     @property
     def steps(self) -> list[list[BranchSpec]]:
         """The branches that are there, in order, those together that read the same stream."""
-        mixing: list[BranchSpec] = [part for part in (self.attention, self.linear) if part is not None]
+        mixing: list[BranchSpec] = [] if self.attention is None else [self.attention]
         mlp: list[BranchSpec] = [] if self.mlp is None else [self.mlp]
         return [step for step in ([mixing + mlp] if self.parallel else [mixing, mlp]) if step]
 
@@ -228,11 +199,6 @@ class MeanFieldSpec:
     def branches(self) -> list[BranchSpec]:
         """The branches of all layers, from the input up."""
         return [part for layer in self.layers for step in layer.steps for part in step]
-
-    @property
-    def draws(self) -> bool:
-        """Some branch has no formula and runs on drawn vectors."""
-        return any(isinstance(branch, ModuleSpec) for branch in self.branches)
 
     @property
     def input_power(self) -> float:
@@ -275,7 +241,7 @@ def with_norms(spec: MeanFieldSpec, placement: str) -> MeanFieldSpec:
         before, after, stream = (norm if present else None for present in PLACEMENTS[placement])
         return replace(branch, pre_norm=before, post_norm=after, residual=replace(branch.residual, norm=stream))
 
-    names = ("attention", "linear", "mlp")
+    names = ("attention", "mlp")
     layers = tuple(replace(layer, **{name: moved(getattr(layer, name)) for name in names}) for layer in spec.layers)
     last = next(norm for norm in _norms(spec.branches[-1]) if norm is not None)
     return replace(spec, layers=layers, final_norm=None if placement == "post" else spec.final_norm or last)
@@ -300,19 +266,14 @@ def spec_of(model: Model) -> MeanFieldSpec:
 
 
 def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
-    family, config, network = model.family, model.config, model.network
-    if family.no_mean_field is not None:
-        raise UsageError(f"mean field has no theory for {family.no_mean_field}, which {family.name} models have")
+    family, config, network = model.dense_layout("mean field"), model.config, model.network
     blocks, embedding_norm, positions = family.blocks(network), family.embedding_norm, 0.0
     layers = tuple(_family_layer(model, block, layer) for layer, block in enumerate(blocks))
-    if any(projection is not None for projection in family.projections(network)):
-        raise UsageError(f"mean field needs embeddings as wide as the blocks, got {model.width}")
     if family.position_table is not None:
         table = network.get_submodule(family.position_table).get_parameter("weight")
         positions = _power(table[family.position_offset :])
     input_scale = family.input_scale(config)
     embedding = None if embedding_norm is None else family.norm(network.get_submodule(embedding_norm))
-    final = family.final_norm_module(network)
     return MeanFieldSpec(
         width=model.width,
         layers=layers,
@@ -320,40 +281,19 @@ def _family_spec(model: HuggingFaceModel) -> MeanFieldSpec:
         input_scale=input_scale,
         positions=positions,
         embedding_norm=_norm(embedding),
-        final_norm=_norm(None if final is None else family.norm(final)),
+        final_norm=_norm(family.norm(network.get_submodule(family.final_norm))),
     )
 
 
 def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpec:
     family, config = model.family, model.config
-    blocks = family.blocks(model.network)
 
-    def norms(branch: str, *, factor: float = 1.0) -> dict[str, Any]:
-        """The norms of one branch: before it, after it, and of the stream once it is added; its factor."""
-        modules = {name: getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm", "stream_norm")}
-        before, after, stream = (_norm(module and family.norm(module)) for module in modules.values())
-        both = float(block.output_scale) if branch == "mlp" else 1.0
-        return {"pre_norm": before, "post_norm": after, "residual": ResidualSpec(both, both * factor, stream)}
+    def norms(branch: str) -> dict[str, Any]:
+        """The norms of one branch, before it and after it."""
+        before, after = (getattr(block, f"{branch}_{name}") for name in ("norm", "post_norm"))
+        return {"pre_norm": _norm(before and family.norm(before)), "post_norm": _norm(after and family.norm(after))}
 
-    mlp: MlpSpec | ModuleSpec | None = None
-    if family.is_mixture(block):
-        mixtures = tuple(family.mlp_modules(other) for other in blocks if family.is_mixture(other))
-        modules = Modules(mixtures, model.width, lambda _n_positions, _device: {})
-        mlp = ModuleSpec(modules, **norms("mlp", factor=block.mlp_scale))
-    elif block.mlp is not None:
-        mlp = _mlp_spec(block.mlp_added(family.mlp_parts(block, config)), **norms("mlp"))
-    linear = None
-    if block.linear is not None:
-        linear_layers = tuple((other.linear.module,) for other in blocks if other.linear is not None)
-        modules = Modules(linear_layers, model.width, family.linear_call)
-        linear = ModuleSpec(modules, **norms("attention", factor=block.linear.scale))
-    if block.softmax is None:
-        return LayerSpec(attention=None, mlp=mlp, linear=linear)
     parts = block.attention_added(family.attention_parts(block, config))
-    if parts.clip is not None:
-        largest = max(_power(weight) for weight in (parts.query, parts.key, parts.value))
-        if parts.clip < CLIP_DEVIATIONS * (largest * model.width) ** 0.5:
-            raise UsageError(f"mean field has no theory for queries, keys and values clamped to {parts.clip}")
     frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
     group = HeadGroup(
         mask=family.mask(config, layer),
@@ -370,8 +310,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
             rotation=None if frequencies is None else np.tile(frequencies, (parts.heads, 1)),
             **norms("attention"),
         ),
-        mlp=mlp,
-        linear=linear,
+        mlp=_mlp_spec(block.mlp_added(family.mlp_parts(block, config)), **norms("mlp")),
         parallel=family.is_parallel(config),
     )
 
@@ -389,9 +328,7 @@ def _attention_spec(parts: AttentionParts, **beside: Any) -> AttentionSpec:
         output=_linear(parts.output, parts.output_bias),
         query_norm=_norm(parts.query_norm, parts.head_dim),
         key_norm=_norm(parts.key_norm, parts.head_dim),
-        value_norm=_norm(parts.value_norm, parts.value_dim),
         softcap=parts.softcap,
-        gate=None if parts.gate is None else _linear(parts.gate, parts.gate_bias),
         **beside,
     )
 

@@ -42,7 +42,7 @@ from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.base import Prediction
-from posbias.theory.power_rollout.attention import has_head_gains, value_gains
+from posbias.theory.power_rollout.attention import value_gains
 from posbias.theory.power_rollout.local_maps import gain_and_power
 from posbias.theory.power_rollout.rollout import PromptTrace
 
@@ -117,6 +117,11 @@ def trace_attention(
         for layer, block in zip(layers, blocks, strict=True)
     ]
     return traced, share.mean(1)
+
+
+def _beyond_attention(model: HuggingFaceModel) -> bool:
+    """True if some layer mixes positions by something else than attention, or gates what attention returns."""
+    return bool(model.family.beyond_attention(model.network)) or model.family.gated_queries
 
 
 Transition = Callable[[AttentionBlock], Shares]
@@ -253,9 +258,12 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
         (arXiv 2005.00928) without their fixed residual half; `norm_weighted`: Kobayashi et al. (arXiv 2004.10102);
         their later form (arXiv 2109.07152) adds the residual as a vector, we use the measured mixing; `power`: ours.
     """
-    if isinstance(model, HuggingFaceModel) and model.family.beyond_attention(model.network):
-        beyond = "rollouts of attention: in some layers linear layers mix positions too, or nothing does"
-        return AttentionRollouts({}, np.empty((prompts.count, 0)), (beyond,))
+    if isinstance(model, HuggingFaceModel) and _beyond_attention(model):
+        return AttentionRollouts(
+            {},
+            np.empty((prompts.count, 0)),
+            ("rollouts of attention: in some layers linear layers mix positions too, or nothing does",),
+        )
     rows: dict[str, list[Row]] = {}
     mixing: list[list[float]] = []
     left_out: tuple[str, ...] = ()
@@ -265,9 +273,6 @@ def attention_rollouts(model: Model, prompts: Prompts) -> AttentionRollouts:
         if any(traced.before is None and traced.after is None for traced in layers):
             del rules["power"]
             left_out = ("power: the model normalises the stream itself, after adding to it",)
-        elif not all(has_head_gains(traced.layer.parts) for traced in layers):
-            del rules["power"]
-            left_out = ("power: heads whose values are normalised or made of latents have no one gain",)
         for name, row in _pull(layers, rules, shares).items():
             rows.setdefault(name, []).append(row)
         mixing.append(shares)

@@ -12,11 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posbias.errors import UsageError
 from posbias.models.attention import (
     AttentionBlock,
     AttentionState,
-    affine,
     norm_forward,
     project_attention,
     query_blocks,
@@ -55,7 +53,7 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     """Pull through one attention branch alone (its factor and the stream's own identity path are the caller's).
 
     r = N_post(e) W_O^p by head; values: Z_j = sum_i A_ij^p r_i; keys: g_j = sum_i B_ij q_i^p with
-    B_ij = (scale s_ij A_ij)^p sum_c r_ic (v_jc - o_ic)^p and s the slope of the logits' soft cap (1 without), clamp,
+    B_ij = (scale s_ij A_ij)^p sum_c r_ic (v_jc - o_ic)^p and s the slope of the logits' soft cap (1 without),
     rotation and q/k norm undone; then N_in(Z W_V^p + g W_K^p). If heads agree, Z_j = sum_i (sum_h A_hij)^p r_i.
     Logits by position (ALiBi) are constants. With random signs every (head, query, key) has one for its value and one
     for its key, every (head, query) one for its query.
@@ -64,51 +62,19 @@ def attention_pull(layer: LayerDescription, trace: LayerTrace, energy: Energy, w
     state = recompute_attention(layer, trace)
     energy = norm_pull(layer.attention_post_norm, trace.attention_branch, energy, power, even=walk.even_norms)
     received = energy @ parts.output.to(energy.dtype).pow(power)
-    if parts.gate is not None:
-        gates = affine(state.read, parts.gate, parts.gate_bias).sigmoid()
-        through_gates = received * (_head_outputs(layer, state) * gates * (1 - gates)).pow(power)
-        received = received * gates.pow(power)
     by_head = received.reshape(*received.shape[:-1], parts.key_heads, -1, parts.value_dim).movedim(-4, -2)
     if walk.even_heads:
         by_head = by_head * _evening(layer, by_head.dtype)
     values, keys, queries = _pull_blocks(layer, state, by_head, walk)
 
-    values = norm_pull(parts.value_norm, state.raw_value, values, power)
-    if parts.clip is not None:
-        values = values * (state.raw_value.abs() < parts.clip)
     paths = [_project(values, parts.value, walk)]
     if walk.key and parts.scale != 0:
         raw = unprepare(keys, state.raw_key, parts.key_norm, trace, power)
-        paths.append(_project(_unclamped(raw, state.raw_key, parts), parts.key, walk))
+        paths.append(_project(raw, parts.key, walk))
     if walk.query and parts.scale != 0:
-        if parts.query_factors is not None:
-            queries = queries * parts.query_factors(len(state.read)).to(queries)[:, None].pow(power)
         raw = unprepare(queries.flatten(-4, -3), state.raw_query, parts.query_norm, trace, power)
-        paths.append(_project(_unclamped(raw, state.raw_query, parts), parts.query, walk))
-    if parts.latents:
-        paths = _from_latents(parts, state.read, walk.add(*paths), walk)
-    if parts.gate is not None:
-        paths.append(through_gates @ parts.gate.to(energy.dtype).pow(power))
+        paths.append(_project(raw, parts.query, walk))
     return norm_pull(layer.attention_norm, trace.stream, walk.add(*paths), power, even=walk.even_norms)
-
-
-def _from_latents(parts: AttentionParts, read: Tensor, energy: Tensor, walk: Walk) -> list[Tensor]:
-    """From the latents that queries, keys and values are made of to what they are made from, one path for each."""
-    paths = []
-    sizes = [len(latent.down) for latent in parts.latents]
-    for latent, arriving in zip(parts.latents, torch.split(energy, sizes, -1), strict=True):
-        raw = affine(read, latent.down, latent.bias)
-        pulled = norm_pull(latent.norm, raw, arriving, walk.power, even=walk.even_norms)
-        paths.append(pulled @ latent.down.to(pulled.dtype).pow(walk.power))
-    return paths
-
-
-def _head_outputs(layer: LayerDescription, state: AttentionState) -> Float[Tensor, "position value_features"]:
-    """Outputs of all heads, before gates."""
-    outputs = state.query.new_zeros(*state.query.shape[:3], layer.attention.parts.value_dim)
-    for block in attention_blocks(layer, state):
-        outputs[:, :, block.queries] = block.weights @ state.value[:, None, block.keys]
-    return outputs.flatten(0, 1).transpose(0, 1).flatten(1)
 
 
 def _pull_blocks(
@@ -196,24 +162,10 @@ def _evening(layer: LayerDescription, dtype: torch.dtype) -> Float[Tensor, "key_
         return 1.0 if norm is None else norm.gain.to(dtype).square()
 
     sent = (parts.output.to(dtype).square().T * gain(layer.attention_post_norm)).sum(1)
-    read = (_values_of_stream(parts).to(dtype).square() * gain(layer.attention_norm)).sum(1)
+    read = (parts.value.to(dtype).square() * gain(layer.attention_norm)).sum(1)
     by_head = sent.reshape(parts.key_heads, -1, parts.value_dim) * read.reshape(parts.key_heads, 1, parts.value_dim)
     gains = by_head.sum(-1)
     return torch.where(gains > 0, gains.mean() / gains, torch.ones_like(gains))[..., None, None]
-
-
-def has_head_gains(parts: AttentionParts) -> bool:
-    """True if a head's values are one linear map of the stream: no latents between, no norm behind."""
-    return not parts.latents and parts.value_norm is None
-
-
-def _values_of_stream(parts: AttentionParts) -> Tensor:
-    """The value map, if heads have gains; else refused."""
-    if not has_head_gains(parts):
-        raise UsageError(
-            "heads whose values are normalised or made of latents have no one gain; allowed: form='diagonal', own heads"
-        )
-    return parts.value
 
 
 def unprepare(
@@ -231,14 +183,6 @@ def unprepare(
     grouped = merged.reshape(*merged.shape[:-1], -1, norm.gain.shape[-1])
     pulled = norm_pull(norm, raw.reshape(grouped.shape[-3:]), grouped, power)
     return pulled.reshape(energy.transpose(-3, -2).shape).transpose(-3, -2)
-
-
-def _unclamped(energy: ByHead, raw: Float[Tensor, "position features"], parts: AttentionParts) -> ByHead:
-    """Nothing comes back through a clamp from the features it holds at its bound."""
-    if parts.clip is None:
-        return energy
-    free = raw.abs() < parts.clip
-    return energy * free.reshape(len(raw), -1, parts.head_dim).transpose(0, 1)
 
 
 def _project(
@@ -300,7 +244,7 @@ def value_gains(
     width = len(parts.output)
     output = (parts.output.to(after) * after.reshape(-1, 1)).reshape(width, parts.key_heads, -1, parts.value_dim)
     gram = torch.einsum("wkgc,wkgd->kgcd", output, output)
-    value = (_values_of_stream(parts).to(before) * before).reshape(parts.key_heads, parts.value_dim, -1)
+    value = (parts.value.to(before) * before).reshape(parts.key_heads, parts.value_dim, -1)
     return torch.einsum("kgcd,kcd->kg", gram, value @ value.transpose(1, 2)) / width, gram
 
 

@@ -9,40 +9,26 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from posbias.architecture import Causal
 from posbias.errors import RunError
 from posbias.models.attention import AttentionLayer
-from posbias.models.families.base import Block, Mixer
-from posbias.models.reference.attention import Weights, logit_bias
-from posbias.models.reference.config import ReferenceShape, shape_of
+from posbias.models.families.layout import Block, Mixer
+from posbias.models.reference.attention import logit_bias
+from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import entrance, normalise, of_constants, of_layer, read_out, split, with_mlp
 from posbias.models.reference.network import ReferenceBlock, ReferenceTransformer
-from posbias.models.reference.parameters import constants_of, stacked
-from posbias.models.reference.recurrence import linear_branch
+from posbias.models.reference.parameters import constants_of
 from posbias.theory.power_rollout.trace import Description, LayerDescription, LayerTrace, Trace, score_gradient
 from posbias.theory.reference import attention_parts, heads_turn_alike, mlp_parts, norm_of
-
-
-class LinearLayer(nn.Module):
-    """The linear layer of a reference block by itself: from what its branch reads to what it adds."""
-
-    def __init__(self, block: ReferenceBlock, shape: ReferenceShape, constants: Weights) -> None:
-        super().__init__()
-        self.block, self.shape, self.constants = block, shape, constants
-
-    def forward(self, read: Float[Tensor, "batch position feature"]) -> Float[Tensor, "batch position feature"]:
-        """Every position's branch."""
-        weights = {name: value[None] for name, value in self.block.named_parameters(recurse=False)}
-        return linear_branch(self.shape, weights, self.constants, read[None])[0]
 
 
 def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Description:
     """Take a reference model apart for prompts of `n_positions` tokens.
 
     Raises:
-        UsageError: the model does not take so many tokens.
+        UsageError: the model does not take so many tokens, or has linear layers.
     """
     config, network = model.config, model.network
     constants = {name: value.to(model.device) for name, value in constants_of(config, n_positions).items()}
@@ -50,20 +36,15 @@ def describe_reference(model: ReferenceTransformer, *, n_positions: int) -> Desc
     layers = []
     for index, block in enumerate(network.blocks):
         assert isinstance(block, ReferenceBlock)
-        mixer, bias, linear = None, None, None
-        if block.linear:
-            linear = Mixer(LinearLayer(block, shape, of_constants(stacked([constants]), index)), block)
-        else:
-            parts = attention_parts(block)
-            weights = {name: value.detach()[None] for name, value in block.named_parameters(recurse=False)}
-            bias = logit_bias(shape, weights, constants["bias"][index][None])
-            bias = bias[0].reshape(parts.key_heads, -1, n_positions, n_positions)
-            mixer = AttentionLayer(index, block, parts, mask=Causal(), angles=None)
+        parts = attention_parts(block)
+        weights = {name: value.detach()[None] for name, value in block.named_parameters(recurse=False)}
+        bias = logit_bias(shape, weights, constants["bias"][index][None])
+        bias = bias[0].reshape(parts.key_heads, -1, n_positions, n_positions)
         layers.append(
             LayerDescription(
                 index=index,
-                block=Block(block, softmax=None if linear else Mixer(block, block), linear=linear, mlp=block),
-                mixer=mixer,
+                block=Block(block, softmax=Mixer(block, block), mlp=block),
+                attention=AttentionLayer(index, block, parts, mask=Causal(), angles=None),
                 mlp=mlp_parts(block),
                 attention_norm=norm_of(block, "attention", where="pre"),
                 attention_post_norm=None,

@@ -36,7 +36,6 @@ from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.theory.base import THEORIES, ModelTheory, Prediction
 from posbias.theory.power_rollout.attention import attention_energy, attention_pull
-from posbias.theory.power_rollout.linear import linear_pull
 from posbias.theory.power_rollout.local_maps import PROBE_SEED, even_gain, mlp_gain, mlp_pull, norm_pull
 from posbias.theory.power_rollout.reference import describe_reference, trace_reference
 from posbias.theory.power_rollout.trace import (
@@ -96,8 +95,6 @@ class PromptTrace(Trace):
 
     def pull_start(self, covector: Covectors, walk: Walk) -> Energy:
         """The first step of `pull`: to the stream above the last block, zero at all positions but the last."""
-        if self.description.output_projection is not None:
-            covector = covector @ self.description.output_projection.to(covector.dtype).pow(walk.power)
         last = norm_pull(self.description.final_norm, self.final_stream, covector, walk.power)
         stream = last.new_zeros(*last.shape[:-1], len(self.embeddings), last.shape[-1])
         stream[..., -1, :] = last
@@ -107,27 +104,22 @@ class PromptTrace(Trace):
         """One step of `pull`: through one block, whose index counts from the input; energies are not scaled."""
         layer, trace = self.description.layers[block], self.layers[block]
         power, even = walk.power, walk.even_norms
-        energy = _times(layer.output_factor, energy, power)
         if layer.rotation is not None:
             energy = energy @ layer.rotation.T.pow(power)
         energy = norm_pull(layer.mlp_stream_norm, trace.mlp_sum, energy, power, even=even)
         mlp = [mlp_pull(layer, trace, energy, walk)] if walk.mlp and layer.mlp is not None else []
-        mixed = [attention_pull] if layer.mixer is not None else []
-        mixed += [linear_pull] if layer.block.linear is not None else []
         if layer.parallel:
-            return walk.meet(energy, *mlp, *(pull(layer, trace, energy, walk) for pull in mixed))
+            return walk.meet(energy, *mlp, attention_pull(layer, trace, energy, walk))
         energy = walk.meet(_times(layer.mlp_stream_factor, energy, power), *mlp) if mlp else energy
         energy = norm_pull(layer.attention_stream_norm, trace.attention_sum, energy, power, even=even)
-        added = [_times(layer.branch_factor, pull(layer, trace, energy, walk), power) for pull in mixed]
-        return walk.meet(_times(layer.stream_factor, energy, power), *added)
+        added = _times(layer.branch_factor, attention_pull(layer, trace, energy, walk), power)
+        return walk.meet(_times(layer.stream_factor, energy, power), added)
 
     def pull_end(self, energy: Energy, walk: Walk) -> Float[Tensor, "*batch position width"]:
-        """The last step of `pull`: through the embedding norm, the input projection (no family has both), the scale."""
+        """The last step of `pull`: through the embedding norm and the scale of the input."""
         maps, power = self.description, walk.power
         if maps.embedding_norm is not None:
             energy = norm_pull(maps.embedding_norm, self.embeddings, energy, power, even=walk.even_norms)
-        if maps.input_projection is not None:
-            energy = energy @ maps.input_projection.to(energy.dtype).pow(power)
         return _times(maps.input_scale, energy, power)
 
     @torch.no_grad()
@@ -138,9 +130,7 @@ class PromptTrace(Trace):
 
     @torch.no_grad()
     def isotropic(self, walk: Walk) -> Float[Tensor, "position"]:
-        """Roots of the energies of the isotropic form; not normalised; refused for linear layers."""
-        if any(layer.block.linear is not None for layer in self.description.layers):
-            raise UsageError("the isotropic power rollout has no linear layers; form='diagonal' is allowed")
+        """Roots of the energies of the isotropic form; not normalised."""
         generator = torch.Generator().manual_seed(PROBE_SEED)
         energy = torch.zeros_like(self.layers[0].stream[:, 0])
         energy[-1] = 1
@@ -153,9 +143,8 @@ class PromptTrace(Trace):
                 energy = inner + attention_energy(layer, trace, energy, walk)
             else:
                 inner = inner * even_gain(layer.attention_stream_norm, trace.attention_sum)
-                energy = layer.stream_factor**2 * inner
-                if layer.mixer is not None:
-                    energy = energy + layer.branch_factor**2 * attention_energy(layer, trace, inner, walk)
+                through = attention_energy(layer, trace, inner, walk)
+                energy = layer.stream_factor**2 * inner + layer.branch_factor**2 * through
             energy = energy / energy.sum()
         return in_float64(energy * even_gain(self.description.embedding_norm, self.embeddings)).sqrt()
 
@@ -166,7 +155,7 @@ class PromptTrace(Trace):
         return draw_signs((count, len(self.state)), self.state, generator)
 
 
-def _times(factor: Factor | Float[Tensor, "1"], energy: Energy, power: Power) -> Energy:
+def _times(factor: Factor, energy: Energy, power: Power) -> Energy:
     return energy if isinstance(factor, float) and factor == 1 else energy * factor**power
 
 

@@ -23,11 +23,10 @@ from posbias.models.attention import (
     AttentionInput,
     AttentionLayer,
     describe_attention,
-    norm_forward,
     watch_attention,
 )
-from posbias.models.families.base import Block
-from posbias.models.families.parts import MixtureParts, MlpParts, Norm, weight_of
+from posbias.models.families.layout import Block
+from posbias.models.families.parts import MlpParts, Norm
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.models.weights import REDUCED
@@ -36,14 +35,7 @@ TARGETS = ("jacobian", "probability", "logprob")
 """Outputs of the last position: the whole final state, or the predicted token's (log) probability."""
 KEPT_BYTES = 1 << 29
 """Most memory for hidden layers of MLPs, all blocks together; those of further blocks are computed again."""
-NORMS = (
-    "attention_norm",
-    "attention_post_norm",
-    "mlp_norm",
-    "mlp_post_norm",
-    "attention_stream_norm",
-    "mlp_stream_norm",
-)
+NORMS = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
 """A block's norms, by role."""
 Factor = float | Float[Tensor, ""]
 
@@ -60,18 +52,17 @@ class LayerDescription:
 
     index: int
     block: Block
-    mixer: AttentionLayer | None
-    """The block's attention; None if it has none."""
-    mlp: MlpParts | MixtureParts | None
+    attention: AttentionLayer
+    mlp: MlpParts | None
     """The block's MLP; None if it has attention alone."""
     attention_norm: Norm | None
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
     mlp_post_norm: Norm | None
-    attention_stream_norm: Norm | None
-    """Norm of the stream after the attention branch was added (OPT-350M)."""
-    mlp_stream_norm: Norm | None
-    """Norm of the stream after the MLP branch was added (OPT-350M)."""
+    attention_stream_norm: Norm | None = None
+    """Norm of the stream after the attention branch was added (post-norm reference models)."""
+    mlp_stream_norm: Norm | None = None
+    """Norm of the stream after the MLP branch was added (post-norm reference models)."""
     parallel: bool = False
     """Both branches read the block's input."""
     stream_factor: Factor = 1.0
@@ -80,20 +71,12 @@ class LayerDescription:
     """Factor of the attention branch before it is added."""
     mlp_stream_factor: Factor = 1.0
     """Factor of the stream beside the MLP branch."""
-    output_factor: Factor | Float[Tensor, "1"] = 1.0
-    """Factor of the stream that the block returns."""
     rotation: Float[Tensor, "feature feature"] | None = None
     """An orthogonal matrix that the block's output is multiplied by."""
     bias: Float[Tensor, "key_head group query key"] | None = None
     """Logits by position with the mask as -inf, in place of `attention.mask`."""
     heads_agree: bool = False
     """Heads carry the same vectors, so that contributions along values add over heads before they are squared."""
-
-    @property
-    def attention(self) -> AttentionLayer:
-        """The attention of a block that has it."""
-        assert self.mixer is not None, "a linear layer is pulled through by `linear_pull`"
-        return self.mixer
 
     def inputs(self) -> dict[str, nn.Module]:
         """Modules whose inputs a trace keeps, by field of `LayerTrace`."""
@@ -102,16 +85,14 @@ class LayerDescription:
             "stream": block.module,
             "attention_branch": block.attention_post_norm,
             "mlp_branch": block.mlp_post_norm,
-            "attention_sum": block.attention_stream_norm,
-            "mlp_sum": block.mlp_stream_norm,
         }
-        if not self.parallel and block.attention_stream_norm is None:
+        if not self.parallel:
             modules["middle"] = block.mlp_norm or block.mlp
         return {name: module for name, module in modules.items() if module is not None}
 
     def hidden_maps(self) -> dict[str, nn.Module]:
         """Modules that are the MLP's maps into its hidden layer, whole; none if one module holds several maps."""
-        if not isinstance(self.mlp, MlpParts):
+        if self.mlp is None:
             return {}
         maps, weights = {}, {"up": self.mlp.up, "gate": self.mlp.gate}
         for module in self.block.module.modules():
@@ -136,10 +117,6 @@ class Description:
     """Type that the theory computes in: float64 for float64 models, float32 otherwise."""
     reduced: bool = False
     """True if the model's own type is below float32."""
-    input_projection: Float[Tensor, "stream width"] | None = None
-    """Map from the vectors entering the network to the stream (OPT-350M)."""
-    output_projection: Float[Tensor, "state stream"] | None = None
-    """Map from the final stream to the input of the unembedding (OPT-350M)."""
     input_scale: float = 1.0
     """Factor by which the network multiplies the vectors entering it (Granite)."""
 
@@ -164,10 +141,6 @@ class LayerTrace:
     up: Float[Tensor, "position hidden"] | None = None
     gate: Float[Tensor, "position hidden"] | None = None
     """Outputs of these maps of the MLP, before any activation; None if computed again or without a gate."""
-    call: Any = field(default_factory=dict)
-    """The named arguments that a linear layer was called with beside its input."""
-    chosen: Int[Tensor, "position top"] | None = None
-    """The experts that each token was given to; None if the block has one MLP."""
 
 
 @dataclass(frozen=True)
@@ -199,23 +172,21 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
     """Take a Hugging Face model apart for prompts of `n_positions` tokens.
 
     Raises:
-        UsageError: the family is not described, attention cannot be recomputed, a layer is not causal, the model
-            does not take so many tokens, or its weights lie on several devices.
+        UsageError: it is no dense decoder of the table, attention cannot be recomputed, a layer is not causal, the
+            model does not take so many tokens, or its weights lie on several devices.
     """
     if not isinstance(model, HuggingFaceModel):
         raise UsageError(
             f"the power rollout has no local maps for {type(model).__name__}; give a Hugging Face model or a reference "
             "model"
         )
-    family, network = model.family, model.network
+    family, network = model.dense_layout("the power rollout"), model.network
     if n_positions < 1 or (model.max_positions is not None and n_positions > model.max_positions):
         raise UsageError(f"prompts must have 1 to {model.max_positions} tokens for this model, got {n_positions}")
     places = sorted({str(parameter.device) for parameter in network.parameters()})
     if len(places) > 1:
         raise UsageError(f"the power rollout needs all weights on one device, got {', '.join(places)}")
-    final = family.final_norm_module(network)
     embedding = None if family.embedding_norm is None else family.norm(network.get_submodule(family.embedding_norm))
-    entry, leave = family.projections(network)
 
     def describe(index: int, block: Block) -> LayerDescription:
         modules = {name: getattr(block, name) for name in NORMS}
@@ -223,26 +194,19 @@ def describe_model(model: Model, *, n_positions: int) -> Description:
         return LayerDescription(
             index=index,
             block=block,
-            mixer=attention.get(index),
-            mlp=None
-            if block.mlp is None
-            else family.mixture_parts(block, model.config) or block.mlp_added(family.mlp_parts(block, model.config)),
+            attention=attention[index],
+            mlp=block.mlp_added(family.mlp_parts(block, model.config)),
             parallel=family.is_parallel(model.config),
-            output_factor=block.output_scale,
             **norms,
         )
 
-    blocks = family.blocks(network)
-    some = any(block.softmax is not None for block in blocks)
-    attention = {layer.index: layer for layer in describe_attention(model, n_positions=n_positions)} if some else {}
+    attention = describe_attention(model, n_positions=n_positions)
     return Description(
-        layers=[describe(index, block) for index, block in enumerate(blocks)],
-        final_norm=None if final is None else family.norm(final),
+        layers=[describe(index, block) for index, block in enumerate(family.blocks(network))],
+        final_norm=family.norm(network.get_submodule(family.final_norm)),
         embedding_norm=embedding,
         dtype=torch.float64 if model.dtype == torch.float64 else torch.float32,
         reduced=model.dtype in REDUCED,
-        input_projection=None if entry is None else weight_of(entry),
-        output_projection=None if leave is None else weight_of(leave),
         input_scale=family.input_scale(model.config),
     )
 
@@ -304,8 +268,6 @@ def _trace(description: Description, caught: _Caught, embeddings: Tensor, gradie
     for layer in description.layers:
         values = caught.layers[layer.index]
         values.setdefault("middle", values["stream"])
-        if "attention_sum" in values:
-            values["middle"] = norm_forward(layer.attention_stream_norm, values["attention_sum"])
         layers.append(LayerTrace(**values))
     state = caught.state[0, -1].detach().to(description.dtype)
     return Trace(embeddings[0].to(description.dtype), layers, caught.final_stream, state, gradient)
@@ -324,7 +286,7 @@ def score_gradient(
 
 def _layers_kept(description: Description, n_positions: int) -> int:
     """Number of blocks whose hidden layers KEPT_BYTES hold; 0 if the model's type is smaller than the theory's."""
-    mlp = next((layer.mlp for layer in description.layers if isinstance(layer.mlp, MlpParts)), None)
+    mlp = next((layer.mlp for layer in description.layers), None)
     if mlp is None or mlp.up.dtype != description.dtype:
         return 0
     return KEPT_BYTES // (n_positions * len(mlp.up) * mlp.up.element_size() * (1 if mlp.gate is None else 2))
@@ -335,7 +297,7 @@ def _hooks(
     model: HuggingFaceModel, description: Description, caught: _Caught, n_positions: int, *, leaf: bool = False
 ) -> Iterator[None]:
     """Catch block activations and the final state, which becomes the leaf of a new graph on demand."""
-    dtype, final = description.dtype, model.family.final_norm_module(model.network)
+    dtype, final = description.dtype, model.network.get_submodule(model.family.final_norm)
 
     def keep(index: int, name: str, value: Tensor) -> None:
         # OPT flattens batch and position before its MLP.
@@ -346,13 +308,6 @@ def _hooks(
 
     def keep_output(index: int, name: str, _module: nn.Module, _args: object, output: Tensor) -> None:
         keep(index, name, output)
-
-    def keep_chosen(index: int, top: int | None, _module: nn.Module, _args: object, output: tuple[Tensor, ...]) -> None:
-        caught.layers[index]["chosen"] = output[-1] if top is None else output[-1].topk(top).indices
-
-    def keep_call(index: int, _module: nn.Module, _args: object, named: dict[str, Any]) -> None:
-        rest = {name: value for name, value in named.items() if name != "hidden_states"}
-        caught.layers[index]["call"] = rest
 
     def keep_attention(layer: AttentionLayer, read: AttentionInput) -> None:
         caught.layers[layer.index] |= {"cosine": read.cosine, "sine": read.sine}
@@ -369,20 +324,13 @@ def _hooks(
             for name, module in layer.inputs().items():
                 hook = partial(keep_input, layer.index, name)
                 hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            if isinstance(layer.mlp, MixtureParts):
-                hook = partial(keep_chosen, layer.index, layer.mlp.top)
-                hooks.callback(layer.mlp.router_module.register_forward_hook(hook).remove)
-            if layer.block.linear is not None:
-                hook = partial(keep_call, layer.index)
-                hooks.callback(layer.block.linear.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         for layer in description.layers[: _layers_kept(description, n_positions)]:
             for name, module in layer.hidden_maps().items():
                 hook = partial(keep_output, layer.index, name)
                 hooks.callback(module.register_forward_hook(hook).remove)
-        watched = [layer.mixer for layer in description.layers if layer.mixer is not None]
+        watched = [layer.attention for layer in description.layers]
         hooks.enter_context(watch_attention(watched, keep_attention, dtype=dtype))
-        if final is not None:
-            hooks.callback(final.register_forward_pre_hook(keep_final).remove)
+        hooks.callback(final.register_forward_pre_hook(keep_final).remove)
         unembedding = model.network.get_output_embeddings()  # type: ignore[operator]
         hooks.callback(unembedding.register_forward_pre_hook(keep_state).remove)
         yield

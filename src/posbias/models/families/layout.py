@@ -1,0 +1,415 @@
+"""Layouts of decoders: where the parts of a network are and what they do, as data; the defaults are Llama's.
+
+`Block` is one decoder block taken apart by role. Theory, measurement and interventions read these and nothing else; the
+rows are in `table.py`. Mixtures of experts and linear layers have their place in a block, and no maps that are read.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from posbias.architecture import Causal, Encoding, Mask, NoEncoding, SlidingWindow
+from posbias.errors import UsageError
+from posbias.models.families.alibi import AddedAlibi
+from posbias.models.families.parts import (
+    AttentionParts,
+    Fusion,
+    MlpParts,
+    Norm,
+    bias_of,
+    neighbours_as_halves,
+    read_attention,
+    read_norm,
+    readable,
+    weight_of,
+)
+from posbias.models.rotary import changing_kinds
+
+Angles = tuple[Float[Tensor, "position rotary"], Float[Tensor, "position rotary"]]
+"""Cosines and sines of a layer for a single prompt."""
+Path = str | tuple[str, ...] | None
+"""A dotted path within a block, the first that is there of several, or None for a part that no block has."""
+KNOWN_ATTENTION = ("eager", "flash_attention_2", "flash_attention_3", "flex_attention", "sdpa")
+"""transformers' own attention implementations; one registered by someone else may compute anything."""
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """A layer that mixes positions, by the parts at its two ends."""
+
+    module: nn.Module
+    output: nn.Module
+    """The output projection."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One decoder block by role; None for a part that it does not have.
+
+    What attention or a linear layer adds to the stream is one branch, the attention branch by name, whichever it is.
+    """
+
+    module: nn.Module
+    softmax: Mixer | None = None
+    """The attention."""
+    linear: Mixer | None = None
+    """A state-space, gated linear or convolutional layer in attention's place, which has no attention matrix."""
+    attention_norm: nn.Module | None = None
+    """Norm of the attention branch's input (None: it reads the stream as it is, as in OLMo-2)."""
+    attention_post_norm: nn.Module | None = None
+    """Norm applied to the branch before it is added to the stream (Gemma-3, OLMo-2)."""
+    mlp: nn.Module | None = None
+    mlp_norm: nn.Module | None = None
+    mlp_post_norm: nn.Module | None = None
+    branch_scale: float = 1.0
+    """Factor on both branches when they are added to the stream (Granite)."""
+
+    @property
+    def attention(self) -> nn.Module:
+        """The attention of a block that has it."""
+        assert self.softmax is not None, "blocks that have attention are those of `Layout.attention_blocks`"
+        return self.softmax.module
+
+    @property
+    def attention_output(self) -> nn.Module:
+        """The output projection of the attention of a block that has it."""
+        assert self.softmax is not None, "blocks that have attention are those of `Layout.attention_blocks`"
+        return self.softmax.output
+
+    @property
+    def mixer(self) -> Mixer:
+        """The layer that mixes positions."""
+        mixer = self.softmax or self.linear
+        assert mixer is not None, "every block of a layout mixes positions"
+        return mixer
+
+    @property
+    def adds(self) -> nn.Module:
+        """The module whose output, times `branch_scale`, is the attention branch as it is added to the stream.
+
+        It is not the attention module itself: BLOOM's returns residual + branch.
+        """
+        return self.attention_post_norm or self.mixer.output
+
+    def attention_added(self, parts: AttentionParts) -> AttentionParts:
+        """The attention's parts with its factor in the output map: the branch as it is added."""
+        if self.branch_scale == 1:
+            return parts
+        bias = None if parts.output_bias is None else parts.output_bias * self.branch_scale
+        return replace(parts, output=parts.output * self.branch_scale, output_bias=bias)
+
+    def mlp_added(self, parts: MlpParts) -> MlpParts:
+        """The MLP's parts with the factor in the down map."""
+        if self.branch_scale == 1:
+            return parts
+        bias = None if parts.down_bias is None else parts.down_bias * self.branch_scale
+        return replace(parts, down=parts.down * self.branch_scale, down_bias=bias)
+
+
+def stream_read(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Float[Tensor, "batch position feature"]:
+    """The stream that a block, or its attention, is about to read, among the arguments of its call."""
+    stream: Tensor = positional[0] if positional else named["hidden_states"]
+    return stream
+
+
+def grouped_heads(config: Any) -> int:
+    """Key heads of a family that groups its heads."""
+    return int(config.num_key_value_heads)
+
+
+def own_heads(config: Any) -> int:
+    """Key heads of a family whose every query head has its own, whatever else its configuration holds."""
+    return int(config.num_attention_heads)
+
+
+def named_length(config: Any) -> int | None:
+    """Longest input that a configuration names."""
+    longest = getattr(config, "max_position_embeddings", None)
+    return None if longest is None else int(longest)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of one family of Hugging Face decoders, keyed by its `config.model_type` in the table."""
+
+    name: str = ""
+    layers: str = "model.layers"
+    """Dotted path of the list of blocks, from the causal language model."""
+    final_norm: str = "model.norm"
+    embedding_norm: str | None = None
+    """Norm applied to the embeddings before the first block (BLOOM)."""
+    position_table: str | None = None
+    """Embedding of absolute positions that is added to the input (GPT-2, OPT)."""
+    position_offset: int = 0
+    """Row of the position table that belongs to position 0 (OPT: 2)."""
+    parallel: bool | Callable[[Any], bool] = False
+    """Attention and MLP read the same block input and are added together; ask `is_parallel`."""
+    refused: tuple[str, ...] = ("use_bidirectional_attention",)
+    """Entries of the configuration that must not be set; the default is that of embedding models, no decoders."""
+    required: tuple[str, ...] = ()
+    """Entries of the configuration that must be set."""
+    windows: Literal["none", "all layers", "layer_types", "attention_layers"] = "layer_types"
+    """The layers that see `sliding_window` keys: all, those of `layer_types`, or GPT-Neo's own list."""
+    rotary: bool | Callable[[Any, Any], bool] = True
+    """Queries and keys are turned by position, by attention module and configuration; ask `rotates`."""
+    turns_neighbours: bool = False
+    """Neighbouring features turn, not half against half."""
+    angles_come: Literal["twice", "side by side", "once"] = "twice"
+    """Angles of a pair: for both halves, for both neighbours (Cohere), or for one of its features (GPT-OSS)."""
+    alibi: AddedAlibi | None = None
+
+    # Paths inside a block.
+    attention: str = "self_attn"
+    attention_output: str = "self_attn.o_proj"
+    attention_norm: Path = "input_layernorm"
+    attention_post_norm: Path = None
+    mlp: str = "mlp"
+    """The MLP, or its last map if it is no module of its own (OPT)."""
+    mlp_norm: Path = "post_attention_layernorm"
+    mlp_post_norm: Path = None
+    linear: str | None = None
+    """The layer that mixes positions where a block has no attention."""
+    linear_output: str = "out_proj"
+    """Its output projection, within it."""
+
+    # Names inside its attention and its MLP.
+    query_key_value: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """Three projections, or one that holds all three."""
+    gated_queries: bool = False
+    """A gate of every head's output lies behind its queries in their map (Qwen 3 Next); no method may change it."""
+    fusion: Fusion = "stacked"
+    query_key_norms: tuple[str, str] | None = None
+    """Norms of queries and keys before they turn, of each head or over all features."""
+    query_key_norm_switch: str | None = None
+    """Entry of the configuration that says whether these norms are there; None: they always are."""
+    up_and_down: tuple[str, str] = ("up_proj", "down_proj")
+    """The maps of the MLP, beside its `gate` if it has one."""
+    gate: str = "gate_proj"
+    gate_in_up: bool = False
+    """The first half of the up projection is the gate."""
+    activation: str = "act_fn"
+    scale: str | None = "scaling"
+    """Attribute of the attention that q.k is multiplied by; None: nothing is."""
+    softcap: str | None = None
+    """Entry of the configuration that caps the logits of attention."""
+    branch_factor: str | None = None
+    """Attribute of a block: the factor on its branches."""
+    input_factor: str | None = None
+    """Entry of the configuration: the network's factor on the vectors that enter it."""
+    key_heads: Callable[[Any], int] = grouped_heads
+    """Key/value heads per layer, of a configuration."""
+    max_positions: Callable[[Any], int | None] = named_length
+    """Longest input the model takes, or was configured for; None if it is unbounded (ALiBi)."""
+
+    def heads(self, config: Any) -> int:
+        """Query heads per layer."""
+        return int(config.num_attention_heads)
+
+    def depth(self, config: Any) -> int:
+        """Decoder blocks."""
+        return int(config.num_hidden_layers)
+
+    def mask(self, config: Any, layer: int) -> Mask:
+        """The attention mask of a layer; transformers counts the query's own position in a window, as we do."""
+        if self.windows == "attention_layers":
+            local = config.attention_layers[layer] == "local"
+            return SlidingWindow(width=int(config.window_size)) if local else Causal()
+        types = getattr(config, "layer_types", None) if self.windows == "layer_types" else None
+        windowed = self.windows == "all layers" or (types is not None and types[layer] == "sliding_attention")
+        width = getattr(config, "sliding_window", None) if windowed else None
+        return Causal() if width is None else SlidingWindow(width=int(width))
+
+    def encoding(self, config: Any, layer: int) -> Encoding:
+        """The positional encoding of a layer as a logit bias with constant content.
+
+        "none" but for ALiBi: learned positions are added to the input, rotary ones turn queries and keys, so with
+        content left out neither adds a logit.
+        """
+        return NoEncoding() if self.alibi is None else self.alibi.encoding(config)
+
+    def caveats(self, config: Any, dtype: torch.dtype) -> tuple[str, ...]:
+        """Differences between what runs and what the model's name promises."""
+        return () if self.alibi is None else self.alibi.caveats(config, dtype)
+
+    def is_parallel(self, config: Any) -> bool:
+        """Tell whether this configuration's attention and MLP read the same block input."""
+        return self.parallel if isinstance(self.parallel, bool) else bool(self.parallel(config))
+
+    def unsupported(self, config: Any) -> str | None:
+        """Why this configuration does not fit the layout; None if it does."""
+        wrong = [name for name in self.refused if getattr(config, name, None)]
+        wrong += [f"{name} = False" for name in self.required if not getattr(config, name)]
+        return f"{wrong[0]} is set" if wrong else None
+
+    # Blocks.
+
+    def blocks(self, network: nn.Module) -> list[Block]:
+        """All decoder blocks, taken apart."""
+        return [self.block(module) for module in network.get_submodule(self.layers).children()]
+
+    def block(self, module: nn.Module) -> Block:
+        """One decoder block, taken apart."""
+
+        def part(path: Path) -> nn.Module | None:
+            if path is None:
+                return None
+            paths = (path,) if isinstance(path, str) else path
+            return next((found for one in paths if (found := getattr(module, one, None)) is not None), None)
+
+        layer = None if self.linear is None else getattr(module, self.linear, None)
+        softmax = None
+        if layer is None:
+            softmax = Mixer(module.get_submodule(self.attention), module.get_submodule(self.attention_output))
+        return Block(
+            module=module,
+            softmax=softmax,
+            linear=None if layer is None else Mixer(layer, layer.get_submodule(self.linear_output)),
+            attention_norm=part(self.attention_norm),
+            attention_post_norm=part(self.attention_post_norm),
+            mlp=module.get_submodule(self.mlp),
+            mlp_norm=part(self.mlp_norm),
+            mlp_post_norm=part(self.mlp_post_norm),
+            branch_scale=1.0 if self.branch_factor is None else float(getattr(module, self.branch_factor)),
+        )
+
+    def attention_blocks(self, network: nn.Module) -> list[tuple[int, Block]]:
+        """The blocks that have attention, with their layers."""
+        return [(layer, block) for layer, block in enumerate(self.blocks(network)) if block.softmax is not None]
+
+    def beyond_attention(self, network: nn.Module) -> list[int]:
+        """The layers that mix positions by something else than attention."""
+        return [layer for layer, block in enumerate(self.blocks(network)) if block.softmax is None]
+
+    def not_dense(self, network: nn.Module) -> str | None:
+        """What a network has that theories of weights do not read; None for a dense decoder."""
+        blocks = self.blocks(network)
+        if any(block.linear is not None for block in blocks):
+            return "linear layers"
+        if any(self.is_mixture(block) for block in blocks):
+            return "mixtures of experts"
+        return "gated attention" if self.gated_queries else None
+
+    # Numbers.
+
+    def norm(self, module: nn.Module) -> Norm:
+        """A norm module as numbers."""
+        return read_norm(module)
+
+    def logit_scale(self, attention: nn.Module) -> float:
+        """Factor that the attention multiplies q.k by."""
+        return 1.0 if self.scale is None else float(getattr(attention, self.scale))
+
+    def attention_parts(self, block: Block, config: Any) -> AttentionParts:
+        """The attention layer's linear maps and norms."""
+        clip = getattr(config, "clip_qkv", None) or getattr(getattr(config, "attn_config", None), "clip_qkv", None)
+        if clip:
+            raise UsageError(
+                f"{self.name}: queries, keys and values are clamped (clip_qkv = {clip}), which what reads the maps of "
+                "attention does not follow; allowed: measuring and evaluating the model, or one without a clamp"
+            )
+        parts = read_attention(
+            [block.attention.get_submodule(name) for name in self.query_key_value],
+            block.attention_output,
+            heads=(self.heads(config), self.key_heads(config)),
+            fusion=self.fusion,
+            scale=self.logit_scale(block.attention),
+            gated=self.gated_queries,
+        )
+        if getattr(block.attention, "sinks", None) is not None:
+            parts = replace(parts, sinks=readable(block.attention, "sinks").detach())
+        if self.softcap is not None:
+            parts = replace(parts, softcap=getattr(config, self.softcap))
+        if self.query_key_norms is not None and self.normalises(config):
+            norms = (self.norm(block.attention.get_submodule(name)) for name in self.query_key_norms)
+            parts = replace(parts, query_norm=next(norms), key_norm=next(norms))
+        if self.turns_neighbours:
+            turned = int(parts.head_dim * float(config.rope_parameters.get("partial_rotary_factor", 1.0)))
+            parts = neighbours_as_halves(parts, turned)
+        return parts if self.alibi is None else replace(parts, position_logits=self.alibi.logits(config, parts))
+
+    def normalises(self, config: Any) -> bool:
+        """Tell whether queries and keys are normalised, in a family that can."""
+        return self.query_key_norm_switch is None or bool(getattr(config, self.query_key_norm_switch))
+
+    def is_mixture(self, block: Block) -> bool:
+        """Tell whether a block has a mixture of experts for its MLP, or beside it."""
+        return any(name.rpartition(".")[2] == "experts" for name, _ in block.module.named_modules())
+
+    def mlp_module(self, block: Block) -> nn.Module:
+        """The module in which the maps of the MLP lie: the block itself if the MLP is its last map."""
+        assert block.mlp is not None, "every block of a layout has an MLP"
+        return block.module if self.mlp == self.up_and_down[1] else block.mlp
+
+    def mlp_parts(self, block: Block, config: Any) -> MlpParts:
+        """The linear maps and activation of an MLP that is no mixture of experts."""
+        module = self.mlp_module(block)
+        up, down = (module.get_submodule(name) for name in self.up_and_down)
+        gate: Any = getattr(module, self.gate, None)
+        up_map, up_bias = weight_of(up), bias_of(up)
+        gate_map, gate_bias = (None, None) if gate is None else (weight_of(gate), bias_of(gate))
+        if self.gate_in_up:
+            gate_map, up_map = up_map.chunk(2)
+            gate_bias, up_bias = (None, None) if up_bias is None else up_bias.chunk(2)
+        return MlpParts(
+            up=up_map,
+            down=weight_of(down),
+            gate=gate_map,
+            activation=getattr(module, self.activation),
+            up_bias=up_bias,
+            down_bias=bias_of(down),
+            gate_bias=gate_bias,
+        )
+
+    def input_scale(self, config: Any) -> float:
+        """Factor that the network puts on the vectors that enter it, before the first block."""
+        return 1.0 if self.input_factor is None else float(getattr(config, self.input_factor))
+
+    # Rotary positions.
+
+    def rotates(self, attention: nn.Module, config: Any) -> bool:
+        """Tell whether this layer's attention module turns queries and keys by position."""
+        return self.rotary if isinstance(self.rotary, bool) else bool(self.rotary(attention, config))
+
+    def angles(self, attention: nn.Module, arguments: Mapping[str, Any]) -> Angles:
+        """Cosines and sines of a layer that rotates, from its attention module and the named arguments of its call."""
+        cosine, sine = (values[0] for values in arguments["position_embeddings"])
+        if self.angles_come == "side by side":
+            cosine, sine = cosine[:, ::2], sine[:, ::2]
+        if self.angles_come != "twice":
+            cosine, sine = torch.cat([cosine, cosine], -1), torch.cat([sine, sine], -1)
+        return cosine, sine
+
+    def rotary_frequencies(
+        self, network: nn.Module, block: Block, *, config: Any, layer: int
+    ) -> Float64[np.ndarray, "pairs"] | None:
+        """Radians per position of the feature pairs that turn; None if a layer turns nothing.
+
+        Read off the network's own buffer. If kinds of layers differ (Gemma 3, OLMo 3), each has a buffer named after
+        it; without any (a rotary module replaced by one that leaves everything in place) nothing turns. Refused are
+        models that also scale what they turn (YaRN, LongRoPE), or whose buffer holds what the last pass needed.
+        """
+        if not self.rotates(block.attention, config):
+            return None
+        for module in network.modules():
+            for name, factor in vars(module).items():
+                if name.endswith("attention_scaling") and factor != 1:
+                    raise UsageError(f"rotary positions scale what they turn by {float(factor):g}; only 1 is allowed")
+            if "longrope" in changing_kinds(module):
+                raise UsageError("rotary frequencies of longrope depend on the prompt's length; others are allowed")
+        types = getattr(config, "layer_types", None)
+        names = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
+        buffers = {path.rpartition(".")[2]: buffer for path, buffer in network.named_buffers()}
+        buffer = next((buffers[name] for name in names if name in buffers), None)
+        return None if buffer is None else np.asarray(buffer.detach().cpu().double().numpy())
+
+    def not_recomputable(self, config: Any) -> str | None:
+        """Why attention cannot be recomputed from the input of the attention module; None if it can."""
+        implementation = getattr(config, "_attn_implementation", None)
+        if implementation in KNOWN_ATTENTION:
+            return None
+        return f"it runs the attention implementation {implementation!r}; known are {', '.join(KNOWN_ATTENTION)}"

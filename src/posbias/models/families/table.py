@@ -1,0 +1,227 @@
+"""The table of layouts: every family whose blocks are read, as what differs from Llama's."""
+
+from dataclasses import replace
+
+from posbias.models.families.alibi import BLOOM_ALIBI, FALCON_ALIBI, MPT_ALIBI
+from posbias.models.families.layout import Layout, named_length, own_heads
+
+Q_AND_K = ("q_norm", "k_norm")
+_PLAIN = Layout(windows="none", refused=(), key_heads=own_heads)
+"""What families before Llama have in common: no windows, no embedding models of their kind, no groups of heads."""
+_LLAMA = Layout()
+_GPT2 = replace(
+    _PLAIN,
+    layers="transformer.h",
+    final_norm="transformer.ln_f",
+    position_table="transformer.wpe",
+    rotary=False,
+    attention="attn",
+    attention_output="attn.c_proj",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    query_key_value=("c_attn",),
+    up_and_down=("c_fc", "c_proj"),
+    activation="act",
+    refused=("add_cross_attention",),  # it would be a branch of its own
+)
+_NEOX = replace(
+    _PLAIN,
+    layers="gpt_neox.layers",
+    final_norm="gpt_neox.final_layer_norm",
+    parallel=lambda config: config.use_parallel_residual,
+    attention="attention",
+    attention_output="attention.dense",
+    query_key_value=("query_key_value",),
+    fusion="interleaved",
+    up_and_down=("dense_h_to_4h", "dense_4h_to_h"),
+    activation="act",
+)
+_OLMO2 = replace(
+    _LLAMA,
+    attention_norm=None,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_post_norm="post_feedforward_layernorm",
+    query_key_norms=Q_AND_K,
+)
+_GEMMA2 = replace(
+    _LLAMA,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+)
+_ONE_WINDOW = replace(_LLAMA, windows="all layers")
+_FUSED = replace(_LLAMA, up_and_down=("gate_up_proj", "down_proj"), gate_in_up=True, activation="activation_fn")
+_GLM = replace(_FUSED, turns_neighbours=True)
+_GRANITE = replace(_LLAMA, branch_factor="residual_multiplier", input_factor="embedding_multiplier")
+_COHERE = replace(_LLAMA, parallel=True, mlp_norm="input_layernorm", turns_neighbours=True, angles_come="side by side")
+_MAMBA = replace(
+    _LLAMA, linear="mamba", final_norm="model.final_layernorm", mlp="feed_forward", mlp_norm="pre_ff_layernorm"
+)
+_QWEN3 = replace(_LLAMA, query_key_norms=Q_AND_K)
+_QWEN3_5 = replace(_QWEN3, linear="linear_attn", gated_queries=True)
+
+
+DENSE: dict[str, Layout] = {
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "seed_oss": _LLAMA,
+    "cwm": _LLAMA,
+    "ministral": _LLAMA,
+    "arcee": _LLAMA,
+    "nemotron": _LLAMA,
+    "gemma": _LLAMA,
+    "olmo": _LLAMA,
+    "mistral": _ONE_WINDOW,
+    "starcoder2": replace(_ONE_WINDOW, up_and_down=("c_fc", "c_proj"), activation="act"),
+    "smollm3": replace(_LLAMA, rotary=lambda attention, config: attention.use_rope),
+    "granite": _GRANITE,
+    "phi3": replace(_FUSED, windows="all layers", query_key_value=("qkv_proj",)),
+    "stablelm": replace(
+        _LLAMA,
+        parallel=lambda config: config.use_parallel_residual,
+        mlp_norm=("post_attention_layernorm", "input_layernorm"),
+        query_key_norms=("q_layernorm", "k_layernorm"),
+        query_key_norm_switch="qk_layernorm",
+    ),
+    "qwen3": _QWEN3,
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "exaone4": replace(_OLMO2, rotary=lambda attention, _: attention.sliding_window is None or attention.is_sliding),
+    "gemma2": replace(_GEMMA2, softcap="attn_logit_softcapping"),
+    "gemma3_text": replace(_GEMMA2, query_key_norms=Q_AND_K),
+    "helium": replace(_LLAMA, turns_neighbours=True),
+    "ernie4_5": replace(_LLAMA, turns_neighbours=True),
+    "glm": _GLM,
+    "glm4": replace(_GLM, attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"),
+    "cohere": replace(_COHERE, query_key_norms=Q_AND_K, query_key_norm_switch="use_qk_norm"),
+    "cohere2": replace(_COHERE, rotary=lambda attention, config: attention.sliding_window is not None),
+    "gpt2": _GPT2,
+    "gpt_neo": replace(
+        _GPT2,
+        windows="attention_layers",
+        attention="attn.attention",
+        attention_output="attn.attention.out_proj",
+        query_key_value=_LLAMA.query_key_value,
+        scale=None,
+        refused=(),
+    ),
+    "gpt_neox": _NEOX,
+    "phi": Layout(
+        final_norm="model.final_layernorm",
+        parallel=True,
+        attention_output="self_attn.dense",
+        mlp_norm="input_layernorm",
+        query_key_norms=("q_layernorm", "k_layernorm"),
+        query_key_norm_switch="qk_layernorm",
+        up_and_down=("fc1", "fc2"),
+        activation="activation_fn",
+        windows="none",
+    ),
+    "opt": replace(
+        _PLAIN,
+        layers="model.decoder.layers",
+        final_norm="model.decoder.final_layer_norm",
+        position_table="model.decoder.embed_positions",
+        position_offset=2,
+        rotary=False,
+        attention_output="self_attn.out_proj",
+        attention_norm="self_attn_layer_norm",
+        mlp="fc2",
+        mlp_norm="final_layer_norm",
+        up_and_down=("fc1", "fc2"),
+        activation="activation_fn",
+        required=("do_layer_norm_before",),  # OPT-350M normalises the stream itself
+    ),
+    "bloom": replace(
+        _NEOX,
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        embedding_norm="transformer.word_embeddings_layernorm",
+        parallel=False,
+        rotary=False,
+        attention="self_attention",
+        attention_output="self_attention.dense",
+        activation="gelu_impl",
+        scale="inv_norm_factor",
+        refused=("apply_residual_connection_post_layernorm",),  # the stream itself would be replaced by its norm
+        max_positions=lambda config: None,
+        alibi=BLOOM_ALIBI,
+    ),
+    "mpt": replace(
+        _PLAIN,
+        layers="transformer.blocks",
+        final_norm="transformer.norm_f",
+        rotary=False,
+        attention="attn",
+        attention_output="attn.out_proj",
+        attention_norm="norm_1",
+        mlp="ffn",
+        mlp_norm="norm_2",
+        query_key_value=("Wqkv",),
+        activation="act",
+        scale="softmax_scale",
+        max_positions=lambda config: int(config.max_seq_len),  # transformers builds its bias at this length
+        alibi=MPT_ALIBI,
+    ),
+    "falcon": replace(
+        _NEOX,
+        layers="transformer.h",
+        final_norm="transformer.ln_f",
+        parallel=lambda config: config.new_decoder_architecture or config.parallel_attn,
+        rotary=lambda attention, config: not config.alibi,
+        attention="self_attention",
+        attention_output="self_attention.dense",
+        attention_norm=("ln_attn", "input_layernorm"),
+        mlp_norm=("ln_mlp", "post_attention_layernorm", "ln_attn", "input_layernorm"),
+        scale="inv_norm_factor",
+        key_heads=lambda config: (
+            config.num_kv_heads
+            if config.new_decoder_architecture
+            else 1
+            if config.multi_query
+            else config.num_attention_heads
+        ),
+        max_positions=lambda config: None if config.alibi else named_length(config),
+        alibi=FALCON_ALIBI,
+    ),
+}
+"""Dense decoders, whose weights the power rollout and mean field read."""
+
+OTHERS: dict[str, Layout] = {
+    "mixtral": _ONE_WINDOW,
+    "phimoe": _ONE_WINDOW,
+    "qwen2_moe": _LLAMA,
+    "olmoe": replace(_QWEN3, refused=("use_bidirectional_attention", "clip_qkv")),  # the clamp comes after the norm
+    "qwen3_moe": replace(_QWEN3, windows="all layers"),
+    "glm4_moe": replace(_QWEN3, query_key_norm_switch="use_qk_norm"),
+    "granitemoe": replace(_GRANITE, mlp="block_sparse_moe"),
+    "gpt_oss": replace(_LLAMA, angles_come="once"),
+    "bamba": _MAMBA,
+    "jamba": replace(_MAMBA, rotary=False),
+    "granitemoehybrid": replace(
+        _GRANITE,
+        linear="mamba",
+        mlp="shared_mlp",
+        up_and_down=("input_linear", "output_linear"),
+        gate_in_up=True,
+        rotary=lambda attention, config: config.position_embedding_type == "rope",
+    ),
+    "lfm2": replace(
+        _LLAMA,
+        linear="conv",
+        final_norm="model.embedding_norm",
+        attention_output="self_attn.out_proj",
+        attention_norm="operator_norm",
+        mlp="feed_forward",
+        mlp_norm="ffn_norm",
+        query_key_norms=("q_layernorm", "k_layernorm"),
+        up_and_down=("w3", "w2"),
+        gate="w1",
+    ),
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_next": _QWEN3_5,
+}
+"""Families with mixtures of experts or linear layers: their attention and their branches are read, no more."""
+
+FAMILIES: dict[str, Layout] = {name: replace(row, name=name) for name, row in sorted({**DENSE, **OTHERS}.items())}
