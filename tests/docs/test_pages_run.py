@@ -21,7 +21,6 @@ NOT_RUN = {
     "studies/design_training/README.md": ["trains for half an hour"],
     "studies/experiments/appendix.md": ["takes hours"],
     "studies/hybrids/README.md": ["trains for an hour"],
-    "studies/linear_layers/README.md": ["an hour"],
     "studies/trained_models/README.md": ["needs the texts of two packages of Debian, and hours"],
 }
 """Why blocks of a page are not run, in their order."""
