@@ -25,7 +25,7 @@ from posbias.evaluation import MeasuredUse
 from posbias.evaluation.responders import LocalOptions, ServerOptions
 from posbias.measurement.outputs import PassOptions
 from posbias.mitigation import MITIGATIONS
-from posbias.runs.engines import Local
+from posbias.runs.engines import Ray
 from posbias.tasks.language import LANGUAGE_TASKS
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
 from posbias.theory.mean_field import SampledHeads
@@ -62,14 +62,13 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "precision_prompts": lambda n: PassOptions(precision_prompts=n),
     "block": lambda n: AttentionOptions(block=n),
     "kernel_cells": lambda n: AttentionOptions(kernel_cells=n),
-    "local: retries": lambda n: Local(retries=n),
+    "ray: retries": lambda n: Ray(retries=n),
     "rope: head_dim": lambda n: Rope(head_dim=n),
     "sinusoidal: width": lambda n: Sinusoidal(width=n),
     "needle: tokens": lambda n: LANGUAGE_TASKS.parse(f"needle(tokens={n})"),
     "needle: distractors": lambda n: LANGUAGE_TASKS.parse(f"needle(distractors={n})"),
     "key_value: pairs": lambda n: LANGUAGE_TASKS.parse(f"key_value(pairs={n})"),
     "documents: documents": lambda n: LANGUAGE_TASKS.parse(f"documents(documents={n})"),
-    "table: entries": lambda n: LANGUAGE_TASKS.parse(f"table(entries={n})"),
     "starts": lambda n: design("flat", options=DesignOptions(depth=2, n_positions=16, starts=n)),
 }
 

@@ -3,27 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-from evaluation.hostile import said, spoken, variants
+from evaluation.hostile import spoken
 from evaluation.serving import Reply, stand_in
 
 KEY = "sk-very/secret+key_1234567890"
-SPELLED = list(variants(KEY).values())
 
 
 def test_a_run_against_an_echoing_server_keeps_no_key(posbias: Any, monkeypatch: Any, tmp_path: Path) -> None:
     """Of a run that ends and of one that fails."""
     monkeypatch.setenv("TEST_KEY", KEY)
 
-    def echo(index: int, _path: str, _body: dict[str, Any]) -> Reply:
-        variant = SPELLED[index % len(SPELLED)]
-        headers = {"X-Echo": variant, "Set-Cookie": f"a={variant}", "Location": variant}
-        body = spoken(f'"it is {variant}"', extra=f', "{variant}": "{variant}"').replace(
-            b'"stop"', b'"%b"' % variant.encode()
-        )
+    def echo(_index: int, _path: str, _body: dict[str, Any]) -> Reply:
+        headers = {"X-Echo": KEY, "Set-Cookie": f"a={KEY}", "Location": KEY}
+        body = spoken(f'"it is {KEY}"', extra=f', "{KEY}": "{KEY}"').replace(b'"stop"', b'"%b"' % KEY.encode())
         return 200, headers, body
 
     def refuse(index: int, path: str, body: dict[str, Any]) -> Reply:
-        return echo(index, path, body) if index < 2 else (403, {"X-Echo": KEY}, {"error": SPELLED})
+        return echo(index, path, body) if index < 2 else (403, {"X-Echo": KEY}, {"error": KEY})
 
     flags = ["--task", "key_value(pairs=4)", "--count", 5, "--max-tokens", 2, "--json"]
     asked = ["--served-model", "m", "--server-options", "key_variable='TEST_KEY', retries=0, concurrency=2"]
@@ -36,4 +32,4 @@ def test_a_run_against_an_echoing_server_keeps_no_key(posbias: Any, monkeypatch:
         files = [path for path in run.rglob("*") if path.is_file()]
         assert {"record.json"} <= {path.name for path in files}
         for text in (result.stdout, result.stderr, *(path.read_text("utf-8", errors="replace") for path in files)):
-            assert KEY not in said(text)
+            assert KEY not in text

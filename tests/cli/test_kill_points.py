@@ -73,7 +73,7 @@ CASES = {
     ),
     "mitigate": Case(
         f"mitigate LONG --task {ASKED} --positions 0,3 --count 2 --calibration 4 --no-generate "
-        "--methods key_bias,adapter --fit steps=2 --documents 1 --no-short --influence 1"
+        "--methods key_bias,adapter --fit steps=2 --documents 1 --no-short"
     ),
     "train": Case("train STUDY --threads 1"),
     "train-over-another-run": Case("train STUDY --threads 1", before=f"measure TINY {SHORT}"),

@@ -38,7 +38,7 @@ def test_runs_of_one_model_and_task_with_other_seeds_are_more_samples_of_one_gro
     (found,), alone = pool([group])
     assert found["correlations"]["logprob"]["n_samples"] == 24
     assert not alone
-    apart = group_runs([read_run(saved()), read_run(saved(task="key_value(pairs=5)")), read_run(saved(model="other"))])
+    apart = group_runs([read_run(saved()), read_run(saved(task="key_value(pairs=6)")), read_run(saved(model="other"))])
     assert len(apart) == 3
 
 

@@ -10,7 +10,7 @@ from evaluation.serving import TransformersServer
 from posbias import LocalResponder, ServerResponder
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.mitigation import answering_under
-from posbias.tasks.language import Roles
+from posbias.tasks.language import KeyValue
 from tiny_families import random_adapter
 
 
@@ -18,7 +18,7 @@ from tiny_families import random_adapter
 def test_a_merged_checkpoint_answers_as_the_model_does_under_the_method(tmp_path: Path) -> None:
     model = pb.load_model("demo", dtype="float32", device="cpu")
     method = random_adapter(model, "adapter(rank=1, targets='v,o', strength=0.05)")
-    examples = Roles(entries=3, chat=True).examples(model.tokenizer, count=2, seed=3)
+    examples = KeyValue(pairs=3, chat=True).examples(model.tokenizer, count=2, seed=3)
     asked = [Request(example.prompt, max_tokens=8) for example in examples]
     local = LocalResponder(model)
     expected, unchanged = (

@@ -183,7 +183,7 @@ def test_a_responder_answers_with_a_cache_as_whole_passes_do(long_llama):
     request = Request(prompt=example.prompt, answer=example.target, passages=example.passages, max_tokens=5)
     responder = answering_under(resolve_method("pine", model), LocalResponder(model))
     (reply,) = responder.respond([request], generate=True, score=True)
-    assert responder.inner._runner.cached
+    assert responder.inner.tried(encode_requests(model.tokenizer, [request])[0].prompt).cached
     spans, _ = locate(request.prompt, request.passages, model.tokenizer)
     ids = encode_requests(model.tokenizer, [request])[0].prompt.tolist()
     with mitigated(model, "pine", passages=spans), torch.no_grad():

@@ -32,7 +32,6 @@ SORTS = {
     "theories": "THEORIES",
     "kinds": "KINDS",
     "outputs": "OUTPUTS",
-    "families": "FAMILIES",
     "metrics": "METRICS",
     "claims": "CLAIMS",
     "interventions": "INTERVENTIONS",
@@ -44,6 +43,8 @@ SORTS = {
     "targets": "TARGETS",
 }
 """Registry of each sort that is listed."""
+FAMILIES = "families"
+"""A sort that is listed by its name alone: its table takes seconds to import."""
 _REGISTERED = re.compile(r"^@([A-Z_]+)\.register\(", re.MULTILINE)
 _SOURCES = Path(__file__).parents[2]
 _PACKAGES = ("posbias", PACKAGE)
@@ -63,15 +64,18 @@ def list_variants(
 ) -> None:
     """List the variants that posbias knows, with a description each.
 
-    These are masks, encodings, theories, kinds of influence, outputs, model families, metrics, claims, tasks ...
+    These are masks, encodings, theories, kinds of influence, outputs, metrics, claims, tasks ...; by name: families.
     """
     from posbias.runs.records import Record
     from posbias.runs.running import run_directory
 
-    if sort is not None and sort not in SORTS:
-        raise UsageError(f"unknown sort {sort!r}; known: {', '.join(SORTS)}")
-    if sort is None or name is None:
-        catalogue: dict[str, Any] = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
+    if sort not in (None, FAMILIES, *SORTS):
+        raise UsageError(f"unknown sort {sort!r}; known: {', '.join((FAMILIES, *SORTS))}")
+    catalogue: dict[str, Any]
+    if sort == FAMILIES:
+        catalogue = _families(name)
+    elif sort is None or name is None:
+        catalogue = dict(registered_variants(SORTS if sort is None else {sort: SORTS[sort]}))
     else:
         catalogue = described_variant(sort, name)
     arguments = options.passed_arguments(context)
@@ -87,17 +91,22 @@ def list_variants(
         _print_catalogue(catalogue)
 
 
-def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Name and first line of the docstring of every variant; `sorts`: each sort's registry as decorators name it.
-
-    A family has no docstring, but a row of a table, of which a line tells what runs.
-    """
+def _families(name: str | None) -> dict[str, Any]:
+    """What runs on every model family of the table of layouts, or on one."""
     from posbias.models.families.support import families
 
+    known = families()
+    if name is None:
+        return {FAMILIES: known}
+    if name not in known:
+        raise UsageError(f"families: unknown {name!r}; known: {', '.join(sorted(known))}")
+    return {"name": name, "description": known[name], "parameters": {}}
+
+
+def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Name and first line of the docstring of every variant; `sorts`: each sort's registry as decorators name it."""
     return {
-        sort: families()
-        if sort == "families"
-        else {
+        sort: {
             name: (ast.get_docstring(node) or "").split("\n")[0]
             for name, (node, _) in sorted(_definitions()[registry].items())
         }
@@ -107,14 +116,10 @@ def registered_variants(sorts: dict[str, str]) -> dict[str, dict[str, str]]:
 
 def described_variant(sort: str, name: str) -> dict[str, Any]:
     """One variant: what it is, and every parameter with its meaning and, if it may be left out, its default."""
-    from posbias.models.families.support import families
-
-    if sort == "families" and name in families():
-        return {"name": name, "description": families()[name], "parameters": {}}
-    definitions = families() if sort == "families" else _definitions()[SORTS[sort]]
+    definitions = _definitions()[SORTS[sort]]
     if name not in definitions:
         raise UsageError(f"{sort}: unknown {name!r}; known: {', '.join(sorted(definitions))}")
-    node, path = _definitions()[SORTS[sort]][name]
+    node, path = definitions[name]
     module = import_module(".".join(path.relative_to(_SOURCES).with_suffix("").parts))
     variant = getattr(module, node.name)
     parameters: dict[str, dict[str, Any]] = {}

@@ -293,8 +293,8 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
         panel.set_xlim(1.08 * figure.farthest, 0.92)  # the last position on the right, as on the other axis
     _draw_stretches(panel, figure, by_distance=by_distance)
     if figure.log_range is not None:
+        panel.set_ylim(figure.log_range if scale == "log" else figure.linear_range)  # first: curves may reach 0
         panel.set_yscale(scale)
-        panel.set_ylim(figure.log_range if scale == "log" else figure.linear_range)
         cut = f", {figure.cut_note}" if scale == "linear" and figure.cut_note else ""
         panel.set_title(f"{scale} scale{cut}", loc="right", fontsize=9.5, color="#555555")
         if scale == "log":

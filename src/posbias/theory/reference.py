@@ -29,7 +29,7 @@ def attention_parts(block: ReferenceBlock) -> AttentionParts:
     if block.linear:
         raise UsageError(
             "a linear layer (recurrent) of this reference model has no attention; theories that take every layer for "
-            "attention are refused, power_rollout and rollout are allowed"
+            "attention, and power_rollout, are refused; rollout is allowed"
         )
     config, weights = block.config, {name: value.detach() for name, value in block.named_parameters()}
     heads, width, carries = config.architecture.heads, config.width, config.values != "gaussian"
