@@ -82,8 +82,9 @@ def test_no_page_cuts_anything_at_either_width(
         assert look["wideUnfolded"] <= 0, (name, frame, look)
         assert (look["overlapping"], look["cut"]) == ([], []), (name, frame)
         assert look["verdict"], name
-        assert look["charts"], name
-        assert look["pictures"], (name, "the answer is seen, not read alone")
+        if name != "verify":  # claims have numbers
+            assert look["charts"], name
+            assert look["pictures"], (name, "the answer is seen, not read alone")
         if frame[0] == 1400:
             assert look["answered"] <= 900, (name, "verdict and picture need no scrolling", look["answered"])
 

@@ -437,7 +437,7 @@ def test_a_browser_shows_the_answer_first_and_cuts_nothing_at_either_width(tmp_p
         assert look["met"] == look["told"][0], "a pointer is told the values at the place below it"
         assert set(look["colours"]) <= {
             "rgb(232, 232, 230)" if scheme == "dark" else "rgb(26, 26, 26)",
-            "rgb(85, 85, 85)",
+            "rgb(169, 173, 179)" if scheme == "dark" else "rgb(91, 91, 91)",
         }
         assert look["paper"] == ("rgb(21, 24, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
         if width == 1400:

@@ -35,8 +35,14 @@ ROW_MARKERS = {"solid": "o", "dash": "s", "dot": "o", "dashdot": "D", "longdash"
 """Markers of points that lie in rows, by the dash of their stroke; that of a dot is hollow."""
 INCHES_PER_ROW = 0.27
 DOTS_PER_INCH, POINTS_PER_INCH = 150, 72
+NOTE = "#555555"
+"""Colour of words that say how an axis runs."""
 TITLE_CHARACTERS = 104
 """A bold title line that fits the width of a picture."""
+EDGE = 0.04
+"""Inches around a picture on a page."""
+MOST_HEIGHT = 700
+"""Pixels of a picture on a page."""
 TOLD_PLACES, TOLD_CELLS = 32, 400
 """Most places of a picture on a page at which a pointer is told the values; most cells of a heat map that are told."""
 LETTER_SHARE = 0.0145
@@ -57,7 +63,12 @@ METADATA: dict[str, Callable[[str, str], Any]] = {
 }
 """What a picture of each sort says of itself."""
 ON_PAGE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}
-COLOURS = {INK: "currentColor", FAINT: "var(--soft, #8a8a8a)", GRID: "var(--line, #e6e6e6)"}
+COLOURS = {
+    INK: "currentColor",
+    NOTE: "var(--soft, #555555)",
+    FAINT: "var(--soft, #8a8a8a)",
+    GRID: "var(--line, #e6e6e6)",
+}
 """Colours that follow the page's; any other is mixed with white as much as the page wants."""
 
 
@@ -141,11 +152,17 @@ def fragment_of(figure: Figure | HeatMap, *, anchor: str, most: int = DRAWN_POSI
         for paper in (canvas, *canvas.axes):
             paper.patch.set_visible(False)  # type: ignore[attr-defined]
         writer.print_svg(buffer, metadata=nothing)  # type: ignore[no-untyped-call]  # savefig would draw twice
-    width, height = canvas.get_size_inches() * POINTS_PER_INCH
+        # The layout misses what gets longer when ticks are placed anew, so the view takes in all that was drawn.
+        inches = canvas.get_tightbbox().padded(EDGE)
+    height = canvas.get_size_inches()[1] * POINTS_PER_INCH
+    left, bottom, right, top = inches.extents * POINTS_PER_INCH
+    view = f"{left:.1f} {height - top:.1f} {right - left:.1f} {top - bottom:.1f}"
+    # A picture of many rows is not taller than a screen, as long as its letters stay as large as those of tables.
+    tallest = f"max-height:max({MOST_HEIGHT}px,{1.1 * (top - bottom):.0f}px)"
     title, (drawn, colours) = html.escape(figure.title), _inlined(buffer.getvalue())
     return (
         f'<figure class="chart" id="{html.escape(anchor)}"><figcaption>{title}</figcaption>'
-        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{title}" style="{colours}">{drawn}'
+        f'<svg viewBox="{view}" role="img" aria-label="{title}" style="{tallest};{colours}">{drawn}'
         f'<g class="told" fill="none" pointer-events="all">{_rectangles(told(), height)}</g></svg></figure>'
     )
 
@@ -296,7 +313,7 @@ def _draw_lines(panel: "Axes", figure: Figure, scale: str) -> None:
         panel.set_ylim(figure.log_range if scale == "log" else figure.linear_range)  # first: curves may reach 0
         panel.set_yscale(scale)
         cut = f", {figure.cut_note}" if scale == "linear" and figure.cut_note else ""
-        panel.set_title(f"{scale} scale{cut}", loc="right", fontsize=9.5, color="#555555")
+        panel.set_title(f"{scale} scale{cut}", loc="right", fontsize=9.5, color=NOTE)
         if scale == "log":
             panel.yaxis.set_major_locator(LogLocator(subs=log_steps(figure.log_range)))
             panel.yaxis.set_major_formatter(plain)
