@@ -131,7 +131,7 @@ def test_init_seed_measures_another_model(posbias, tiny_llama, tmp_path):
 
 def test_list_knows_every_sort(posbias):
     catalogue = document(posbias("list", "--json"))
-    sorts = {"masks", "encodings", "schedules", "theories", "kinds", "outputs", "families", "metrics", "claims"}
+    sorts = {"masks", "encodings", "schedules", "theories", "kinds", "outputs", "metrics", "claims"}
     assert set(catalogue) == sorts | {
         "interventions",
         "mitigations",
@@ -142,8 +142,10 @@ def test_list_knows_every_sort(posbias):
         "targets",
     }
     assert {"integrated_gradients", "perturbation"} <= set(catalogue["kinds"])
+    by_name = document(posbias("list", "families", "--json"))["families"]
+    assert by_name["llama"] == "every verb"
     assert "sliding_window" in catalogue["masks"]
-    assert {"gpt2", "llama", "bloom", "gemma3_text"} <= set(catalogue["families"])
+    assert {"gpt2", "llama", "bloom", "gemma3_text"} <= set(by_name)
     assert all(description for variants in catalogue.values() for description in variants.values())
 
 

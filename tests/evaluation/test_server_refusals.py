@@ -204,7 +204,7 @@ def test_a_server_that_was_never_reached_is_given_up_within_seconds() -> None:
         responder = ServerResponder(server.address, "m", FAST)
         generated(responder, [Request("q")])
     begin = time.monotonic()
-    with pytest.raises(RunError, match="failed 4 times: cannot be reached"):  # whatever the delays of later retries
+    with pytest.raises(RunError, match=r"failed [3-6] times: cannot be reached"):  # by the clock
         generated(ServerResponder(server.address, "m", ServerOptions(first_delay=20.0)), [Request("q")])
     assert time.monotonic() - begin < 10
     with pytest.raises(RunError, match="failed 2 times: cannot be reached"):  # it was there: all retries are made

@@ -70,7 +70,7 @@ def list_variants(
     from posbias.runs.running import run_directory
 
     if sort not in (None, FAMILIES, *SORTS):
-        raise UsageError(f"unknown sort {sort!r}; known: {', '.join((FAMILIES, *SORTS))}")
+        raise UsageError(f"unknown sort {sort!r}; known: {', '.join((*SORTS, FAMILIES))}")
     catalogue: dict[str, Any]
     if sort == FAMILIES:
         catalogue = _families(name)
