@@ -3,6 +3,7 @@
 import inspect
 import math
 import os
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, wraps
@@ -16,6 +17,8 @@ import numpy as np
 from posbias.errors import UsageError
 from posbias.limits import Limit
 
+KEY_NAME = re.compile(r"(\w+_)?(API_?)?(KEY|TOKEN|SECRET)(_\w+)?", re.IGNORECASE)
+"""Names of variables that hold keys."""
 MACHINE_INTEGERS = 2**63
 """Bound of whole numbers on either side of 0: arrays and records hold no larger ones."""
 

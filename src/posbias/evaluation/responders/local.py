@@ -223,7 +223,7 @@ class LocalResponder(Presented, Responder):
         slots = (CACHE_BYTES if free is None else free // 2) / max(trust.position_bytes, 1.0)
         portions: list[list[Reading]] = [[]]
         largest = 0
-        for reading in sorted(readings, key=lambda reading: reading.token_ids.astype(">i8").tobytes()):
+        for reading in sorted(readings, key=lambda reading: reading.order):
             largest, rows = max(largest, reading.room), len(portions[-1])
             if rows and (rows >= (self.options.batch or MOST_ROWS) or (rows + 1) * largest > slots):
                 portions.append([])

@@ -57,6 +57,11 @@ class Reading:
         """All tokens that are read: the last one of an answer predicts nothing."""
         return np.concatenate([self.encoded.prompt, self.encoded.answer[: -1 if self.scored else 0]])
 
+    @cached_property
+    def order(self) -> bytes:
+        """What sorts readings lexicographically, so that each stands behind the one that it shares most with."""
+        return self.token_ids.astype(">i8").tobytes()
+
     @property
     def rows(self) -> int:
         """The last tokens, >= 1, whose logits are wanted."""
@@ -77,11 +82,11 @@ class Reading:
 def passes_of(readings: Sequence[Reading], *, together: bool, accelerated: bool) -> Iterator[tuple[list[Reading], int]]:
     """Readings of each pass, and how many tokens a lone one goes on from of the pass before.
 
-    Lexicographic order puts before each the one that it shares most with. Going on from it pays only beyond the tokens
-    that a pass of its own costs whatever it runs; nor may padding cost more than that.
+    Going on from the one before it, by `Reading.order`, pays only beyond the tokens that a pass of its own costs
+    whatever it runs; nor may padding cost more than that.
     """
     fixed, most = (FIXED_ACCELERATED, FULL_ACCELERATED) if accelerated else (FIXED, FULL)
-    readings = sorted(readings, key=lambda reading: reading.token_ids.astype(">i8").tobytes())
+    readings = sorted(readings, key=lambda reading: reading.order)
     chains: list[list[tuple[Reading, int]]] = []
     for place, reading in enumerate(readings):
         shared = readings[place - 1].shared(reading) if place else 0

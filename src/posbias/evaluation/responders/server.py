@@ -330,7 +330,7 @@ class ServerResponder(Presented, Responder):
         key = hashlib.sha256(named.encode()).hexdigest()
         async with self._turns[key]:  # the same request twice at once is made once
             with suppress(OSError, *UNREADABLE):  # damaged, or none
-                found = read(from_json(self._kept[key] if key in self._kept else self._file(key).read_bytes()))
+                found = read(from_json(self._read(key)))
                 self._count(found, reused=True)
                 return found
             content = await self._client.request(path, whole)
@@ -342,11 +342,13 @@ class ServerResponder(Presented, Responder):
         self._count(found, reused=False)
         return found
 
-    def _file(self, key: str) -> Path:
-        """Where an answer lies (FileNotFoundError: nowhere that counts)."""
+    def _read(self, key: str) -> bytes:
+        """An answer that is kept (FileNotFoundError: none that counts)."""
+        if key in self._kept:
+            return self._kept[key]
         if self.options.cache is None or not self.options.reuse:
             raise FileNotFoundError
-        return Path(self.options.cache) / key[:2] / f"{key}.json"
+        return self._file(self.options.cache, key).read_bytes()
 
     def _keep(self, key: str, content: bytes) -> None:
         """Keep an answer, whole or not at all (RunError: the disk is full)."""
@@ -354,12 +356,16 @@ class ServerResponder(Presented, Responder):
             self._kept[key] = content
         if self.options.cache is None:
             return
-        path = Path(self.options.cache) / key[:2] / f"{key}.json"
+        path = self._file(self.options.cache, key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
         except OSError as error:
             raise RunError(f"cannot write to {str(self.options.cache)!r}: {error.strerror or error}") from None
+
+    @staticmethod
+    def _file(cache: str | Path, key: str) -> Path:
+        return Path(cache) / key[:2] / f"{key}.json"
 
     def _count(self, answer: Generated | Scored, *, reused: bool) -> None:
         """Add an answer to the work of the server, or to what was kept."""

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from posbias.checks import check_choice, check_number, check_size, checked
+from posbias.checks import KEY_NAME, check_choice, check_number, check_size, checked
 from posbias.errors import UsageError
 from posbias.limits import AT_ONCE, REPEATS
 from posbias.prompts.templates import check_template_options
-from posbias.runs.engines.engine import KEY_NAME
 
 KINDS = {"chat": "chat/completions", "text": "completions"}
 """Kinds of server, and where below the base address requests go."""

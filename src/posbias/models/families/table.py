@@ -36,6 +36,14 @@ _NEOX = replace(
     up_and_down=("dense_h_to_4h", "dense_4h_to_h"),
     activation="act",
 )
+_BLOOM = replace(
+    _NEOX,
+    layers="transformer.h",
+    final_norm="transformer.ln_f",
+    attention="self_attention",
+    attention_output="self_attention.dense",
+    scale="inv_norm_factor",
+)
 _OLMO2 = replace(
     _LLAMA,
     attention_norm=None,
@@ -134,16 +142,11 @@ DENSE: dict[str, Layout] = {
         required=("do_layer_norm_before",),  # OPT-350M normalises the stream itself
     ),
     "bloom": replace(
-        _NEOX,
-        layers="transformer.h",
-        final_norm="transformer.ln_f",
+        _BLOOM,
         embedding_norm="transformer.word_embeddings_layernorm",
         parallel=False,
         rotary=False,
-        attention="self_attention",
-        attention_output="self_attention.dense",
         activation="gelu_impl",
-        scale="inv_norm_factor",
         refused=("apply_residual_connection_post_layernorm",),  # the stream itself would be replaced by its norm
         max_positions=lambda config: None,
         alibi=BLOOM_ALIBI,
@@ -165,16 +168,11 @@ DENSE: dict[str, Layout] = {
         alibi=MPT_ALIBI,
     ),
     "falcon": replace(
-        _NEOX,
-        layers="transformer.h",
-        final_norm="transformer.ln_f",
+        _BLOOM,
         parallel=lambda config: config.new_decoder_architecture or config.parallel_attn,
         rotary=lambda attention, config: not config.alibi,
-        attention="self_attention",
-        attention_output="self_attention.dense",
         attention_norm=("ln_attn", "input_layernorm"),
         mlp_norm=("ln_mlp", "post_attention_layernorm", "ln_attn", "input_layernorm"),
-        scale="inv_norm_factor",
         key_heads=lambda config: (
             config.num_kv_heads
             if config.new_decoder_architecture

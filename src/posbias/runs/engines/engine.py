@@ -7,7 +7,6 @@ the disk and has the others done.
 
 import os
 import pickle
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,6 @@ from posbias.runs.parts import PartStore
 
 LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that tell the libraries below NumPy and PyTorch their number of threads, read when they start."""
-
-KEY_NAME = re.compile(r"(\w+_)?(API_?)?(KEY|TOKEN|SECRET)(_\w+)?", re.IGNORECASE)
-"""Names of variables that hold keys."""
 
 
 @contextmanager
@@ -49,14 +45,6 @@ def library_environment() -> dict[str, str]:
     # The others follow OpenMP's variable if their own is not set.
     usual = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     return {name: os.environ.get(name) or usual for name in LIBRARIES}
-
-
-def keys_of_environment(*needed: str) -> list[str]:
-    """Names of the environment's variables that hold keys, but for those that begin with one of `needed`.
-
-    Another process is started without them: whatever it loads, or downloads and runs, could read them.
-    """
-    return [name for name in os.environ if KEY_NAME.fullmatch(name) and not name.startswith(needed)]
 
 
 ENGINES: Registry["Engine"] = Registry("engine")
