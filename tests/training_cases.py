@@ -7,8 +7,9 @@ import torch
 
 from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig
-from posbias.tasks.synthetic import InContextRetrieval, PositionCopy
+from posbias.tasks.synthetic import PositionCopy
 from posbias.training import Adam, AdamW, Member, Optimiser, TrainedMember
+from posbias_papers.wu2025.retrieval import InContextRetrieval
 
 
 def copier(target: int, *, seed: int = 0, optimiser: Optimiser | None = None, **settings: Any) -> Member:

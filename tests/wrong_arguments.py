@@ -28,7 +28,7 @@ OF_PACKAGES = {
     "models.networks": "reinitialise",
     "prompts.chat": "chat_prompts",
     "prompts.prompts": "PromptSource Prompts",
-    "tasks.synthetic": "FreeRecall InContextRetrieval PositionCopy RecallAndSpan RunningSpan",
+    "tasks.synthetic": "CuedCopy KeyValueRetrieval PositionCopy",
     "theory.power_rollout": "attention_rollout attention_rollouts ingredients",
     "training": "Member Study TrainingSchedule TrainOptions load_study train",
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from posbias.tasks.synthetic import InContextRetrieval
+from posbias_papers.wu2025.retrieval import InContextRetrieval
 
 
 class Attention(nn.Module):

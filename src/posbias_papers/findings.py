@@ -9,7 +9,7 @@ stay as they were judged.
 
 A statement names one or several cases, a quantity each. That all of them hold needs no correction for their number:
 each has to hold with its own 95 % interval. That some hold, or that some are contradicted, is read off intervals that
-hold together for the statement (Bonferroni). What is left when those of the whole page hold together is said beside.
+hold together for the statement (Bonferroni).
 """
 
 from collections import Counter
@@ -203,8 +203,8 @@ IN_PART = "reproduced in part"
 
 Tests = Mapping[str, Difference]
 """Quantities by case."""
-Rule = Callable[[Tests, int | None], str]
-"""A verdict from quantities: of the statement by itself (None), or where so many intervals are to hold together."""
+Rule = Callable[[Tests], str]
+"""A verdict from quantities."""
 
 
 @dataclass(frozen=True)
@@ -221,14 +221,6 @@ class Finding:
     """`reproduced`, `reproduced in part`, `not reproduced`, `undecided` or `not run`."""
     tests: Tests = field(default_factory=dict)
     """Quantities that the verdict rests on, by case."""
-    rule: Rule | None = None
-    """Rule that made the verdict from the tests; None if it rests on none."""
-    published: bool = True
-    """False for a control of ours."""
-
-    def together(self, quantities: int) -> str:
-        """The verdict where as many intervals, those of the whole page, are to hold together."""
-        return self.verdict if self.rule is None else self.rule(self.tests, quantities)
 
 
 def weighed(where: str, reported: str, tests: Tests, *, quantity: str = "", rule: Rule | None = None) -> Finding:
@@ -244,40 +236,25 @@ def weighed(where: str, reported: str, tests: Tests, *, quantity: str = "", rule
     if not tests:
         return Finding(where, reported, UNTRAINED, NOT_RUN)
     values = "; ".join(f"{name} {test}" for name, test in tests.items())
-    rule = rule or combined
-    return Finding(where, reported, f"{quantity} {values}.".strip(), rule(tests, None), dict(tests), rule)
+    return Finding(where, reported, f"{quantity} {values}.".strip(), (rule or combined)(tests), dict(tests))
 
 
-def combined(tests: Tests, quantities: int | None = None) -> str:
-    """One verdict of several cases: reproduced if all hold, not reproduced if any is contradicted and none holds.
-
-    Args:
-        tests: The cases.
-        quantities: How many intervals are to hold together; None: those of this statement.
-    """
-    alone = [test.supports(quantities=quantities or 1) for test in tests.values()]
-    if all(verdict == REPRODUCED for verdict in alone):
+def combined(tests: Tests) -> str:
+    """One verdict of several cases: reproduced if all hold, not reproduced if any is contradicted and none holds."""
+    if all(test.supports() == REPRODUCED for test in tests.values()):
         return REPRODUCED
-    together = quantities or len(tests)
-    counts = Counter(test.supports(quantities=together) for test in tests.values())
+    counts = Counter(test.supports(quantities=len(tests)) for test in tests.values())
     if counts[NOT_REPRODUCED]:
         return IN_PART if counts[REPRODUCED] else NOT_REPRODUCED
     return IN_PART if counts[REPRODUCED] else UNDECIDED
 
 
-def quantities_of(findings: Sequence[Finding]) -> int:
-    """Number of intervals that the verdicts of a page rest on."""
-    return sum(len(finding.tests) for finding in findings)
-
-
 def finding_rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Plain values for a record: the words, verdicts and, by case, quantities; `together` is what stays page-wide."""
-    count = quantities_of(findings)
+    """Plain values for a record: the words, verdicts and, by case, quantities."""
     return [
         {
             "sort": "finding",
-            **{name: getattr(finding, name) for name in ("where", "reported", "found", "verdict", "published")},
-            "together": finding.together(count),
+            **{name: getattr(finding, name) for name in ("where", "reported", "found", "verdict")},
             "tests": {name: test.as_record() for name, test in finding.tests.items()},
         }
         for finding in findings
@@ -286,9 +263,8 @@ def finding_rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 def findings_tables(findings: Sequence[Finding]) -> list[Table]:
     """Reported, found and verdict of every statement; and every quantity with its intervals and test."""
-    count = quantities_of(findings)
-    header = ["where", "the source reports", "here", "verdict", f"all {count} quantities together"]
-    cells = [[entry.where, entry.reported, entry.found, entry.verdict, entry.together(count)] for entry in findings]
+    cells = [[entry.where, entry.reported, entry.found, entry.verdict] for entry in findings]
+    header = ["where", "the source reports", "here", "verdict"]
     return [Table("Published findings", header, cells), _quantities_table(findings)]
 
 
@@ -310,9 +286,10 @@ def _quantities_table(findings: Sequence[Finding]) -> Table:
 
 
 def said_of(findings: Sequence[Finding], facts: Mapping[str, Any]) -> list[str]:
-    """How many published findings came out, how many may be chance, and what was lost; the tables have all."""
-    published = [finding for finding in findings if finding.published]
-    return [tally(published), *chance(findings), *lost_sentence(facts)]
+    """How many findings came out, and which members (`Outcomes.facts`) did not finish; the tables have the rest."""
+    lost = facts["lost"]
+    left_out = f"{len(lost)} of {facts['members']} members did not finish and are left out: {'; '.join(lost[:8])}."
+    return [tally(findings), *([left_out] if lost else [])]
 
 
 def tally(findings: Sequence[Finding]) -> str:
@@ -321,36 +298,3 @@ def tally(findings: Sequence[Finding]) -> str:
     order = (REPRODUCED, IN_PART, NOT_REPRODUCED, UNDECIDED, NOT_RUN)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
     return f"Of {len(findings)} published findings: {parts}."
-
-
-def lost_sentence(facts: Mapping[str, Any]) -> list[str]:
-    """One sentence on the members that did not finish; empty if all did. `facts` as `Outcomes.facts`."""
-    lost = facts["lost"]
-    if not lost:
-        return []
-    return [f"{len(lost)} of {facts['members']} members did not finish and are left out: {'; '.join(lost[:8])}."]
-
-
-def chance(findings: Sequence[Finding]) -> list[str]:
-    """How far verdicts may be chance: how many of a page would be had without any effect, and which stay page-wide.
-
-    Returns:
-        One sentence or two; none where no statement has seeds enough for a verdict.
-    """
-    weighable = [
-        finding for finding in findings if any(test.n_seeds >= UNITS_FOR_CLAIM for test in finding.tests.values())
-    ]
-    if not weighable:
-        return []
-    count = quantities_of(findings)
-    decided = [finding for finding in weighable if finding.verdict != UNDECIDED]
-    lasting = [finding for finding in decided if finding.together(count) == finding.verdict]
-    kinds = Counter(finding.verdict for finding in lasting)
-    of_all = Counter(finding.verdict for finding in decided)
-    parts = ", ".join(f"{kinds[verdict]} of {total} {verdict}" for verdict, total in of_all.items())
-    return [
-        f"Chance: {len(weighable)} verdicts rest on {count} quantities, intervals over seeds. Had none of them "
-        f"a sign, about {ERROR:g} of the statements, {ERROR * len(weighable):.1f}, would yet be called decided. With "
-        f"intervals that hold for all {count} at once (Bonferroni, {100 * (1 - ERROR / count):.4g} % each) these keep "
-        f"their verdict: {parts or 'none'}."
-    ]

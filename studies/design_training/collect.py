@@ -26,7 +26,7 @@ from posbias.models.reference.forward import forward
 from posbias.models.reference.network import ReferenceTransformer, load_parameters
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.runs.records import Record, read_record
-from posbias.tasks.synthetic import FreeRecall, SyntheticTask, TextWithPairs, stack_tasks
+from posbias.tasks.synthetic import stack_tasks
 from posbias.tasks.synthetic.base import EVALUATION_BATCH
 from posbias.training import Member, load_study
 
@@ -35,6 +35,7 @@ FRESH = 10_000
 """Added to a network's seed for contexts that it was never evaluated on."""
 EXAMPLES = {"half": 200, "whole": 500, "double": 200}
 LAST_WINDOWS = 4
+SCORE = "accuracy_by_position"
 Arrays = dict[str, np.ndarray]
 
 
@@ -48,30 +49,10 @@ class Arm:
     """After training."""
 
 
-def score_of(task: SyntheticTask) -> str:
-    """The task's score by target position."""
-    return "free_probability" if isinstance(task, FreeRecall) else "accuracy_by_position"
-
-
-def length_of(task: Any) -> int:
-    """Target positions."""
-    return int(task.items if isinstance(task, FreeRecall) else task.context)
-
-
-def places_of(task: Any) -> list[int]:
-    """Positions of the targets in an input."""
-    return [slot * (task.spacing if isinstance(task, TextWithPairs) else 1) for slot in range(length_of(task))]
-
-
-def at_length(task: Any, n_targets: int) -> SyntheticTask:
-    """The same task with another number of target positions."""
-    return replace(task, items=n_targets) if isinstance(task, FreeRecall) else replace(task, context=n_targets)
-
-
 def scores(arm: Arm, n_targets: int, examples: int) -> np.ndarray | None:
     """[seed, position], every context asked for all of them; None where an encoding does not reach so far."""
     first = arm.members[0]
-    task = at_length(first.task, n_targets)
+    task: Any = replace(first.task, context=n_targets)
     try:
         constants = stacked([constants_of(each.config, task.n_positions) for each in arm.members])
     except UsageError:
@@ -86,7 +67,7 @@ def scores(arm: Arm, n_targets: int, examples: int) -> np.ndarray | None:
     for index, start in enumerate(range(0, examples, EVALUATION_BATCH)):
         # The first scores alone are asked for: what a generator has not reached costs nothing.
         for name, found in stack.scores(predict, index, min(EVALUATION_BATCH, examples - start)):
-            if name == score_of(task):
+            if name == SCORE:
                 total = total + found
                 break
     return np.asarray(total / examples)
@@ -119,14 +100,12 @@ def collected(study: str, runs: Path) -> tuple[dict[str, Any], Arrays]:
     run = read_record(runs / study)
     arrays: Arrays = {}
     for arm, indices in arms_of(study, runs):
-        task = arm.members[0].task
-        n_targets, place = length_of(task), f"{study}/{arm.name}"
+        task: Any = arm.members[0].task
+        n_targets, place = task.context, f"{study}/{arm.name}"
         lengths = {"half": n_targets // 2, "whole": n_targets, "double": 2 * n_targets}
         arrays[f"{place}/birth"] = profiles_at_birth(arm).astype(np.float16)
         arrays[f"{place}/loss"] = run.arrays["losses"][indices, -LAST_WINDOWS:].mean(axis=1)
-        arrays[f"{place}/curve"] = run.arrays[f"evaluations/{score_of(task)}"][indices].astype(np.float16)
-        if isinstance(task, TextWithPairs):
-            arrays[f"{place}/text_loss"] = run.arrays["evaluations/text_loss"][indices, -1]
+        arrays[f"{place}/curve"] = run.arrays[f"evaluations/{SCORE}"][indices].astype(np.float16)
         for length, count in lengths.items():
             found = scores(arm, count, EXAMPLES[length])
             if found is not None:
@@ -136,7 +115,7 @@ def collected(study: str, runs: Path) -> tuple[dict[str, Any], Arrays]:
             arrays[f"{place}/learnt"] = np.stack([torch.stack(each).numpy() for each in learnt]).mean(axis=0)
         print(place, flush=True)
     settings = {"task": str(task), "targets": n_targets, "counts": run.scalars["counts"]}
-    settings["places"] = places_of(task)
+    settings["places"] = list(range(n_targets))
     settings |= {"steps": run.arrays["evaluation_steps"][0].tolist(), "trained_with": run.environment.get("commit")}
     return settings, arrays
 

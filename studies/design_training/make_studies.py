@@ -54,16 +54,8 @@ class Plan:
 PLANS = (
     Plan("cued_copy", "cued_copy(context=12, vocabulary=8, cues=24)", depth=4, steps=1600, every=100),
     Plan("key_value", "key_value_retrieval(context=16, vocabulary=8, keys=32)", depth=2, steps=1200, every=100),
-    Plan("free_recall", "free_recall(items=12, vocabulary=24)", depth=4, steps=600, every=50),
     Plan("cued_copy_8", "cued_copy(context=8, vocabulary=8, cues=16)", depth=8, steps=1000, every=100),
     Plan("key_value_4", "key_value_retrieval(context=16, vocabulary=8, keys=32)", depth=4, steps=1200, every=100),
-    Plan(
-        "language",
-        "text_with_pairs(context=8, spacing=4, pairs=4, vocabulary=8, keys=8, read=8)",
-        depth=2,
-        steps=600,
-        every=50,
-    ),
 )
 
 

@@ -18,7 +18,7 @@ def findings(records: Mapping[str, Record]) -> str:
     for run, record in records.items():
         found = [row for row in record.scalars["rows"] if row["sort"] == "finding" and row["verdict"] != NOT_RUN]
         names = ("where", "reported", "found", "verdict", "together")
-        writer.writerows([run, *(row[name] for name in names)] for row in found)
+        writer.writerows([run, *(row.get(name, "") for name in names)] for row in found)
     return written.getvalue()
 
 

@@ -123,6 +123,6 @@ def test_parameters_are_those_of_the_class_and_of_what_it_inherits(posbias):
     unknown = posbias("list", "tasks", "nosuch")
     assert unknown.returncode == 2
     assert unknown.stderr.startswith("posbias: tasks: unknown 'nosuch'; known: documents, ")
-    sample = posbias("list", "tasks", "multiple_choice").stdout.partition("its answer in brackets:")[2]
-    assert re.search(r"Answer:\[ [A-D]\]", sample)
+    sample = posbias("list", "tasks", "pairwise").stdout.partition("its answer in brackets:")[2]
+    assert re.search(r"Response\[ [AB]\]", sample)
     assert "brackets" not in posbias("list", "tasks", "needle").stdout, "it needs a tokenizer"

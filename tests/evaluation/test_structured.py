@@ -31,7 +31,6 @@ def answered(task: str, value: Any) -> tuple[Any, list[dict[str, Any]]]:
 @pytest.mark.parametrize(
     ("task", "value", "schema"),
     [
-        ("multiple_choice(options=3, chat=True)", str, {"type": "string", "enum": ["A", "B", "C"]}),
         ("pairwise(chat=True)", str, {"type": "string", "enum": ["A", "B", "tie"]}),
         (
             "listwise(responses=3, chat=True)",
@@ -51,7 +50,7 @@ def test_a_server_is_asked_for_the_schema_of_the_rule(task: str, value: Any, sch
 
 def test_a_server_that_pays_no_heed_is_read_as_any() -> None:
     with stand_in(lambda index, path, body: chat("It may be A or B.")) as server:
-        found = evaluate(ServerResponder(server.address, "m", STRUCTURED), "multiple_choice()", options=OPTIONS)
+        found = evaluate(ServerResponder(server.address, "m", STRUCTURED), "pairwise()", options=OPTIONS)
     assert {row.reason for row in found.unjudged} == {"unread"}
 
 
@@ -60,7 +59,7 @@ def test_what_cannot_be_structured_is_refused_in_one_line() -> None:
     with stand_in(lambda index, path, body: (400, {}, refusal)) as server:
         responder = ServerResponder(server.address, "m", STRUCTURED)
         with pytest.raises(UsageError, match=r"takes no structured=True: HTTP 400: response_format of type") as caught:
-            evaluate(responder, "multiple_choice()", options=OPTIONS)
+            evaluate(responder, "pairwise()", options=OPTIONS)
         assert "\n" not in str(caught.value)
         asked = len(server.asked)
         with pytest.raises(UsageError, match="structured=True: the rule of this task has no schema"):
@@ -70,7 +69,7 @@ def test_what_cannot_be_structured_is_refused_in_one_line() -> None:
         stand_in(lambda index, path, body: (401, {}, {"error": {"message": "no key"}})) as server,
         pytest.raises(RunError),
     ):
-        evaluate(ServerResponder(server.address, "m", STRUCTURED), "multiple_choice()", options=OPTIONS)
+        evaluate(ServerResponder(server.address, "m", STRUCTURED), "pairwise()", options=OPTIONS)
     for wrong in ({"kind": "text"}, {"body": {"response_format": {}}}, {"structured": 1}):
         with pytest.raises(UsageError, match=re.escape("structured")):
             replace(STRUCTURED, **wrong)

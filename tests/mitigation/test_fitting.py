@@ -353,7 +353,7 @@ def test_samples_are_known_again_in_other_prompts_and_never_taken_for_others(tmp
     def seen(task, seed, count=20):
         return contents(list(LANGUAGE_TASKS.parse(task).examples(None, count=count, seed=seed)))
 
-    for task in ("key_value(pairs=3)", "documents(documents=3)", "multiple_choice"):
+    for task in ("key_value(pairs=3)", "documents(documents=3)"):
         assert not seen(task, 0) & seen(task, 1), task
     every = list(LANGUAGE_TASKS.parse(f"pairwise(file={str(judged)!r})").examples(None, count=40))
     assert not contents(every[:40]) & contents(every[40:])

@@ -93,17 +93,17 @@ def test_not_utf8(model, tmp_path):
 def test_parquet(model, tmp_path):
     path = tmp_path / "bad.parquet"
     path.write_bytes(b"PAR1 not really")
-    refused(path, model, "not a readable Parquet file")
+    refused(path, model, "cannot read .*bad.parquet.* as Parquet")
     parquet.write_table(pa.table({"body": ["b"], "size": [1.5]}), path)
     refused(path, model, "no field 'text' or 'token_ids'; known: body, size")
     refused(f"{path}#tect", model, "no field 'tect'; known: body, size")
-    refused(f"{path}#size", model, "column 'size' must hold text or lists of token ids, got double")
+    refused(f"{path}#size", model, "row 0: need text or a list of token ids, got float")
     parquet.write_table(pa.table({"text": ["a", None]}), path)
-    refused(path, model, "row group 0, row 1: need text, got NoneType")
+    refused(path, model, "row 1: need text, got NoneType")
     parquet.write_table(pa.table({"text": pa.array([], pa.string())}), path)
     refused(path, model, "holds no records")
     parquet.write_table(pa.table({"text": pa.array([b"caf\xe9 au lait"] * 3, pa.binary()).view(pa.string())}), path)
-    refused(path, model, "cannot read .*bad.parquet.*: 'utf-8' codec can't decode byte 0xe9")
+    refused(path, model, "cannot read .*bad.parquet.* as Parquet: 'utf-8' codec can't decode byte 0xe9")
 
 
 def test_a_text_that_a_parquet_file_stores_once_and_repeats(model, tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_text_that_a_parquet_file_stores_once_and_repeats(model, tmp_path, mon
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.array(["a word " * 150_000]))
     parquet.write_table(pa.table({"text": texts}), path)
     assert path.stat().st_size < 2_000_000
-    refused(path, model, r"a batch of \d+ records is [\d,]+ bytes.*POSBIAS_MAX_PARQUET_BYTES=NUMBER")
+    refused(path, model, r"bomb.parquet', decoded, is [\d,]+ bytes.*POSBIAS_MAX_PARQUET_BYTES=NUMBER")
     parquet.write_table(pa.table({"text": texts[:3]}), path)
     assert load_prompts(path, model, n_positions=8, count=1).count == 1
     monkeypatch.setenv("POSBIAS_MAX_PARQUET_BYTES", "1e6")

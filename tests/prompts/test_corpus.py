@@ -6,7 +6,7 @@ import pytest
 
 from posbias.prompts.sources import default_corpus
 
-CORPUS = {group.name: group.segments[0]() for group in default_corpus()}
+CORPUS = {group.name: group.segments[0] for group in default_corpus()}
 
 
 def test_five_sources_about_400_kilobytes_each_described():

@@ -46,7 +46,7 @@ def test_default_prompts_lie_inside_documents_of_all_sources(model, n_positions)
     windows = [model.tokenizer.decode(row) for row in prompts.token_ids]
     if n_positions < 10:
         return
-    groups = [group.segments[0]() for group in default_corpus()]
+    groups = [group.segments[0] for group in default_corpus()]
     owners = [next(k for k, texts in enumerate(groups) if any(contains(t, w) for t in texts)) for w in windows]
     assert sorted(owners) == sorted(list(range(5)) * 3)
 
@@ -98,9 +98,9 @@ def test_each_kind_of_file_gives_windows_of_all_its_documents(model, tmp_path, m
 
 
 @pytest.mark.parametrize("make", [text_source, jsonl_source, parquet_source])
-def test_large_files_are_read_in_segments(model, tmp_path, monkeypatch, make):
-    monkeypatch.setattr("posbias.prompts.sources.WHOLE_BYTES", 1000)
-    monkeypatch.setattr("posbias.prompts.sources.SEGMENT_BYTES", 5000)
+def test_large_files_are_tokenised_in_segments(model, tmp_path, monkeypatch, make):
+    monkeypatch.setattr("posbias.prompts.sources.WHOLE", 1000)
+    monkeypatch.setattr("posbias.prompts.sources.SEGMENT", 5000)
     texts = [text.replace("word", "wörd") for text in TEXTS]
     path = make(tmp_path, texts)
     prompts = load_prompts(path, model, n_positions=30, count=200)
@@ -108,23 +108,24 @@ def test_large_files_are_read_in_segments(model, tmp_path, monkeypatch, make):
     assert all(any(contains(text, window) for text in texts) for window in windows)
 
 
-def test_json_segments_cut_at_any_byte_give_every_record_once(tmp_path, monkeypatch):
-    path = jsonl_source(tmp_path, [f"text {k} é" for k in range(8)])
-    size = path.stat().st_size
-    for cut in range(1, size):
-        monkeypatch.setattr(sources, "byte_ranges", lambda *_, cut=cut: [(0, cut), (cut, size)])
-        halves = [segment() for segment in sources.jsonl_file(path, 1, "text").segments]
-        assert halves[0] + halves[1] == [f"text {k} é" for k in range(8)]
+def test_a_long_text_is_cut_between_words_and_loses_nothing(monkeypatch):
+    monkeypatch.setattr(sources, "WHOLE", 1000)
+    monkeypatch.setattr(sources, "SEGMENT", 400)
+    for text in ("naïve café " * 500, "位置偏差" * 900):
+        segments = sources.segmented([text, "short"], 2)
+        assert "".join(piece for segment in segments for piece in segment) == f"{text}short"
+        assert all(len(piece) <= 800 for segment in segments for piece in segment)
+        assert all(piece[0] in " n" for segment in segments[:-1] for piece in segment) or " " not in text
+        assert [len(segment[0]) <= 800 for segment in sources.segmented([text], 2, starts=True)] == [True]
 
 
-def test_text_segments_cut_at_any_byte_decode(tmp_path, monkeypatch):
-    path = tmp_path / "chinese.txt"
-    path.write_text("位置偏差" * 30 + " naïve café", encoding="utf-8")
-    size = path.stat().st_size
-    for cut in range(1, size):
-        monkeypatch.setattr(sources, "byte_ranges", lambda *_, cut=cut: [(0, cut), (cut, size)])
-        halves = "".join(text for segment in sources.text_file(path, 1).segments for text in segment())
-        assert set(halves) <= set("位置偏差 naïve café")
+def test_files_that_are_too_large_are_to_be_streamed(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSBIAS_MAX_READ_BYTES", "1000")
+    for make in (text_source, jsonl_source, parquet_source):
+        with pytest.raises(
+            UsageError, match=r"which 'hf:DIRECTORY' would stream, is [\d,]+ bytes; at most 1,000 bytes"
+        ):
+            load_prompts(make(tmp_path, TEXTS), model, n_positions=8, count=1)
 
 
 def test_named_field_and_token_id_records(model, tmp_path):

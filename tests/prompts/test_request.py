@@ -90,9 +90,9 @@ def test_wrong_requests(fields, message):
 
 @pytest.fixture
 def small_segments(monkeypatch):
-    """Files count as large, and are read in segments, from a few kilobytes on."""
-    monkeypatch.setattr(sources, "WHOLE_BYTES", 16_384)
-    monkeypatch.setattr(sources, "SEGMENT_BYTES", 4_096)
+    """Files are tokenised in segments from a few kilobytes on."""
+    monkeypatch.setattr(sources, "WHOLE", 16_384)
+    monkeypatch.setattr(sources, "SEGMENT", 4_096)
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -102,7 +102,7 @@ def test_starts_in_a_large_text_file_are_those_of_its_documents(model, tmp_path,
     long = "Document 30. " + "a long one " * 1_000
     path = tmp_path / "large.txt"
     path.write_text(border.join([*short[:15], long, *short[15:]]), newline="")
-    assert path.stat().st_size > 3 * sources.WHOLE_BYTES
+    assert path.stat().st_size > 3 * sources.WHOLE
     prompts = load_prompts(PromptSource(path, windows="starts"), model, n_positions=16, count=31)
     beginnings = {model.tokenizer.decode(row) for row in prompts.token_ids}
     assert len(beginnings) == 31

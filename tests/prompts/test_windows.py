@@ -25,8 +25,8 @@ def numbered(lengths):
                 part.append(np.arange(first, first + length, dtype=np.int64))
                 first += length
             documents += part
-            parts.append(lambda part=part: list(part))
-        groups.append(Group(str(number), tuple(parts), is_text=False))
+            parts.append(part)
+        groups.append(Group(str(number), parts, is_text=False))
     return groups, documents
 
 
@@ -71,7 +71,7 @@ def test_groups_and_documents_take_turns():
 
 
 def test_equal_windows_are_drawn_once():
-    groups = [Group("same", (lambda: [np.zeros(50, dtype=np.int64)],), is_text=False)]
+    groups = [Group("same", [[np.zeros(50, dtype=np.int64)]], is_text=False)]
     assert len(list(drawer(groups, 5, seed=0).draw())) == 1
 
 
@@ -88,7 +88,7 @@ def test_only_the_segments_needed_are_read():
         read.append(number)
         return [np.arange(100 * number, 100 * number + 100, dtype=np.int64)]
 
-    group = Group("large", tuple(lambda k=k: segment(k) for k in range(500)), is_text=False)
+    group = Group("stream", (segment(k) for k in range(500)), is_text=False)
     assert len(list(islice(drawer([group], 10, seed=0).draw(), 6))) == 6
     assert len(read) == len(set(read)) == 6
 

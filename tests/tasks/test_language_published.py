@@ -149,23 +149,6 @@ def test_lines_of_no_schema_or_of_two_are_refused(tmp_path: Path, fields: dict[s
         Documents(file=path, documents=2).examples(None, count=1)
 
 
-def oracle_lines(count: int) -> list[dict[str, Any]]:
-    """As `nq-open-oracle.jsonl.gz`: every third passage also says what line 0 asks for."""
-
-    def text(number: int) -> str:
-        return f"Town {number} has {number} wells." + (" The Answer 0!" if number % 3 == 0 else f" Answer {number}.")
-
-    return [
-        {
-            "question": f"which {number}",
-            "answers": [f"answer {number}" if number % 3 else "answer 0"],
-            "ctxs": [{"title": f"T{number}", "text": text(number), "hasanswer": True, "isgold": True}],
-            "nq_annotated_gold": {"title": f"T{number}"},
-        }
-        for number in range(count)
-    ]
-
-
 GOLD = {"text": "She was born in Rome.", "title": "She", "is_gold": True}
 
 
@@ -206,36 +189,6 @@ def test_a_value_under_two_keys_is_noticed(tmp_path: Path) -> None:
     assert [example.notices for example in found] == [()] * 3 + [("answer_elsewhere",)] * 3
 
 
-def test_gold_passages_of_other_questions_become_distractors(tmp_path: Path) -> None:
-    path = written(tmp_path / "oracle.jsonl.gz", oracle_lines(9))
-    task = Documents(file=path, documents=6)
-    found = list(task.examples(None, count=2, seed=5))
-    for example in found:
-        passages = [str(example.prompt)[begin:end] for begin, end in example.passages]
-        assert len(set(passages)) == 6
-        assert example.gold_position is not None
-        told = [place for place, passage in enumerate(passages) if example.answers[0] in passage.lower()]
-        assert told == [example.gold_position], "no distractor holds the answer, in other letters neither"
-    assert found == list(task.examples(None, count=2, seed=5))
-    assert found[:6] == list(task.examples(None, count=1, seed=5))
-    others = list(task.examples(None, count=2, seed=6))
-    assert [example.answers for example in others] == [example.answers for example in found]
-    assert [example.prompt for example in others] != [example.prompt for example in found]
-
-
-def test_too_few_passages_of_other_questions_are_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "oracle.jsonl", oracle_lines(9))
-    with pytest.raises(UsageError) as caught:
-        Documents(file=path, documents=8).examples(None, count=1)
-    assert str(caught.value) == (
-        "oracle.jsonl, line 1 has only its gold document, and the file only 6 of other questions without one of its "
-        "answers; documents=8 takes 7: ask for fewer documents, or give a file of more lines"
-    )
-    mixed = written(tmp_path / "mixed.jsonl", [*oracle_lines(3), QUESTION])
-    with pytest.raises(UsageError, match=r"mixed\.jsonl, line 4 has 2 documents where mixed\.jsonl, line 1 has only"):
-        Documents(file=mixed, documents=2).examples(None, count=1)
-
-
 def test_a_title_may_be_empty(tmp_path: Path) -> None:
     untitled = [{**entry, "title": ""} for entry in CONTEXTS[:2]]
     path = written(tmp_path / "qa.jsonl", [{**QUESTION, "ctxs": untitled}])
@@ -247,6 +200,8 @@ def test_oracle_and_closed_book_need_less(tmp_path: Path) -> None:
     path = written(tmp_path / "oracle.jsonl", [{**QUESTION, "ctxs": CONTEXTS[:1]}])
     (oracle,) = Documents(file=path, setting="oracle").examples(None, count=1)
     assert "Document [1](Title: T) gold" in str(oracle.prompt)
+    with pytest.raises(UsageError, match=r"line 1 has 1 documents; 2 were asked \(documents=1 takes all\)"):
+        Documents(file=path, documents=2).examples(None, count=1)
     bare = written(tmp_path / "bare.jsonl", [{"question": "q", "answers": ["x"]}])
     (closed,) = Documents(file=bare, setting="closed_book").examples(None, count=1)
     assert closed.prompt == "Question: q\nAnswer:"

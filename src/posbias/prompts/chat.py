@@ -16,7 +16,6 @@ import numpy as np
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.files import parsed_json, read_lines
-from posbias.limits import READ_BYTES
 from posbias.prompts.prompts import (
     Prompts,
     PromptSource,
@@ -26,7 +25,7 @@ from posbias.prompts.prompts import (
     why_no_tokenizer,
     with_first_words,
 )
-from posbias.prompts.sources import file_size
+from posbias.prompts.sources import check_file
 from posbias.prompts.templates import Conversation, check_messages, check_template, render_conversation
 
 SHOWN_LENGTHS = 5
@@ -116,8 +115,7 @@ def chat_file_prompts(request: PromptSource, model: TokenModel, *, n_positions: 
     if request.windows != "random" or request.shuffle:
         raise UsageError("chat prompts are whole conversations in order; windows='starts' and shuffle need text")
     path = Path(request.source.removeprefix(CHAT_SCHEME))
-    if file_size(path) > READ_BYTES.most:  # all are rendered, since their lengths are not known before
-        raise READ_BYTES.exceeded(f"conversations {str(path)!r} are too long")
+    check_file(path)  # all are rendered, since their lengths are not known before
     conversations = []
     for place, line in read_lines(path):
         value = parsed_json(line, place)

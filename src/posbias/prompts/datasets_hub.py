@@ -7,13 +7,12 @@ for an id. Documents come in the order of the library's seeded shuffle.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from posbias.errors import UsageError, one_line
-from posbias.prompts.sources import Document, Group, as_documents, choose_field
+from posbias.prompts.sources import Group, Records, begun, documents_in
 
 SCHEME = "hf:"
 LITERAL = re.compile(r"hf:(?P<id>[^\[\]#:]+)(\[(?P<config>[^\[\]]+)\])?(:(?P<split>[\w.-]+))?(#(?P<field>.+))?")
@@ -56,47 +55,19 @@ def dataset_group(dataset: DatasetName, *, seed: int) -> Group:
     Raises:
         UsageError: the library is not installed, or there is no such dataset, config, split or field.
     """
-    stream = _open(dataset, seed)
-    rows = _Rows(dataset.name, stream)
-    first = next(iter(rows.portion(1)), None)
-    if first is None:
-        raise UsageError(f"{rows.name} holds no records")
-    rows.stream = chain([first], stream)
-    chosen = choose_field(dataset.field, list(first), dataset.name)
-    rows.column, rows.is_text = chosen, isinstance(first[chosen], str)
-    # Whichever batch is asked for, the next one of the stream is read: batches have no number of their own there.
-    return Group(dataset.name, (rows.next_batch,) * MOST_BATCHES, rows.is_text, lambda: rows.ended)
+    chosen, is_text, records = begun(_records(dataset.name, _open(dataset, seed)), dataset.field, dataset.name)
+    batches = iter(lambda: list(islice(records, BATCH_DOCUMENTS)), [])
+    segments = (documents_in(batch, chosen, is_text) for batch in islice(batches, MOST_BATCHES))
+    return Group(dataset.name, segments, is_text)
 
 
-@dataclass
-class _Rows:
-    name: str
-    stream: Iterator[dict[str, Any]]
-    column: str = ""
-    is_text: bool = True
-    ended: bool = False
-    _read: int = 0
-
-    def next_batch(self) -> list[Document]:
-        """The next documents, without empty ones; none at the end."""
-        documents: list[Document] = []
-        rows = self.portion(BATCH_DOCUMENTS)
-        self.ended = len(rows) < BATCH_DOCUMENTS
-        for number, row in enumerate(rows, start=self._read):
-            if self.column not in row:
-                choose_field(self.column, list(row), f"{self.name}, record {number}")
-            documents += as_documents(
-                row[self.column], self.is_text, partial("{}, record {}".format, self.name, number)
-            )
-        self._read += len(rows)
-        return documents
-
-    def portion(self, count: int) -> list[dict[str, Any]]:
-        """The next records of the stream."""
-        try:
-            return list(islice(self.stream, count))
-        except Exception as error:  # whatever a broken connection or a damaged file may raise
-            raise UsageError(f"cannot read {self.name}: {one_line(error)}") from None
+def _records(name: str, stream: Iterator[dict[str, Any]]) -> Records:
+    """The records of a stream with their places."""
+    try:
+        for number, record in enumerate(stream):
+            yield f"{name}, record {number}", record
+    except Exception as error:  # whatever a broken connection or a damaged file may raise
+        raise UsageError(f"cannot read {name}: {one_line(error)}") from None
 
 
 def _open(dataset: DatasetName, seed: int) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,7 @@ from posbias.prompts.prompts import (
     why_no_tokenizer,
     with_first_words,
 )
-from posbias.prompts.sources import Document, Group, default_corpus, jsonl_file, parquet_file, text_file
+from posbias.prompts.sources import Document, Group, default_corpus, record_file, text_file
 
 Item = TypeVar("Item")
 Window = Int64[np.ndarray, "length"]
@@ -206,12 +206,11 @@ def _groups(request: PromptSource, n_positions: int, seed: int) -> tuple[str, li
     if not path.exists() and "#" in text:
         before, _, after = text.rpartition("#")
         path, field = Path(before), after or None
-    suffix = path.suffix.lower()
+    suffix, starts = path.suffix.lower(), request.windows == "starts"
     if suffix == ".txt" and field is None:
-        return path.name, [text_file(path, n_positions, starts=request.windows == "starts")]
+        return path.name, [text_file(path, n_positions, starts=starts)]
     if suffix in (".jsonl", ".parquet"):
-        read = jsonl_file if suffix == ".jsonl" else parquet_file
-        return text.rpartition(os.sep)[2], [read(path, n_positions, field)]
+        return text.rpartition(os.sep)[2], [record_file(path, n_positions, field, starts=starts)]
     raise UsageError(
         f"prompts {text!r}: need 'default', 'synthetic', a .txt, .jsonl or .parquet file[#field], "
         "'hf:owner/name', or token ids"
@@ -262,16 +261,17 @@ class WindowDrawer:
         return np.random.default_rng([self.seed, *path])
 
     def _disjoint(self, group: int) -> Iterator[Window]:
-        """Non-overlapping windows of one group, its segments in random order."""
-        source = self.groups[group]
-        order = self._generator(1, group).permutation(len(source.segments)).tolist()
-        return take_turns((self._segment(group, segment) for segment in order if not source.ended()), OPEN_SEGMENTS)
+        """Non-overlapping windows of one group, its segments in random order; those of a stream as they come."""
+        segments: Iterable[tuple[int, list[Document]]] = enumerate(self.groups[group].segments)
+        if isinstance(self.groups[group].segments, list):
+            numbered = list(segments)
+            segments = (numbered[k] for k in self._generator(1, group).permutation(len(numbered)))
+        return take_turns((self._segment(group, *segment) for segment in segments), OPEN_SEGMENTS)
 
-    def _segment(self, group: int, segment: int) -> Iterator[Window]:
-        """Non-overlapping windows of one segment, read when the first is asked for."""
+    def _segment(self, group: int, segment: int, read: list[Document]) -> Iterator[Window]:
+        """Non-overlapping windows of one segment, tokenised when the first is asked for."""
         generator = self._generator(2, group, segment)
-        source = self.groups[group]
-        documents = self.tokenise(source.segments[segment](), source.name)
+        documents = self.tokenise(read, self.groups[group].name)
         self.longest = max([self.longest, *map(len, documents)])
         long = [
             _Long(token_ids, int(generator.integers(len(token_ids) % self.length + 1)))

@@ -70,9 +70,6 @@ class Member:
                 )
         heads = config.architecture.heads
         CELLS.check(f"member {self.name!r}: heads x positions x positions", heads * task.n_positions**2)
-        for groups in config.architecture.head_groups:
-            for group in groups:
-                task.check_mask(group.mask)
         constants_of(config, task.n_positions)
 
     def generator(self) -> torch.Generator:

@@ -1,11 +1,10 @@
 """Experiment on in-context retrieval (Wu et al., arXiv 2502.01951): attention-only networks must look up a label.
 
 Their statements on depth, encodings, residual connections, training data and sinks with verdicts from intervals over
-seeds, and the flags of their code. Figures show gaps by depth; accuracy by place and sinks are in the record.
+seeds. Figures show gaps by depth; accuracy by place and sinks are in the record.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,7 @@ from posbias.display.figures import BLUE, FAINT, GREEN, VERMILION, Curve, Figure
 from posbias.report.tables import Table
 from posbias.statistics import mean_ends, mean_of
 from posbias.training import TrainedMember, TrainingSchedule
-from posbias_papers.findings import (
-    Finding,
-    Outcomes,
-    finding_rows,
-    findings_tables,
-    said_of,
-)
+from posbias_papers.findings import Outcomes, finding_rows, findings_tables, said_of
 from posbias_papers.pages.reproduce import PAPERS
 from posbias_papers.reproduction import Reproduction
 from posbias_papers.study_runs import StudyExperiment, StudySettings
@@ -31,18 +24,13 @@ from posbias_papers.wu2025.icl_statements import (
     RELATIVE,
     Cells,
     Figures,
-    flag_findings,
     retrieval_findings,
-    sink_control,
     sink_findings,
 )
 
 SOURCE = "arXiv 2502.01951, On the Emergence of Position Bias in Transformers (ICML 2025)"
-VARIANTS = {
-    "mixture": {"items": "mixture", "scale": "variance"},
-    "fixed-vocabulary": {"items": "fixed", "scale": "variance"},
-    "std-1-over-d": {"items": "mixture", "scale": "deviation"},
-}
+VARIANTS = {"mixture": "mixture", "fixed-vocabulary": "fixed"}
+"""Items of the task by the name of its variant."""
 PUBLISHED_STEPS, PUBLISHED_BATCH = 100_000, 128
 LABELS = 32
 CLASSES_PER_CONTEXT = 2
@@ -65,15 +53,13 @@ class InContextRetrieval(StudyExperiment):
 
 def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: StudySettings) -> Reproduction:
     """Statements, tables and figures from trained members."""
-    cells = {name: Cells(outcomes, base) for name, base in VARIANTS.items()}
-    published = [
-        statement
-        for variant, figures in (("mixture", Figures("mixture")), ("fixed-vocabulary", Figures("fixed")))
-        for statement in (*retrieval_findings(cells[variant], figures), *sink_findings(cells[variant], figures))
+    cells = {name: Cells(outcomes, {"items": items}) for name, items in VARIANTS.items()}
+    findings = [
+        finding
+        for name, items in VARIANTS.items()
+        for judged in (retrieval_findings, sink_findings)
+        for finding in judged(cells[name], Figures(items))
     ]
-    flags = flag_findings(cells["mixture"], cells["std-1-over-d"])
-    controls = [replace(finding, published=False) for finding in (*_controls(cells["mixture"]), *flags)]
-    findings = [*published, *controls]
     gaps = [gaps_table(name, cells[name]) for name in cells]
     seeds = max((len(outcomes.seeds(**member.factors)) for member in outcomes.members), default=0)
     facts = {"steps": steps, "batch": batch, "accuracy": _accuracy(outcomes), **outcomes.facts()}
@@ -89,16 +75,6 @@ def icl_reproduction(outcomes: Outcomes, *, steps: int, batch: int, settings: St
         settings={**settings.describe(), "steps": steps, "batch": batch},
         seeds={"seed": settings.seed},
     )
-
-
-def _controls(cells: Cells) -> list[Finding]:
-    """Controls that the source lacks: gaps if the right label stands nowhere else, and sinks before training."""
-    plain = Cells(cells.outcomes, cells.base, design="unconfounded")
-    findings = retrieval_findings(plain, Figures("mixture"))
-    unconfounded = [
-        replace(finding, where=f"{finding.where}, unconfounded sets") for finding in findings if finding.tests
-    ]
-    return [*unconfounded, sink_control(cells, Figures("mixture"))]
 
 
 def _accuracy(outcomes: Outcomes) -> dict[str, float] | None:
@@ -131,7 +107,7 @@ def cell_name(factors: dict[str, object]) -> str:
     """A cell in a few words."""
     words = [str(factors["mask"]), ENCODINGS[str(factors["encoding"])], f"{factors['depth']} layers"]
     words += ["residual"] * bool(factors["residual"])
-    words += ["fixed"] * (factors["items"] == "fixed") + ["std 1/d"] * (factors["scale"] == "deviation")
+    words += ["fixed"] * (factors["items"] == "fixed")
     return ", ".join(words)
 
 

@@ -3,7 +3,7 @@
 The sink score of a key is that of Gu et al. 2025 as used by Wu et al., arXiv 2502.01951, appendix K.4.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +14,12 @@ from torch import Tensor
 from posbias.errors import UsageError
 from posbias.models.reference.config import shape_of
 from posbias.models.reference.forward import attention_maps
-from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
-from posbias.tasks.synthetic import InContextRetrieval, stack_tasks
+from posbias.models.reference.parameters import constants_of, stacked
+from posbias.tasks.synthetic import stack_tasks
 from posbias.training import TrainedMember
 from posbias.training.trainer import group
 from posbias_papers.findings import Outcome, Outcomes
+from posbias_papers.wu2025.retrieval import InContextRetrieval
 
 THRESHOLD = 0.2
 """tau of the published figures: attention above it counts."""
@@ -67,24 +68,17 @@ EVALUATED = {
     "novel": "accuracy_novel_classes",
     "trained_classes": "accuracy_trained_classes",
     "gaps": "gaps",
-    "unconfounded": "unconfounded_gaps",
 }
 
 
 def icl_outcomes(members: Sequence[TrainedMember]) -> Outcomes:
     """Everything that statements and figures need of the members of the studies of in-context retrieval."""
     finished = [trained for trained in members if trained.parameters is not None]
-    first = [
-        replace(each, parameters=draw_parameters(each.member.config, each.member.generator())) for each in finished
-    ]
-    by_member = {
-        id(trained): {"sinks": after, "sinks/initial": before}
-        for trained, after, before in zip(finished, member_sinks(finished), member_sinks(first), strict=True)
-    }
-    return Outcomes([_outcome(trained, by_member.get(id(trained), {})) for trained in members])
+    sinks = {id(trained): scores for trained, scores in zip(finished, member_sinks(finished), strict=True)}
+    return Outcomes([_outcome(trained, sinks.get(id(trained))) for trained in members])
 
 
-def _outcome(trained: TrainedMember, sinks: Mapping[str, np.ndarray]) -> Outcome:
+def _outcome(trained: TrainedMember, sinks: Float64[np.ndarray, "n_positions"] | None) -> Outcome:
     config, task = trained.member.config, trained.member.task
     assert isinstance(task, InContextRetrieval)
     architecture = config.architecture
@@ -96,9 +90,8 @@ def _outcome(trained: TrainedMember, sinks: Mapping[str, np.ndarray]) -> Outcome
         "residual": config.residual == "added",
         "answers": task.answers,
         "items": task.items,
-        "scale": task.scale,
     }
-    arrays = dict(sinks)
+    arrays = {} if sinks is None else {"sinks": sinks}
     for name, quantity in EVALUATED.items():
         if quantity in trained.evaluations:
             arrays[name] = trained.evaluations[quantity][-1]

@@ -12,7 +12,6 @@ from posbias.tasks.language.hard_distractor import HardDistractor
 from posbias.tasks.language.items import Items
 from posbias.tasks.language.key_value import KeyValue
 from posbias.tasks.language.locating import Span, encode, locate, rendered
-from posbias.tasks.language.multiple_choice import MultipleChoice
 from posbias.tasks.language.needle import Needle
 from posbias.tasks.language.pairwise import Pairwise
 from posbias.tasks.language.rules import RULES
@@ -26,7 +25,6 @@ __all__ = [
     "Items",
     "KeyValue",
     "LanguageTask",
-    "MultipleChoice",
     "Needle",
     "Pairwise",
     "Span",

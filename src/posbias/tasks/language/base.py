@@ -23,7 +23,7 @@ from posbias.tasks.language.locating import Message, Span, leaves_thoughts_out, 
 from posbias.tasks.language.rules import RULES, Rule
 
 OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
-LEFT = dict.fromkeys(
+LEFT = {"multiple_choice": "items(file=..., rule='choice') with the options as units"} | dict.fromkeys(
     [
         *("code_variables", "counts", "dates", "dialogue", "instructions", "json_fields", "roles", "table"),
         *("example_order", "token_copy"),

@@ -7,15 +7,9 @@ Of one's own:
 
 where `title` may be left out and documents stand in the order of retrieval; or as published with "Lost in the middle"
 (Liu et al. 2024): `question`, `answers`, `ctxs` [{`title`, `text`, `isgold`}].
-
-The published `nq-open-oracle.jsonl.gz` has only the gold document of each question. There the gold documents of other
-questions stand for retrieved ones: these are about something else, and so easier to tell from the gold one.
 """
 
-import itertools
-import random
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,31 +56,20 @@ LINES = {
 """What a line holds, for messages."""
 
 
-def read_sets(path: str, *, count: int, documents: int, seed: int) -> list[DocumentSet]:
-    """The first `count` questions of a file, each with `documents` documents (>= 1), the gold one among them.
-
-    Of a line with more documents the first others are taken. If `documents` are asked of a file whose lines hold
-    only the gold one, the others are gold documents of its other lines, drawn by the seed and the number of the line,
-    never one whose title or text holds an accepted answer (as the published scoring rule finds answers) and never the
-    question's own.
+def read_sets(path: str, *, count: int, documents: int) -> list[DocumentSet]:
+    """The first `count` questions of a file, each with the first of its documents (>= 1), the gold one among them.
 
     Raises:
         UsageError: a line that does not hold what its schema says, too few lines, or too few documents.
     """
-    lines = [(where, _set_of(record, where)) for where, record in published_lines(path, count)]
-    if documents > 1 and not lines[0][1].distractors:
-        pool = _gold_documents(path, beside=lines[0][0])
-        return [
-            _with_others(
-                document_set, where, pool, count=documents - 1, source=random.Random(f"distractors {seed} {index}")
-            )
-            for index, (where, document_set) in enumerate(lines)
-        ]
-    for where, document_set in lines:
+    sets = []
+    for where, record in published_lines(path, count):
+        document_set = _set_of(record, where)
         there = 1 + len(document_set.distractors)
         if there < documents:
             raise UsageError(f"{where} has {there} documents; {documents} were asked (documents={there} takes all)")
-    return [replace(document_set, distractors=document_set.distractors[: documents - 1]) for _, document_set in lines]
+        sets.append(replace(document_set, distractors=document_set.distractors[: documents - 1]))
+    return sets
 
 
 def read_questions(path: str, *, count: int) -> list[DocumentSet]:
@@ -132,25 +115,19 @@ def _said(document: Document) -> str:
 
 def _set_of(record: dict[str, Any], where: str) -> DocumentSet:
     """A line with all its documents; messages end with the schema that it was read by."""
-    try:
-        question, answers = _question_of(record, where)
-        gold, distractors = _documents_of(record, where)
-    except UsageError as error:
-        raise UsageError(f"{error}; a line holds {LINES[_schema_of(record, where)]}") from None
-    return DocumentSet(question, answers, gold, distractors)
-
-
-def _schema_of(record: dict[str, Any], where: str) -> str:
     there = [schema for schema in LINES if schema in record]
     if len(there) != 1:
         fields = "both 'documents' and 'ctxs'" if there else "neither 'documents' nor 'ctxs'"
         raise UsageError(f"{where} has {fields}; a line holds either {LINES[OWN]}, or as published {LINES[PUBLISHED]}")
-    return there[0]
+    try:
+        question, answers = _question_of(record, where)
+        return DocumentSet(question, answers, *_documents_of(record, there[0], where))
+    except UsageError as error:
+        raise UsageError(f"{error}; a line holds {LINES[there[0]]}") from None
 
 
-def _documents_of(record: dict[str, Any], where: str) -> tuple[Document, tuple[Document, ...]]:
+def _documents_of(record: dict[str, Any], schema: str, where: str) -> tuple[Document, tuple[Document, ...]]:
     """The gold document of a line, and the others in their order."""
-    schema = _schema_of(record, where)
     gold: list[Document] = []
     distractors: list[Document] = []
     for number, entry in enumerate(list_field(record, schema, where), start=1):
@@ -166,38 +143,3 @@ def _documents_of(record: dict[str, Any], where: str) -> tuple[Document, tuple[D
     if len(gold) != 1:
         raise UsageError(f"{where}: {len(gold) or 'no'} documents are gold ({FLAGS[schema]} true); exactly 1 is needed")
     return gold[0], tuple(distractors)
-
-
-def _gold_documents(path: str, *, beside: str) -> list[tuple[Document, str]]:
-    """The different gold documents of a file that holds no others, each with its normalised title and text."""
-    pool: dict[str, Document] = {}
-    for where, record in published_lines(path):
-        gold, distractors = _documents_of(record, where)
-        if distractors:
-            raise UsageError(
-                f"{where} has {1 + len(distractors)} documents where {beside} has only the gold one; lines of a file "
-                "hold either only the gold document or all that are asked"
-            )
-        pool[gold.text] = gold
-    return [(document, _said(document)) for document in pool.values()]
-
-
-def _with_others(
-    document_set: DocumentSet, where: str, pool: Sequence[tuple[Document, str]], *, count: int, source: random.Random
-) -> DocumentSet:
-    """A question with documents of a pool, neither its own one nor one that holds an accepted answer."""
-    answers = [normalise_answer(answer) for answer in document_set.answers]
-    shuffled = (pool[place] for place in source.sample(range(len(pool)), len(pool)))
-    allowed = (
-        document
-        for document, text in shuffled
-        if document.text != document_set.gold.text and not any(answer in text for answer in answers)
-    )
-    distractors = tuple(itertools.islice(allowed, count))
-    if len(distractors) < count:
-        raise UsageError(
-            f"{where} has only its gold document, and the file only {len(distractors)} of other questions without one "
-            f"of its answers; documents={count + 1} takes {count}: ask for fewer documents, or give a file of more "
-            "lines"
-        )
-    return replace(document_set, distractors=distractors)

@@ -59,8 +59,7 @@ class Documents(LanguageTask):
     """Documents in the prompt, >= 1, at most 40 generated ones; the gold one and the first others of a line."""
     file: str | None = None
     """A .jsonl or .jsonl.gz file of one's own questions with passages, or a published one (both schemas:
-    `tasks/language/document_files.py`); None: the generated corpus. If its lines hold only the gold document, as
-    those of `nq-open-oracle.jsonl.gz`, gold ones of other lines are the distractors: easier than retrieved ones."""
+    `tasks/language/document_files.py`); None: the generated corpus."""
     setting: str = "gold"
     """`gold`: all documents; `oracle`: only the gold one; `closed_book`: none. The last two have one position."""
     order: str = "given"
@@ -124,7 +123,7 @@ class Documents(LanguageTask):
         elif self.setting == "closed_book":
             sets = read_questions(self.file, count=count)
         else:
-            sets = read_sets(self.file, count=count, documents=self.n_items, seed=seed)
+            sets = read_sets(self.file, count=count, documents=self.n_items)
         return (
             self._ordered(document_set, random.Random(f"order {seed} {index}"))
             for index, document_set in enumerate(sets)

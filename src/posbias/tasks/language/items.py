@@ -27,13 +27,13 @@ from posbias.tasks.language.base import (
     listed,
 )
 from posbias.tasks.language.item_files import TOOLS, ItemRecord, Unit, raw_records, read_fillers, read_record
-from posbias.tasks.language.multiple_choice import CLOSING
-from posbias.tasks.language.rules import RULES, Rule
+from posbias.tasks.language.rules import RULES, Choice, Rule
 from posbias.tasks.language.transcripts import AMONG, Placed, as_text
 
 PLAIN = r"(?:(?!\{(?:number|letter|text)\}).)*"
 ENTRY = re.compile(rf"{PLAIN}(?:\{{(?:number|letter)\}}{PLAIN})?\{{text\}}{PLAIN}", re.DOTALL)
 """The form of an entry of one's own."""
+CLOSING = "\nAnswer with one letter."
 CALLS = ("native", "text")
 LONGER = "prompts are made longer by a file of further units, fillers='FILE.jsonl'"
 
@@ -61,7 +61,7 @@ class Items(LanguageTask):
     date, json_value, call (of a tool) ..., or python(function='file.py:function'), which --allow-code must permit."""
     template: str | None = None
     """A text file with one's own prompt, `{units}` once and `{question}` at least once; None: the units, then the
-    question; as of `multiple_choice` if letters are asked for. For units that are texts."""
+    question, which comes first if letters are asked for. For units that are texts."""
     entry: str | None = None
     """How each unit is listed: `{text}` once, and before it, if wanted, `{number}` or `{letter}`; None: "[{number}]
     {text}", for letters "{letter}. {text}"."""
@@ -151,6 +151,13 @@ class Items(LanguageTask):
     def _record(self, index: int) -> ItemRecord:
         where, record = self._raw[index]
         return read_record(record, where, rule=self.answer_rule, among=self.among)
+
+    def noted(self, text: str | None) -> dict[str, float | None]:
+        """`chosen`, if letters are asked for: the place of the one that is named; None if none is."""
+        if not isinstance(self.answer_rule, Choice):
+            return {}
+        named = None if text is None else self.answer_rule.read(text)
+        return {"chosen": None if named is None else float(LETTERS.index(named))}
 
     def at_length(self, tokens: int, tokenizer: Any, *, seed: int = 0) -> LanguageTask:
         """This task with as many fillers as fit; see `LanguageTask.at_length`."""

@@ -176,7 +176,7 @@ def _prompt(text: str, question: str) -> str:
 def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source: random.Random) -> Haystack:
     """Text from a random place of a random file: it begins with a clause and ends with a word, within `tokens`."""
     group = source.choice(groups)
-    documents = source.choice(group.segments)()
+    documents = source.choice(list(group.segments))
     text = " ".join(" ".join(document.split()) for document in documents if isinstance(document, str))
     characters = CHARACTERS_PER_TOKEN * tokens
     start = source.randrange(max(1, len(text) - characters))

@@ -22,21 +22,26 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
-from posbias.architecture.masks import Mask
 from posbias.checks import check_size, check_whole
 from posbias.errors import UsageError
 from posbias.limits import EXAMPLES
 from posbias.registry import Registry
 
-SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry("synthetic task")
+LEFT = {
+    "in_context_retrieval": "import posbias_papers.published, which registers it",
+    **dict.fromkeys(
+        ["free_recall", "running_span", "recall_and_span", "text_with_pairs"],
+        "studies/README.md names the commit that its studies ran at; cued_copy and key_value_retrieval ask alike",
+    ),
+}
+"""Tasks that posbias had, and what to do instead."""
+SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry("synthetic task", left=LEFT)
 INDEX_BITS = 30
 """Bits of an index; with 2 bits of purpose they fill the 32 bits of a seed that torch's CPU generator uses."""
 DRAWS_FOR_THREADS = 200_000
 """Draws of a whole stack (about a millisecond) from which on starting threads costs less than it saves."""
 STRIDE = 0x9E3779B1
 """Odd, so that index -> index * STRIDE is one to one modulo 2^30; neighbouring steps get distant seeds."""
-IGNORED = -100
-"""Target of a row that is not scored (torch's own convention in cross_entropy)."""
 EVALUATION_BATCH = 250
 """Sequences per member drawn and predicted at a time in an evaluation; the last batch may be smaller."""
 
@@ -109,15 +114,13 @@ class Batch:
     inputs: Inputs
     """Vectors, or token numbers."""
     targets: Int64[Tensor, "member batch row"]
-    """The right output at each scored row, or `IGNORED`."""
+    """The right output at each scored row."""
 
 
 class SyntheticTask(ABC):
     """A task whose data are drawn, not read; the fields of a variant are its parameters, the rest follows from them."""
 
     name: ClassVar[str]
-    needs_causal: ClassVar[bool] = False
-    """True if later inputs hold the answers, so that a mask that looks forwards would give them away."""
     n_positions: int
     """Length of an input in positions."""
     n_outputs: int
@@ -135,15 +138,6 @@ class SyntheticTask(ABC):
         """Set what follows from the parameters: all that is annotated above, from `__post_init__`."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-    def check_mask(self, mask: Mask) -> None:
-        """Refuse a mask through which a scored row could see later inputs that hold its answer."""
-        mutual = mask.mutual_prefix(self.n_positions)
-        if self.needs_causal and mutual > self.rows[0] + 1:
-            raise UsageError(
-                f"{self.name}: answers stand after position {self.rows[0]}, so at most the first {self.rows[0] + 1}"
-                f" positions may see each other both ways; under the mask {mask} the first {mutual} do"
-            )
 
     @abstractmethod
     def stack(self, tasks: Sequence[Any], seeds: Sequence[int], device: torch.device) -> "TaskStack":
@@ -212,11 +206,8 @@ def stack_tasks(tasks: Sequence[SyntheticTask], seeds: Sequence[int], device: to
 
 def cross_entropy(logits: Logits, targets: Int64[Tensor, "member batch row"]) -> Float[Tensor, "member"]:
     """Mean loss of every member over its scored rows, in nats."""
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 2), targets.flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    per_member = losses.view(len(targets), -1).sum(-1)
-    return per_member / (targets != IGNORED).view(len(targets), -1).sum(-1)
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none")
+    return losses.view(len(targets), -1).mean(-1)
 
 
 def right_answers(
@@ -227,42 +218,8 @@ def right_answers(
     return torch.where(logits[:, :, 0].isfinite().all(-1), right, torch.nan).sum(1)
 
 
-def ranks(raw: Int64[Tensor, "*batch place"]) -> Int64[Tensor, "*batch place"]:
-    """Uniform random permutations from raw draws: the rank of each among its own (ties, of chance 2^-63, by place)."""
-    later = torch.ones(raw.shape[-1], raw.shape[-1], dtype=torch.bool, device=raw.device).tril(-1)
-    above = (raw[..., :, None] > raw[..., None, :]) | ((raw[..., :, None] == raw[..., None, :]) & later)
-    return above.sum(-1)
-
-
-def distinct(raw: Int64[Tensor, "*batch chosen"], among: int) -> Int64[Tensor, "*batch chosen"]:
-    """Uniform draws without replacement from 0 ... among - 1, in order of drawing.
-
-    The i-th is drawn from the among - i left over and stepped past the ones taken.
-    """
-    values: list[Tensor] = []
-    for position in range(raw.shape[-1]):
-        value = raw[..., position] % (among - position)
-        if values:
-            for earlier in torch.stack(values).sort(dim=0).values:
-                value = value + (value >= earlier)
-        values.append(value)
-    return torch.stack(values, dim=-1)
-
-
 def _stream(base: int, purpose: Purpose, index: int) -> int:
     if not 0 <= index < 1 << INDEX_BITS:
         raise UsageError(f"stream index must lie in 0 ... {(1 << INDEX_BITS) - 1}, got {index}")
     low = (base + index * STRIDE) & ((1 << INDEX_BITS) - 1)
     return (base >> 32 << 32) | (purpose << INDEX_BITS) | low
-
-
-def per_member(values: Sequence[float], device: torch.device) -> Float32[Tensor, "member one two"]:
-    """A number per member, to multiply [member, ., .] with."""
-    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
-
-
-def rows_of(table: Tensor, index: Int64[Tensor, "member *batch"]) -> Tensor:
-    """table[member, index[member, ...]] for all members at once: [member, *batch, feature]."""
-    offsets = torch.arange(len(table), device=table.device) * table.shape[1]
-    flat = (index + offsets.view(-1, *[1] * (index.dim() - 1))).flatten()
-    return table.reshape(-1, table.shape[2]).index_select(0, flat).view(*index.shape, table.shape[2])

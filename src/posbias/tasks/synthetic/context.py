@@ -1,8 +1,13 @@
-"""Tasks that ask one model for every position of a context alike, by a cue after it: by place, or by content (ours).
+"""Tasks on a context of random tokens: naming the one at a fixed position, at the position of a cue, or with its key.
 
-Cued copy: random tokens, and the k-th cue asks for the k-th of them; the model must tell positions apart. Key-value
-retrieval: every token is a key with a value, no key stands twice, and the cue is a key; nothing needs to be known about
-positions, and nothing else in the context has the answer's key.
+Position copy: the model is to name the k-th token from the last position. Without position encodings, whether a
+position can be named at all is a matter of mask and depth. Source: Ziming Liu, "Sparse attention 7", 2026 (V = 10,
+C = 10, one model per k).
+
+The other two (ours) ask one model for every position alike, by a cue behind the context. Cued copy: the k-th cue asks
+for the k-th token; the model must tell positions apart. Key-value retrieval: every token is a key with a value, no key
+stands twice, and the cue is a key; nothing needs to be known about positions, and nothing else in the context has the
+answer's key.
 """
 
 from abc import abstractmethod
@@ -13,7 +18,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from posbias.checks import check_size, checked
+from posbias.checks import check_size, check_whole, checked
+from posbias.errors import UsageError
 from posbias.limits import ITEMS
 from posbias.tasks.synthetic.base import (
     SYNTHETIC_TASKS,
@@ -27,6 +33,55 @@ from posbias.tasks.synthetic.base import (
 )
 
 Tokens = Int64[Tensor, "member batch position"]
+
+
+@checked
+@SYNTHETIC_TASKS.register("position_copy")
+@dataclass(frozen=True)
+class PositionCopy(SyntheticTask):
+    """Name the token at one position of a context of independent uniform tokens."""
+
+    target: int
+    """Position to name (0 ... context - 1; the last position is its own)."""
+    context: int = 10
+    """Tokens in the context (>= 1)."""
+    vocabulary: int = 10
+    """Different tokens (>= 2)."""
+
+    def __post_init__(self) -> None:
+        check_size("position_copy: context", self.context, ITEMS)
+        check_size("position_copy: vocabulary", self.vocabulary, ITEMS, least=2)
+        check_whole("position_copy: target", self.target, least=0)
+        if self.target >= self.context:
+            raise UsageError(
+                f"position_copy: target must lie in the context, 0 ... {self.context - 1}, got {self.target}"
+            )
+        self._follows(
+            n_positions=self.context,
+            n_outputs=self.vocabulary,
+            vocabulary_size=self.vocabulary,
+            rows=(self.context - 1,),
+            stack_key=(self.name, self.context, self.vocabulary),
+        )
+
+    def stack(self, tasks: Sequence["PositionCopy"], seeds: Sequence[int], device: torch.device) -> TaskStack:
+        """Members may differ in their target."""
+        return CopyStack(tuple(tasks), Draws.of(self.name, seeds, device))
+
+
+@dataclass(frozen=True)
+class CopyStack(TaskStack):
+    """Contexts of every member; members of one seed share them whatever their target."""
+
+    tasks: tuple[PositionCopy, ...]
+    draws: Draws
+
+    def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
+        """Independent uniform tokens."""
+        first = self.tasks[0]
+        tokens = self.draws.integers(purpose, index, (size, first.context)) % first.vocabulary
+        positions = torch.tensor([task.target for task in self.tasks], device=self.draws.device)
+        return Batch(tokens, tokens.gather(2, positions[:, None, None].expand(-1, size, 1)))
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,11 @@
 Items are drawn around class centres (a Gaussian mixture), or are the class vectors themselves (a fixed vocabulary with
 a direction in common); classes come in bursts. Training may prefer some places of the answer.
 
-Trained models are evaluated by place of the answer, on classes never seen in training, in two designs. The published
-one: a context in bursts, place b's item overwritten by a copy of place a's, only a's label taken for right; the query's
-class, and the right label, then often stand elsewhere too, even at b (the evaluation measures how often). The
-unconfounded one: the query's class stands at the asked place alone (and, for gaps, its
-item's copy at b under another label), and the right label stands nowhere else; the other places keep their bursts.
-Every sequence draws classes of its own, around new centres (a fixed vocabulary keeps its shared direction), and the six
-published sets share all draws, so their differences are paired.
+Trained models are evaluated by place of the answer, on classes never seen in training: every sequence draws classes of
+its own, around new centres (a fixed vocabulary keeps its shared direction). Of the published sets one place's item is a
+copy of another's, and only the other's label is taken for right; the query's class, and the right label, then often
+stand elsewhere too. The six sets share all draws, so their differences are paired. Accuracy by place is of other
+contexts: the query's class and the right label stand at the asked place alone.
 
 Source: Wu et al., arXiv 2502.01951, section 5 and appendices J-L, after Reddy 2024.
 """
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from posbias.checks import check_choice, check_size, checked
@@ -34,24 +32,17 @@ from posbias.tasks.synthetic.base import (
     Purpose,
     SyntheticTask,
     TaskStack,
-    distinct,
-    per_member,
-    ranks,
     right_answers,
-    rows_of,
 )
 
 ITEMS = ("mixture", "fixed")
-DIRECTIONS = ("trained", "fresh")
-SCALES = ("variance", "deviation")
 PLACES = ("any", "first", "middle", "last", "first_and_last")
 PAIRS = (("first", "middle"), ("first", "last"), ("middle", "last"))
 """Places (a, b) of the gaps acc[a right, b] - acc[b right, a]; above 0, the earlier place is preferred."""
 CONTRASTS = tuple(pair for first, second in PAIRS for pair in ((first, second), (second, first)))
 """The six published evaluation sets: (place whose label is right, place overwritten by a copy)."""
-CONFOUNDS = ("class_elsewhere", "label_elsewhere", "overwritten_also_right")
 STREAMS = 4
-"""Evaluation streams per batch: trained classes, novel classes (the six sets too), places, gaps."""
+"""Evaluation streams per batch: trained classes, novel classes (the six sets too), places, and one that is not read."""
 
 
 @checked
@@ -60,9 +51,9 @@ STREAMS = 4
 class InContextRetrieval(SyntheticTask):
     """Name the label of the query's class, which stands beside the items of that class in the context."""
 
-    answers: str | tuple[int, ...] | list[int] = "any"
-    """Places from which training copies the query's item: any, first, middle, last, first_and_last, or a list of pair
-    numbers (0 ... pairs - 1), each as likely as the others. Middle is pair number pairs // 2, as in their code."""
+    answers: str = "any"
+    """Places from which training copies the query's item, each as likely as the others: any, first, middle, last or
+    first_and_last. Middle is pair number pairs // 2, as in their code."""
     pairs: int = 8
     """Pairs of item and label (>= 3, so that first, middle and last differ)."""
     features: int = 64
@@ -78,12 +69,6 @@ class InContextRetrieval(SyntheticTask):
     vectors share (fixed); >= 0."""
     items: str = "mixture"
     """mixture: (centre + noise * fresh) / sqrt(1 + noise^2); fixed: (centre + noise * shared) / sqrt(1 + noise^2)."""
-    evaluation_direction: str = "trained"
-    """Direction that the novel items of a fixed vocabulary share: trained (the paper), or fresh (their code, whose test
-    sets draw it anew)."""
-    scale: str = "variance"
-    """variance: components have variance 1 / features, so items have norm 1 (the paper); deviation: components have
-    standard deviation 1 / features, so items have norm 1 / sqrt(features) (their code)."""
 
     def __post_init__(self) -> None:
         for parameter, least in (("pairs", 3), ("features", 1), ("labels", 3), ("classes", 1), ("burstiness", 1)):
@@ -100,8 +85,7 @@ class InContextRetrieval(SyntheticTask):
         if isinstance(self.noise, bool) or not 0 <= self.noise < np.inf:
             raise UsageError(f"{self.name}: noise must be a finite number >= 0, got {self.noise!r}")
         check_choice(f"{self.name}: items", self.items, ITEMS)
-        check_choice(f"{self.name}: evaluation_direction", self.evaluation_direction, DIRECTIONS)
-        check_choice(f"{self.name}: scale", self.scale, SCALES)
+        check_choice(f"{self.name}: answers", self.answers, PLACES)
         self._follows(
             n_positions=2 * self.pairs + 1,  # items, labels and the query
             n_outputs=self.labels,
@@ -109,19 +93,6 @@ class InContextRetrieval(SyntheticTask):
             rows=(2 * self.pairs,),
             stack_key=(self.name, self.pairs, self.features, self.classes, self.labels, self.burstiness, self.items),
         )
-        if isinstance(self.answers, str):
-            return check_choice(f"{self.name}: answers", self.answers, PLACES)
-        object.__setattr__(self, "answers", tuple(self.answers))
-        if not self.answers:
-            raise UsageError(
-                f"{self.name}: answers must be one of {', '.join(PLACES)} or a list of pair numbers, got ()"
-            )
-        for place in self.answers:
-            if type(place) is not int or not 0 <= place < self.pairs:
-                raise UsageError(f"{self.name}: answers must lie in 0 ... {self.pairs - 1}, got {place!r}")
-        if len(set(self.answers)) != len(self.answers):
-            raise UsageError(f"{self.name}: answers must name every pair at most once, got {list(self.answers)}")
-        return None
 
     @property
     def distinct_classes(self) -> int:
@@ -130,8 +101,8 @@ class InContextRetrieval(SyntheticTask):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of a component of a centre or a label."""
-        return float(self.features**-0.5 if self.scale == "variance" else 1 / self.features)
+        """Standard deviation of a component of a centre or a label, so that they have norm 1."""
+        return float(self.features**-0.5)
 
     @property
     def named_places(self) -> dict[str, int]:
@@ -141,11 +112,9 @@ class InContextRetrieval(SyntheticTask):
     @property
     def answer_places(self) -> tuple[int, ...]:
         """Pair numbers that `answers` stands for."""
-        if isinstance(self.answers, str):
-            if self.answers == "any":
-                return tuple(range(self.pairs))
-            return tuple(self.named_places[name] for name in self.answers.split("_and_"))
-        return tuple(self.answers)
+        if self.answers == "any":
+            return tuple(range(self.pairs))
+        return tuple(self.named_places[name] for name in self.answers.split("_and_"))
 
     def stack(self, tasks: Sequence["InContextRetrieval"], seeds: Sequence[int], device: torch.device) -> TaskStack:
         """Draws every member's class centres, labels and label vectors once."""
@@ -163,9 +132,7 @@ class RetrievalStack(TaskStack):
     labels: Int64[Tensor, "member class"]
     """The label of every class."""
     shared: Float32[Tensor, "member feature"]
-    """The direction that all items have in common, weighted and normalised; 0 in a mixture."""
-    evaluated_shared: Float32[Tensor, "member feature"]
-    """The common direction of the novel items of evaluations."""
+    """The direction that all items have in common, novel ones too, weighted and normalised; 0 in a mixture."""
 
     @classmethod
     def of(cls, tasks: tuple[InContextRetrieval, ...], draws: Draws) -> "RetrievalStack":
@@ -174,15 +141,13 @@ class RetrievalStack(TaskStack):
         raw, normals = draws.mixed(
             Purpose.FIXED, 0, integers=(task.classes,), normals=(task.classes + task.labels + 2, task.features)
         )
-        normals *= per_member([member.deviation for member in tasks], draws.device)
+        normals *= task.deviation
         weight = per_member([member.noise for member in tasks], draws.device)
         norm = (1 + weight**2).sqrt()
-        shared = weight / norm * normals[:, -2:] * (task.items == "fixed")
-        fresh = torch.tensor([member.evaluation_direction == "fresh" for member in tasks], device=draws.device)
+        shared = weight / norm * normals[:, -2:-1] * (task.items == "fixed")  # the last draw is not read
         vectors = normals[:, :-2].clone()
-        vectors[:, : task.classes] = vectors[:, : task.classes] / norm + shared[:, :1]
-        evaluated = torch.where(fresh[:, None], shared[:, 1], shared[:, 0])
-        return cls(tasks, draws, vectors, raw % task.labels, shared[:, 0], evaluated)
+        vectors[:, : task.classes] = vectors[:, : task.classes] / norm + shared
+        return cls(tasks, draws, vectors, raw % task.labels, shared[:, 0])
 
     def drawn(self, purpose: Purpose, index: int, size: int) -> Batch:
         """Contexts of trained classes, the query taken from the answer places."""
@@ -230,11 +195,8 @@ class RetrievalStack(TaskStack):
 
         Returns:
             Per member (axis 0): `accuracy_trained_classes` and `accuracy_novel_classes` (answers at any place);
-            `accuracy_by_place` [pair] (unconfounded); `contrast_accuracy` [set] in the order of `CONTRASTS` and
-            `gaps` [pair of places] in the order of `PAIRS` (published design); `unconfounded_gaps` [pair of places];
-            `class_elsewhere`, `label_elsewhere`, `overwritten_also_right` [set]: shares of the published sets in which
-            an item of the query's class (not the copy at b) stands at a place other than a; in which the right label
-            does; and in which the label at b is the right one too, so that the pair tells nothing.
+            `accuracy_by_place` [pair]; `contrast_accuracy` [set] in the order of `CONTRASTS` and `gaps` [pair of
+            places] in the order of `PAIRS` (published design).
         """
         shares = super().evaluate(predict, examples=examples)
         shares["gaps"] = shares["contrast_accuracy"][:, 0::2] - shares["contrast_accuracy"][:, 1::2]
@@ -246,7 +208,6 @@ class RetrievalStack(TaskStack):
         yield "accuracy_trained_classes", right_answers(predict(batch.inputs), batch.targets[..., 0])
         yield from _published(self, predict, STREAMS * index + 1, size)
         yield "accuracy_by_place", _by_place(self, predict, STREAMS * index + 2, size)
-        yield "unconfounded_gaps", _unconfounded(self, predict, STREAMS * index + 3, size)
 
 
 @dataclass(frozen=True)
@@ -278,7 +239,7 @@ class Contexts:
 
 
 def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -> Iterator[tuple[str, Tensor]]:
-    """The paper's sets, and how often they are confounded; accuracy on the same contexts with nothing overwritten."""
+    """Accuracy on the paper's sets, and on the same contexts with nothing overwritten."""
     task = stack.tasks[0]
     chosen = task.distinct_classes
     raw, contexts = _drawn(stack, index, size, classes=chosen, extra=chosen + 1)
@@ -288,18 +249,11 @@ def _published(stack: RetrievalStack, predict: Predict, index: int, size: int) -
         "accuracy_novel_classes",
         right_answers(predict(novel.inputs(anywhere)), novel.labels.gather(2, anywhere)[..., 0]),
     )
-    results: dict[str, list[Tensor]] = {"contrast_accuracy": [], **{name: [] for name in CONFOUNDS}}
+    right = []
     for place, overwritten in ((task.named_places[a], task.named_places[b]) for a, b in CONTRASTS):
-        target = novel.labels[..., place]
         logits = predict(novel.inputs(place, overwritten=overwritten))
-        results["contrast_accuracy"].append(right_answers(logits, target))
-        same_class = _elsewhere(novel.slots == novel.slots[..., place, None], place)
-        same_label = _elsewhere(novel.labels == target[..., None], place)
-        results["overwritten_also_right"].append(same_label[..., overwritten].double().sum(1))
-        results["label_elsewhere"].append(same_label.any(-1).double().sum(1))
-        same_class[..., overwritten] = False
-        results["class_elsewhere"].append(same_class.any(-1).double().sum(1))
-    yield from ((name, torch.stack(counts, -1)) for name, counts in results.items())
+        right.append(right_answers(logits, novel.labels[..., place]))
+    yield "contrast_accuracy", torch.stack(right, -1)
 
 
 def _by_place(stack: RetrievalStack, predict: Predict, index: int, size: int) -> Float64[Tensor, "member pair"]:
@@ -308,30 +262,14 @@ def _by_place(stack: RetrievalStack, predict: Predict, index: int, size: int) ->
     classes = 1 + -(-(task.pairs - 1) // task.burstiness)
     raw, contexts = _drawn(stack, index, size, classes=classes, extra=classes)
     order = ranks(raw[..., : task.pairs])
-    labels = _unlike(raw[..., task.pairs :], 1, task.labels)
+    first = raw[..., task.pairs : task.pairs + 1] % task.labels
+    later = raw[..., task.pairs + 1 :] % (task.labels - 1)
+    labels = torch.cat((first, later + (later >= first)), dim=-1)  # the asked one's stands nowhere else
     right = []
     for place in range(task.pairs):
-        novel = contexts(_bursts(order, (place,), task.burstiness), labels)
+        novel = contexts(_alone(order, place, task.burstiness), labels)
         right.append(right_answers(predict(novel.inputs(place)), novel.labels[..., place]))
     return torch.stack(right, -1)
-
-
-def _unconfounded(stack: RetrievalStack, predict: Predict, index: int, size: int) -> Float64[Tensor, "member gap"]:
-    """Answers a's label minus answers b's, for one item at a and b under two labels that stand nowhere else.
-
-    [a right, b] and [b right, a] are then the same inputs with other targets: one prediction serves both.
-    """
-    task = stack.tasks[0]
-    classes = 2 + -(-(task.pairs - 2) // task.burstiness)
-    raw, contexts = _drawn(stack, index, size, classes=classes, extra=classes)
-    order = ranks(raw[..., : task.pairs])
-    labels = _unlike(raw[..., task.pairs :], 2, task.labels)
-    gaps = []
-    for first, second in ((task.named_places[a], task.named_places[b]) for a, b in PAIRS):
-        novel = contexts(_bursts(order, (first, second), task.burstiness), labels)
-        logits = predict(novel.inputs(first, overwritten=second))
-        gaps.append(right_answers(logits, novel.labels[..., first]) - right_answers(logits, novel.labels[..., second]))
-    return torch.stack(gaps, -1)
 
 
 def _drawn(
@@ -346,7 +284,7 @@ def _drawn(
         normals=(size, classes + task.pairs + 1, task.features),
     )
     scales = [member.deviation / (1 + member.noise**2) ** 0.5 for member in stack.tasks]
-    centres = normals[:, :, :classes] * per_member(scales, device)[..., None] + stack.evaluated_shared[:, None, None]
+    centres = normals[:, :, :classes] * per_member(scales, device)[..., None] + stack.shared[:, None, None]
     noise = normals[:, :, classes:] * stack.noise_scale[..., None]
 
     def contexts(slots: Tensor, labels: Tensor) -> Contexts:
@@ -357,29 +295,46 @@ def _drawn(
     return raw, contexts
 
 
-def _bursts(
-    order: Int64[Tensor, "member batch pair"], alone: tuple[int, ...], burstiness: int
+def _alone(
+    order: Int64[Tensor, "member batch pair"], place: int, burstiness: int
 ) -> Int64[Tensor, "member batch pair"]:
-    """Classes 0, 1 ... at the places `alone`, one each; other classes, in random order, in bursts of `burstiness`."""
+    """Class 0 at `place` alone; other classes, in random order, in bursts of `burstiness`."""
     remaining = order.clone()
-    remaining[..., list(alone)] = order.shape[-1]
-    slots = len(alone) + ranks(remaining) // burstiness
-    for slot, place in enumerate(alone):
-        slots[..., place] = slot
+    remaining[..., place] = order.shape[-1]
+    slots = 1 + ranks(remaining) // burstiness
+    slots[..., place] = 0
     return slots
 
 
-def _unlike(raw: Int64[Tensor, "member batch class"], leading: int, labels: int) -> Int64[Tensor, "member batch class"]:
-    """Labels of classes: the leading ones all different, each of the rest unlike every leading one."""
-    first = distinct(raw[..., :leading], labels)
-    later = raw[..., leading:] % (labels - leading)
-    for label in first.sort(dim=-1).values.unbind(-1):
-        later = later + (later >= label[..., None])
-    return torch.cat((first, later), dim=-1)
+def ranks(raw: Int64[Tensor, "*batch place"]) -> Int64[Tensor, "*batch place"]:
+    """Uniform random permutations from raw draws: the rank of each among its own (ties, of chance 2^-63, by place)."""
+    later = torch.ones(raw.shape[-1], raw.shape[-1], dtype=torch.bool, device=raw.device).tril(-1)
+    above = (raw[..., :, None] > raw[..., None, :]) | ((raw[..., :, None] == raw[..., None, :]) & later)
+    return above.sum(-1)
 
 
-def _elsewhere(equal: Bool[Tensor, "member batch pair"], place: int) -> Bool[Tensor, "member batch pair"]:
-    """Equality at all places except one."""
-    elsewhere = equal.clone()
-    elsewhere[..., place] = False
-    return elsewhere
+def distinct(raw: Int64[Tensor, "*batch chosen"], among: int) -> Int64[Tensor, "*batch chosen"]:
+    """Uniform draws without replacement from 0 ... among - 1, in order of drawing.
+
+    The i-th is drawn from the among - i left over and stepped past the ones taken.
+    """
+    values: list[Tensor] = []
+    for position in range(raw.shape[-1]):
+        value = raw[..., position] % (among - position)
+        if values:
+            for earlier in torch.stack(values).sort(dim=0).values:
+                value = value + (value >= earlier)
+        values.append(value)
+    return torch.stack(values, dim=-1)
+
+
+def per_member(values: Sequence[float], device: torch.device) -> Float32[Tensor, "member one two"]:
+    """A number per member, to multiply [member, ., .] with."""
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+
+
+def rows_of(table: Tensor, index: Int64[Tensor, "member *batch"]) -> Tensor:
+    """table[member, index[member, ...]] for all members at once: [member, *batch, feature]."""
+    offsets = torch.arange(len(table), device=table.device) * table.shape[1]
+    flat = (index + offsets.view(-1, *[1] * (index.dim() - 1))).flatten()
+    return table.reshape(-1, table.shape[2]).index_select(0, flat).view(*index.shape, table.shape[2])
