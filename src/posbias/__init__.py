@@ -174,8 +174,6 @@ _HOMES = {
     for name in names.split()
 }
 """Where each public name lives. No package bears the name of a function here, so none can hide one."""
-_ANSWERS = "attention audit compare correlate decompose design evaluate measure mitigate place predict train"
-"""Functions whose results answer in sentences."""
 _READERS = "load_record write_report"
 """Functions that meet finished runs of every verb."""
 
@@ -183,8 +181,6 @@ _READERS = "load_record write_report"
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'posbias' has no attribute {name!r}")
-    if name in _ANSWERS.split():
-        import_module("posbias.report")  # words and tables of their results, which no room below it makes
     if name in _READERS.split():
         published_work("published")  # has the words of published claims and experiments
     return getattr(import_module(f"posbias.{_HOMES[name]}"), name)

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -352,6 +353,7 @@ class PositionCurve(Showing):
     @property
     def findings(self) -> tuple[str, ...]:
         """One line for each thing that is established, or is not, every number with its interval or p-value."""
+        import_module("posbias.report")
         return () if self.wording is None else tuple(self.wording())
 
     def as_record(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -27,7 +28,7 @@ class Result(Showing):
 
     record: Record
     wording: ClassVar[Callable[[Record], Iterable[str]] | None] = None
-    """Puts a run into sentences. `posbias.report` sets this when it is imported: no room below words its results."""
+    """Puts a run into sentences. `posbias.report`, which stands above, sets this when the first verdict imports it."""
 
     @classmethod
     @abstractmethod
@@ -54,6 +55,7 @@ class Result(Showing):
         Raises:
             UsageError: the run failed, or its record is damaged.
         """
+        import_module("posbias.report")
         worded = type(self).wording
         return () if worded is None else tuple(worded(self.as_run()))
 
