@@ -51,18 +51,6 @@ def table() -> bytes:
     return buffer.getvalue()
 
 
-def mask(write: Callable[..., None], **options: Any) -> Callable[[], bytes]:
-    def written() -> bytes:
-        buffer = io.BytesIO()
-        write(buffer, np.tri(6, dtype=int), **options)
-        return buffer.getvalue()
-
-    return written
-
-
-MASK_ARRAYS = [np.ones(shape) for shape in ((0, 0), 6, (300, 300), (2, 2, 2))]
-MASK_ARRAYS += [np.eye(6) * odd for odd in (np.nan, 1j, 2)]
-MASK_ARRAYS += [np.zeros(3, dtype=sort) for sort in ("U3", "i4,f4", "M8[s]", "S2")]
 FILES: dict[str, Callable[[], bytes]] = {
     "text": lambda: (PROSE * 40).encode(),
     "records": lambda: json_lines({"text": PROSE, "id": 1}, {"text": PROSE.upper(), "id": 2}),
@@ -73,16 +61,13 @@ FILES: dict[str, Callable[[], bytes]] = {
     "documents": lambda: json_lines(DOCUMENTS, DOCUMENTS),
     "scores": lambda: json_lines({"score": 0.5}, 0.25, {"score": 1}),
     "study": lambda: json.dumps(STUDY).encode(),
-    "mask_npy": mask(np.save),
-    "mask_txt": mask(np.savetxt, fmt="%d"),
 }
 SUFFIXES = {
     **dict.fromkeys(("records", "token_ids", "chat", "documents", "scores"), ".jsonl"),
-    **dict.fromkeys(("text", "mask_txt"), ".txt"),
+    "text": ".txt",
     "table": ".parquet",
     "pairs": ".jsonl.gz",
     "study": ".yaml",
-    "mask_npy": ".npy",
 }
 
 
@@ -110,11 +95,7 @@ def value_changed(kind: str, path: Path, source: random.Random) -> bytes:
     content = path.read_bytes()
     if kind == "table":
         return table_changed(source)
-    if kind == "mask_npy":
-        buffer = io.BytesIO()
-        np.save(buffer, source.choice(MASK_ARRAYS))
-        return buffer.getvalue()
-    if kind in ("text", "mask_txt"):
+    if kind == "text":
         return bytes_changed(path, source)
     packed = kind == "pairs"
     lines = (gzip.decompress(content) if packed else content).splitlines()

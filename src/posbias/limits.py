@@ -60,8 +60,6 @@ YAML_BYTES = Limit("POSBIAS_MAX_YAML_BYTES", 1_000_000, "bytes")
 """A YAML document; it is read at about 2 MB a second."""
 NODES = Limit("POSBIAS_MAX_YAML_NODES", 20_000, "nodes")
 """Nodes of a YAML document with its aliases written out: 446 bytes can be 10^9."""
-MASK_BYTES = Limit("POSBIAS_MAX_MASK_BYTES", 1_000_000, "bytes")
-"""A mask file; 256 x 256 positions as text take about 130,000."""
 ITEMS = Limit("POSBIAS_MAX_ITEMS", 100_000, "items")
 """Items in one prompt of a task: 10^5 key-value pairs are 8 MB of text, some four million tokens."""
 EXAMPLES = Limit("POSBIAS_MAX_EXAMPLES", 1_000_000, "examples")

@@ -268,10 +268,11 @@ def claims_record(
     Returns:
         A record of verb "verify": `scalars["verdicts"]` is the list of verdicts, names, numbers and words.
     """
+    subject = f" on {read['model'].get('source', 'a model')}" if read and "model" in read else ""
     return Record(
         verb="verify",
         arguments=dict(arguments),
-        resolved={"title": _title(read or {}), "command": command, **(read or {})},
+        resolved={"title": f"{TITLE}{subject}", "command": command, **(read or {})},
         scalars={"verdicts": plain([verdict.as_dict() for verdict in verdicts])},
         seeds={"claims": seed},
     )
@@ -283,7 +284,3 @@ def tally(verdicts: Sequence[str], *, on_model: bool = False) -> str:
     if on_model:
         kinds = list(dict.fromkeys(["holds", "fails", *sorted(verdicts)]))
     return f"claims: {len(verdicts)}; " + ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in kinds)
-
-
-def _title(read: Mapping[str, Any]) -> str:
-    return f"{TITLE} on {read['model'].get('source', 'a model')}" if "model" in read else TITLE

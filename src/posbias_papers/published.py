@@ -8,7 +8,7 @@ from posbias_papers.model_claims import ModelClaim, verify_model, verify_source
 from posbias_papers.pages import verify as _page  # noqa: F401
 from posbias_papers.pages.reproduce import PAPERS
 from posbias_papers.reproduction import Experiment, reproduce, reproduction_record
-from posbias_papers.wu2025.graphs import read_mask, verify_mask
+from posbias_papers.wu2025.graphs import spelled_mask, verify_mask
 
 __all__ = [
     "CLAIMS",
@@ -20,9 +20,9 @@ __all__ = [
     "Verdict",
     "centre_nodes",
     "claims_record",
-    "read_mask",
     "reproduce",
     "reproduction_record",
+    "spelled_mask",
     "tally",
     "verify",
     "verify_mask",

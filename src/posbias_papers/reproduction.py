@@ -4,7 +4,7 @@ Each is registered in its paper's folder; its record keeps all of them, for the 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -36,6 +36,15 @@ class Reproduction:
     """Profiles and mixing by slash-separated name."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=dict)
+
+
+Columns = Mapping[str, Callable[[Any], str]]
+"""What a table says of a row, by the name of its column."""
+
+
+def tabled(title: str, rows: Sequence[Any], columns: Columns) -> Table:
+    """A table with a line for each row."""
+    return Table(title, list(columns), [[told(row) for told in columns.values()] for row in rows])
 
 
 def reproduction_record(reproduction: Reproduction, arguments: Mapping[str, Any], *, command: str = "") -> Record:

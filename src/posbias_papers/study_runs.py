@@ -5,15 +5,13 @@
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from pathlib import Path
 from typing import Any, ClassVar
 
 from posbias.checks import check_choice
 from posbias.errors import UsageError
-from posbias.runs.records import describe_environment
 from posbias.runs.running import run_directory
 from posbias.training import (
     Study,
@@ -100,8 +98,7 @@ class StudyExperiment(Experiment):
         """Train the networks, or read them back, and put the paper's statements to the test."""
         runs = self.trained(settings)
         members = [member for run in runs.values() for member in run.trained.members]
-        reproduction = self.judge(members, next(iter(runs.values())).trained.schedule, settings)
-        return before_noted(reproduction, _trained_before(runs))
+        return self.judge(members, next(iter(runs.values())).trained.schedule, settings)
 
     def trained(self, settings: StudySettings) -> dict[str, StudyRun]:
         """Train the studies one after another; each leaves its models and its record.
@@ -115,9 +112,8 @@ class StudyExperiment(Experiment):
             RunError: a checkpoint, model or record cannot be written.
         """
         studies = self.studies(settings)
-        runs = {
-            name: replace(settings.run, directory=_study_directory(settings, name), confirmed=True) for name in studies
-        }
+        below = None if settings.run.directory is None else settings.run.directory / "studies"
+        runs = {name: replace(settings.run, directory=below and below / name, confirmed=True) for name in studies}
         # All are checked before the first trains; finished ones are not read a second time.
         finished = {name: planned(study, runs[name])[1] for name, study in studies.items()}
         arguments = {"paper": self.name, "size": settings.size}
@@ -134,30 +130,3 @@ class StudyExperiment(Experiment):
                 completed[name] = finished[name] or train(study, options=options)
                 run.finish(completed[name].record)
         return completed
-
-
-def _study_directory(settings: StudySettings, name: str) -> Path | None:
-    """The directory that keeps a study's models and record."""
-    return None if settings.run.directory is None else settings.run.directory / "studies" / name
-
-
-def _trained_before(runs: Mapping[str, StudyRun]) -> list[dict[str, Any]]:
-    """The studies that were read back and the other code that trained them: findings are newer than their networks."""
-    this, trained = describe_environment(), []
-    for name, run in runs.items():
-        if run.earlier is not None:
-            code = {part: run.earlier.environment.get(part) for part in ("posbias", "commit")}
-            if any(code[part] != this[part] for part in code):
-                trained.append({"study": name, **code, "created": run.earlier.created[:10]})
-    return trained
-
-
-def before_noted(reproduction: Reproduction, trained: Sequence[Mapping[str, Any]]) -> Reproduction:
-    """The reproduction with a sentence for every other code that trained studies which were read back."""
-    by_code: dict[str, list[str]] = {}
-    for entry in trained:
-        code = f"posbias {entry['posbias']}, commit {entry['commit'] or 'unknown'}, {entry['created']}"
-        by_code.setdefault(code, []).append(entry["study"])
-    said = [f"Trained before, with {code}: {', '.join(names)}; read back here." for code, names in by_code.items()]
-    facts = {**reproduction.facts, "trained_before": trained}
-    return replace(reproduction, facts=facts, statements=[*reproduction.statements, *said])

@@ -18,7 +18,6 @@ from posbias_papers.liu2026.experiment import position_copy_page
 from posbias_papers.liu2026.published import CONFIGURATIONS
 from posbias_papers.liu2026.statements import Losses
 from posbias_papers.reproduction import reproduction_record
-from posbias_papers.study_runs import before_noted
 
 HERE = Path(__file__).parent
 SETTINGS = ("size", "studies", "steps", "trained_with")
@@ -51,11 +50,8 @@ def judged_again(record: Record) -> Record:
     settings.setdefault("trained_with", {**code, "created": record.created})
     facts = record.scalars["facts"]
     page = position_copy_page(recorded_losses(record), facts, settings=settings, seed=record.seeds["seed"])
-    trained = settings["trained_with"]
-    origin = {"study": "study", **trained, "created": trained["created"][:10]}
     loops = [row for row in record.scalars["rows"] if row["sort"] != "finding"]
     others = {name: values for name, values in record.arrays.items() if not name.startswith("figures/")}
-    page = before_noted(page, [origin])
     page = replace(page, rows=[*page.rows, *loops], arrays={**others, **page.arrays})
     return reproduction_record(page, record.arguments, command=record.resolved["command"])
 

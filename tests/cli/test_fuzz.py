@@ -86,8 +86,6 @@ COMMANDS = (
     "evaluate {model} --task key_value(pairs=4) --count 1 --max-tokens 1 --positions 0",
     UNASKED + " --tokenizer {model} --task needle(tokens=256,depths=2,corpus='{text}') --count 1",
     "audit {model} --prompts {text} --length 8 --count 1 --initialisations 0 --kinds probability --out {new}",
-    "verify --mask {mask_npy}",
-    "verify --mask {mask_txt}",
     "verify --mask prefix(length=4) --length 12",
     "train {study}",
     "place --run {evaluated} --scores {scores}",

@@ -85,8 +85,6 @@ def endless(path: Path, sort: str) -> Path:
 @pytest.mark.parametrize(
     ("suffix", "command"),
     [
-        (".npy", "verify --mask {}"),
-        (".csv", "verify --mask {}"),
         (".txt", "measure {model} --length 8 --prompts {}"),
         (".jsonl", "measure {model} --length 8 --prompts {}"),
         (".parquet", "measure {model} --length 8 --prompts {}"),

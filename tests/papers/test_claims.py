@@ -91,38 +91,3 @@ def test_unknown_names_list_the_known_ones(selection, named):
 def test_a_negative_seed_is_refused():
     with pytest.raises(UsageError, match="seed"):
         verify(seed=-1)
-
-
-class TestNumbersOfTheTheoryPage:
-    """docs/theory, section 2."""
-
-    def test_first_token_mass(self, verdicts):
-        numbers = verdicts["birth-2603.10123/claim-1-closed-form"].finding.numbers
-        assert numbers["true_first_12"] == pytest.approx(0.855, abs=5e-4)
-        assert numbers["true_first_24"] == pytest.approx(0.9999, abs=5e-5)
-        assert numbers["density_first_12"] == pytest.approx(0.161, abs=5e-4)
-        assert numbers["density_first_24"] < 1e-4
-        assert numbers["finite_form_relative_error"] < 1e-12
-
-    def test_the_middle_is_not_dead(self, verdicts):
-        numbers = verdicts["birth-2603.10123/claim-2-dead-zone"].finding.numbers
-        assert numbers["middle_m_0.2"] == pytest.approx(0.13, abs=5e-3)
-        assert numbers["middle_m_0.1"] == pytest.approx(0.46, abs=5e-3)
-        assert numbers["middle_m_0.05"] == pytest.approx(0.55, abs=5e-3)
-        assert numbers["promised"] == pytest.approx(4e-23, rel=0.05)
-        assert numbers["end_over_one_step_m_0.1"] == pytest.approx(1, abs=0.01)
-
-    def test_the_anchor_decays(self, verdicts):
-        numbers = verdicts["birth-2603.10123/claim-3-recency-anchor"].finding.numbers
-        assert numbers["kept_m_0.1"] == pytest.approx(0.9**180)
-        assert numbers["atom_24_layers"] == pytest.approx(0.8**24)
-
-    def test_an_l_and_a_spike(self, verdicts):
-        finding = verdicts["birth-2603.10123/claim-4-u-shape"].finding
-        assert finding.value == pytest.approx(1)
-        assert finding.numbers["minimum_position"] == 2046
-        assert finding.numbers["least_spike"] > 100
-        assert finding.numbers["alibi_interior_recency"] > 2
-
-    def test_the_gradient_is_a_matrix(self, verdicts):
-        assert verdicts["birth-2603.10123/claim-5-gradient"].finding.numbers["product_form_error"] < 1e-12

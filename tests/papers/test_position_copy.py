@@ -11,8 +11,7 @@ from posbias.runs.records import read_record
 from posbias_papers import PAPERS, reproduce, reproduction_record
 from posbias_papers.findings import Seeded
 from posbias_papers.liu2026.experiment import losses_table, position_copy_figures
-from posbias_papers.liu2026.partial_information import partial_information_losses
-from posbias_papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss
+from posbias_papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss, orderless_loss
 from posbias_papers.liu2026.statements import position_copy_findings
 from posbias_papers.pages.reproduce import ReproductionRun
 from posbias_papers.study_runs import SIZES, StudySettings
@@ -94,8 +93,7 @@ def test_figures_and_table_show_seeds_published_values_and_baselines():
     figures = position_copy_figures(losses)
     names = [curve.name for curve in figures[0].curves]
     assert names[:2] == ["1 layer, d 2", "1 layer, d 2, published"]
-    levels = partial_information_losses(10, 10)
-    assert figures[0].curves[-1].y[0] == pytest.approx(levels["counts_and_own"])
+    assert figures[0].curves[-1].y[0] == orderless_loss() == pytest.approx(1.7145, abs=5e-5)
     assert [curve.y[0] for curve in figures[0].curves if curve.name.startswith("ln V")] == [blind_loss()]
     assert len(losses_table(losses).cells) == 4 * len(losses)
 

@@ -2,14 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from posbias import UsageError
 from posbias.report import report_of
 from posbias.report.page import html_of
 from posbias.runs.records import plain, read_record
-from posbias_papers import claims_record, read_mask
+from posbias_papers import claims_record, spelled_mask
 from posbias_papers.claims import selected
 
 
@@ -54,50 +53,13 @@ def test_without_report_a_record_but_no_page(run, tmp_path):
     assert not (tmp_path / "one" / "report.html").exists()
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".csv", ".txt"])
-def test_a_users_mask_file(run, tmp_path, suffix):
-    visible = np.tril(np.ones((5, 5), dtype=int))
-    path = tmp_path / f"mask{suffix}"
-    if suffix == ".npy":
-        np.save(path, visible)
-    else:
-        np.savetxt(path, visible, fmt="%d", delimiter="," if suffix == ".csv" else " ")
-    document = json.loads(run("--mask", str(path), "--json").stdout)
-    assert document[0]["claim"] == "wu2025/centre-nodes"
-    assert document[0]["verdict"] == "holds"
+def test_a_mask_by_its_spelling(run):
+    assert spelled_mask("prefix(length=3)", 6).sum() == 6 * 7 // 2 + 3
+    document = json.loads(run("--mask", "causal", "--length", "5", "--json").stdout)
+    assert (document[0]["claim"], document[0]["verdict"]) == ("wu2025/centre-nodes", "holds")
     assert "centre nodes: 0)" in document[0]["computed"]
-
-
-def test_a_mask_by_its_spelling():
-    assert read_mask("prefix(length=3)", 6).sum() == 6 * 7 // 2 + 3
-
-
-@pytest.mark.parametrize("content", ["0 1\n2 0\n", "a b\nc d\n", "1 0\n1\n"])
-def test_mask_files_that_are_refused(tmp_path, content):
-    path = tmp_path / "mask.txt"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=r"mask\.txt") as caught:
-        read_mask(str(path), 4)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_or_pickled_mask_file_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="cannot read"):
-        read_mask(str(tmp_path / "none.npy"), 4)
-    np.save(tmp_path / "whole.npy", np.eye(3))
-    whole = (tmp_path / "whole.npy").read_bytes()
-    damages = (whole[:40], whole[:-9], whole.replace(b"'descr'", b"'d(scr'"), whole.replace(b"(3, 3)", b"(3, -)"))
-    more = (b"", whole.replace(b"<f8", b"<x8"), whole.replace(b"False", b"Fals]"), whole.replace(b"(3, 3)", b"[3, 3]"))
-    for damaged in (*damages, *more, whole.replace(b"{", b"("), whole[:8] + b"\xff\xff" + whole[10:]):
-        (tmp_path / "damaged.npy").write_bytes(damaged)
-        with pytest.raises(
-            UsageError, match=r"mask file '.*damaged\.npy' is damaged or not a matrix of 0 and 1: "
-        ) as told:
-            read_mask(str(tmp_path / "damaged.npy"), 4)
-        assert "\n" not in str(told.value)
-    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(UsageError, match=r"objects\.npy"):
-        read_mask(str(tmp_path / "objects.npy"), 4)
+    with pytest.raises(UsageError, match=r"got the file 'mask.npy'; for a matrix of your own: "):
+        spelled_mask("mask.npy", 5)
 
 
 def test_a_mask_belongs_to_its_claim(run):

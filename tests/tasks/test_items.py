@@ -15,7 +15,6 @@ from posbias.evaluation.responders import Reply, Responder, Response
 from posbias.report.evaluate import tables_of
 from posbias.tasks.language import LANGUAGE_TASKS, Example, Items, encode
 from posbias.tasks.language.rules import RULES
-from posbias.tasks.language.verdict_parsing import letter_in
 
 UNITS = ["Tom owns a van.", {"text": "Ann owns a boat.", "id": "ann"}, "Ida owns a bike.", "Max owns a tram."]
 RECORD = {"units": UNITS, "moved": "ann", "question": "What does Ann own?", "answer": "boat"}
@@ -201,16 +200,7 @@ def test_a_file_that_holds_too_little_is_refused(tmp_path: Path) -> None:
         ("contains", "boat", ["A Boat, of course"], ["a van"]),
         ("equals", "New  York", ["new york.", "\n New York\nand more"], ["in New York", "New York City"]),
         ("regex", r"\bboats?\b", ["two boats"], ["boating"]),
-        (
-            "number",
-            "1234.5",
-            ["1,234.5 m", "The answer is: $1234.50", "3 + 4 gives\nanswer: 1234.5"],
-            ["1235", "none", "x1234.5"],
-        ),
         ("number(tolerance=0.5)", "10", ["10.5", "9.5", "= 10"], ["10.6", "-10", "−10"]),
-        ("number", "-3", ["-3", "−3 degrees"], ["3"]),
-        ("choice", "B", ["B", "The answer is (B)."], ["A"]),
-        ("date", "1921-03-03", ["on 3 March 1921."], ["March 13, 1921"]),
         (
             "call",
             "look",
@@ -278,27 +268,6 @@ def test_a_function_of_ones_own_judges(tmp_path: Path) -> None:
             RULES.build("python", function=f"{tmp_path / 'judge.py'}:{name}").right("a", ["b"])
     with pytest.raises(UsageError, match=r"cannot import 'no\.such\.module:f': ModuleNotFoundError"):
         RULES.build("python", function="no.such.module:f").right("a", ["b"])
-
-
-@pytest.mark.parametrize(
-    ("text", "choice"),
-    [
-        (" B", "B"),
-        ("(C) van", "C"),
-        ("**C**: because it is one", "C"),
-        ("B\nQuestion:", "B"),
-        ("It could be A, but the answer is (C).", "C"),
-        ("Answer: A\n\nAnswer: B", None),
-        ("so \\boxed{C}", "C"),
-        ("[[A]]", "A"),
-        ("A dog is no fruit", None),
-        ("Because", None),
-        ("D", None),
-        ("", None),
-    ],
-)
-def test_a_letter_is_read_where_it_is_named(text: str, choice: str | None) -> None:
-    assert letter_in(text, "ABC") == choice
 
 
 class FirstLetter(Responder):

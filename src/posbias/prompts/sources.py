@@ -182,14 +182,11 @@ def _checked(value: Any, is_text: bool, where: str) -> Document:
 def record_file(path: Path, n_positions: int, field: str | None, *, starts: bool = False) -> Group:
     """A file of JSON lines, plain or gzip, or of Parquet; every record must have the field, or column."""
     check_file(path)
-    records = _parquet_rows(path, field) if path.suffix.lower() == ".parquet" else _json_lines(path)
+    json_lines = ((where, json_object(line, where)) for where, line in read_lines(path))
+    records = _parquet_rows(path, field) if path.suffix.lower() == ".parquet" else json_lines
     chosen, is_text, records = begun(records, field, repr(str(path)))
     documents = documents_in(records, chosen, is_text)
     return Group(path.name, segmented(documents, n_positions, starts=starts), is_text)
-
-
-def _json_lines(path: Path) -> Records:
-    return ((where, json_object(line, where)) for where, line in read_lines(path))
 
 
 def _parquet_rows(path: Path, field: str | None) -> Records:

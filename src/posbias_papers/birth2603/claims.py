@@ -10,6 +10,7 @@ from math import factorial
 import numpy as np
 from jaxtyping import Float64
 from scipy import special
+from scipy.signal import lfilter
 
 from posbias.errors import UsageError
 from posbias.theory.closed_form import attention_steps, closed_form
@@ -60,17 +61,9 @@ def uniform_profile(
     profile[-1] = 1.0
     for share in reversed(np.asarray(mixing, dtype=np.float64)):
         scaled = profile / sums
-        pulled = np.cumsum(scaled[::-1])[::-1] if slope == 0 else _geometric_suffix(scaled, rate)
+        pulled = lfilter([1.0], [1.0, -rate], scaled[::-1])[::-1]
         profile = (1 - share) * profile + share * pulled
     return profile
-
-
-def _geometric_suffix(values: Float64[np.ndarray, "n"], rate: float) -> Float64[np.ndarray, "n"]:
-    """y_j = values_j + rate y_{j+1}."""
-    result = values.copy()
-    for position in range(len(values) - 2, -1, -1):
-        result[position] += rate * result[position + 1]
-    return result
 
 
 def published_profile(n_positions: int, mixing: Float64[np.ndarray, "layers"]) -> Float64[np.ndarray, "n_positions"]:

@@ -20,7 +20,7 @@ from posbias.runs.records import plain
 from posbias.statistics import MISSING, jackknife, leave_one_out
 from posbias_papers.birth2603.models import MODELS, TOKENS, BirthSettings, Measured, measure_cases, ones_probe_share
 from posbias_papers.pages.reproduce import PAPERS, Rows
-from posbias_papers.reproduction import Experiment, Reproduction
+from posbias_papers.reproduction import Columns, Experiment, Reproduction, tabled
 
 PAPER = "arXiv 2603.10123, Lost in the Middle at Birth: An Exact Theory of Transformer Position Bias"
 COMPARED = {"wasserstein": (0.0, 1.0), "spearman": (-1.0, 1.0), "log_error": (0.0, np.inf)}
@@ -207,58 +207,49 @@ def _figure(measured: Measured) -> Figure:
     return profiles_figure(slug, title, theories, measured={"measured Jacobian": banded})
 
 
-def _distance_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    header = ["model", "tokens", "theory", "W1 [95 %]", "flat line", "noise", "rank", "log error [95 %]"]
-    header.append("interior recency")
-    cells = [
-        [
-            row["model"],
-            row["tokens"],
-            LABELS[row["theory"]],
-            interval_text(row["wasserstein"], ".4f"),
-            number_text(row["flat_wasserstein"]["value"], 4),
-            number_text(row["noise"]["mean"], 4),
-            number_text(row["spearman"]["value"], 3),
-            interval_text(row["log_error"], ".2f"),
-            number_text(row["interior_recency"], 4),
-        ]
-        for row in rows
-    ]
-    return Table("Every theory against the measured Jacobian", header, cells)
+def _distance_table(rows: Rows) -> Table:
+    columns: Columns = {
+        "model": lambda row: row["model"],
+        "tokens": lambda row: row["tokens"],
+        "theory": lambda row: LABELS[row["theory"]],
+        "W1 [95 %]": lambda row: interval_text(row["wasserstein"], ".4f"),
+        "flat line": lambda row: number_text(row["flat_wasserstein"]["value"], 4),
+        "noise": lambda row: number_text(row["noise"]["mean"], 4),
+        "rank": lambda row: number_text(row["spearman"]["value"], 3),
+        "log error [95 %]": lambda row: interval_text(row["log_error"], ".2f"),
+        "interior recency": lambda row: number_text(row["interior_recency"], 4),
+    }
+    return tabled("Every theory against the measured Jacobian", rows, columns)
 
 
-def _shape_table(shapes: Sequence[Mapping[str, Any]]) -> Table:
-    header = ["model", "tokens", "first tenth", "interior recency", "flat", "interior recency minus middle tenth"]
-    header += ["last position", "minimum at", "middle / flat", "mixing", "fitted"]
-    names = (("first_tenth", 3), ("interior_recency", 4))
-    cells = []
-    for row in shapes:
-        texts = [interval_text(row[name], f".{digits}f") for name, digits in names]
-        texts += [number_text(row["flat_interior_recency"], 4), interval_text(row["last_over_middle"], ".4f")]
-        texts += [
-            interval_text(row["last_token"], ".3f"),
-            interval_text(row["minimum_position"], ".0f"),
-        ]
-        texts += [number_text(row[name]) for name in ("middle_over_flat", "mixing", "fitted_mixing")]
-        cells.append([row["model"], row["tokens"], *texts])
-    return Table("The measured shape (interior recency: last tenth without the last position)", header, cells)
+def _shape_table(shapes: Rows) -> Table:
+    columns: Columns = {
+        "model": lambda row: row["model"],
+        "tokens": lambda row: row["tokens"],
+        "first tenth": lambda row: interval_text(row["first_tenth"], ".3f"),
+        "interior recency": lambda row: interval_text(row["interior_recency"], ".4f"),
+        "flat": lambda row: number_text(row["flat_interior_recency"], 4),
+        "interior recency minus middle tenth": lambda row: interval_text(row["last_over_middle"], ".4f"),
+        "last position": lambda row: interval_text(row["last_token"], ".3f"),
+        "minimum at": lambda row: interval_text(row["minimum_position"], ".0f"),
+        "middle / flat": lambda row: number_text(row["middle_over_flat"]),
+        "mixing": lambda row: number_text(row["mixing"]),
+        "fitted": lambda row: number_text(row["fitted_mixing"]),
+    }
+    return tabled("The measured shape (interior recency: last tenth without the last position)", shapes, columns)
 
 
-def _rope_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    header = ["model", "tokens", "W1 [95 %]", "noise", "flat line", "rank", "log error [95 %]"]
-    cells = [
-        [
-            row["model"],
-            row["tokens"],
-            interval_text(row["wasserstein"], ".5f"),
-            number_text(row["noise"]["mean"], 4),
-            number_text(row["flat_wasserstein"], 4),
-            number_text(row["spearman"]["value"], 4),
-            interval_text(row["log_error"], ".4f"),
-        ]
-        for row in rows
-    ]
-    return Table("With against without RoPE, the same weights and prompts", header, cells)
+def _rope_table(rows: Rows) -> Table:
+    columns: Columns = {
+        "model": lambda row: row["model"],
+        "tokens": lambda row: row["tokens"],
+        "W1 [95 %]": lambda row: interval_text(row["wasserstein"], ".5f"),
+        "noise": lambda row: number_text(row["noise"]["mean"], 4),
+        "flat line": lambda row: number_text(row["flat_wasserstein"], 4),
+        "rank": lambda row: number_text(row["spearman"]["value"], 4),
+        "log error [95 %]": lambda row: interval_text(row["log_error"], ".4f"),
+    }
+    return tabled("With against without RoPE, the same weights and prompts", rows, columns)
 
 
 CLAIMED_RANK = 0.99

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLE = (
     "Examples: `posbias verify` · `posbias verify wu2025` · `posbias verify wu2025/theorem-4.5 --json` · "
     "as a page: `posbias verify --report --out runs/claims` · "
-    "your own mask: `posbias verify --mask mask.npy` · on a model: `posbias verify --model demo --length 48`"
+    "a mask: `posbias verify --mask 'prefix(length=4)'` · on a model: `posbias verify --model demo --length 48`"
 )
 DEFAULT_REPORT = Path("runs/verify")
 
@@ -50,10 +50,7 @@ def verify(
     *,
     mask: Annotated[
         str | None,
-        typer.Option(
-            help="Find the centre nodes of this mask: prefix(length=4) ..., or a .npy, .csv or .txt file of 0 and 1.",
-            show_default=False,
-        ),
+        typer.Option(help="Find the centre nodes of this mask, such as prefix(length=4).", show_default=False),
     ] = None,
     model: Annotated[
         str | None,
@@ -88,7 +85,7 @@ def verify(
         elif mask is None:
             verdicts = papers.verify(claim, seed=flags.seed)
         elif claim in {None, "wu2025", "wu2025/centre-nodes"}:
-            verdicts = [papers.verify_mask(papers.read_mask(mask, length), seed=flags.seed)]
+            verdicts = [papers.verify_mask(papers.spelled_mask(mask, length), seed=flags.seed)]
         else:
             raise UsageError(f"--mask belongs to wu2025/centre-nodes, got claim {claim!r}")
         record = papers.claims_record(verdicts, run.arguments, seed=flags.seed, command=run.command, read=described)

@@ -20,7 +20,6 @@ from posbias_papers.findings import (
     findings_tables,
     said_of,
 )
-from posbias_papers.liu2026.partial_information import partial_information_losses
 from posbias_papers.liu2026.published import (
     CONFIGURATIONS,
     CONTEXT,
@@ -32,7 +31,8 @@ from posbias_papers.liu2026.published import (
     THREE_WIDE,
     TWO,
     TWO_WIDE,
-    VOCABULARY,
+    blind_loss,
+    orderless_loss,
     published_losses,
 )
 from posbias_papers.liu2026.statements import Losses, position_copy_findings
@@ -128,12 +128,6 @@ _PANELS = (
     ("sizes", "Two and three layers, width 2 and 10", (TWO, THREE, TWO_WIDE, THREE_WIDE)),
     ("residual", "With residual connections and MLPs", (THREE_WIDE, RESIDUAL, RESIDUAL_MLP)),
 )
-KNOWING = {
-    "nothing": ("ln V: nothing known", "dot"),
-    "counts_linear": ("counts known, read linearly", "dash"),
-    "counts_and_own": ("all but the order known", "dashdot"),
-}
-"""Baselines drawn in, by their name in `partial_information_losses`."""
 X_LABEL = "target position k"
 LOSS = "final loss (nats)"
 
@@ -163,9 +157,9 @@ def _losses_figure(slug: str, title: str, losses: Losses) -> Figure:
         if published is not None:
             name = f"{configuration}, published"
             curves.append(Curve(name, targets, published, Stroke(_COLOURS[configuration], "dash")))
-    levels = partial_information_losses(CONTEXT, VOCABULARY)
-    for knowledge, (name, dash) in KNOWING.items():
-        curves.append(Curve(name, targets[[0, -1]], np.full(2, levels[knowledge]), Stroke(FAINT, dash)))
+    baselines = {"ln V: nothing known": (blind_loss(), "dot"), "all but the order known": (orderless_loss(), "dashdot")}
+    for name, (level, dash) in baselines.items():
+        curves.append(Curve(name, targets[[0, -1]], np.full(2, level), Stroke(FAINT, dash)))
     return Figure(slug, title, X_LABEL, LOSS, tuple(curves), markers=True)
 
 

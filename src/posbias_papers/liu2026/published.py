@@ -61,9 +61,24 @@ PUBLISHED: dict[Configuration, tuple[float, ...]] = {
 """Final loss in nats by target position."""
 
 
-def blind_loss(vocabulary: int = VOCABULARY) -> float:
+def blind_loss() -> float:
     """Loss of a reader who sees nothing: ln V."""
-    return math.log(vocabulary)
+    return math.log(VOCABULARY)
+
+
+def orderless_loss() -> float:
+    """Least loss of a reader who knows how often each token occurs and which is the last, but not their order.
+
+    E ln((C - 1) / c) with c = 1 + Binomial(C - 2, 1 / V) the target's own count, for a target before the last place.
+    """
+    places, chance = CONTEXT - 1, 1 / VOCABULARY
+    return math.fsum(
+        math.comb(places - 1, repeats)
+        * chance**repeats
+        * (1 - chance) ** (places - 1 - repeats)
+        * math.log(places / (1 + repeats))
+        for repeats in range(places)
+    )
 
 
 def published_losses(configuration: Configuration) -> Float64[np.ndarray, "context"] | None:

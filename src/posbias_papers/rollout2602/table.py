@@ -5,7 +5,6 @@ sqrt(head_dim), the models' own slopes. docs/theory, sections 1, 3 and 6.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from posbias.progress import track
 from posbias.report.tables import Table, number_text
 from posbias.theory import predict
 from posbias_papers.pages.reproduce import PAPERS, Rows
-from posbias_papers.reproduction import Experiment, Reproduction
+from posbias_papers.reproduction import Columns, Experiment, Reproduction, tabled
 
 PAPER = "arXiv 2602.16837, A Structural Theory of Position Bias in Transformers"
 TABLE_2 = {
@@ -55,18 +54,6 @@ _STROKES = {
 
 Profiles = dict[tuple[str, str, str], Profile]
 """By (model, slopes, variant)."""
-
-
-@dataclass(frozen=True)
-class MeasuredMean:
-    """Range of the mean position of a model's measured curve, given the table's attention-only distance."""
-
-    low: float
-    high: float
-
-    def gap(self, mean: float) -> float:
-        """The least distance of `mean` to it: no W1 to the measured curve can be smaller."""
-        return max(self.low - mean, mean - self.high, 0.0)
 
 
 @PAPERS.register("rollout-2602.16837")
@@ -128,15 +115,15 @@ def rollout_profiles() -> Profiles:
     return profiles
 
 
-def measured_mean(model: PublishedModel, attention_only: Profile) -> MeasuredMean:
-    """The mean position of the measured curve, from the table's first column.
+def measured_mean(model: PublishedModel, attention_only: Profile) -> tuple[float, float]:
+    """The range of the mean position of the measured curve, from the table's first column.
 
     `attention_only` is the profile a that the table was made from, with the published slopes. By the triangle
     inequality through a point mass on position 0, W1(a, measured) differs from the measured mean by at most the mean
-    of a.
+    of a. No W1 to the measured curve is smaller than the distance of a profile's mean to this range.
     """
     slack = TABLE_DIGIT + _mean(attention_only)
-    return MeasuredMean(TABLE_2[model.name][0] - slack, TABLE_2[model.name][0] + slack)
+    return TABLE_2[model.name][0] - slack, TABLE_2[model.name][0] + slack
 
 
 def _profile(model: PublishedModel, slopes: str, variant: str) -> Profile:
@@ -159,19 +146,20 @@ def _profile(model: PublishedModel, slopes: str, variant: str) -> Profile:
 def _row(model: PublishedModel, slopes: str, variant: str, profiles: Profiles) -> dict[str, Any]:
     profile = profiles[model.name, slopes, variant]
     # The table was made with the published slopes, whatever the slopes of this row.
-    expected = measured_mean(model, profiles[model.name, "published", "attention_only"])
+    low, high = measured_mean(model, profiles[model.name, "published", "attention_only"])
     published = TABLE_2[model.name][_COLUMN[variant]]
-    bound = expected.gap(_mean(profile))
+    mean, flat = _mean(profile), _mean(Profile.uniform(model.n_positions))
+    bound = max(low - mean, mean - high, 0.0)
     row: dict[str, Any] = {
         "model": model.name,
         "slopes": slopes,
         "variant": variant,
         "published": published,
-        "mean_position": _mean(profile),
-        "measured_mean_low": expected.low,
-        "measured_mean_high": expected.high,
+        "mean_position": mean,
+        "measured_mean_low": low,
+        "measured_mean_high": high,
         "bound": bound,
-        "flat_bound": expected.gap(_mean(Profile.uniform(model.n_positions))),
+        "flat_bound": max(low - flat, flat - high, 0.0),
         "contradicts_table": bound > published + TABLE_DIGIT,
         "first_token": float(profile.influence[0]),
         "last_token": float(profile.influence[-1]),
@@ -188,47 +176,33 @@ def _mean(profile: Profile) -> float:
 
 
 def _measured_table(rows: Rows) -> Table:
-    header = [
-        "slopes",
-        "variant",
-        "W1",
-        "published",
-        "flat line",
-        "rank",
-        "log error",
-        "first token",
-        "last",
-        "minimum",
-    ]
-    cells = []
-    for row in rows:
-        if "metrics" in row:
-            numbers = [row["metrics"]["wasserstein"], row["published"], row["flat"]["wasserstein"]]
-            texts = [number_text(numbers[0], 4), number_text(numbers[1], 2), number_text(numbers[2], 4)]
-            texts += [number_text(row["metrics"]["spearman"]), number_text(row["metrics"]["log_error"])]
-            texts += [number_text(row["first_token"], 4), number_text(row["last_token"], 4)]
-            cells.append([row["slopes"], LABELS[row["variant"]], *texts, number_text(row["minimum_position"], 0)])
-    return Table("BLOOM-176B: W1 to its measured influence", header, cells)
+    columns: Columns = {
+        "slopes": lambda row: row["slopes"],
+        "variant": lambda row: LABELS[row["variant"]],
+        "W1": lambda row: number_text(row["metrics"]["wasserstein"], 4),
+        "published": lambda row: number_text(row["published"], 2),
+        "flat line": lambda row: number_text(row["flat"]["wasserstein"], 4),
+        "rank": lambda row: number_text(row["metrics"]["spearman"]),
+        "log error": lambda row: number_text(row["metrics"]["log_error"]),
+        "first token": lambda row: number_text(row["first_token"], 4),
+        "last": lambda row: number_text(row["last_token"], 4),
+        "minimum": lambda row: number_text(row["minimum_position"], 0),
+    }
+    return tabled("BLOOM-176B: W1 to its measured influence", [row for row in rows if "metrics" in row], columns)
 
 
 def _bound_table(rows: Rows) -> Table:
-    header = [
-        "model",
-        "slopes",
-        "variant",
-        "published W1",
-        "mean position",
-        "measured mean",
-        "W1 at least",
-        "flat line",
-    ]
-    cells = []
-    for row in rows:
-        measured = f"{row['measured_mean_low']:.3f} to {row['measured_mean_high']:.3f}"
-        bound = number_text(row["bound"]) + (" > published" if row["contradicts_table"] else "")
-        texts = [number_text(row["published"], 2), number_text(row["mean_position"]), measured, bound]
-        cells.append([row["model"], row["slopes"], LABELS[row["variant"]], *texts, f"at least {row['flat_bound']:.3f}"])
-    return Table("All models: the least W1 that the table's own measured mean allows", header, cells)
+    columns: Columns = {
+        "model": lambda row: row["model"],
+        "slopes": lambda row: row["slopes"],
+        "variant": lambda row: LABELS[row["variant"]],
+        "published W1": lambda row: number_text(row["published"], 2),
+        "mean position": lambda row: number_text(row["mean_position"]),
+        "measured mean": lambda row: f"{row['measured_mean_low']:.3f} to {row['measured_mean_high']:.3f}",
+        "W1 at least": lambda row: number_text(row["bound"]) + (" > published" if row["contradicts_table"] else ""),
+        "flat line": lambda row: f"at least {row['flat_bound']:.3f}",
+    }
+    return tabled("All models: the least W1 that the table's own measured mean allows", rows, columns)
 
 
 def _figure(model: PublishedModel, profiles: Profiles, rows: list[dict[str, Any]]) -> Figure:

@@ -4,19 +4,14 @@ The mass outside a set of positions after any number of layers is one vector pul
 block of N - 1 layers leaves at most a share c < 1 outside, the mass outside falls geometrically to 0.
 """
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from posbias.architecture import MASKS, Causal, Prefix, SlidingWindow
-from posbias.errors import UsageError, one_line
-from posbias.files import read_whole
-from posbias.limits import MASK_BYTES
+from posbias.errors import UsageError
 from posbias_papers.claims import CLAIMS, Claim, Facts, Finding, Verdict, claim_generator, listed
 from posbias_papers.kernels import (
     ROUNDING,
@@ -116,30 +111,20 @@ def verify_mask(visible: Bool[np.ndarray, "query key"], *, seed: int = 0) -> Ver
     return CentreNodes(visible).check(claim_generator(CentreNodes.name, seed))
 
 
-def read_mask(text: str, n_positions: int) -> Bool[np.ndarray, "query key"]:
-    """A mask from its literal spelling at `n_positions`, or from a file of 0 and 1 (rows are queries).
+def spelled_mask(text: str, n_positions: int) -> Bool[np.ndarray, "query key"]:
+    """A mask from its literal spelling at `n_positions`.
 
     Raises:
-        UsageError: an unknown mask, a file that cannot be read, or values other than 0 and 1.
+        UsageError: an unknown mask, a file, or a length out of range.
     """
-    path = Path(text)
-    if path.suffix not in {".npy", ".csv", ".txt"}:
-        if not 2 <= n_positions <= LARGEST_MASK:
-            raise UsageError(f"--mask {text!r} needs --length 2 to {LARGEST_MASK}, got {n_positions}")
-        return np.asarray(MASKS.parse(text).visible(n_positions))
-    content = BytesIO(read_whole(path, "mask file", MASK_BYTES))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy's word on an empty file
-            if path.suffix == ".npy":
-                values = np.lib.format.read_array(content, allow_pickle=False)
-            else:
-                values = np.loadtxt(content, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
-    except Exception as error:  # whatever numpy raises at a damaged header: of syntax, of tokens, of types
-        raise UsageError(f"mask file {text!r} is damaged or not a matrix of 0 and 1: {one_line(error)}") from None
-    if values.dtype.kind not in "biuf" or values.ndim != 2 or not np.isin(values, (0, 1)).all():
-        raise UsageError(f"mask file {text!r} must hold a matrix of 0 and 1, got shape {list(values.shape)}")
-    return np.asarray(values, dtype=bool)
+    if text.endswith((".npy", ".csv", ".txt")):
+        raise UsageError(
+            f"--mask takes a spelling such as prefix(length=4), got the file {text!r}; for a matrix of your own: "
+            "posbias_papers.verify_mask(numpy.load('mask.npy').astype(bool)).as_text()"
+        )
+    if not 2 <= n_positions <= LARGEST_MASK:
+        raise UsageError(f"--mask {text!r} needs --length 2 to {LARGEST_MASK}, got {n_positions}")
+    return np.asarray(MASKS.parse(text).visible(n_positions))
 
 
 def _two_groups(visible: Bool[np.ndarray, "n n"]) -> Bool[np.ndarray, "n n"]:

@@ -62,7 +62,8 @@ class MaskCollapse(ModelClaim):
     @staticmethod
     def phrases(numbers: Facts) -> Facts:
         """The positions that all mass goes to."""
-        return {"centre": _leading(numbers["centre_nodes"])}
+        count = numbers["centre_nodes"]
+        return {"centre": "position 0" if count == 1 else f"the first {count} positions"}
 
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """The theorem's mask, no residual connection, positive weights."""
@@ -286,7 +287,3 @@ class NoCollapseOfTheModel(ResidualBound):
             },
             instances=len(run.kernels),
         )
-
-
-def _leading(count: int) -> str:
-    return "position 0" if count == 1 else f"the first {count} positions"

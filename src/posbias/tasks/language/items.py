@@ -136,14 +136,10 @@ class Items(LanguageTask):
         """All that there are, at most the usual number."""
         return min(MEASURED_SAMPLES, len(self._raw) * self.repeats)
 
-    @property
+    @cached_property
     def n_items(self) -> int:
         """Places of the moved unit: as many as in the first record, which all others must have, or `depths`."""
-        return self.depths or self._first_places
-
-    @cached_property
-    def _first_places(self) -> int:
-        return self._places(self._record(0))
+        return self.depths or self._places(self._record(0))
 
     def _places(self, record: ItemRecord) -> int:
         return len(record.arrangement.slots) + self.filled

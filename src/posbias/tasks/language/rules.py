@@ -3,16 +3,14 @@
 A rule is spelled as a literal call such as `number(tolerance=0.5)`.
 """
 
-import importlib.util
 import math
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from runpy import run_path
 from typing import Any, ClassVar
 
 from posbias.errors import RunError, UsageError
@@ -405,16 +403,7 @@ class Python(Rule):
 def _imported(path: str) -> Callable[[str, list[str]], Any]:
     place, _, name = path.rpartition(":")
     try:
-        if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-            if spec is None or spec.loader is None:
-                raise ImportError(f"no module in {place!r}")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules.setdefault(spec.name, module)  # dataclasses look their module up
-            spec.loader.exec_module(module)
-        else:
-            module = import_module(place)
-        function = getattr(module, name)
+        function = run_path(place)[name] if place.endswith(".py") else getattr(import_module(place), name)
     except Exception as error:  # whatever a module raises while it is imported
         raise UsageError(f"cannot import {path!r}: {type(error).__name__}: {error}") from error
     if not callable(function):

@@ -25,17 +25,26 @@ from torch import Tensor
 from posbias.checks import check_size, check_whole
 from posbias.errors import UsageError
 from posbias.limits import EXAMPLES
+from posbias.published import published_work
 from posbias.registry import Registry
 
-LEFT = {
-    "in_context_retrieval": "import posbias_papers.published, which registers it",
-    **dict.fromkeys(
-        ["free_recall", "running_span", "recall_and_span", "text_with_pairs"],
-        "studies/README.md names the commit that its studies ran at; cued_copy and key_value_retrieval ask alike",
-    ),
-}
+LEFT = dict.fromkeys(
+    ["free_recall", "running_span", "recall_and_span", "text_with_pairs"],
+    "studies/README.md names the commit that its studies ran at; cued_copy and key_value_retrieval ask alike",
+)
 """Tasks that posbias had, and what to do instead."""
-SYNTHETIC_TASKS: Registry["SyntheticTask"] = Registry("synthetic task", left=LEFT)
+
+
+class SyntheticTasks(Registry["SyntheticTask"]):
+    """Tasks by name; a name that is not known here may be that of a task of published work, which is then loaded."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self and name not in LEFT:
+            published_work("published")
+        return super().__getitem__(name)
+
+
+SYNTHETIC_TASKS = SyntheticTasks("synthetic task", left=LEFT)
 INDEX_BITS = 30
 """Bits of an index; with 2 bits of purpose they fill the 32 bits of a seed that torch's CPU generator uses."""
 DRAWS_FOR_THREADS = 200_000
