@@ -21,7 +21,7 @@ from posbias import (
 )
 from posbias.architecture import Rope, Sinusoidal
 from posbias.cli.place import scores_of
-from posbias.evaluation import MeasuredUse
+from posbias.evaluation.placement import MeasuredUse
 from posbias.evaluation.responders import LocalOptions, ServerOptions
 from posbias.measurement.outputs import PassOptions
 from posbias.mitigation import MITIGATIONS

@@ -76,7 +76,9 @@ if TYPE_CHECKING:
     from posbias.decomposition import DecomposeOptions, decompose
     from posbias.designing import DesignOptions, design
     from posbias.errors import RunError, UsageError
-    from posbias.evaluation import CorrelateOptions, EvaluateOptions, PlaceOptions, correlate, place
+    from posbias.evaluation.correlate import CorrelateOptions, correlate
+    from posbias.evaluation.options import EvaluateOptions
+    from posbias.evaluation.placement import PlaceOptions, place
     from posbias.evaluation.responders import LocalResponder, ServerResponder
     from posbias.exporting import export
     from posbias.interventions import intervened
@@ -84,14 +86,17 @@ if TYPE_CHECKING:
     from posbias.measurement.attention.run import attention
     from posbias.measurement.measurement import measure
     from posbias.measurement.units import MeasureOptions
-    from posbias.mitigation import MitigateOptions, mitigate, mitigated
     from posbias.mitigation.fitting.base import FitOptions
     from posbias.mitigation.fitting.fit import fit
+    from posbias.mitigation.methods.applying import mitigated
     from posbias.mitigation.subjects import evaluate
+    from posbias.mitigation.trial.options import MitigateOptions
+    from posbias.mitigation.trial.run import mitigate
     from posbias.models.loading import load_model
     from posbias.profiles import Profile
     from posbias.prompts.loading import load_prompts
-    from posbias.report import cite, load_record, write_report
+    from posbias.report import load_record, write_report
+    from posbias.report.paper import cite
     from posbias.runs.records import Record
     from posbias.theory import closed_form, predict
     from posbias.training import TrainOptions, train
@@ -151,7 +156,9 @@ _HOMES = {
         "decomposition": "DecomposeOptions decompose",
         "designing": "DesignOptions design",
         "errors": "RunError UsageError",
-        "evaluation": "CorrelateOptions EvaluateOptions PlaceOptions correlate place",
+        "evaluation.correlate": "CorrelateOptions correlate",
+        "evaluation.options": "EvaluateOptions",
+        "evaluation.placement": "PlaceOptions place",
         "evaluation.responders": "LocalResponder ServerResponder",
         "exporting": "export",
         "interventions": "intervened",
@@ -159,14 +166,17 @@ _HOMES = {
         "measurement.attention.run": "attention",
         "measurement.measurement": "measure",
         "measurement.units": "MeasureOptions",
-        "mitigation": "MitigateOptions mitigate mitigated",
         "mitigation.fitting.base": "FitOptions",
         "mitigation.fitting.fit": "fit",
+        "mitigation.methods.applying": "mitigated",
         "mitigation.subjects": "evaluate",
+        "mitigation.trial.options": "MitigateOptions",
+        "mitigation.trial.run": "mitigate",
         "models.loading": "load_model",
         "profiles": "Profile",
         "prompts.loading": "load_prompts",
-        "report": "cite load_record write_report",
+        "report": "load_record write_report",
+        "report.paper": "cite",
         "runs.records": "Record",
         "theory": "closed_form predict",
         "training": "TrainOptions train",

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
@@ -32,9 +33,13 @@ _Registered = TypeVar("_Registered")
 class Registry(Generic[Variant]):
     """Variants of one sort by name; unknown names list the known ones."""
 
-    def __init__(self, sort: str, *, left: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, sort: str, *, left: Mapping[str, str] | None = None, homes: Mapping[str, str] | None = None
+    ) -> None:
         self.sort = sort
         """Singular name of the variants, for messages: "mask", "encoding" ..."""
+        self._homes = homes or {}
+        """Modules by the names that they register, of a registry whose modules are imported when one is asked for."""
         self._left = left or {}
         """Names of variants that version 0.1 had, each with why it left or what to do instead."""
         self._variants: dict[str, Any] = {}
@@ -54,17 +59,19 @@ class Registry(Generic[Variant]):
 
     def __getitem__(self, name: str) -> Any:
         """The class or function registered under `name`; an unknown one is refused with a list of the known ones."""
+        if isinstance(name, str) and name in self._homes and name not in self._variants:
+            import_module(self._homes[name])
         if isinstance(name, str) and name in self._left and name not in self._variants:
             raise UsageError(f"{self.sort} {name} left posbias after 0.1.0: {self._left[name]}")
         if not isinstance(name, str) or name not in self._variants:
-            raise UsageError(f"unknown {self.sort} {name!r}; known: {', '.join(sorted(self._variants))}")
+            raise UsageError(f"unknown {self.sort} {name!r}; known: {', '.join(self)}")
         return self._variants[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._variants))
+        return iter(sorted({*self._variants, *self._homes}))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._variants
+        return name in self._variants or name in self._homes
 
     def parse(self, text: str) -> Variant:
         """Build a variant from its literal spelling, e.g. `causal` or `sliding_window(width=64)`.

@@ -144,7 +144,7 @@ def of_scores(name: str, count: int, generator: np.random.Generator) -> list[flo
         missed = 0
         for _ in range(SCORES):
             scores = DRAWS[name](generator, (count, n_positions))
-            differences = compare_to_best(scores, generator=generator).differences
+            differences = compare_to_best(scores).differences
             missed += any(difference.interval.excludes(0.0) for difference in differences)
         found.append(100 * missed / SCORES)
     losses = [middle_loss(DRAWS[name](generator, (count, 5))).value.excludes(0.0) for _ in range(SCORES)]

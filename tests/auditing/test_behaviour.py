@@ -9,7 +9,7 @@ import torch
 import posbias as pb
 from posbias import UsageError
 from posbias.auditing import audit_behaviour
-from posbias.evaluation.correlation import correct_for_number
+from posbias.evaluation.correlation import Correlations, InfluenceSeries, RankCorrelation, corrected
 from posbias.evaluation.influence import BehaviourPlan, elsewhere
 from posbias.evaluation.spans import encoded_prompt, spans_of
 from posbias.measurement.kinds import resolve_kinds
@@ -18,6 +18,7 @@ from posbias.measurement.prompt import measure_prompt
 from posbias.report import report_of
 from posbias.report.evaluate import statements_of, tables_of
 from posbias.report.page import html_of
+from posbias.statistics import Interval
 from posbias.tasks.language import LANGUAGE_TASKS
 
 TASK = "key_value(pairs=5)"
@@ -144,10 +145,12 @@ def test_tasks_without_a_moved_item_are_refused(model):
 
 
 def test_of_many_ties_none_is_established_by_luck_alone():
-    correlations = [{"controlled": "nothing", "p": 0.01, "established": True} for _ in range(6)]
-    correlations.append({"controlled": "nothing", "p": 0.001, "established": True})
-    correlations.append({"controlled": "ends", "p": None, "established": False})
-    correct_for_number([{"correlations": {"accuracy": {"correlations": [entry]}}} for entry in correlations])
-    assert [entry["established"] for entry in correlations] == [False] * 6 + [True, False]
-    assert correlations[6]["adjusted_p"] == pytest.approx(0.007)
-    assert correlations[0]["adjusted_p"] == pytest.approx(0.06)
+    value = Interval(0.5, 0.1, 0.9)
+    rows = [RankCorrelation("nothing", value, p, True) for p in (*(6 * [0.01]), 0.001)]
+    rows.append(RankCorrelation("ends", value, float("nan"), False))
+    found = [Correlations((row,), value, 5, 8, 1) for row in rows]
+    entries = corrected([InfluenceSeries("measured", None, "gold", correlations={"accuracy": each}) for each in found])
+    after = [entry.correlations["accuracy"].correlations[0] for entry in entries]
+    assert [entry.established for entry in after] == [False] * 6 + [True, False]
+    assert after[6].adjusted_p == pytest.approx(0.007)
+    assert after[0].adjusted_p == pytest.approx(0.06)

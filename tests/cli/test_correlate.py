@@ -1,12 +1,11 @@
 """`posbias correlate` end to end: what is printed is saved, errors are one line."""
 
-import numpy as np
 import pytest
 
 import posbias as pb
-from behaviour_runs import GOLD, saved
+from behaviour_runs import saved
 from posbias import correlate
-from posbias.evaluation import InfluenceCorrelation
+from posbias.evaluation.correlate import InfluenceCorrelation
 
 
 def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(posbias, tmp_path):
@@ -18,7 +17,6 @@ def test_the_command_reads_audits_and_their_behaviour_and_saves_what_it_prints(p
     record = pb.load_record(tmp_path / "tied")
     again = correlate([saved(), saved(model="other")])
     assert record.pooled == again.pooled
-    np.testing.assert_array_equal(record.record.arrays[f"groups/1/{GOLD}"], saved(model="other").record.arrays[GOLD])
     refused = posbias("correlate", tmp_path, "--out", tmp_path / "none")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
@@ -41,7 +39,8 @@ def test_the_verdict_says_whether_what_weighs_is_used(plain, held, begins, says)
     for found in entry["correlations"]["accuracy"]["correlations"]:
         value = {"nothing": plain, "position_and_ends": held}.get(found["controlled"])
         if value is not None:
-            found.update(value=value, low=value - 0.1, high=value + 0.1, established=abs(value) >= 0.5)
+            interval = {"value": value, "low": value - 0.1, "high": value + 0.1}
+            found.update(value=interval, established=abs(value) >= 0.5)
     (verdict,) = InfluenceCorrelation.from_record(result.record).verdict
     assert verdict.startswith(begins)
     assert says in verdict

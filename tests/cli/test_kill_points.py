@@ -88,8 +88,6 @@ CASES = {
 }
 VOLATILE = {"cost": 0, "cost_of_influence": 0, "reused": 0, "seconds": 0}
 """Scalars that depend on time, or on what was interrupted."""
-COUNTED = {"tokens_processed": 0, "tokens_plain": 0}
-"""What asking took: work that a kill undid was done, and is counted, twice."""
 ROUNDING = {"behaviour": 1e-6}
 """By the place of a record below a run: by how much scores of samples differ that were read in one pass with others
 and, after a kill between them, alone."""
@@ -232,8 +230,6 @@ def told(record: Record) -> dict[str, Any]:
     """What a record says, but for time, command and identity."""
     resolved = {**record.resolved, "command": ""}
     timed = {"effort": [each | {"seconds": 0, "tokens": 0} for each in record.scalars.get("effort", ())]}
-    if "responder" in resolved:
-        resolved["responder"] = resolved["responder"] | COUNTED
     if record.verb == "reproduce":
         resolved["fingerprint"] = ""  # names the very networks
     return {"scalars": record.scalars | VOLATILE | timed, "resolved": resolved, "seeds": record.seeds}

@@ -18,7 +18,7 @@ from posbias.evaluation.responders.thoughts import MARKED, UNFINISHED
 from posbias.report import report_of
 from posbias.tasks.language.rules import RULES
 
-FAST = ServerOptions(retries=1, first_delay=0.01, timeout=5.0, concurrency=1)
+FAST = ServerOptions(retries=1, timeout=5.0, concurrency=1)
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC", "count": 2}}\n</tool_call>'
 ARGUMENTS = '{"zone": "UTC", "count": 2}'
 FORMS = {

@@ -1,4 +1,4 @@
-"""Correlations over several runs: ranks and permutations within each, samples of other seeds join their group."""
+"""Correlations over several runs: ranks and permutations within each; runs that asked the same are drawn together."""
 
 import hashlib
 import json
@@ -10,8 +10,9 @@ import pytest
 import posbias as pb
 from behaviour_runs import GOLD, PLACES, saved
 from posbias import CorrelateOptions, UsageError, correlate, write_report
-from posbias.evaluation import Evaluation, Pair, correlate_pairs
-from posbias.evaluation.correlate import group_runs, pool, read_run
+from posbias.evaluation import Evaluation
+from posbias.evaluation.correlate import read_runs
+from posbias.evaluation.correlation import Pair, correlate_pairs
 from posbias.report.correlate import reasons, statements, tables
 
 
@@ -19,8 +20,7 @@ def test_pooling_is_the_correlation_of_the_runs_tables_ranked_each_by_itself(tmp
     runs = [saved(), saved(model="other", level=7.0)]
     result = correlate(runs, options=CorrelateOptions(seed=3))
     (entry,) = result.pooled
-    names = tuple(f"key_value(pairs=5) 0 {index}" for index in range(8))
-    pairs = [Pair(run.record.arrays[GOLD], run.tables["logprob"], PLACES, len(PLACES), names) for run in runs]
+    pairs = [Pair(run.record.arrays[GOLD], run.tables["logprob"], PLACES, len(PLACES), "samples") for run in runs]
     expected = correlate_pairs(pairs, seed=3)
     for ours, theirs in zip(entry.correlations["logprob"].correlations, expected.correlations, strict=True):
         assert ours.value.as_record() == theirs.value.as_record()
@@ -31,43 +31,21 @@ def test_pooling_is_the_correlation_of_the_runs_tables_ranked_each_by_itself(tmp
     assert (again.groups, again.pooled, again.alone) == (result.groups, result.pooled, result.alone)
 
 
-def test_runs_of_one_model_and_task_with_other_seeds_are_more_samples_of_one_group():
-    (group,) = group_runs([read_run(saved(seed=seed)) for seed in (0, 1, 2)])
-    assert len(group.samples) == 24
-    np.testing.assert_array_equal(group.tables["correct"][8:16], saved(seed=1).tables["correct"])
-    (found,), alone = pool([group])
-    assert found["correlations"]["logprob"]["n_samples"] == 24
-    assert not alone
-    apart = group_runs([read_run(saved()), read_run(saved(task="key_value(pairs=6)")), read_run(saved(model="other"))])
-    assert len(apart) == 3
+@pytest.mark.parametrize("again", [{}, {"seed": 1}, {"seed": 1, "count": 12}])
+def test_one_model_and_task_is_read_once(again):
+    with pytest.raises(UsageError, match=r"of one model and task .*; give one, with as many samples as both"):
+        correlate([saved(), saved(**again)])
+    assert len(read_runs([saved(), saved(task="key_value(pairs=6)"), saved(model="other")])) == 3
 
 
-def test_the_same_samples_do_not_count_twice():
-    with pytest.raises(UsageError, match="different seeds"):
-        correlate([saved(), saved()])
-    # Lines of a file are the same whatever the seed.
-    lines = "key_value(pairs=5, file='pairs.jsonl')"
-    with pytest.raises(UsageError, match="whatever the seed, so give only one of these runs"):
-        correlate([saved(task=lines), saved(task=lines, seed=1)])
+def test_runs_share_samples_by_task_file_and_seed():
+    def source(data=None, task="key_value(pairs=5, file='pairs.jsonl')", **given):
+        return read_runs([replace(saved(task=task, **given), file_sha256=data)])[0].source
 
-
-def read_from(data, **given):
-    """A run on the lines of a file with this hash."""
-    return read_run(replace(saved(task="key_value(pairs=5, file='pairs.jsonl')", **given), file_sha256=data))
-
-
-def test_other_files_of_the_same_name_are_other_tasks_and_share_no_samples():
-    assert len(group_runs([read_from("a"), read_from("b")])) == 2
-    with pytest.raises(UsageError, match="whatever the seed"):
-        group_runs([read_from("a"), read_from("a", seed=1)])
-    # Another model that read the same file was asked the same samples, and the first lines of it are the first.
-    first, fewer, other = read_from("a"), read_from("a", model="other", count=5), read_from("b", model="other")
-    assert first.samples[:5] == fewer.samples
-    assert not set(first.samples) & set(other.samples)
-    # A text that needles lie in is a file too, though seeds choose from it.
-    needles = [saved(task="needle(depths=5, corpus='text.txt')", seed=seed) for seed in (0, 1)]
-    (group,) = group_runs([read_run(replace(run, file_sha256="a")) for run in needles])
-    assert len(set(group.samples)) == 16
+    assert source("a") == source("a", seed=1, model="other") != source("b"), "lines are the same whatever the seed"
+    needles = "needle(depths=5, corpus='text.txt')"
+    assert source("a", needles) != source("a", needles, seed=1), "seeds choose from a text"
+    assert source(task="key_value(pairs=5)") == source(task="key_value(pairs=5)", model="other", count=5)
 
 
 def test_a_file_is_known_by_what_it_holds(long_model, tmp_path):

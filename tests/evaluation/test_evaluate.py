@@ -1,15 +1,14 @@
 """`evaluate`: every sample at every position, judged by the task's rule; what is finished is never asked again."""
 
 import json
-import re
 
 import numpy as np
 import pytest
 
 import posbias as pb
 from posbias import EvaluateOptions, LocalResponder, RunError, UsageError, evaluate
-from posbias.evaluation import measured_use, write_outputs
-from posbias.evaluation.evaluation import OUTPUTS_FILE
+from posbias.evaluation import write_outputs
+from posbias.evaluation.placement import measured_use
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response, as_responder
 from posbias.report import report_of
 from posbias.report.evaluate import statements_of, tables_of
@@ -125,20 +124,6 @@ def test_a_run_whose_server_goes_away_keeps_what_is_finished_and_goes_on(tmp_pat
         np.testing.assert_array_equal(resumed.tables[name], table)
     assert resumed.outputs == whole.outputs
     assert resumed.responder == whole.responder  # both sittings' work; of what was given up nothing came
-    more = Oracle(known=(1,))
-    longer = evaluate(more, TASK, options=EvaluateOptions(count=8, directory=tmp_path, resume=True))
-    assert longer.reused == 6
-    assert len(more.asked) == 2 * 5
-    assert longer.responder["tokens_processed"] == 8 * 5
-
-
-@pytest.mark.parametrize(("old", "new"), [("^{", "[1]\n{"), ("^.*", "{}"), (".{9}$", "")])
-def test_texts_that_someone_has_changed_are_asked_again(tmp_path, old, new):
-    evaluate(Oracle(), TASK, options=EvaluateOptions(count=3, directory=tmp_path))
-    path = tmp_path / OUTPUTS_FILE
-    path.write_text(re.sub(old, new, path.read_text(), count=1))
-    longer = evaluate(Oracle(), TASK, options=EvaluateOptions(count=4, directory=tmp_path, resume=True))
-    assert (longer.reused, longer.count, len(longer.outputs)) == (0, 4, 4 * 5)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from posbias import EvaluateOptions, RunError, UsageError, evaluate
 from posbias.evaluation.evaluation import LengthLevel
 from posbias.evaluation.lengths import effective_length
 from posbias.evaluation.options import LEAST_THRESHOLD
-from posbias.evaluation.requirements import Requirement
+from posbias.evaluation.requirements import Requirement, levels_of
 from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder
 from posbias.report import report_of
 from posbias.report.page import html_of
@@ -119,9 +119,6 @@ def test_lengths_at_which_answers_decide_nothing_are_not_decided(reader, monkeyp
     assert found.requirement.withheld.startswith("at 1000 tokens 60 of 60 answers cannot be judged")
     again = pb.load_record(tmp_path)
     assert (again.verdict, again.requirement.met) == (found.verdict, False)
-    older = [{**level, "withheld": "", "cut_off": 9, "examples": 60} for level in again.record.scalars["levels"]]
-    again.record.scalars["levels"] = [{k: v for k, v in level.items() if k != "withheld"} for level in older]
-    assert type(again).from_record(again.record).levels[0].reaches(0.8) is None
 
 
 def test_the_page_opens_with_the_notices_of_all_lengths(reader, monkeypatch):
@@ -258,3 +255,22 @@ def test_lengths_are_asked_of_a_server_and_samples_that_are_too_long_are_counted
             "key_value",
             options=replace(options, lengths=(2000, 4000)),
         )
+
+
+@pytest.mark.parametrize("threshold", [0.8, 0.9, 0.95])
+@pytest.mark.parametrize("cells", [1, 5, 45])
+def test_cells_at_the_threshold_are_rarely_called_too_low(threshold, cells):
+    """Of so many independent cells, each exactly at the threshold; Wilson's ends did so in up to half of all runs."""
+    for count in (6, 12, 40):
+        right = np.arange(count + 1)
+        tables = [(np.arange(count) < number).astype(float)[:, None] for number in right]
+        too_low = np.array([levels_of(table, curves=cells).worst.high < threshold for table in tables])
+        alone = (binom.pmf(right, count, threshold) * too_low).sum()
+        assert 1 - (1 - alone) ** cells <= 0.025
+
+
+def test_a_length_whose_answers_decide_nothing_is_not_decided():
+    low = Interval(0.1, 0.05, 0.2)
+    level = LengthLevel(256, "task", 250.0, 20, low, 0.5, low)
+    assert level.reaches(0.8) is False
+    assert replace(level, withheld="5 of 40 answers cannot be judged").reaches(0.8) is None

@@ -1,16 +1,13 @@
 """Placing: sorting is optimal, noise is not mistaken for a curve, and a gain is only claimed on held-out samples."""
 
 import itertools
-import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from posbias import EvaluateOptions, PlaceOptions, UsageError, evaluate, place
-from posbias.evaluation import MeasuredUse, load_evaluation
-from posbias.evaluation.curve import position_curve
+from posbias import PlaceOptions, UsageError, place
 from posbias.evaluation.placement import (
     BEST_FIRST,
     LEAVE,
@@ -18,12 +15,11 @@ from posbias.evaluation.placement import (
     REORDER,
     SAMPLES_TO_CONFIRM,
     SHUFFLED,
+    MeasuredUse,
     order_by_curve,
     shrink_to_flat,
     slot_weights,
 )
-from posbias.evaluation.responders import Reply, Responder, Response
-from posbias.evaluation.use import harm_of
 from posbias.report.place import placement_report
 
 U_SHAPE = np.array([0.9, 0.5, 0.3, 0.45, 0.8])
@@ -167,98 +163,6 @@ def test_where_nothing_is_decided_the_gain_of_the_usual_order_is_not_shrunk_to_n
     assert all(gain.gain.known and gain.gain.low < gain.gain.high for gain in gains)
 
 
-def test_an_order_by_both_curves_is_best_among_all_orders_and_keeps_what_misleads_from_where_it_harms():
-    curve, harmed = np.array([0.9, 0.5, 0.6]), np.array([0.2, 0.8, 0.7])
-    relevance = [0.5, 0.4, 0.1]
-    alone = place(relevance, use(curve, 300))
-    found = place(relevance, use(curve, 300), distractor=use(harmed, 200, seed=1))
-    shares, (used, distracted) = np.array(relevance), (np.array(found.curve), np.array(found.distractor_curve))
-    weights = (1 - shares) * shares / shares.max()
-
-    def worth(order):
-        return shares[list(order)] @ used + weights[list(order)] @ distracted
-
-    assert found.estimated == max(itertools.permutations(range(3)), key=worth)
-    assert alone.estimated == (0, 2, 1)
-    assert alone.estimated != found.estimated
-    assert found.distractor_kept > 0.9
-    by_name = {gain.over: gain for gain in found.gains}
-    mean = np.mean([worth(order) for order in itertools.permutations(range(3))])
-    gain = by_name[SHUFFLED].gain
-    assert gain.low <= worth(found.estimated) - mean <= gain.high
-    page = placement_report(found)
-    assert any("A hard distractor in place 0 leaves" in statement for statement in page.verdict)
-    flat = place(relevance, use(curve, 300), distractor=use(np.full(3, 0.6), 30, seed=3))
-    assert flat.estimated == alone.estimated
-    assert any("not shown to matter" in statement for statement in placement_report(flat).verdict)
-
-
-def test_what_a_distractor_takes_stands_beside_the_gold_passage_alone():
-    alone, harmed = np.array([0.9]), np.array([0.2, 0.8, 0.95])
-    held = []
-    for seed in range(20):
-        oracle, distractor = use(alone, 100, seed), use(harmed, 100, seed + 100)
-        harm = harm_of(distractor, oracle, by="accuracy")
-        held.append(all(end.low <= true <= end.high for end, true in zip(harm.taken, alone - harmed, strict=True)))
-        drop = oracle.scores.mean() - distractor.scores.mean(axis=0)
-        assert [end.value for end in harm.taken] == pytest.approx(drop)
-    assert sum(held) >= 18, "all three at once"
-    assert harm.taken[0].excludes(0.0)
-    assert not harm.taken[2].excludes(0.0)
-    for count, oracle in ((99, alone), (100, harmed)):
-        with pytest.raises(UsageError, match="the oracle needs 1 position and the 100 samples"):
-            harm_of(distractor, use(oracle, count), by="accuracy")
-    with pytest.raises(UsageError, match="needs the run of that distractor"):
-        place([1, 1, 1], use(harmed, 30), oracle=use(alone, 30))
-
-
-class Misled(Responder):
-    """Names no town if the namesake stands behind the answer, and never names one in five of the towns."""
-
-    def respond(self, requests, *, generate=True, score=False):
-        return [Reply(Response(self._answer(request), "stop"), None) for request in requests]
-
-    def _answer(self, request):
-        name = re.search(r"in which city was (.+) born", request.text)[1]
-        told = re.search(rf"{name} was born in (\w+)", request.text)
-        behind = request.text.find("a cousin of that name") > told.start()
-        return "nowhere" if behind or sum(told[1].encode()) % 5 == 0 else told[1]
-
-    def describe(self):
-        return {"kind": "planted", "model": {"source": "misled"}, "method": ""}
-
-
-def test_runs_of_the_distractor_and_of_the_gold_passage_alone_are_paired(tmp_path):
-    def run(task, **options):
-        return evaluate(Misled(), task, options=EvaluateOptions(count=30, score=False, **options))
-
-    plain, moved = run("documents(documents=3)"), run("hard_distractor(documents=3)")
-    oracle = run("documents(documents=3, setting='oracle')")
-    placed = place([0.6, 0.3, 0.1], plain, distractor=moved, oracle=oracle)
-    right, harm = oracle.tables["correct"], placed.harm
-    assert harm.oracle.value == right.mean() < 1
-    assert [end.value for end in harm.taken] == pytest.approx((right - moved.tables["correct"]).mean(axis=0))
-    assert harm.taken[1].low > 0, "the later it stands, the more often behind the answer"
-    said = " ".join(placed.verdict)
-    assert f"The gold passage alone scores {harm.oracle.text('.2f')} (30 samples)." in said
-    assert f"take {harm.taken[1].text('+.2f')} with the distractor in place 1, {harm.taken[0].text('+.2f')}" in said
-    again = place([0.6, 0.3, 0.1], plain, distractor=moved, oracle=load_evaluation(oracle.save(tmp_path / "o"), ""))
-    assert again.record.scalars == placed.record.scalars
-    assert again.estimated == place([0.6, 0.3, 0.1], plain, distractor=moved).estimated
-    forms = r"must be a run of hard_distractor\(.*without=True\) or documents\(.*setting='oracle'.*, got one of hard_"
-    with pytest.raises(UsageError, match=forms):
-        place([1, 1, 1], plain, distractor=moved, oracle=moved)
-    with pytest.raises(UsageError, match="what hard_distractor takes, got a run of documents"):
-        place([1, 1, 1], plain, distractor=plain, oracle=oracle)
-    left_out = place([0.6, 0.3, 0.1], plain, distractor=moved, oracle=run("hard_distractor(documents=3, without=True)"))
-    assert left_out.harm.taken == harm.taken, "other documents do not mislead this model"
-    said = " ".join(left_out.verdict)
-    assert f"Without the distractor the score is {harm.oracle.text('.2f')} (30 samples)." in said
-    assert f"It takes {harm.taken[1].text('+.2f')} in place 1, {harm.taken[0].text('+.2f')} in place 0." in said
-    with pytest.raises(UsageError, match="another seed"):
-        place([1, 1, 1], plain, distractor=moved, oracle=run("documents(documents=3, setting='oracle')", seed=1))
-
-
 def test_leave_the_order_leaves_the_order_given():
     flat = use(np.full(5, 0.5), 40, seed=1)
     left = place(sorted(RELEVANCE, reverse=True), flat)
@@ -288,21 +192,6 @@ def test_other_numbers_of_passages_are_placed_by_interpolation_and_say_so():
     assert found.order[-1] == 1
     assert place([2.0], use(U_SHAPE, 50)).order == (0,)
     assert not place(RELEVANCE, use(U_SHAPE, 50)).interpolated
-
-
-def test_the_p_of_evaluate_on_the_same_samples_stands_beside_that_of_place():
-    differ = 0
-    for seed in range(20):
-        used = use((0.5, 0.8, 0.4, 0.7), 16, seed)
-        placed = place([0.4, 0.3, 0.2, 0.1], used)
-        curve = position_curve(used.scores, positions=used.positions)
-        assert placed.p_shape == curve.shape.p_flat
-        assert placed.p_flat == shrink_to_flat(used.scores, np.ones((1, 16))).p_flat[0]
-        differ += placed.decided != (placed.p_shape <= 0.05)
-        page = placement_report(placed)
-        assert f"(p {placed.p_flat:.2g})" in page.verdict[-2]
-        assert f"evaluate says {placed.p_shape:.2g}" in page.verdict[-1]
-    assert differ, "a zigzag is neither trend nor bend"
 
 
 def test_few_samples_never_raise():
@@ -349,4 +238,3 @@ def test_the_record_is_plain_and_the_seed_decides():
 
     first, again = (place(RELEVANCE, use(U_SHAPE, 30), options=PlaceOptions(seed=3)).record for _ in range(2))
     assert json.dumps(first.scalars) == json.dumps(again.scalars)
-    assert first.scalars["decided"] is True

@@ -2,19 +2,16 @@
 
 import itertools
 import json
-from dataclasses import asdict
 
 import pytest
 
 import posbias as pb
 from posbias import EvaluateOptions, UsageError, evaluate
-from posbias.evaluation import measured_use
-from posbias.evaluation.evaluation import Evaluation
-from posbias.evaluation.requirements import Requirement, RequirementCheck
+from posbias.evaluation.placement import measured_use
+from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import AnswerScore, Reply, Responder, Response
 from posbias.evaluation.responders.base import REFUSED
 from posbias.evaluation.responders.thoughts import UNFINISHED
-from posbias.runs.results import from_stored
 from posbias.tasks.language.answers import starts_with
 
 TASK = "key_value(pairs=4)"
@@ -145,15 +142,6 @@ def test_a_finished_run_takes_another_requirement(tmp_path):
     assert 0 <= required["low"] <= required["high"] <= 0.5
 
 
-def test_samples_are_added_as_long_as_answers_decide_nothing():
-    """A spread of 0 is met at once, unless the answers were cut off."""
-    design = evaluated(RIGHT, count=48, require=SPREAD, sequential=True).sequential
-    assert design.decided
-    assert design.prompts < design.fixed_prompts
-    design = evaluated(RIGHT, ("It is", "length"), count=48, require=SPREAD, sequential=True).sequential
-    assert (design.decided, design.prompts) == (False, design.fixed_prompts)
-
-
 def test_answers_that_are_not_generated_are_not_counted():
     class Scores(Ending):
         def respond(self, requests, *, generate=True, score=False):
@@ -161,22 +149,6 @@ def test_answers_that_are_not_generated_are_not_counted():
 
     found = evaluate(Scores(), TASK, options=EvaluateOptions(count=6, generate=False))
     assert (found.reading.answers, found.reading.unjudged, found.withheld) == (0, {}, "")
-
-
-def test_records_of_before_are_read():
-    stored = {"answers": 12, "unread": 5, "unfinished": 2, "thought": 3, "withheld": True, "most_unread": 0.1}
-    record = evaluated(RIGHT).record
-    record.scalars |= {"reading": stored, "endings": {"answers": 12}}
-    found = Evaluation.from_record(record)
-    assert found.reading.unjudged == {"unfinished": 2, "unread": 3}
-    assert "5 of 12 answers cannot be judged" in found.withheld
-    older = {"required": "worst>=0.5", "measure": "accuracy", "value": {"value": 0.4, "low": 0.3, "high": 0.5}}
-    record.scalars["requirement"] = {**older, "met": False, "by_estimate": False, "arm": "m", "withheld": None}
-    check = Evaluation.from_record(record).requirement
-    assert (check.text, check.low, check.high, check.withheld) == ("worst>=0.5", 0.3, 0.5, "")
-    counts = {"open_before": 9, "answers_before": 12, "open_after": 1, "answers_after": 12, "p": None, "alone": False}
-    check = from_stored(RequirementCheck, {**asdict(check), "withheld": counts})
-    assert check.withheld.endswith("9 of 12 without it, 1 of 12 with it")
 
 
 @pytest.mark.parametrize(

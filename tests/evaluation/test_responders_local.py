@@ -156,7 +156,6 @@ def test_every_distinct_beginning_is_run_once_and_answers_beside(monkeypatch: py
     def processed() -> int:
         responder = LocalResponder(model)
         responder.respond(requests, generate=False, score=True)
-        assert responder.counts()["tokens_plain"] == plain + 2 * len(requests)
         return responder.processed
 
     assert processed() == plain + 2 * len(requests), "a pass costs more than these tokens"

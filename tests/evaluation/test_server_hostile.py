@@ -18,7 +18,7 @@ from evaluation.serving import chat, stand_in
 from posbias import RunError, ServerResponder, UsageError
 from posbias.evaluation.responders import Request, ServerOptions
 
-OPTIONS = ServerOptions(retries=0, first_delay=0.01, timeout=30.0, concurrency=1)
+OPTIONS = ServerOptions(retries=0, timeout=30.0, concurrency=1)
 SHORT = 0.3
 """Time-out of what never ends (seconds)."""
 PATIENCE = 10.0

@@ -15,7 +15,7 @@ from posbias.evaluation.responders import Request, ServerOptions
 from posbias.models.demo import fetch_demo
 from posbias.tasks.language import KeyValue
 
-OPTIONS = ServerOptions(concurrency=2, retries=60, first_delay=1.0, kind="text")
+OPTIONS = ServerOptions(concurrency=2, retries=60, kind="text")
 
 
 @pytest.fixture

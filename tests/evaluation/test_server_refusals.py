@@ -23,7 +23,7 @@ from posbias.report import report_of, show_report
 from posbias.report.page import html_of
 from posbias.tasks.language import LANGUAGE_TASKS
 
-FAST = ServerOptions(retries=1, first_delay=0.01, timeout=5.0)
+FAST = ServerOptions(retries=1, timeout=5.0)
 TASK = "key_value(pairs=4)"
 FILTER = {"error": {"message": "The prompt triggers the content management policy", "code": "content_filter"}}
 
@@ -91,7 +91,7 @@ def test_refused_prompts_are_named_counted_and_left_out(refusal: Reply, reason: 
     curve, complete = found.curves["accuracy"], position_curve(np.delete(expected, rows, axis=0), positions=range(4))
     assert curve.counts == (12, 10, 12, 12)
     assert (curve.n_complete, curve.comparison, curve.shape) == (10, complete.comparison, complete.shape)
-    assert (curve.middle_loss, curve.detectable) == (complete.middle_loss, complete.detectable)
+    assert curve.middle_loss == complete.middle_loss
 
 
 def test_refused_prompts_stand_first_in_record_page_and_terminal() -> None:
@@ -204,8 +204,8 @@ def test_a_server_that_was_never_reached_is_given_up_within_seconds() -> None:
         responder = ServerResponder(server.address, "m", FAST)
         generated(responder, [Request("q")])
     begin = time.monotonic()
-    with pytest.raises(RunError, match=r"failed [3-6] times: cannot be reached"):  # by the clock
-        generated(ServerResponder(server.address, "m", ServerOptions(first_delay=20.0)), [Request("q")])
+    with pytest.raises(RunError, match=r"failed \d+ times: cannot be reached"):  # by the clock
+        generated(ServerResponder(server.address, "m", ServerOptions(retries=1000)), [Request("q")])
     assert time.monotonic() - begin < 10
     with pytest.raises(RunError, match="failed 2 times: cannot be reached"):  # it was there: all retries are made
         generated(responder, [Request("another")])
@@ -214,11 +214,8 @@ def test_a_server_that_was_never_reached_is_given_up_within_seconds() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"requests_per_minute": 1e-300}, r"requests_per_minute must be a finite number >= 0\.1"),
-        ({"requests_per_minute": 0.09}, r"requests_per_minute must be a finite number >= 0\.1"),
         ({"timeout": 1e300}, "timeout must be a number > 0 and < 86400"),
-        ({"first_delay": 1e9}, "first_delay must be a number > 0 and < 86400"),
-        ({"longest_delay": 9.0}, "unknown argument 'longest_delay'; allowed: kind, concurrency, retries, first_delay"),
+        ({"longest_delay": 9.0}, "unknown argument 'longest_delay'; allowed: kind, concurrency, retries, timeout"),
     ],
 )
 def test_waits_have_stated_limits(wrong: dict[str, float], message: str) -> None:

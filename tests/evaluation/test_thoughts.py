@@ -14,7 +14,8 @@ import posbias as pb
 from evaluation.replies import generated
 from evaluation.serving import Reply, chat, stand_in
 from posbias import EvaluateOptions, LocalResponder, RunError, ServerResponder, UsageError, evaluate
-from posbias.evaluation import Evaluation, measured_use
+from posbias.evaluation import Evaluation
+from posbias.evaluation.placement import measured_use
 from posbias.evaluation.responders import Request, ServerOptions
 from posbias.evaluation.responders.endings import EncodedRequest, Ending
 from posbias.evaluation.responders.thoughts import CLOSED, MARKED, UNFINISHED, opens_thoughts, told_apart
@@ -26,7 +27,7 @@ from posbias.report import report_of
 from posbias.report.page import html_of
 from posbias.tasks.language import Documents
 
-FAST = ServerOptions(retries=1, first_delay=0.01, timeout=5.0, concurrency=1)
+FAST = ServerOptions(retries=1, timeout=5.0, concurrency=1)
 THINKING = (
     "{% for m in messages %}<u>{{ m.content }}{% endfor %}<a>"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 import posbias as pb
-from evaluation.serving import chat, stand_in
 from posbias.evaluation.evaluation import OUTPUTS_FILE
-from posbias.evaluation.responders import ServerOptions
 from posbias.runs.directories import LOCK_FILE
 from posbias.runs.records import ARRAYS_FILE, RECORD_FILE
 
@@ -30,28 +28,14 @@ def test_a_list_is_compared_with_its_first_and_keeps_every_evaluation(long_llama
         assert {path.name for path in (tmp_path / name).iterdir()} == {ARRAYS_FILE, RECORD_FILE, OUTPUTS_FILE}
 
 
-def test_a_server_is_repeated_with_seeds_of_its_own() -> None:
-    with stand_in(lambda index, path, body: chat("A" if body["seed"] == 1 else "B")) as server:
-        options = pb.EvaluateOptions(count=6, score=False, repeats=2)
-        asked = pb.ServerResponder(server.address, "m", ServerOptions(body={"temperature": 1}))
-        result = pb.evaluate([asked], "pairwise()", options=options)
-        disagreement = result.compared[1].disagreement
-        assert disagreement is not None
-        assert disagreement.value == 1
-        cold = pb.ServerResponder(server.address, "m")
-        with pytest.raises(pb.UsageError, match="repeats differ at a temperature alone"):
-            pb.evaluate([cold], "pairwise()", options=options)
-
-
 @pytest.mark.parametrize(
     ("subject", "options", "complaint"),
     [
-        ("nowhere", {"methods": ["repeat_prompt"]}, "methods and repeats make several subjects of one; give a list"),
-        (["nowhere"], {}, "give at least 2 subjects, methods or repeats"),
-        ([], {}, "give at least 2 subjects, methods or repeats"),
-        (["nowhere"], {"repeats": 2}, "repeats are for models on servers"),
+        ("nowhere", {"methods": ["repeat_prompt"]}, "methods make several subjects of one; give a list"),
+        (["nowhere"], {}, "give at least 2 subjects, or methods"),
+        ([], {}, "give at least 2 subjects, or methods"),
         (["nowhere"], {"methods": ["no.json"]}, "there is no file 'no.json'"),
-        (["nowhere", "there"], {"lengths": [64]}, "lengths and sequential take one subject, got nowhere, there"),
+        (["nowhere", "there"], {"lengths": [64]}, "lengths take one subject, got nowhere, there"),
     ],
 )
 def test_wrong_lists_are_refused_before_a_model_is_loaded(subject: Any, options: Any, complaint: str) -> None:

@@ -13,9 +13,9 @@ from posbias import Record, UsageError
 from posbias.cli.report import report
 from posbias.display.showing import Showing, Shown
 from posbias.display.static import image_of
-from posbias.report import report_of, write_paper
+from posbias.report import report_of
 from posbias.report.page import figures_of, tables_of
-from posbias.report.paper import ARXIV, FUNCTIONS, VARIANTS, csv_table, references, sources_of
+from posbias.report.paper import ARXIV, FUNCTIONS, VARIANTS, csv_table, references, sources_of, write_paper
 from posbias.report.tables import Table
 from posbias.statistics import MISSING
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ from posbias import DesignOptions, Record, design, place, write_report
 from posbias.designing import design_record
 from posbias.display.figures import Figure, HeatMap
 from posbias.display.wording import GLOSSARY
-from posbias.evaluation import MeasuredUse, Placement
 from posbias.evaluation.curve import Contrast, PositionCurve, Shape
+from posbias.evaluation.placement import MeasuredUse, Placement
 from posbias.measurement.attention.statistics import HeadStatistic, PromptMean, Similarity
 from posbias.report import report_of, verdict
 from posbias.report.judges import VERDICTS
 from posbias.report.layout import caveats_of
 from posbias.report.profiles import NOTE
 from posbias.report.tables import AGAINST_FLAT, OF_FLAT, OF_HALVES, OF_ONE
+from posbias.runs.records import plain
 from posbias.statistics import Interval
 
 BY_HEAD = ("distance", "entropy", "content/diagonal", "content/off_diagonal", "content/difference", "content/published")
@@ -108,8 +110,8 @@ def evaluated(kind: str = "local", values: Sequence[float] = (0.2, 0.5, 0.6)) ->
     ends = tuple(Interval(value, value - 0.1, value + 0.1) for value in values)
     trend = Contrast(Interval(0.4, 0.1, 0.7), 0.01)
     shape = Shape("rising", 0.01, 0.5, 0.5, trend, trend, trend, trend, 8, 0.05)
-    curve = PositionCurve((0, 4, 9), ends, (8, 8, 8), 8, 8, 0, shape=shape)
-    scalars = {"curves": {"accuracy": curve.as_record()}, "n_items": 10}
+    curve = PositionCurve((0, 4, 9), ends, (8, 8, 8), 8, 8, shape=shape)
+    scalars = {"curves": {"accuracy": plain(asdict(curve))}, "n_items": 10}
     scalars |= {"skipped": {}, "cut_off": 0, "examples": 24}
     responder = {"kind": kind, "model": {"source": "some one/a model"}}
     resolved = {"title": "a model: keys", "task": "key_value(pairs=10)", "positions": [0, 4, 9], "responder": responder}

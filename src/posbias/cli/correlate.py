@@ -23,8 +23,9 @@ def correlate(
     flags: options.RunFlags,
 ) -> None:
     """Correlate influence with behaviour over finished audits. Ranks are formed within each measurement."""
-    from posbias.evaluation import CorrelateOptions, load_evaluation
-    from posbias.evaluation import correlate as correlate_runs
+    from posbias.evaluation.correlate import CorrelateOptions
+    from posbias.evaluation.correlate import correlate as correlate_runs
+    from posbias.evaluation.evaluation import load_evaluation
 
     with running(context, flags) as run:
         evaluations = [load_evaluation(directory, "a correlation") for directory in runs]

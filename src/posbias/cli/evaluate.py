@@ -38,10 +38,6 @@ class DesignFlags:
         typer.Option(help="Prompt lengths in tokens, such as 1024,4096,16384.", show_default="the task's own length"),
     ] = ""
     threshold: Annotated[float, typer.Option(help="Accuracy that defines the effective length.")] = 0.8
-    sequential: Annotated[
-        bool,
-        typer.Option("--sequential", help="Add samples, --count at most, until --require or every length is decided."),
-    ] = False
     methods: Annotated[
         str,
         typer.Option(
@@ -49,15 +45,10 @@ class DesignFlags:
             show_default="none",
         ),
     ] = ""
-    repeats: Annotated[
-        int,
-        typer.Option(help="How many times to ask the first server, each with another seed, to see its noise.", min=1),
-    ] = 1
     max_cost: Annotated[
         str | None,
         typer.Option(
-            help="Upper limit for a server: requests=500, tokens=2e6, or '2 USD' at the prices of "
-            "--server-options 'price_in=3, price_out=15'.",
+            help="Upper limit for a server: requests=500 or tokens=2e6.",
             show_default=False,
         ),
     ] = None
@@ -189,9 +180,7 @@ class ServerFlags:
         list[str] | None,
         typer.Option(help="The model's name on the server; one for all, or one for each.", show_default=False),
     ] = None
-    server_options: Annotated[
-        str, typer.Option(help="Such as: kind='text', concurrency=8, requests_per_minute=60.")
-    ] = ""
+    server_options: Annotated[str, typer.Option(help="Such as: kind='text', concurrency=8, timeout=300.")] = ""
     tokenizer: Annotated[
         str | None,
         typer.Option(
@@ -281,7 +270,7 @@ def evaluate(
         opened = partial(local.responder, template_options=template_options)
         subjects: list[Any] = [Unopened(name, partial(opened, name)) for name in names]
         subjects += served.responders(run.directory, reuse=resume, template_options=template_options)
-        single = len(subjects) == 1 and not settings.methods and settings.repeats == 1
+        single = len(subjects) == 1 and not settings.methods
         result = evaluate_subjects(subjects[0] if single else subjects, task, options=settings)
         parts = {} if single else dict(result.evaluations)
         if isinstance(result, LengthEvaluation):

@@ -10,7 +10,7 @@ from posbias.cli.evaluate import GateFlags, LocalFlags, ServerFlags, TaskFlags, 
 from posbias.cli.output import running
 
 if TYPE_CHECKING:
-    from posbias.mitigation import MitigateOptions
+    from posbias.mitigation.trial.options import MitigateOptions
 
 EXAMPLE = (
     "Examples: `posbias mitigate demo --task 'key_value(pairs=8)' --methods key_bias,temperature --out runs/better` "

@@ -23,17 +23,6 @@ def place(
     run: Annotated[Path, typer.Option(help="Directory of a run of posbias evaluate (or audit --behaviour).")],
     scores: Annotated[str, typer.Option(help="Relevance of each passage: a file, or 0.9,0.4,...")],
     *,
-    distractor: Annotated[
-        Path | None,
-        typer.Option(help="A run in which a hard distractor moves (--task hard_distractor), to be taken into account."),
-    ] = None,
-    oracle: Annotated[
-        Path | None,
-        typer.Option(
-            help="A run of --distractor's task with without=True, which says how much the distractor takes, or as "
-            "documents(..., setting='oracle'), which says how much all passages beside the gold one take."
-        ),
-    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -47,23 +36,22 @@ def place(
     flags: options.RunFlags,
 ) -> None:
     """Order passages for one model. Says where relevant ones should stand, and what that gains on held-out data."""
-    from posbias.evaluation import PlaceOptions, load_evaluation
-    from posbias.evaluation import place as order_passages
+    from posbias.evaluation.evaluation import load_evaluation
+    from posbias.evaluation.placement import PlaceOptions
+    from posbias.evaluation.placement import place as order_passages
 
     relevance = scores_of(scores)
     with running(context, flags) as this:
         evaluation = load_evaluation(arm_of(run, method), "placing")
-        second = None if distractor is None else load_evaluation(arm_of(distractor, method), "placing")
-        alone = None if oracle is None else load_evaluation(oracle, "placing")
         chosen = PlaceOptions(by, flags.seed)
-        placement = order_passages(relevance, evaluation, distractor=second, oracle=alone, options=chosen)
+        placement = order_passages(relevance, evaluation, options=chosen)
         this.finish(placement.record)
 
 
 def arm_of(run: Path, method: str | None) -> Path:
     """The evaluation of one method below a run of `mitigate`, the recommended one if none is named; else the run."""
     from posbias import load_record  # from the front door, behind which runs of every verb can be read
-    from posbias.mitigation import MitigationTrial
+    from posbias.mitigation.trial.result import MitigationTrial
 
     trial = load_record(run) if (run / "record.json").exists() else None
     if not isinstance(trial, MitigationTrial):

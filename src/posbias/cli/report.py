@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Write the report of finished runs again. No model is loaded."""
     from posbias import write_report  # from the front door, behind which runs of every verb have their words
-    from posbias.report import write_paper
+    from posbias.report.paper import write_paper
     from posbias.runs.directories import held
     from posbias.runs.records import RECORD_FILE, read_record
 

@@ -131,7 +131,9 @@ class ComparisonRun(ProfileRun):
 
 COMPARED = ("predict", "measure", "audit")
 """Verbs whose runs hold profiles to compare."""
-COMPARISONS: Registry[Callable[[Result, Result], Result]] = Registry("comparison")
+COMPARISONS: Registry[Callable[[Result, Result], Result]] = Registry(
+    "comparison", homes={"evaluate": "posbias.evaluation.comparison"}
+)
 """How two finished runs that hold no profiles are compared, by their verb."""
 
 

@@ -147,8 +147,8 @@ class Presented(ABC):
 
 
 def _of_report(name: str) -> Callable[["Showing"], str]:
-    """A function of `posbias.report`, which stands above this room and hands it down when it is imported."""
-    import_module("posbias.report")
+    """A function of `posbias.report.paper`, which stands above this room and hands it down when it is imported."""
+    import_module("posbias.report.paper")
     function: Callable[[Showing], str] = getattr(Showing, name)
     return function
 
@@ -162,7 +162,7 @@ class Showing(Presented):
 
     latex: ClassVar[Callable[["Showing"], str] | None] = None
     citation: ClassVar[Callable[["Showing"], str] | None] = None
-    """`posbias.report` sets both when it is imported: no room below makes tables, or knows whom to cite."""
+    """`posbias.report.paper` sets both when it is imported: no room below makes tables, or knows whom to cite."""
 
     def as_run(self) -> Any:
         """The record that `save` writes into a directory; None for a result that is no run."""

@@ -20,8 +20,8 @@ from posbias.errors import UsageError
 from posbias.evaluation.changes import FORMERLY_BEST, Change, changes_of, confirmed_between, samples_needed
 from posbias.evaluation.curve import HIGHEST, Contrast, Scores, position_means
 from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_evaluation, measures_of
-from posbias.evaluation.judges import RATES, chosen_slots, disagreement, rates_of_questions
-from posbias.evaluation.samples import CLUSTER, independent
+from posbias.evaluation.judges import RATES, rates_of_questions
+from posbias.evaluation.samples import independent
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval, holm
@@ -46,11 +46,6 @@ class Compared:
     """Its mean less the first's, at every position."""
     difference_p: tuple[float, ...] = ()
     """Holm-corrected p-values of the differences."""
-    flip_rate: StoredInterval | None = None
-    """Share of questions on which a judge's preferred response changes with the order."""
-    disagreement: StoredInterval | None = None
-    """Share of prompts on which a judge's verdict is another than the first's, over questions: its noise, if it is the
-    first once more."""
     rates: Mapping[str, Contrast] = field(default_factory=dict)
     """A judge's accuracy, flip rate and first-pick rate less the first's, by `judges.RATES`."""
     rate_p: Mapping[str, float] = field(default_factory=dict)
@@ -108,57 +103,62 @@ def compare_evaluations(evaluations: Sequence[Any], *, measure: str | None = Non
     loaded = [load_evaluation(evaluation, "a comparison") for evaluation in evaluations]
     _check_comparable(loaded)
     first = loaded[0]
-    scores = [evaluation.measures for evaluation in loaded]
-    shared = [name for name in MEASURES if all(name in measures for measures in scores)]
-    withheld = not shared and any(evaluation.withheld for evaluation in loaded)
-    if withheld:  # answers that decide nothing are shown, not compared
-        scores = [measures_of(evaluation.tables) for evaluation in loaded]
-        shared = [name for name in MEASURES if all(name in measures for measures in scores)]
-    if not shared:
-        has = (", ".join(evaluation.measures) or "none, no answer could be judged" for evaluation in loaded)
-        told = "; ".join(f"{evaluation.title} has {names}" for evaluation, names in zip(loaded, has, strict=True))
-        raise UsageError(f"a comparison needs a measure that all evaluations have: {told}")
-    if measure not in (None, *shared):
-        raise UsageError(f"a comparison needs {measure!r} that all evaluations have; allowed: {', '.join(shared)}")
-    measure = measure or shared[0]
+    measure, tables = _chosen(loaded, measure)
     positions = [place for place in first.positions if all(place in other.positions for other in loaded)]
     if not positions:
         raise UsageError("the evaluations share no position, so nothing can be compared")
-    count = min(evaluation.count for evaluation in loaded)
-    if CLUSTER in first.tables and any(evaluation.count != count for evaluation in loaded):
-        raise UsageError("evaluations whose samples form groups are compared if they have as many samples")
-    tables = [
-        measures[measure][:count, [evaluation.positions.index(place) for place in positions]]
-        for evaluation, measures in zip(loaded, scores, strict=True)
+    count = min(len(table) for table in tables)
+    shared = [
+        table[:count, [evaluation.positions.index(place) for place in positions]]
+        for evaluation, table in zip(loaded, tables, strict=True)
     ]
-    complete = ~np.isnan(np.hstack(tables)).any(axis=1)
-    needed = samples_needed(np.hstack(tables))
-    paired = [table[complete] for table in tables]
-    names = _names(loaded)
-    enough = int(complete.sum()) >= needed and not withheld
-    compared = _compared(names, paired, measure, enough=enough)
+    needed, complete = samples_needed(np.hstack(shared)), ~np.isnan(np.hstack(shared)).any(axis=1)
+    paired = [table[complete] for table in shared]
+    names, n_samples = _names(loaded), int(complete.sum())
+    decided = all(measure in run.measures for run in loaded)  # what withheld answers would say is shown, not compared
+    compared = _compared(names, paired, measure, enough=n_samples >= needed and decided)
     compared = [replace(entry, withheld=run.withheld) for entry, run in zip(compared, loaded, strict=True)]
-    compared = _with_rates(compared, loaded, count)
-    record = Record(
-        "compare_evaluations",
-        {"measure": measure},
-        {
-            "title": f"{first.task}: {', '.join(names[1:])} beside {names[0]}",
-            "task": first.task,
-            "runs": [evaluation.record.run_id for evaluation in loaded],
-            "measure": measure,
-            "positions": positions,
-        },
-        scalars={
-            "n_items": first.n_items,
-            "n_samples": int(complete.sum()),
-            "samples_needed": needed,
-            "compared": [plain(asdict(entry)) for entry in compared],
-        },
-        arrays={f"{SCORES}{number}": table for number, table in enumerate(paired)},
-        seeds=dict(first.record.seeds),
-    )
+    resolved = {
+        "title": f"{first.task}: {', '.join(names[1:])} beside {names[0]}",
+        "task": first.task,
+        "runs": [evaluation.record.run_id for evaluation in loaded],
+        "measure": measure,
+        "positions": positions,
+    }
+    scalars = {
+        "n_items": first.n_items,
+        "n_samples": n_samples,
+        "samples_needed": needed,
+        "compared": [plain(asdict(entry)) for entry in _with_rates(compared, loaded)],
+    }
+    arrays = {f"{SCORES}{number}": table for number, table in enumerate(paired)}
+    seeds = dict(first.record.seeds)
+    record = Record("compare_evaluations", {"measure": measure}, resolved, scalars, arrays=arrays, seeds=seeds)
     return EvaluationComparison.from_record(record)
+
+
+def _chosen(evaluations: Sequence[Evaluation], measure: str | None) -> tuple[str, list[Any]]:
+    """A measure that all evaluations have, or else one that some withhold, and each one's table of it.
+
+    Raises:
+        UsageError: they have none in common, or not the one that is asked for.
+    """
+    tables: list[Mapping[str, Any]] = [evaluation.measures for evaluation in evaluations]
+    if not _common(tables) and any(evaluation.withheld for evaluation in evaluations):
+        tables = [measures_of(evaluation.tables) for evaluation in evaluations]
+    shared = _common(tables)
+    if not shared:
+        has = (", ".join(run.measures) or "none, no answer could be judged" for run in evaluations)
+        told = "; ".join(f"{run.title} has {names}" for run, names in zip(evaluations, has, strict=True))
+        raise UsageError(f"a comparison needs a measure that all evaluations have: {told}")
+    if measure not in (None, *shared):
+        raise UsageError(f"a comparison needs {measure!r} that all evaluations have; allowed: {', '.join(shared)}")
+    chosen = measure or shared[0]
+    return chosen, [table[chosen] for table in tables]
+
+
+def _common(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in MEASURES if all(name in table for table in tables)]
 
 
 @COMPARISONS.register("evaluate")
@@ -167,14 +167,12 @@ def _pair(first: Result, second: Result) -> EvaluationComparison:
     return compare_evaluations([first, second])
 
 
-def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation], count: int) -> list[Compared]:
+def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation]) -> list[Compared]:
     """Judges with their rates less those of the first, paired over the questions that have them in both."""
-    verdicts = [run.verdicts for run in evaluations if run.verdicts and not run.withheld]
-    if len(verdicts) < len(evaluations) or not compared[1].changes:
+    if not all(run.verdicts and not run.withheld for run in evaluations) or not compared[1].changes:
         return compared
-    compared = [replace(entry, flip_rate=own.flip_rate) for entry, own in zip(compared, verdicts, strict=True)]
+    count = min(run.count for run in evaluations)
     baseline, *others = [rates_of_questions(evaluation.tables) for evaluation in evaluations]
-    first, *chosen = [chosen_slots(evaluation.tables)[:count] for evaluation in evaluations]
     contrasts: list[dict[str, Contrast]] = []
     for rates in others:
         rows = {name: np.column_stack([rates[name][:count], baseline[name][:count]]) for name in RATES}
@@ -184,13 +182,8 @@ def _with_rates(compared: list[Compared], evaluations: Sequence[Evaluation], cou
         contrasts.append({name: confirmed_between(*pair.T) for name, pair in enough.items()})
     corrected = iter(holm(np.array([contrast.p for by_name in contrasts for contrast in by_name.values()])).tolist())
     with_rates = [
-        replace(
-            entry,
-            disagreement=disagreement(first, slots, evaluations[0].tables),
-            rates=by_name,
-            rate_p={name: next(corrected) for name in by_name},
-        )
-        for entry, slots, by_name in zip(compared[1:], chosen, contrasts, strict=True)
+        replace(entry, rates=by_name, rate_p={name: next(corrected) for name in by_name})
+        for entry, by_name in zip(compared[1:], contrasts, strict=True)
     ]
     return [compared[0], *with_rates]
 
@@ -211,15 +204,11 @@ def _names(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def _check_comparable(evaluations: Sequence[Evaluation]) -> None:
-    """Refuse fewer than two, samples that were added until they decided, and what `check_same` refuses."""
+    """Refuse fewer than two, groups of other numbers, and what `check_same` refuses."""
     if len(evaluations) < 2:
         raise UsageError(f"a comparison needs at least 2 evaluations, got {len(evaluations)}")
-    for evaluation in evaluations:
-        if evaluation.sequential is not None:
-            raise UsageError(
-                f"a comparison needs a fixed number of samples; those of {evaluation.title} were added until they "
-                f"decided {evaluation.sequential.goal}"
-            )
+    if "cluster" in evaluations[0].tables and len({evaluation.count for evaluation in evaluations}) > 1:
+        raise UsageError("evaluations whose samples form groups are compared if they have as many samples")
     for other in evaluations[1:]:
         check_same(evaluations[0], other)
 

@@ -7,16 +7,15 @@ ones in both curves; the positions are those that were chosen, and the permutati
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from pydantic import BeforeValidator
 
 from posbias.checks import checked
-from posbias.comparison.metrics import finite
 from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM
 from posbias.statistics import Interval, StoredInterval, StoredNumber, draw_weights, holm, percentile_interval
@@ -45,7 +44,6 @@ Rows = Float64[np.ndarray, "_ _"]
 """A table whose shape is checked with a message of our own, or is one of several groups'."""
 Weights = Rows
 """One row per draw, one column per sample, each row summing to 1."""
-Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +57,10 @@ class Pair:
     positions: tuple[int, ...]
     """Positions of the columns, ascending."""
     n_items: int
-    samples: Names = ()
-    """Name of each row's sample, which other pairs may share; empty: samples of no other pair."""
+    source: str = ""
+    """Names whose samples these are: pairs of one source share the sample of each row; empty: those of no other."""
 
     def __post_init__(self) -> None:
-        if self.samples and not len(self.samples) == len(set(self.samples)) == len(self.first):
-            raise UsageError(
-                f"a correlation needs a different name for each of {len(self.first)} samples, or none at all, got "
-                f"{len(set(self.samples))}"
-            )
         if self.first.shape != self.second.shape or self.first.shape[1] != len(self.positions):
             raise UsageError(
                 f"a correlation needs two equal tables with a column for each of {len(self.positions)} positions, got "
@@ -77,20 +70,15 @@ class Pair:
             raise UsageError("a correlation needs finite values, or NaN if nothing was measured; got an infinite one")
 
     @property
-    def complete(self) -> "Pair":
-        """The samples that have both quantities at every position; there may be none."""
-        there = ~(np.isnan(self.first).any(axis=1) | np.isnan(self.second).any(axis=1))
-        names = tuple(name for name, complete in zip(self.samples, there, strict=False) if complete)
-        return Pair(self.first[there], self.second[there], self.positions, self.n_items, names)
+    def complete(self) -> Bool[np.ndarray, "n_samples"]:
+        """Does each sample have both quantities at every position?"""
+        return np.asarray(~(np.isnan(self.first) | np.isnan(self.second)).any(axis=1))
 
-    def fixed(self, controls: Names) -> Fixed:
+    def fixed(self, controls: Sequence[str]) -> Fixed:
         """Values of the controls at each position."""
         positions = np.array(self.positions, dtype=np.float64)
         values = {"position": positions, "ends": np.minimum(positions, self.n_items - 1 - positions)}
         return np.array([values[name] for name in controls]).reshape(-1, len(positions))
-
-    def __len__(self) -> int:
-        return len(self.first)
 
 
 @dataclass(frozen=True)
@@ -106,26 +94,18 @@ class RankCorrelation:
     established: bool
     """True if the interval leaves out 0, with samples enough for a claim, and permutations agree at 5 %."""
     adjusted_p: float | None = None
-    """`p` corrected for the number of correlations, if there were several (`correct_for_number`)."""
+    """`p` corrected for the number of correlations, if there were several (`corrected`)."""
 
     @property
     def p_value(self) -> float:
         """The corrected p-value, or `p` if there is none."""
         return self.p if self.adjusted_p is None else self.adjusted_p
 
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {
-            "controlled": self.controlled,
-            **self.value.as_record(),
-            "p": finite(self.p),
-            "established": self.established,
-        }
-
 
 def _nested(stored: Any) -> Any:
-    """A stored rank correlation with its interval as one value."""
-    return stored if isinstance(stored, RankCorrelation) else {**stored, "value": Interval.of_record(stored)}
+    """A stored rank correlation; older records hold its interval among its other numbers."""
+    flat = isinstance(stored, Mapping) and not isinstance(stored["value"], Mapping | Interval)
+    return {**stored, "value": Interval.of_record(stored)} if flat else stored
 
 
 @dataclass(frozen=True)
@@ -145,14 +125,6 @@ class Correlations:
     def of(self, controlled: str) -> RankCorrelation:
         """The correlation with one of `CONTROLS` held fixed."""
         return next(entry for entry in self.correlations if entry.controlled == controlled)
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {
-            **vars(self),
-            "correlations": [entry.as_record() for entry in self.correlations],
-            "within": self.within.as_record(),
-        }
 
 
 class SeriesName(NamedTuple):
@@ -209,14 +181,15 @@ def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlati
     Raises:
         UsageError: no pairs, or no sample that has both quantities at every position.
     """
-    groups = [pair.complete for pair in ([pairs] if isinstance(pairs, Pair) else pairs)]
-    if not groups:
+    given = [pairs] if isinstance(pairs, Pair) else list(pairs)
+    if not given:
         raise UsageError("no pair of curves to correlate; give at least 1")
-    n_samples = min(map(len, groups))
+    n_samples = min(int(pair.complete.sum()) for pair in given)
     if not n_samples:
         raise UsageError("no sample has both quantities at every position, so nothing can be correlated")
     generator = np.random.default_rng(seed)
-    weights = drawn_together([group.samples or len(group) for group in groups], generator=generator)
+    weights = drawn_together(given, generator=generator)
+    groups = [replace(pair, first=pair.first[pair.complete], second=pair.second[pair.complete]) for pair in given]
     return Correlations(
         correlations=tuple(_correlation(name, groups, weights, generator) for name in CONTROLS),
         within=_interval(_within(groups, weights), n_samples),
@@ -226,65 +199,61 @@ def correlate_pairs(pairs: Sequence[Pair] | Pair, *, seed: int = 0) -> Correlati
     )
 
 
-def correct_for_number(entries: Sequence[Mapping[str, Any]]) -> None:
-    """Correct the p-values of stored correlations for their number (Holm, for each control by itself), in place.
+def corrected(entries: Sequence[InfluenceSeries]) -> tuple[InfluenceSeries, ...]:
+    """The series with p-values corrected for their number (Holm, for each control by itself).
 
-    A correlation then counts as established only if the corrected p-value is at most 0.05, too. The `correlations`
-    {measure: Correlations.as_record} of all entries are one family.
+    A correlation then counts as established only if the corrected p-value is at most 0.05, too. All correlations of all
+    series, with every measure, are one family.
     """
+    known = [
+        (number, measure, correlation)
+        for number, entry in enumerate(entries)
+        for measure, found in entry.correlations.items()
+        for correlation in found.correlations
+        if not np.isnan(correlation.p)
+    ]
+    adjusted: dict[tuple[int, str, str], RankCorrelation] = {}
     for controlled in CONTROLS:
-        family = [
-            correlation
-            for entry in entries
-            for correlations in entry["correlations"].values()
-            for correlation in correlations["correlations"]
-            if correlation["controlled"] == controlled and correlation["p"] is not None
-        ]
-        adjusted = holm(np.array([correlation["p"] for correlation in family]))
-        for correlation, p_value in zip(family, adjusted, strict=True):
-            correlation["adjusted_p"] = float(p_value)
-            correlation["established"] = bool(correlation["established"] and p_value <= LEVEL)
+        family = [place for place in known if place[2].controlled == controlled]
+        p_values = holm(np.array([correlation.p for *_, correlation in family]))
+        for (number, measure, correlation), p in zip(family, p_values.tolist(), strict=True):
+            established = correlation.established and p <= LEVEL
+            adjusted[number, measure, controlled] = replace(correlation, adjusted_p=p, established=established)
+
+    def of(number: int, measure: str, found: Correlations) -> Correlations:
+        rows = [adjusted.get((number, measure, entry.controlled), entry) for entry in found.correlations]
+        return replace(found, correlations=tuple(rows))
+
+    return tuple(
+        replace(entry, correlations={name: of(number, name, found) for name, found in entry.correlations.items()})
+        for number, entry in enumerate(entries)
+    )
 
 
-def drawn_together(samples: Sequence[Names | int], *, generator: np.random.Generator) -> list[Weights]:
-    """Bootstrap weights of the samples behind several pairs, row by row belonging to the same draw.
+def drawn_together(pairs: Sequence[Pair], *, generator: np.random.Generator) -> list[Weights]:
+    """Bootstrap weights of the complete samples of several pairs, row by row belonging to the same draw.
 
     Two models that were given the same samples do not give independent evidence about samples, so one draw decides for
     both; runs on different samples are independent.
-
-    Args:
-        samples: Names of the samples of each pair, or their number if none is shared.
 
     Returns:
         For every pair the plain mean in the first row, then the draws; a draw that takes none of a pair's samples has
         NaN there. No draws at all if a pair has a single sample and shares none.
     """
-    named: list[Sequence[object]] = [
-        [(number, row) for row in range(names)] if isinstance(names, int) else names
-        for number, names in enumerate(samples)
-    ]
-    weights: dict[int, Weights] = {}
-    for members in _connected(named):
-        together = list(dict.fromkeys(name for member in members for name in named[member]))
-        columns = {name: column for column, name in enumerate(together)}
+    rows = [np.flatnonzero(pair.complete) for pair in pairs]
+    sources = [pair.source or number for number, pair in enumerate(pairs)]
+    weights: list[Weights] = [np.zeros((0, 0))] * len(pairs)
+    for source in dict.fromkeys(sources):
+        members = [number for number, of in enumerate(sources) if of == source]
+        together = np.unique(np.concatenate([rows[number] for number in members]))
         draws = draw_weights(len(together), generator=generator)
-        for member in members:
-            counts = draws[:, [columns[name] for name in named[member]]]
+        for number in members:
+            counts = draws[:, np.searchsorted(together, rows[number])]
             totals = counts.sum(axis=1, keepdims=True)
             shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-            weights[member] = np.concatenate([np.full((1, counts.shape[1]), 1 / counts.shape[1]), shares])
-    fewest = min(len(rows) for rows in weights.values())
-    return [weights[number][:fewest] for number in range(len(named))]
-
-
-def _connected(named: Sequence[Sequence[object]]) -> list[list[int]]:
-    """Numbers of pairs that share samples, directly or by way of others; by the last pair of each part."""
-    from scipy.sparse.csgraph import connected_components
-
-    sets = list(map(set, named))
-    shared = np.array([[not first.isdisjoint(second) for second in sets] for first in sets])
-    count, parts = connected_components(shared)
-    return sorted((np.flatnonzero(parts == part).tolist() for part in range(count)), key=max)
+            weights[number] = np.concatenate([np.full((1, counts.shape[1]), 1 / counts.shape[1]), shares])
+    fewest = min(len(each) for each in weights)
+    return [each[:fewest] for each in weights]
 
 
 def _correlation(
@@ -304,7 +273,7 @@ def _correlation(
         by_chance = _pooled([np.repeat(rows[:1], len(shuffled[0]), axis=0) for rows in first], shuffled, freedom)
         # An order that leaves nothing to correlate counts as one that does as well.
         p_value = float(np.mean(~(np.abs(by_chance) < abs(draws[0]) - ZERO_VARIANCE)))
-    n_samples = min(map(len, groups))
+    n_samples = min(len(group.first) for group in groups)
     value = _interval(draws, n_samples)
     established = n_samples >= SAMPLES_FOR_CLAIM and value.excludes(0.0) and p_value <= LEVEL
     return RankCorrelation(name, value, p_value, established)
@@ -371,7 +340,7 @@ def _standardised(table: Rows) -> Rows:
 
 
 def _interval(draws: Draws, n_samples: int) -> Interval:
-    """The first value with the interval of the others; infinite if the smallest group has a single sample."""
-    if len(draws) < 2 or n_samples < 2:
+    """The first value with the interval of the others; infinite without a value, or of a single sample."""
+    if len(draws) < 2 or n_samples < 2 or np.isnan(draws[0]):
         return Interval(float(draws[0]), -math.inf, math.inf)
     return percentile_interval(float(draws[0]), draws[1:], n_samples)

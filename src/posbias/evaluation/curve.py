@@ -1,5 +1,5 @@
 """Scores by position, with paired statistics: every position against the best, the shape of the curve, what is lost in
-the middle, and all as a record. The samples are the independent units, every one put at all positions.
+the middle. The samples are the independent units, every one put at all positions.
 
 Input is always score[sample, position], such as 1 and 0 for right and wrong, or log-probabilities; NaN if an
 example was skipped. Means use every score there is; comparisons use the samples that have a score at all positions.
@@ -12,18 +12,14 @@ cannot satisfy both, whatever its form.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib import import_module
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float64
 
 from posbias.display.showing import Series, Showing, Shown
 from posbias.errors import UsageError
-from posbias.runs.records import plain
-from posbias.runs.results import from_stored
 from posbias.statistics import (
     CONFIDENCE,
     POWER,
@@ -39,8 +35,6 @@ from posbias.statistics import (
     wilson,
 )
 
-FOLDS = 10
-"""Parts of the samples for cross-fitting: the best position is chosen on nine tenths, and judged on the tenth."""
 SAMPLES_FOR_CLAIM = 6
 """Complete samples below which nothing is compared: with fewer, even samples that all agree do not reach 5 %."""
 AGREEMENT = 1e-9
@@ -51,9 +45,16 @@ HIGHEST: Mapping[str, float] = {"logprob": 0.0}
 """Highest possible score of measures that are no shares, which lie in 0 ... 1."""
 DECIDING = 0.05
 """Difference of scores for which the samples that would find it are counted if the observed one is smaller."""
-SHAPES = ("u", "inverted_u", "rising", "falling", "unclear", "flat")
-"""Labels of shapes. `rising` and `falling` do not say that every step goes that way; `flat` says that nothing is
-established, so read it beside the detectable effect."""
+SHAPES = {
+    "u": "a U: both ends are above the middle",
+    "inverted_u": "an inverted U: both ends are below the middle",
+    "rising": "a rise from first to last position; no U is established",
+    "falling": "a fall from first to last position; no U is established",
+    "unclear": "not flat, but neither a U nor a trend is established",
+    "flat": "no dependence on the position is established",
+}
+"""Labels of shapes, in words. `rising` and `falling` do not say that every step goes that way; `flat` says that nothing
+is established, so read it beside the detectable effect."""
 
 Scores = Float64[np.ndarray, "n_samples n_positions"]
 Independent = Float64[np.ndarray, "n_independent n_positions"]
@@ -84,9 +85,6 @@ class Difference:
     interval: StoredInterval
     """Mean score minus that of the best position, <= 0, with an interval that holds jointly over all pairs of positions
     (Bonferroni): Tango's if scores are 0 and 1."""
-    cross_fitted: float
-    """Difference to the position that is best on the other samples: free of the luck by which a best one is chosen,
-    not of that by which this one is not it (among equal positions under a third of the bias is left)."""
     p: StoredNumber
     """Two-sided p-value of this pair alone: McNemar's exact test if scores are 0 and 1."""
     adjusted_p: StoredNumber
@@ -148,12 +146,11 @@ def position_means(scores: Scores, confidence: float = CONFIDENCE, *, highest: f
     )
 
 
-def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidence: float = CONFIDENCE) -> Comparison:
+def compare_to_best(scores: Scores, *, confidence: float = CONFIDENCE) -> Comparison:
     """Every position against the best one, with the choice of the best accounted for.
 
-    The best of several equal positions looks better than it is. Two answers to that: intervals and p-values hold for
-    all pairs of positions at once, hence for whichever pair is chosen afterwards; and `cross_fitted` estimates the
-    difference with the best position chosen on other samples (the generator draws the folds).
+    The best of several equal positions looks better than it is: intervals and p-values hold for all pairs of positions
+    at once, hence for whichever pair is chosen afterwards.
 
     Raises:
         UsageError: below 2 positions or 6 samples that have a score at each, or an infinite score.
@@ -161,12 +158,11 @@ def compare_to_best(scores: Scores, *, generator: np.random.Generator, confidenc
     complete = complete_samples(scores, "a comparison")
     n_samples, n_positions = complete.shape
     best, pairs = int(np.argmax(complete.mean(axis=0))), n_positions * (n_positions - 1) // 2
-    fitted, differences = _cross_fitted(complete, generator), []
+    differences = []
     for position in range(n_positions):
         if position != best:
             tested = paired_difference(complete[:, position], complete[:, best], (1 - confidence) / pairs)
-            adjusted = min(1.0, pairs * tested.p)
-            differences.append(Difference(position, tested.value, float(fitted[position]), tested.p, adjusted))
+            differences.append(Difference(position, tested.value, tested.p, min(1.0, pairs * tested.p)))
     return Comparison(best, tuple(differences), n_samples)
 
 
@@ -203,24 +199,6 @@ def spread_of(scores: Scores, weights: Weights) -> float:
     return float(_mean_contrast(scores, weights).error * np.sqrt(len(scores)))
 
 
-def detectable_difference(scores: Scores) -> float:
-    """Smallest true difference between two positions found with 80 % power after Bonferroni's correction over pairs;
-    infinite if not even the largest possible one would be found.
-
-    Rests on the most variable pair of at least 2 positions, and on the samples that have a score at each; if scores
-    are 0 and 1, at least one sample is taken to differ between them.
-    """
-    complete = complete_samples(scores)
-    pairs = [first - second for first, second in itertools.combinations(np.eye(complete.shape[1]), 2)]
-    return max(_detectable(complete, weights, (1 - CONFIDENCE) / len(pairs)) for weights in pairs)
-
-
-def _detectable(scores: Scores, weights: Weights, alpha: float) -> float:
-    """Smallest true contrast that is found with 80 % power; infinite if it is larger than any can be."""
-    smallest = detectable(spread_of(scores, weights), len(scores), alpha=alpha)
-    return smallest if smallest <= _limits(scores, weights)[1] else float("inf")
-
-
 def _deciding(scores: Scores) -> tuple[float, int]:
     """A difference of ends and middle, or of two positions, and about how many samples find it with 80 % power.
 
@@ -252,18 +230,6 @@ def _limits(scores: Float64[np.ndarray, "..."], weights: Weights) -> tuple[float
     """The limits within which a weighted sum of such scores must lie; finite if the scores are shares."""
     shares = bool(np.nanmin(scores, initial=0.0) >= 0 and np.nanmax(scores, initial=0.0) <= 1)
     return (float(weights[weights < 0].sum()), float(weights[weights > 0].sum())) if shares else (-np.inf, np.inf)
-
-
-def _cross_fitted(scores: Scores, generator: np.random.Generator) -> Float64[np.ndarray, "n_positions"]:
-    """Mean difference of every position to the one that is best on the other folds."""
-    n_samples = len(scores)
-    fold = np.empty(n_samples, dtype=np.int64)
-    fold[generator.permutation(n_samples)] = np.arange(n_samples) % min(FOLDS, n_samples)
-    gaps = np.empty_like(scores)
-    for number in range(fold.max() + 1):
-        best = int(np.argmax(scores[fold != number].mean(axis=0)))
-        gaps[fold == number] = scores[fold == number] - scores[fold == number][:, [best]]
-    return np.asarray(gaps.mean(axis=0))
 
 
 @dataclass(frozen=True)
@@ -301,9 +267,6 @@ class MiddleLoss:
     detectable: StoredNumber
     """Smallest true loss that so many samples of this spread find with 80 % power; at 5 %, or 1 - the confidence.
     Infinite (NaN in a record) if not even the largest possible one would be found."""
-    end_size: int
-    """Positions in each end."""
-    n_samples: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -319,17 +282,12 @@ class PositionCurve(Showing):
     n_samples: int
     n_complete: int
     """Samples scored at every position; comparisons rest on these."""
-    seed: int
-    """Seed of the folds."""
     comparison: Comparison | None = None
     """Every position against the best; None below 2 positions or 6 complete samples."""
     shape: Shape | None = None
     """U, monotone or flat; None below 2 positions or 6 complete samples."""
     middle_loss: MiddleLoss | None = None
     """Ends minus middle; None below 3 positions or 6 complete samples."""
-    detectable: float | None = None
-    """Smallest true difference between two positions that is found with 80 % power after correction over all pairs;
-    infinite (None in a record) if not even the largest possible one would be found."""
     deciding: tuple[float, int] | None = None
     """If no dependence on position is established: a difference of ends and middle (of two positions: of these), and
     about how many samples would find it with 80 % power."""
@@ -337,8 +295,6 @@ class PositionCurve(Showing):
     """Mean token index of the item at each position, if the tokenizer is known."""
     quantity: str = "score"
     """Name of the scores, in words."""
-    wording: ClassVar[Callable[["PositionCurve"], Sequence[str]] | None] = None
-    """Puts a curve into sentences; `posbias.report` sets it, as it does `Result.wording`."""
 
     def shown(self) -> Shown:
         """Mean scores with their pointwise intervals, and the findings."""
@@ -353,21 +309,26 @@ class PositionCurve(Showing):
     @property
     def findings(self) -> tuple[str, ...]:
         """One line for each thing that is established, or is not, every number with its interval or p-value."""
-        import_module("posbias.report")
-        return () if self.wording is None else tuple(self.wording())
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for a record; None for a number that is infinite or undefined."""
-        fields = asdict(self)
-        options = {"confidence": CONFIDENCE, "seed": fields.pop("seed")}
-        del fields["quantity"]  # a record names its curves
-        stored: dict[str, Any] = plain({**fields, "options": options})
-        return stored
-
-    @classmethod
-    def of_record(cls, stored: Mapping[str, Any], *, quantity: str) -> "PositionCurve":
-        """The curve that `as_record` made plain."""
-        return from_stored(cls, {**stored, "seed": stored["options"]["seed"], "quantity": quantity})
+        if self.shape is None:
+            return (
+                f"{self.n_complete} samples scored at every one of {len(self.positions)} positions: too few for a "
+                f"claim, which needs {SAMPLES_FOR_CLAIM} samples and 2 positions",
+            )
+        tested = f"p for a trend or bend {self.shape.p_flat:.2g}, for a U {self.shape.p_u:.2g}"
+        findings = [f"{SHAPES[self.shape.label]} ({tested})"]
+        if (loss := self.middle_loss) is not None:
+            found = "with so few samples none would be found with 80 % power"
+            if np.isfinite(loss.detectable):
+                found = f"{loss.detectable:.3f} would be found with 80 % power"
+            findings.append(f"ends minus middle {loss.value} (p {loss.p:.2g}; {found})")
+        if self.comparison is not None:
+            worst = min(self.comparison.differences, key=lambda difference: difference.interval.value)
+            best = self.positions[self.comparison.best]
+            about = f"position {self.positions[worst.position]} against the best, {best}"
+            if worst.interval.value == 0:
+                about = "all positions have the same mean; differences"
+            findings.append(f"{about}: {worst.interval} jointly over all pairs")
+        return tuple(findings)
 
 
 def position_curve(
@@ -375,7 +336,6 @@ def position_curve(
     *,
     positions: Sequence[int],
     gold_tokens: Sequence[float] | None = None,
-    seed: int = 0,
     quantity: str = "score",
     highest: float = np.inf,
 ) -> PositionCurve:
@@ -383,7 +343,7 @@ def position_curve(
 
     Args:
         scores: score[sample, position], NaN if an example was skipped.
-        positions, gold_tokens, seed, quantity: As in `PositionCurve`.
+        positions, gold_tokens, quantity: As in `PositionCurve`.
         highest: Largest possible score, if scores are no shares: 0 of log-probabilities.
 
     Raises:
@@ -395,11 +355,10 @@ def position_curve(
     if gold_tokens is not None and len(gold_tokens) != len(columns):
         raise UsageError(f"{len(gold_tokens)} token places for {len(columns)} positions; one is needed for each")
     complete = complete_samples(scores)
-    comparison = shape = loss = smallest = deciding = None
+    comparison = shape = loss = deciding = None
     if len(complete) >= SAMPLES_FOR_CLAIM and len(columns) >= 2:
         shape = shape_of(complete, positions=np.array(columns, dtype=np.float64))
-        comparison = compare_to_best(complete, generator=np.random.default_rng(seed))
-        smallest = detectable_difference(complete)
+        comparison = compare_to_best(complete)
         loss = middle_loss(complete) if len(columns) > 2 else None
         deciding = _deciding(complete) if shape.label == "flat" else None
     return PositionCurve(
@@ -408,11 +367,9 @@ def position_curve(
         counts=tuple(int(count) for count in (~np.isnan(scores)).sum(axis=0)),
         n_samples=len(scores),
         n_complete=len(complete),
-        seed=seed,
         comparison=comparison,
         shape=shape,
         middle_loss=loss,
-        detectable=smallest,
         deciding=deciding,
         gold_tokens=None if gold_tokens is None else tuple(map(float, gold_tokens)),
         quantity=quantity,
@@ -464,8 +421,10 @@ def middle_loss(scores: Scores, *, confidence: float = CONFIDENCE) -> MiddleLoss
     n_samples, n_positions = complete.shape
     weights = end_weights(n_positions).mean(axis=0)
     tested = contrast_of(complete, weights, 1 - confidence)
-    smallest = _detectable(complete, weights, 1 - confidence)
-    return MiddleLoss(tested.value, tested.p, smallest, end_size(n_positions), n_samples)
+    smallest = detectable(spread_of(complete, weights), n_samples, alpha=1 - confidence)
+    if smallest > _limits(complete, weights)[1]:
+        smallest = math.inf
+    return MiddleLoss(tested.value, tested.p, smallest)
 
 
 def polynomial_weights(positions: Weights) -> Float64[np.ndarray, "two n_positions"]:
@@ -487,14 +446,9 @@ def polynomial_weights(positions: Weights) -> Float64[np.ndarray, "two n_positio
     return np.stack([2 * line / (line @ line), curved])
 
 
-def end_size(n_positions: int) -> int:
-    """Positions that form one end."""
-    return max(1, n_positions // END_SHARE)
-
-
 def end_weights(n_positions: int) -> Float64[np.ndarray, "two n_positions"]:
     """Weights of first end minus middle, and of last end minus middle; at least 3 positions."""
-    size = end_size(n_positions)
+    size = max(1, n_positions // END_SHARE)
     first = np.zeros(n_positions)
     first[size : n_positions - size] = -1 / (n_positions - 2 * size)
     last = first.copy()

@@ -23,17 +23,14 @@ from posbias.errors import RunError, UsageError
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import Independent, PositionCurve, Scores, position_means
 from posbias.evaluation.judges import Verdicts
-from posbias.evaluation.reading import MOST_UNJUDGED, StoredReading, Withheld
+from posbias.evaluation.reading import Reading, Withheld
 from posbias.evaluation.requirements import (
-    ALPHA,
     EFFECTIVE_LENGTH,
     Requirement,
     RequirementCheck,
-    StoredCheck,
     check_requirement,
 )
 from posbias.evaluation.samples import independent
-from posbias.evaluation.sequential import Sequential
 from posbias.files import write_atomically
 from posbias.runs.parts import below
 from posbias.runs.records import Record, read_record, remove_record
@@ -133,16 +130,14 @@ class Evaluation(Result):
     """Right answers that should have been scored and were not, of the examples that were not skipped."""
     moved_blanks: int = 0
     """Examples whose prompt ended in blanks, with which the right answer begins instead."""
-    reading: StoredReading = None
+    reading: Reading | None = None
     """How many answers could be judged; None: an older record that does not say, or several lengths."""
     verdicts: Verdicts | None = None
     """Accuracy, flips and first picks of a judge that was asked in both orders; None for other tasks."""
     notices: Mapping[str, Any] = field(default_factory=dict)
     """Oddities of samples, as of `samples.notices_of`."""
-    requirement: StoredCheck = None
+    requirement: RequirementCheck | None = None
     """The bound that was required, checked; None if there was none."""
-    sequential: Sequential | None = None
-    """How samples were added until they decided; None if their number was fixed."""
     influence: Influence | None = None
     """Influence on the same prompts, if it was measured."""
     reused: int = 0
@@ -162,10 +157,7 @@ class Evaluation(Result):
         if record.resolved.get("lengths"):
             return LengthEvaluation.from_record(record)
         scalars, arrays = record.scalars, record.arrays
-        curves = {
-            name: PositionCurve.of_record(curve, quantity=MEASURES.get(name, name))
-            for name, curve in scalars["curves"].items()
-        }
+        curves = {name: {**curve, "quantity": MEASURES.get(name, name)} for name, curve in scalars["curves"].items()}
         read = {
             **record.resolved,
             **{name: scalars[name] for name in ("n_items", "skipped", "cut_off", "examples")},  # none may be missing
@@ -209,9 +201,7 @@ class Evaluation(Result):
 
     def check(self, require: Requirement) -> RequirementCheck:
         """The check of a bound on accuracy, or on log-probability if no answer was judged."""
-        alpha = ALPHA if self.sequential is None else self.sequential.alpha
-        measures = measures_of(self.tables)
-        return check_requirement(require, measures, self.withheld, arm=str(self.source or ""), alpha=alpha)
+        return check_requirement(require, measures_of(self.tables), self.withheld, arm=str(self.source or ""))
 
     @property
     def title(self) -> str:
@@ -252,8 +242,6 @@ class LengthLevel:
     worst_depth: float
     """The depth with the lowest accuracy, 0 (begin) to 1 (end); the first of several."""
     mean: StoredInterval
-    alpha: float = ALPHA
-    """Error that the intervals of this length may have; less than 5 % at a look of a sequential design."""
     withheld: Withheld = ""
     """Why its answers decide nothing, as `Reading.withheld`; empty if they decide."""
 
@@ -291,7 +279,7 @@ class LengthEvaluation(Evaluation):
     depths: tuple[float, ...] = ()
     """Depths of the columns, 0 (begin) to 1 (end)."""
     not_evaluated: tuple[int, ...] = ()
-    """Longer lengths that could no longer change the effective length, and were not asked or not answered."""
+    """Longer lengths, from the first that is too long for the model throughout."""
     too_long: Mapping[int, int] = field(default_factory=dict)
     """Samples that were too long for the model at some depth, by length; only lengths that lost some."""
     levels: tuple[LengthLevel, ...] = ()
@@ -306,19 +294,13 @@ class LengthEvaluation(Evaluation):
         """The evaluations that a record holds, without their texts."""
         tables = below(record.arrays, CORRECT)
         correct = {length: tables[str(length)] for length in record.resolved["lengths"]}
-        older = [
-            {"withheld": f"{level['cut_off']} of {level['examples']} answers were cut off", **level}
-            if level.get("cut_off", 0) > MOST_UNJUDGED * level.get("examples", 0)
-            else level
-            for level in record.scalars["levels"]
-        ]
-        stored = {**record.resolved, **record.scalars, "levels": older, "record": record, "correct": correct}
+        stored = {**record.resolved, **record.scalars, "record": record, "correct": correct}
         return from_stored(cls, stored)
 
     @cached_property
     def cells(self) -> dict[int, tuple[Interval, ...]]:
         """Accuracy of every length and depth, each with its own interval."""
-        return {level.length: position_means(self.correct[level.length], 1 - level.alpha) for level in self.levels}
+        return {level.length: position_means(self.correct[level.length]) for level in self.levels}
 
     def accuracy(self) -> Float64[np.ndarray, "lengths depths"]:
         """Mean accuracy of every cell; NaN if nothing was answered there."""

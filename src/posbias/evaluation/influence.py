@@ -6,13 +6,12 @@ item. Kinds that score tokens score the first token of the right answer, at whic
 others look at the last position's output.
 
 Beside an evaluation's record: arrays `influence/SOURCE[/KIND]/WHAT` [n_samples n_positions], shares of a prompt's
-influence; scalars `influence`: {series: [{source, kind, what, means: [interval], correlations: {measure:
-Correlations.as_record}}], left_out: [sentence]}.
+influence; scalars `influence`: {series: [InfluenceSeries], left_out: [sentence]}.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.checks import checked
-from posbias.evaluation.correlation import Pair, SeriesName, correct_for_number, correlate_pairs
+from posbias.evaluation.correlation import InfluenceSeries, Pair, SeriesName, corrected, correlate_pairs
 from posbias.evaluation.curve import Scores, position_means
 from posbias.evaluation.evaluation import Evaluation
 from posbias.evaluation.options import EvaluateOptions
@@ -39,6 +38,7 @@ from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.runs.parts import PartStore, below, made_by, named_texts
+from posbias.runs.records import plain
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 GOLD, PLACE = "gold", "place"
@@ -201,19 +201,13 @@ def _store_correlations(evaluation: Evaluation, series: Mapping[SeriesName, Scor
     """Put the shares of influence, and their correlations with every measure, into the record."""
     record, seed = evaluation.record, evaluation.record.seeds["samples"]
     entries = []
-    pairs = partial(Pair, positions=evaluation.positions, n_items=evaluation.n_items)
     for name, table in series.items():
         record.arrays[name.array] = table
-        entries.append(
-            {
-                **name._asdict(),
-                "means": [mean.as_record() for mean in position_means(table)],
-                "correlations": {
-                    measure: correlate_pairs(pair, seed=seed).as_record()
-                    for measure, scores in evaluation.measures.items()
-                    if len((pair := pairs(table, scores)).complete)
-                },
-            }
-        )
-    correct_for_number(entries)
-    record.scalars["influence"] = {"series": entries, "left_out": list(left_out)}
+        pairs = {
+            measure: Pair(table, scores, evaluation.positions, evaluation.n_items)
+            for measure, scores in evaluation.measures.items()
+        }
+        found = {measure: correlate_pairs(pair, seed=seed) for measure, pair in pairs.items() if pair.complete.any()}
+        entries.append(InfluenceSeries(*name, means=position_means(table), correlations=found))
+    stored = [plain(asdict(entry)) for entry in corrected(entries)]
+    record.scalars["influence"] = {"series": stored, "left_out": list(left_out)}

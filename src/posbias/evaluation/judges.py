@@ -122,14 +122,6 @@ def chosen_slots(tables: Mapping[str, Scores]) -> Scores:
     return tables["chosen"] if "chosen" in tables else np.asarray(1 - tables["first_pick"])
 
 
-def disagreement(first: Scores, other: Scores, clusters: Mapping[str, Scores]) -> Interval | None:
-    """Share of prompts on which two judges name different slots, over questions on which both name one in all orders;
-    None if there are none."""
-    differs = np.where(np.isnan(first + other), np.nan, first != other).mean(axis=1, keepdims=True)
-    shares = independent(differs, clusters)[:, 0]
-    return _mean(shares[~np.isnan(shares)]) if not np.isnan(shares).all() else None
-
-
 def _preferred(chosen: Scores) -> Scores:
     """The response that stands in each chosen slot: 0 is the best one, 1 ... those that follow it."""
     n_slots = chosen.shape[1]

@@ -15,8 +15,7 @@ from posbias.errors import UsageError
 from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, Scores, complete_samples, position_means
 from posbias.evaluation.evaluation import CORRECT, EffectiveLength, Evaluation, LengthEvaluation, LengthLevel
 from posbias.evaluation.options import EvaluateOptions
-from posbias.evaluation.requirements import ALPHA, EFFECTIVE_LENGTH, levels_of
-from posbias.evaluation.sequential import Sequential
+from posbias.evaluation.requirements import levels_of
 from posbias.runs.records import Record, plain
 from posbias.statistics import Interval, bounded_mean
 
@@ -34,8 +33,7 @@ def length_evaluation(
 ) -> LengthEvaluation:
     """The result of evaluations of one task at ascending lengths, each at as many depths.
 
-    Lengths may be missing: those that a sequential design left out, and from the first that is `too_long` throughout
-    (with its samples).
+    Lengths are missing from the first that is `too_long` throughout (with its samples).
     """
     first = next(iter(evaluations.values()))
     correct = {length: evaluation.right for length, evaluation in evaluations.items()}
@@ -74,23 +72,9 @@ def length_evaluation(
             for name in ("examples", "cut_off", "empty", "unscored", "moved_blanks", "reused", "seconds")
         },
     }
-    if options.sequential:
-        record.scalars["sequential"] = plain(asdict(_total(evaluations, options)))
     record.arrays = {f"{CORRECT}{length}": table for length, table in correct.items()}
     outputs = tuple(row for evaluation in evaluations.values() for row in evaluation.outputs)
     return replace(LengthEvaluation.from_record(record), at=dict(evaluations), outputs=outputs)
-
-
-def settled(evaluations: Mapping[int, Evaluation], options: EvaluateOptions) -> bool:
-    """True if no longer length can change the effective length, or whether it is as long as required."""
-    depths = tuple(range(len(next(iter(evaluations.values())).positions)))
-    bound = effective_length(_levels(evaluations, options, depths), options.threshold)
-    if bound.at_least < max(evaluations):
-        return True
-    require = options.require
-    if require is None or require.what != EFFECTIVE_LENGTH or not require.at_least:
-        return False
-    return bound.at_least >= require.number
 
 
 def _levels(
@@ -104,12 +88,11 @@ def _levels(
 
 def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curves: int) -> LengthLevel:
     scores: Scores = evaluation.right
-    alpha = ALPHA if evaluation.sequential is None else evaluation.sequential.alpha
     n_complete = len(complete_samples(scores))
     means = np.array([cell.value for cell in position_means(scores)])
     worst = mean = Interval(float(np.nanmin(means, initial=np.inf)), 0.0, 1.0)
     if n_complete >= SAMPLES_FOR_CLAIM:
-        levels = levels_of(scores, curves=curves, alpha=alpha)
+        levels = levels_of(scores, curves=curves)
         worst, mean = levels.worst, levels.mean
     return LengthLevel(
         length=length,
@@ -119,23 +102,7 @@ def _level(length: int, evaluation: Evaluation, depths: Sequence[float], *, curv
         worst=worst,
         worst_depth=float(depths[int(np.nanargmin(means))]),
         mean=mean,
-        alpha=alpha,
         withheld=evaluation.withheld,
-    )
-
-
-def _total(evaluations: Mapping[int, Evaluation], options: EvaluateOptions) -> Sequential:
-    """Savings at all lengths together; a length that was left out has as many tokens as were asked for."""
-    designs = [design for evaluation in evaluations.values() if (design := evaluation.sequential) is not None]
-    last = designs[-1]
-    left_out = [length * last.fixed_prompts for length in options.lengths if length not in evaluations]
-    return replace(
-        last,
-        decided=all(design.decided for design in designs),
-        prompts=sum(design.prompts for design in designs),
-        fixed_prompts=last.fixed_prompts * len(options.lengths),
-        tokens=sum(design.tokens for design in designs),
-        fixed_tokens=sum(design.fixed_tokens for design in designs) + sum(left_out),
     )
 
 

@@ -1,7 +1,7 @@
 """`EvaluateOptions`: which samples are requested, at which positions, and how their answers are read."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from posbias.checks import check_seed, check_size, check_whole, checked
-from posbias.errors import UsageError
+from posbias.errors import RunError, UsageError
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, LEVELS, Requirement
-from posbias.limits import AT_ONCE, EXAMPLES, REPEATS, TOKENS
+from posbias.limits import AT_ONCE, EXAMPLES, TOKENS
 from posbias.registry import parse_literal_call, split_literals, split_numbers
 from posbias.tasks.language import LanguageTask
 from posbias.tasks.language.verdict_parsing import check_own
@@ -21,12 +21,7 @@ SPREAD_POSITIONS = 9
 LEAST_THRESHOLD = 0.4
 """Smallest threshold of an effective length: below it the low end of so skewed a share claims too much."""
 
-REQUESTS = "requests"
-COUNTED = (REQUESTS, "tokens")
-"""Units of a budget that are no money."""
-_NUMBER = r"(?P<number>\d+\.?\d*(?:[eE]\+?\d+)?|\.\d+)"
-_COUNTED = re.compile(rf"\s*(?P<unit>requests|tokens)\s*=\s*{_NUMBER}\s*")
-_MONEY = re.compile(rf"\s*{_NUMBER}\s*(?P<unit>[A-Za-z]{{0,3}}|[€$£¥])\s*")
+_BUDGET = re.compile(r"\s*(?P<unit>requests|tokens)\s*=\s*(?P<number>\d+\.?\d*(?:[eE]\+?\d+)?)\s*")
 
 
 @dataclass(frozen=True)
@@ -34,21 +29,39 @@ class Budget:
     """The most that one call may ask of a server."""
 
     unit: str
-    """`requests`, `tokens` (of prompts and answers), or the name of a currency, which may be empty."""
+    """`requests`, or `tokens` (of prompts and answers)."""
     most: float
 
     @classmethod
     def parse(cls, text: str) -> "Budget":
-        """Read a budget from text: `requests=500`, `tokens=2e6`, `2 USD` or `0.5`."""
-        match = _COUNTED.fullmatch(text) or _MONEY.fullmatch(text)
+        """Read a budget from text: `requests=500` or `tokens=2e6`."""
+        match = _BUDGET.fullmatch(text)
         if match is None or not float(match["number"]):
-            raise UsageError(f"max_cost {text!r}: allowed: requests=500, tokens=2e6, or money such as '2 USD', above 0")
+            raise UsageError(
+                f"max_cost {text!r}: allowed: requests=500 or tokens=2e6, above 0; money is to be divided by the "
+                "server's price of a token"
+            )
         return cls(match["unit"], float(match["number"]))
 
     def text(self, amount: float) -> str:
         """An amount in the budget's unit."""
-        counted = self.unit in COUNTED
-        return f"{amount:,.0f} {self.unit}" if counted else f"{amount:,.4g} {self.unit}".rstrip()
+        return f"{amount:,.0f} {self.unit}"
+
+    def spent(self, counts: Mapping[str, float]) -> float:
+        """The amount taken so far, from `Responder.counts`.
+
+        Raises:
+            UsageError: they are of a model in this process.
+            RunError: the server does not count tokens, of which the budget is made.
+        """
+        if "requests" not in counts:
+            raise UsageError("max_cost bounds what a server is asked; a model in this process has no price")
+        if self.unit == "tokens" and counts["uncounted"]:
+            raise RunError(
+                f"the server does not count tokens, so a budget of {self.text(self.most)} cannot be kept; allowed: "
+                "--max-cost 'requests=500'; finished samples are kept"
+            )
+        return counts["requests"] if self.unit == "requests" else counts["prompt_tokens"] + counts["generated_tokens"]
 
 
 @checked
@@ -70,17 +83,12 @@ class EvaluateOptions:
     """Accuracy that the effective length asks for at every position, in [0.4, 1)."""
     require: Requirement | None = None
     """A bound that must hold, such as `Requirement.parse("worst>=0.8")`."""
-    sequential: bool = False
-    """Add samples, up to `count`, until the required bound, or the threshold at each of several lengths, is decided;
-    skip lengths that can no longer change the answer."""
     methods: Annotated[Sequence[Any], split_literals] = ()
     """Methods against position bias under which the first of a list of subjects is evaluated, too: spellings, paths of
     recipes that `mitigate` wrote, or objects."""
-    repeats: int = 1
-    """Times that the first of a list of servers is asked, each with another seed, which shows its noise (>= 1)."""
     max_cost: str | None = None
-    """The most that one call asks of a server: "requests=500", "tokens=2e6", or money at the server's prices, "2 USD".
-    A run stops before it would exceed this; resumed, it may use the same amount again."""
+    """The most that one call asks of a server: "requests=500" or "tokens=2e6". It stops before the samples that would
+    exceed this, if they take as much as the dearest before them; resumed, it may use the same amount again."""
     seed: int = 0
     """Seed of samples and folds, >= 0."""
     generate: bool = True
@@ -125,35 +133,17 @@ class EvaluateOptions:
             raise UsageError(f"evaluate: lengths must ascend, each once, got {list(self.lengths)}")
         if self.lengths and not self.generate:
             raise UsageError("evaluate: several lengths are compared by accuracy, which takes generated answers")
-        check_size("evaluate: repeats", self.repeats, REPEATS)
         if self.max_cost is not None:
             Budget.parse(self.max_cost)
         if self.require is not None:
             self.check_requirement(self.require)
-        if self.sequential and (self.goal is None or self.goal.by_estimate):
-            raise UsageError(
-                "evaluate: sequential needs a bound that samples can decide: a requirement such as worst>=0.8, not by "
-                "the estimate, or several lengths"
-            )
-        bounds_worst = self.require is not None and self.require.what == "worst"
-        if self.sequential and self.lengths and bounds_worst and self.require != self.goal:
-            raise UsageError(
-                f"evaluate: sequential adds samples that decide threshold {self.threshold:g}, not {self.require}; give "
-                "both the same number"
-            )
         if not (self.generate or self.score):
             raise UsageError("nothing to do: answers are neither generated nor scored; allow at least one of the two")
 
-    @property
-    def goal(self) -> Requirement | None:
-        """The bound that samples decide at one length; with several, the threshold at each."""
-        return Requirement("worst", True, self.threshold) if self.lengths else self.require
-
     def check_plain(self, owner: str) -> None:
         """Refuse what only `evaluate` itself can do."""
-        for name in ("lengths", "sequential", "methods", "repeats", "max_cost"):
-            value = getattr(self, name)
-            if value and value != 1:
+        for name in ("lengths", "methods", "max_cost"):
+            if value := getattr(self, name):
                 raise UsageError(f"{owner}: {name} is for evaluate alone, got {value!r}")
 
     def check_requirement(self, require: Requirement) -> None:

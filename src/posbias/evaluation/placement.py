@@ -5,10 +5,6 @@ sorted alike (rearrangement inequality). The curve is shrunk towards flat by wha
 they do not show that positions differ at all, best-first is kept. What an order is worth is judged on samples that it
 was not made from.
 
-A passage that does not hold the answer may distract, and not alike everywhere. With a second run, in which a hard
-distractor moves, its curve u counts too: a passage of chance p = s / sum s distracts with (1 - p) s / max s, and the
-sum of both over all passages is largest for one assignment of passages to slots.
-
 An order is an array of slots: the r-th most relevant passage stands in `slots[r]`. The gain of one order over another
 is the difference of sum_r s_r c_slots[r] / sum_r s_r, in units of the score: with relevances proportional to the chance
 of holding the answer, the difference in expected accuracy.
@@ -16,6 +12,7 @@ of holding the answer, the difference in expected accuracy.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,14 +22,15 @@ from pydantic import InstanceOf
 from posbias.checks import check_seed, checked
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
-from posbias.evaluation.curve import Scores, complete_samples, shape_of
-from posbias.evaluation.evaluation import Evaluation
-from posbias.evaluation.use import Harm, Measured, MeasuredUse, harm_of, measured_use, read_measured
+from posbias.evaluation.curve import Scores, complete_samples
+from posbias.evaluation.evaluation import GENERATED, Evaluation, load_evaluation, reciprocal_rank
 from posbias.limits import CELLS
 from posbias.runs.records import Record, plain
 from posbias.runs.results import RESULTS, Result, from_stored
 from posbias.statistics import DRAWS, Interval, StoredInterval, halves, mean_of, percentile_interval, resample_counts
 
+PLACEABLE = ("accuracy", "logprob", "reciprocal_rank")
+"""Measures that an order of passages may be chosen by, in 0 ... 1: the log-probability as the probability."""
 FLAT_LEVEL = 0.05
 """A curve counts as flat unless its F-test against flat reaches this."""
 HALVINGS = 200
@@ -61,21 +59,80 @@ REORDER, LEAVE, BEST_FIRST = "reorder", "leave the order", "best first"
 leaves the order where the passages were given so."""
 
 
+@checked
+@dataclass(frozen=True, eq=False)
+class MeasuredUse:
+    """How often one model uses an item at each position, as a run measured it."""
+
+    scores: Scores
+    """score[sample, position]: 1 right, 0 wrong, or a probability; NaN if skipped."""
+    positions: tuple[int, ...]
+    """Position of each column among the items, ascending."""
+    n_items: int
+    """Items in each context, >= 1."""
+    measure: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        ascending = list(self.positions) == sorted(set(self.positions))
+        if len(self.positions) != self.scores.shape[1] or not ascending or not self.positions:
+            raise UsageError(
+                f"positions must ascend, one for each of {self.scores.shape[1]} columns, got {list(self.positions)}"
+            )
+        if self.positions[0] < 0 or self.positions[-1] >= self.n_items:
+            raise UsageError(f"positions must lie in 0 ... {self.n_items - 1}, got {list(self.positions)}")
+
+
+Measured = MeasuredUse | Evaluation | str | Path
+"""A curve, or a run that measured one."""
+
+
+@checked
+def measured_use(run: Measured, *, by: str | None = None) -> MeasuredUse:
+    """The curve of a finished run, for placing passages.
+
+    Args:
+        run: An evaluation, or its directory, or that of an audit with behaviour; a curve is returned as it is.
+        by: One of PLACEABLE; None: the first of them that the run measured.
+
+    Raises:
+        UsageError: another sort of run, an unfinished one, or a measure it does not have.
+    """
+    if isinstance(run, MeasuredUse):
+        return run
+    evaluation = load_evaluation(run, "placing")
+    if evaluation.record.status != "done":
+        raise UsageError("placing needs a finished run of posbias evaluate, got one that failed")
+    tables = evaluation.tables
+    scores = {
+        "accuracy": tables["correct"],
+        "logprob": np.exp(tables["logprob"]),
+        "reciprocal_rank": reciprocal_rank(tables["first_rank"], tables["logprob"]),
+    }
+    withheld = GENERATED if evaluation.withheld else ()
+    there = [name for name in PLACEABLE if name not in withheld and not np.isnan(scores[name]).all()]
+    if by is None and there:
+        by = there[0]
+    if by not in there:
+        why = f" ({evaluation.withheld})" if evaluation.withheld else ""
+        raise UsageError(f"the run has no {by!r}; it has: {', '.join(there) or 'nothing to place by'}{why}")
+    return MeasuredUse(scores[by], evaluation.positions, evaluation.n_items, by)
+
+
 @dataclass(frozen=True)
 class Gain:
-    """The chosen order against a usual one."""
+    """The estimated order against a usual one."""
 
     over: str
     """The usual order: a key of `REFERENCES`, or SHUFFLED."""
     gain: StoredInterval
-    """Gain of the chosen order; exactly 0, without an interval, if both orders are the same."""
+    """Gain of the estimated order; exactly 0, without an interval, if both orders are the same."""
     held_out: bool
     """True if the order was made from the curve, and is judged by halves: made on one half of the samples, judged on
     the other, averaged over halvings. An order that rests on no curve is judged on all samples."""
     order: tuple[int, ...]
     """The usual order itself: indices of the passages, first slot to last; empty for shuffled ones."""
     raises: bool
-    """True if samples that had no part in the choice show that the chosen order is better."""
+    """True if samples that had no part in the choice show that the estimated order is better."""
 
 
 @checked
@@ -110,20 +167,10 @@ class Placement(Result):
     p_flat: float = 1.0
     """p-value against a flat curve, of an F-test that any differences may raise; above 0.05 nothing is kept and
     best-first is the order."""
-    p_shape: float = 1.0
-    """p-value of `evaluate` on the same samples, which looks for a trend and a bend alone: smaller if there is one,
-    larger if places differ otherwise."""
     gains: tuple[Gain, ...] = ()
     """Gains of the estimated order over each of `REFERENCES`, and over shuffled orders."""
     advice: str = LEAVE
     """REORDER, LEAVE or BEST_FIRST."""
-    distractor_curve: tuple[float, ...] = ()
-    """Expected use of the answer with a hard distractor in each slot, shrunk; empty without such a run."""
-    distractor_kept: float = 0.0
-    distractor_p_flat: float = 1.0
-    """`kept` and `p_flat` of that curve."""
-    harm: Harm | None = None
-    """What the distractor takes, if an oracle was given."""
     method: str = ""
     """Spelling of the method under which the run was made; empty: the unchanged model."""
     n_samples: int = 0
@@ -141,22 +188,12 @@ class Placement(Result):
     @classmethod
     def from_record(cls, record: Record) -> "Placement":
         """The order that a record holds; none if the run failed."""
-        if record.status != "done":
-            return cls(record)
-        responder = record.resolved.get("responder") or {}
-        about = {
-            "count": record.resolved.get("count"),
-            "local": responder.get("kind") == "local",
-            "method": responder.get("method", ""),
-        }
-        needed = {name: record.scalars[name] for name in ("order", "curve", "kept", "p_flat", "gains", "n_samples")}
-        needed["estimated"] = record.scalars.get("estimated", needed["order"])
-        return from_stored(cls, {**record.scalars, **needed, **about, "record": record})
+        return cls(record) if record.status != "done" else from_stored(cls, {**record.scalars, "record": record})
 
     @property
     def decided(self) -> bool:
         """True if the samples show that positions differ, so that the order rests on the curve."""
-        return self.kept > 0 or self.distractor_kept > 0
+        return self.kept > 0
 
     def shown(self) -> Shown:
         """The curve by which the passages were ordered."""
@@ -172,8 +209,6 @@ def place(
     relevance: Sequence[Any],
     run: Measured,
     *,
-    distractor: Measured | None = None,
-    oracle: Measured | None = None,
     options: PlaceOptions | None = None,
 ) -> Placement:
     """Order passages so that the relevant ones stand where this model uses them.
@@ -186,12 +221,6 @@ def place(
         run: A finished evaluation, its directory, or that of an audit with behaviour; or a curve (`measured_use`). Best
             are your own questions with as many passages as are to be ordered, `evaluate(model, "documents(documents=20,
             file='passages.jsonl')")`. A gain is claimed only with at least 12 questions.
-        distractor: An evaluation of a task in which a hard distractor moves, `hard_distractor(documents=20, ...)`: the
-            order then keeps misleading passages away from where they do most harm; None: distractors do equal harm
-            everywhere.
-        oracle: The same prompts without the distractor, `hard_distractor(documents=20, without=True, ...)`, or with
-            the gold passage alone, `documents(documents=20, setting='oracle', ...)`: the result then says how much is
-            taken in each place. The order does not depend on it.
         options: Measure and seed.
 
     Raises:
@@ -202,133 +231,83 @@ def place(
     weights = _checked(relevance)
     CELLS.check("passages x resamples", len(weights) * DRAWS)
     ranks = np.argsort(-weights, kind="stable")
-    falling = weights[ranks]
-    if distractor is None and oracle is not None:
-        raise UsageError("an oracle says what a hard distractor takes; it needs the run of that distractor, too")
-    run, distractor = read_measured(run), None if distractor is None else read_measured(distractor)
-    use, evaluation = measured_use(run, by=options.by), run if isinstance(run, Evaluation) else None
-    terms = _terms(use, distractor, falling)
-    shrunk = [shrink_to_flat(term.scores, np.ones((1, len(term.scores)))) for term in terms]
-    slots = _chosen_slots(terms, shrunk)[0]
-    decided = any(bool(of_term.shares[0] > 0) for of_term in shrunk)
-    gains = [_gain(name, terms, slots, ranks, decided=decided, seed=options.seed) for name in (*REFERENCES, SHUFFLED)]
+    evaluation = None if isinstance(run, MeasuredUse) else load_evaluation(run, "placing")
+    use = measured_use(run if evaluation is None else evaluation, by=options.by)
+    measured = complete_samples(use.scores, "placing")
+    spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
+    passages = Passages(measured, spread, weights[ranks])
+    shrunk = shrink_to_flat(measured, np.ones((1, len(measured))))
+    slots, decided = passages.slots(shrunk)[0], bool(shrunk.shares[0] > 0)
+    names = (*REFERENCES, SHUFFLED)
+    gains = [_gain(name, passages, slots, ranks, decided=decided, seed=options.seed) for name in names]
     advice = _advice(gains, ranks)
     scalars = {
-        "order": list(_arranged(ranks, slots if advice == REORDER else REFERENCES["best_first"](len(slots)))),
-        "estimated": list(_arranged(ranks, slots)),
-        **_learnt(terms, shrunk),
-        "p_shape": shape_of(terms[0].scores, positions=np.array(use.positions, dtype=np.float64)).p_flat,
-        "gains": gains,
+        "order": _arranged(ranks, slots if advice == REORDER else REFERENCES["best_first"](len(slots))),
+        "estimated": _arranged(ranks, slots),
+        "curve": (shrunk.curves[0] @ spread).tolist(),
+        "kept": float(shrunk.shares[0]),
+        "p_flat": float(shrunk.p_flat[0]),
+        "gains": [asdict(gain) for gain in gains],
         "advice": advice,
-        "n_samples": len(terms[0].scores),
+        "n_samples": len(measured),
         "interpolated": tuple(use.positions) != tuple(range(len(weights))) or use.n_items != len(weights),
         "measure": use.measure,
-        "decided": decided,
-        "notices": {} if evaluation is None else dict(evaluation.notices),
     }
-    if distractor is not None and oracle is not None:
-        scalars["harm"] = plain(asdict(harm_of(distractor, oracle, by=use.measure)))
-    resolved = {"command": "", "relevance": weights.tolist(), **_origin(evaluation, len(weights))}
-    return Placement.from_record(Record("place", {}, resolved, scalars, seeds={"bootstrap": options.seed}))
+    resolved = {"command": "", "relevance": weights.tolist(), "title": f"order of {len(weights)} passages"}
+    if evaluation is not None:
+        resolved |= {"title": f"{evaluation.title}: {resolved['title']}", "run": evaluation.record.run_id}
+        scalars |= {"count": evaluation.count, "local": evaluation.local, "notices": evaluation.notices}
+        scalars["method"] = evaluation.responder.get("method") or ""
+    record = Record("place", {}, resolved, plain(scalars), seeds={"bootstrap": options.seed})
+    return Placement.from_record(record)
 
 
 @dataclass(frozen=True, eq=False)
-class _Term:
-    """One curve that an order is chosen by."""
+class Passages:
+    """What an order is chosen by."""
 
     scores: Scores
     """Of complete samples, without NaN."""
     spread: Float64[np.ndarray, "n_positions n_slots"]
+    """As of `slot_weights`."""
     weights: Relevance
-    """How much the curve counts for each passage, the most relevant one first."""
+    """Relevance of every passage, the most relevant one first."""
+
+    def slots(self, shrunk: "Shrunk") -> Int64[np.ndarray, "draws n_slots"]:
+        """For every draw the slot of each passage, the most relevant one first; best first if no curve is decided."""
+        slots = order_by_curve(shrunk.curves @ self.spread)
+        return np.where(shrunk.shares[:, None] > 0, slots, np.arange(slots.shape[1])[None]).astype(np.int64)
+
+    def gain(
+        self,
+        curves: Float64[np.ndarray, "draws n_positions"],
+        slots: Int64[np.ndarray, "..."],
+        against: Slots | None,
+    ) -> Float64[np.ndarray, "draws"]:
+        """Gain of an order over another, by curves; None: over the mean of all orders."""
+        by_slot = curves @ self.spread
+        worth = np.take_along_axis(by_slot, np.broadcast_to(slots, by_slot.shape), axis=1) @ self.weights
+        usual = by_slot.mean(axis=1) * self.weights.sum() if against is None else by_slot[:, against] @ self.weights
+        return np.asarray((worth - usual) / self.weights.sum())
 
 
-def _terms(use: MeasuredUse, distractor: Measured | None, falling: Relevance) -> list[_Term]:
-    """The curve of the right answers, and that of the distractor if there is one, with what each passage weighs."""
-    curves = [(use, falling)]
-    if distractor is not None:
-        misleading = (1 - falling / falling.sum()) * falling / falling.max() * falling.sum()
-        curves.append((measured_use(distractor, by=use.measure), misleading))
-    return [_term(curve, weights) for curve, weights in curves]
-
-
-def _term(use: MeasuredUse, weights: Relevance) -> _Term:
-    spread = slot_weights(use.positions, n_items=use.n_items, n_slots=len(weights))
-    return _Term(complete_samples(use.scores, "placing"), spread, weights)
-
-
-def _learnt(terms: Sequence[_Term], shrunk: "Sequence[Shrunk]") -> dict[str, Any]:
-    """The curves that an order is chosen by, the share of their shape that was kept, and the p-value against flat."""
-    facts: dict[str, Any] = {}
-    for prefix, term, of_term in zip(("", "distractor_"), terms, shrunk, strict=False):
-        facts[f"{prefix}curve"] = (of_term.curves[0] @ term.spread).tolist()
-        facts |= {f"{prefix}kept": float(of_term.shares[0]), f"{prefix}p_flat": float(of_term.p_flat[0])}
-    return facts
-
-
-def _advice(gains: Sequence[dict[str, Any]], ranks: Slots) -> str:
-    if {"best_first", SHUFFLED} <= {gain["over"] for gain in gains if gain["raises"]}:
+def _advice(gains: Sequence[Gain], ranks: Slots) -> str:
+    if {"best_first", SHUFFLED} <= {gain.over for gain in gains if gain.raises}:
         return REORDER
     return LEAVE if np.array_equal(ranks, np.arange(len(ranks))) else BEST_FIRST
 
 
-def _origin(evaluation: Evaluation | None, n_passages: int) -> dict[str, Any]:
-    """Title of an order, and the run that its curve is from."""
-    title = f"order of {n_passages} passages"
-    if evaluation is None:
-        return {"title": title}
-    return {
-        "title": f"{evaluation.title}: {title}",
-        "run": evaluation.record.run_id,
-        "count": evaluation.count,
-        "responder": {name: evaluation.responder.get(name) or "" for name in ("kind", "method")},
-    }
-
-
-def _chosen_slots(terms: Sequence[_Term], shrunk: "Sequence[Shrunk]") -> Int64[np.ndarray, "draws n_slots"]:
-    """For every draw the slot of each passage, the most relevant one first; best first if no curve is decided."""
-    decided = np.any([of_term.shares > 0 for of_term in shrunk], axis=0)
-    curves = [of_term.curves @ term.spread for term, of_term in zip(terms, shrunk, strict=True)]
-    if len(terms) == 1:
-        slots = order_by_curve(curves[0])
-    else:
-        from scipy.optimize import linear_sum_assignment
-
-        worth = [np.einsum("r,ds->drs", term.weights, curve) for term, curve in zip(terms, curves, strict=True)]
-        slots = np.stack([linear_sum_assignment(table, maximize=True)[1] for table in np.sum(worth, axis=0)])
-    return np.where(decided[:, None], slots, np.arange(slots.shape[1])[None]).astype(np.int64)
-
-
-def _worth(
-    curves: Float64[np.ndarray, "draws n_slots"], slots: Int64[np.ndarray, "..."] | None, weights: Relevance
-) -> Any:
-    """Weighted sum of a curve over the slots of an order, for every draw; None: the mean over all orders."""
-    if slots is None:
-        return curves.mean(axis=1) * weights.sum()
-    return np.take_along_axis(curves, np.broadcast_to(slots, curves.shape), axis=1) @ weights
-
-
-def _gain(over: str, terms: Sequence[_Term], slots: Slots, ranks: Slots, *, decided: bool, seed: int) -> dict[str, Any]:
-    """The gain of an order over a usual one, as `Gain` in plain values."""
+def _gain(over: str, passages: Passages, slots: Slots, ranks: Slots, *, decided: bool, seed: int) -> Gain:
+    """The gain of an order over a usual one."""
     against = REFERENCES[over](len(slots)) if over in REFERENCES else None
-    n_samples = min(len(term.scores) for term in terms)
     if against is not None and np.array_equal(slots, against):
         gain = Interval(0.0, 0.0, 0.0)
     elif decided:
-        gain = held_out_gain(terms, against=against, seed=seed)
+        gain = held_out_gain(passages, against=against, seed=seed)
     else:
-        term = terms[0]  # of the others nothing is known
-        in_slots, weights = term.scores @ term.spread, term.weights
-        gain = mean_of(
-            (_worth(in_slots, slots, weights) - _worth(in_slots, against, weights)) / weights.sum()
-        ).interval()
-    return {
-        "over": over,
-        "gain": gain.as_record(),
-        "held_out": decided,
-        "order": [] if against is None else list(_arranged(ranks, against)),
-        "raises": bool(n_samples >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0),
-    }
+        gain = mean_of(passages.gain(passages.scores, slots, against)).interval()
+    raises = bool(len(passages.scores) >= SAMPLES_TO_CONFIRM and gain.known and gain.low > 0)
+    return Gain(over, gain, decided, () if against is None else _arranged(ranks, against), raises)
 
 
 def _arranged(ranks: Slots, slots: Slots) -> tuple[int, ...]:
@@ -419,7 +398,7 @@ def shrink_to_flat(scores: Scores, weights: Float64[np.ndarray, "draws n_samples
     return Shrunk(level + shares[:, None] * deviations, shares, p_flat)
 
 
-def held_out_gain(terms: Sequence[_Term], *, against: Slots | None, seed: int) -> Interval:
+def held_out_gain(passages: Passages, *, against: Slots | None, seed: int) -> Interval:
     """Gain of the order made from one half of the samples on the other half, both ways, averaged over random halvings.
 
     The whole procedure, shrinking and its retreat to best-first included, is repeated on resampled samples; copies of
@@ -427,29 +406,22 @@ def held_out_gain(terms: Sequence[_Term], *, against: Slots | None, seed: int) -
     gain of the order that all samples give, too (in 91 to 100 of 100 cases); the same samples' own estimate of that
     gain, optimistic by what the choice owes to luck, had coverages of .54 to .81 and is not given.
 
-    Samples of different runs are halved and resampled apart; `against` None: the mean over all orders.
+    `against` None: the mean over all orders.
     """
-    generator = np.random.default_rng(seed)
+    generator, n_samples = np.random.default_rng(seed), len(passages.scores)
 
-    def gains(choosing: Sequence[Counts], judging: Sequence[Counts]) -> Float64[np.ndarray, "_"]:
+    def gains(choosing: Counts, judging: Counts) -> Float64[np.ndarray, "_"]:
         """Gain of the order made from the first counts on the samples of the second; NaN if none is left."""
-        shrunk = [shrink_to_flat(term.scores, counts) for term, counts in zip(terms, choosing, strict=True)]
-        slots, total = _chosen_slots(terms, shrunk), np.zeros(len(choosing[0]))
-        for term, counts in zip(terms, judging, strict=True):
-            sizes = counts.sum(axis=1, keepdims=True)
-            none = np.full((len(sizes), term.scores.shape[1]), np.nan)
-            curves = np.divide(counts @ term.scores, sizes, out=none, where=sizes > 0) @ term.spread
-            total += _worth(curves, slots, term.weights) - _worth(curves, against, term.weights)
-        return np.asarray(total / terms[0].weights.sum())
+        slots, sizes = passages.slots(shrink_to_flat(passages.scores, choosing)), judging.sum(axis=1, keepdims=True)
+        none = np.full((len(sizes), passages.scores.shape[1]), np.nan)
+        curves = np.divide(judging @ passages.scores, sizes, out=none, where=sizes > 0)
+        return passages.gain(curves, slots, against)
 
-    def both_ways(first: Sequence[Counts], counts: Sequence[Counts]) -> Float64[np.ndarray, "_"]:
-        pairs = list(zip(first, counts, strict=True))
-        parts = [count * half for half, count in pairs], [count * (1 - half) for half, count in pairs]
+    def both_ways(first: Counts, counts: Counts) -> Float64[np.ndarray, "_"]:
+        parts = counts * first, counts * (1 - first)
         return np.asarray(np.mean([gains(*parts), gains(*parts[::-1])], axis=0))
 
-    sizes = [len(term.scores) for term in terms]
-    whole = [np.ones((1, size)) for size in sizes]
-    point = both_ways([halves(size, generator=generator, draws=HALVINGS) for size in sizes], whole)
-    counts = [resample_counts(size, generator=generator, draws=DRAWS) for size in sizes]
-    draws = both_ways([halves(size, generator=generator, draws=DRAWS) for size in sizes], counts)
-    return percentile_interval(float(np.nanmean(point)), draws, min(sizes))
+    point = both_ways(halves(n_samples, generator=generator, draws=HALVINGS), np.ones((1, n_samples)))
+    counts = resample_counts(n_samples, generator=generator, draws=DRAWS)
+    draws = both_ways(halves(n_samples, generator=generator, draws=DRAWS), counts)
+    return percentile_interval(float(np.nanmean(point)), draws, n_samples)

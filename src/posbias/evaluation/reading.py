@@ -60,30 +60,8 @@ class Reading:
         return f"{lost} of {self.answers} answers cannot be judged, more than {MOST_UNJUDGED:.0%}: {', '.join(kinds)}"
 
 
-def _of_older(stored: Any) -> Any:
-    """A reading in the form in which older records hold it: counts of unread and unfinished answers."""
-    if not isinstance(stored, Mapping) or "unread" not in stored:
-        return stored
-    counts = {"unfinished": stored.get("unfinished", 0), "unread": stored["unread"] - stored.get("unfinished", 0)}
-    unjudged = {reason: count for reason, count in counts.items() if count}
-    return {"answers": stored["answers"], "unjudged": unjudged, "thought": stored.get("thought", 0)}
-
-
-def _clause_of_older(stored: Any) -> Any:
-    """Why answers decide nothing, as older records hold it: counts of answers that were cut off."""
-    if not isinstance(stored, Mapping):
-        return stored or ""
-    counts = f"{stored['open_before']} of {stored['answers_before']}"
-    if not stored.get("alone"):
-        counts += f" without it, {stored['open_after']} of {stored['answers_after']} with it"
-    return f"answers were cut off in their first line, not yet right: {counts}"
-
-
-StoredReading = Annotated[Reading | None, BeforeValidator(_of_older)]
-"""A reading in a dataclass that is read from a record, of whatever age."""
-Withheld = Annotated[str, BeforeValidator(_clause_of_older)]
-"""Why answers decide nothing, as `Reading.withheld`, in a dataclass that is read from a record; empty if they decide.
-"""
+Withheld = Annotated[str, BeforeValidator(lambda stored: stored or "")]
+"""Why answers decide nothing, as `Reading.withheld`; empty if they decide, for which some records hold nothing."""
 
 
 def reading_of(tables: Mapping[str, Scores], outputs: Sequence[Mapping[str, Any]]) -> Reading:

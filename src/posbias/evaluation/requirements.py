@@ -7,11 +7,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import BeforeValidator
 
 from posbias.errors import UsageError
 from posbias.evaluation.curve import (
@@ -23,7 +21,6 @@ from posbias.evaluation.curve import (
     complete_samples,
     is_binary,
 )
-from posbias.evaluation.reading import Withheld
 from posbias.statistics import (
     CONFIDENCE,
     Interval,
@@ -92,10 +89,6 @@ class Requirement:
         judged = value.value if self.by_estimate else value.low if self.at_least else value.high
         return judged >= self.number if self.at_least else judged <= self.number
 
-    def excluded(self, value: Interval) -> bool:
-        """True if the whole interval fails it, so that more samples are not expected to meet it."""
-        return value.high < self.number if self.at_least else value.low > self.number
-
     def __str__(self) -> str:
         return f"{self.what}{'>=' if self.at_least else '<='}{self.number:g}"
 
@@ -116,7 +109,7 @@ class RequirementCheck:
     by_estimate: bool = False
     arm: str = ""
     """The model, or the arm of a trial."""
-    withheld: Withheld = ""
+    withheld: str = ""
     """Why answers decide nothing, so that it is not met; empty if they decide."""
 
     @classmethod
@@ -135,38 +128,22 @@ class RequirementCheck:
         return Interval.of_record({"value": self.value, "low": self.low, "high": self.high})
 
 
-def _of_older(stored: Any) -> Any:
-    """A check in the form in which older records hold it: the interval in a field of its own."""
-    if not isinstance(stored, Mapping) or "required" not in stored:
-        return stored
-    return {**stored, "text": stored["required"], **stored["value"]}
-
-
-StoredCheck = Annotated[RequirementCheck | None, BeforeValidator(_of_older)]
-"""A check in a dataclass that is read from a record, of whatever age."""
-
-
 def check_requirement(
-    require: Requirement,
-    measures: Mapping[str, Independent],
-    withheld: str,
-    *,
-    arm: str = "",
-    alpha: float = ALPHA,
+    require: Requirement, measures: Mapping[str, Independent], withheld: str, *, arm: str = ""
 ) -> RequirementCheck:
-    """The check of a bound on accuracy, or on log-probability if no answer was judged; intervals cover 1 - alpha.
+    """The check of a bound on accuracy, or on log-probability if no answer was judged.
 
     It is not met with too few complete samples, nor by answers that decide nothing (`withheld`, `Reading.withheld`).
     """
     measure = "accuracy" if "accuracy" in measures else "logprob"
     scores, value = measures.get(measure), UNKNOWN
     if scores is not None and len(complete_samples(scores)) >= SAMPLES_FOR_CLAIM:
-        value = getattr(levels_of(scores, alpha=alpha, highest=HIGHEST.get(measure, np.inf)), require.what)
+        value = getattr(levels_of(scores, highest=HIGHEST.get(measure, np.inf)), require.what)
     return RequirementCheck.of(require, measure, value, arm=arm, withheld=withheld if measure == "accuracy" else "")
 
 
-def levels_of(scores: Scores, *, curves: int = 1, alpha: float = ALPHA, highest: float = np.inf) -> Levels:
-    """Mean, worst position and spread of one curve of `curves` that are judged together; intervals cover 1 - alpha.
+def levels_of(scores: Scores, *, curves: int = 1, highest: float = np.inf) -> Levels:
+    """Mean, worst position and spread of one curve of `curves` that are judged together.
 
     No mean can lie above the `highest` possible score, nor outside 0 ... 1 if the scores are shares.
 
@@ -184,20 +161,19 @@ def levels_of(scores: Scores, *, curves: int = 1, alpha: float = ALPHA, highest:
             return bounded_mean(column, confidence)
         return mean_of(column).interval(confidence, most=highest)
 
-    low = min(of(column, 1 - alpha).low for column in complete.T)
-    high = min(of(column, 1 - alpha / comparisons).high for column in complete.T)
-    return Levels(
-        of(complete.mean(axis=1), 1 - alpha), Interval(float(means.min()), low, high), _spread_level(complete, alpha)
-    )
+    low = min(of(column, CONFIDENCE).low for column in complete.T)
+    high = min(of(column, 1 - ALPHA / comparisons).high for column in complete.T)
+    mean, worst = of(complete.mean(axis=1), CONFIDENCE), Interval(float(means.min()), low, high)
+    return Levels(mean, worst, _spread_level(complete))
 
 
-def _spread_level(scores: Scores, alpha: float) -> Interval:
+def _spread_level(scores: Scores) -> Interval:
     """Best minus worst, within what holds for all pairs at once (low end) and for each alone (high end)."""
     gaps = gaps_of(scores)
     if not gaps.shape[1]:
         return Interval(0.0, 0.0, 0.0)
-    low, _, _ = bounds_of(gaps, scores, alpha / gaps.shape[1])
-    _, high, _ = bounds_of(gaps, scores, alpha)
+    low, _, _ = bounds_of(gaps, scores, ALPHA / gaps.shape[1])
+    _, high, _ = bounds_of(gaps, scores, ALPHA)
     most = 1.0 if scores.min() >= 0 and scores.max() <= 1 else np.inf
     return Interval(float(gaps.mean(axis=0).max()), max(0.0, float(low.max())), min(most, float(high.max())))
 

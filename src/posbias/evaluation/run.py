@@ -4,24 +4,19 @@ Every sample is requested once per position. Scores go into score[sample, positi
 paired statistics; finished samples are kept, so that a killed run or one whose server went away goes on from there.
 """
 
-import itertools
-import json
-import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from posbias.errors import RunError, UsageError
-from posbias.evaluation.budget import Spending
 from posbias.evaluation.curve import HIGHEST, position_curve
 from posbias.evaluation.evaluation import (
     GENERATED,
     MEASURES,
-    OUTPUTS_FILE,
     SCORES,
     Evaluation,
     LengthEvaluation,
@@ -29,7 +24,7 @@ from posbias.evaluation.evaluation import (
     write_outputs,
 )
 from posbias.evaluation.judges import chosen_slots, judge_verdicts
-from posbias.evaluation.lengths import depths_of, length_evaluation, settled
+from posbias.evaluation.lengths import depths_of, length_evaluation
 from posbias.evaluation.options import Budget, EvaluateOptions
 from posbias.evaluation.reading import reading_of, unjudged_in
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
@@ -46,12 +41,11 @@ from posbias.evaluation.samples import (
     request_samples,
     samples_of,
 )
-from posbias.evaluation.sequential import Sequential, decides, looks_of, savings
 from posbias.measurement.room import check_passes
 from posbias.models.model import Model
 from posbias.progress import track
 from posbias.runs.parts import PartStore, fingerprint, finished_run, made_by
-from posbias.runs.records import Record, finished_record, plain
+from posbias.runs.records import Record, plain
 from posbias.runs.running import OpenRun
 from posbias.tasks.language import LanguageTask, file_sha256
 
@@ -85,16 +79,13 @@ def _evaluate_lengths(responder: Responder, task: LanguageTask, options: Evaluat
     too_long: dict[int, int] = {}
     for length, lengthened in tasks.items():
         directory = None if options.directory is None else options.directory / f"length-{length}"
-        require = options.goal if options.sequential else None
-        chosen = replace(options, lengths=(), directory=directory, require=require)
+        chosen = replace(options, lengths=(), directory=directory, require=None)
         try:
             evaluations[length] = evaluate_responder(responder, lengthened, chosen)
         except NothingAnsweredError:
             if not evaluations:
                 raise
             too_long[length] = options.count
-            break
-        if options.sequential and settled(evaluations, options):
             break
     return length_evaluation(evaluations, task=str(task), options=options, depths=depths, too_long=too_long)
 
@@ -127,22 +118,14 @@ def evaluate_responder(
         return replace(evaluation, found=True, reused=evaluation.count)
     data = file_sha256(task)
     store = PartStore(options.directory, settings, resume=options.resume, overwrite=options.overwrite)
-    finished = _answered_before(samples, settings, options, responder, beside=beside)
-    store.reused += len(finished)
-    waiting = [sample for sample in samples if sample.piece not in finished]
-    finished |= {sample.piece: piece for sample in waiting if (piece := store.find(sample.piece)) is not None}
+    finished = {sample.piece: piece for sample in samples if (piece := store.find(sample.piece)) is not None}
     finished |= answered or {}
-    waiting = [sample for sample in samples if sample.piece not in finished]
-    _check_room(waiting, responder)
-    asking = _Asking(samples, task, options, responder, store=store, finished=finished)
-    pieces, sequential = _until_decided(asking)
-    samples = samples[: len(pieces)]
+    _check_room([sample for sample in samples if sample.piece not in finished], responder)
+    pieces = _asked(samples, task, options, responder, store=store, finished=finished)
     efforts = [read_json(piece, EFFORT) for piece in pieces]
     described |= {**efforts[-1]["learnt"], **_total(effort["counts"] for effort in efforts)}
     _check_scored(pieces, options, described)
-    record = Record(
-        "evaluate", {}, _resolved(task, options, described), seeds=dict.fromkeys(("samples", "folds"), options.seed)
-    )
+    record = Record("evaluate", {}, _resolved(task, options, described), seeds={"samples": options.seed})
     record.resolved |= {"count": len(samples), "file_sha256": data, "fingerprint": fingerprint(depends)}
     record.scalars = {"n_items": task.n_items}
     record.scalars |= {
@@ -151,51 +134,9 @@ def evaluate_responder(
         "reused": store.reused,
         "seconds": sum(effort["seconds"] for effort in efforts),
         "notices": notices_of(samples),
-        **({} if sequential is None else {"sequential": plain(asdict(sequential))}),
     }
     outputs = tuple(row for piece in pieces for row in read_json(piece, TEXTS))
     return replace(Evaluation.from_record(record), outputs=outputs)
-
-
-def _answered_before(
-    samples: Sequence[Sample],
-    settings: Mapping[str, Any],
-    options: EvaluateOptions,
-    responder: Responder,
-    *,
-    beside: Mapping[str, Any] | None,
-) -> dict[str, Pieces]:
-    """The pieces of the first samples if the directory to resume holds their evaluation, finished and whole; else none.
-
-    So one may ask for more samples of a finished evaluation, whose pieces are gone.
-    """
-    directory = options.directory
-    record = finished_record(directory) if options.resume and directory is not None else None
-    if record is None or directory is None or record.verb != "evaluate" or record.resolved.get("lengths"):
-        return {}
-    before = Evaluation.from_record(record)
-    first = samples[: before.count]
-    depends = {"evaluation": _fingerprint(settings, first, options), **(beside or {})}
-    places = [(example.sample, example.gold_position) for sample in first for example in sample.examples]
-    try:
-        lines = (directory / OUTPUTS_FILE).read_text(encoding="utf-8").split("\n")
-        rows = [json.loads(line) for line in lines if line]
-        read = {"reading": plain(asdict(reading_of(before.tables, rows))), "unjudged": unjudged_in(rows)}
-        whole = [(row["sample"], row["position"]) for row in rows] == places
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-    whole &= read.items() <= record.scalars.items()
-    if record.resolved.get("fingerprint") != fingerprint(depends) or not whole:  # someone may have edited the texts
-        return {}
-    counts = {name: before.responder[name] for name in responder.counts() if name in before.responder}
-    effort = {"counts": counts, "learnt": {}, "seconds": before.seconds}
-    pieces, remaining = {}, iter(rows)
-    for number, sample in enumerate(first):
-        tables = {name: table[number] for name, table in before.tables.items()}
-        texts = as_bytes(list(itertools.islice(remaining, len(sample.examples))))
-        pieces[sample.piece] = {**tables, TEXTS: texts, EFFORT: as_bytes(effort)}
-        effort = {**effort, "counts": {}, "seconds": 0.0}  # what all took is the first one's
-    return pieces
 
 
 def _check_room(waiting: Sequence[Sample], responder: Responder) -> None:
@@ -213,78 +154,45 @@ def finish_evaluation(evaluation: Evaluation, run: OpenRun, *, below: str = "") 
     run.finish(evaluation.record, below=below)
 
 
-@dataclass
-class _Asking:
-    """Samples that are asked in order, each kept when it is finished."""
+def _asked(
+    samples: Sequence[Sample],
+    task: LanguageTask,
+    options: EvaluateOptions,
+    responder: Responder,
+    *,
+    store: PartStore,
+    finished: dict[str, Pieces],
+) -> list[Pieces]:
+    """The pieces of all samples, in order; what is not finished is asked now, and kept as soon as it is.
 
-    samples: Sequence[Sample]
-    task: LanguageTask
-    options: EvaluateOptions
-    responder: Responder
-    store: PartStore = field(kw_only=True)
-    finished: dict[str, Pieces] = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        self.refused = [row for piece in self.finished.values() for row in refused_in(read_json(piece, TEXTS))]
-        self.spending = None
-        if self.options.max_cost is not None:
-            self.spending = Spending(Budget.parse(self.options.max_cost), self.responder.describe())
-            waiting = self._waiting(len(self.samples))
-            self.spending.announce(self.spending.expected(waiting, self.task, self.options), len(waiting))
-
-    def _waiting(self, count: int) -> list[Sample]:
-        """Those of the first samples that are not finished."""
-        return [sample for sample in self.samples[:count] if sample.piece not in self.finished]
-
-    def until(self, count: int) -> list[Pieces]:
-        """The pieces of the first samples, so many; what is not finished is asked now.
-
-        Raises:
-            RunError: the budget ends before, or as `request_samples`.
-        """
-        n_chunks = math.ceil(len(self._waiting(count)) / self.options.together)
-        for chunk in track(self._chunks(count), f"requests of {self.task}", total=n_chunks):
-            pieces = answer_samples(chunk, self.task, self.options, self.responder)
-            self.refused += [row for piece in pieces for row in refused_in(read_json(piece, TEXTS))]
-            check_refused(self.refused, sum(len(sample.examples) for sample in self.samples))
-            for sample, piece in zip(chunk, pieces, strict=True):
-                self.finished[sample.piece] = self.store.keep(sample.piece, piece)
-        pieces = [self.finished[sample.piece] for sample in self.samples[:count]]
-        if self.responder.describe()["kind"] == "local":  # of its prompts it is known whether they open thoughts
-            return pieces
-        return _with_unmarked_thoughts(pieces)
-
-    def _chunks(self, count: int) -> Iterator[list[Sample]]:
-        """The samples that wait, some at a time, as far as the budget goes."""
-        while waiting := self._waiting(count):
-            chunk = waiting[: self.options.together]
-            if self.spending is None:
-                yield chunk
-                continue
-            spent = self.spending.spent(self.responder.counts())
-            expected = [self.spending.expected([sample], self.task, self.options) for sample in chunk]
-            affordable = self.spending.affordable(expected, spent)
-            if not affordable:
-                missing = self._waiting(len(self.samples))
-                left = self.spending.expected(missing, self.task, self.options)
-                raise self.spending.exceeded(spent, left, missing=len(missing), of=len(self.samples))
-            yield chunk[:affordable]
-            self.spending.note(self.spending.spent(self.responder.counts()) - spent, sum(expected[:affordable]))
-
-
-def _until_decided(asking: _Asking) -> tuple[list[Pieces], Sequential | None]:
-    """The pieces of all samples or, of a sequential design, of those until a look that decides."""
-    options, goal = asking.options, asking.options.goal
-    looks = looks_of(len(asking.samples), sequential=options.sequential)
-    if not options.sequential or goal is None:
-        return asking.until(looks[-1].count), None
-    for look in looks:
-        pieces = asking.until(look.count)
-        tables, outputs = _tables(pieces), [row for piece in pieces for row in read_json(piece, TEXTS)]
-        withheld = reading_of(tables, outputs).withheld
-        if decided := decides(goal, measures_of(tables), withheld, look.alpha):
-            break
-    return pieces, savings(goal, looks, look, tables["prompt_tokens"], decided=decided)
+    Raises:
+        RunError: the budget ends before, the server does not say what samples take of it, or as `request_samples`.
+    """
+    refused = [row for piece in finished.values() for row in refused_in(read_json(piece, TEXTS))]
+    waiting = [sample for sample in samples if sample.piece not in finished]
+    budget = None if options.max_cost is None else Budget.parse(options.max_cost)
+    together = options.together if budget is None else 1
+    spent, dearest = 0.0, 1.0  # of the budget, and by one sample so far
+    for begin in track(range(0, len(waiting), together), f"requests of {task}"):
+        chunk = waiting[begin : begin + together]
+        if budget is not None:
+            spent = budget.spent(responder.counts())
+            if spent + dearest > budget.most:
+                raise RunError(
+                    f"the budget of {budget.text(budget.most)} ends here, with {budget.text(spent)} spent: "
+                    f"{len(waiting) - begin} of {len(samples)} samples are missing, the others are kept; --resume goes "
+                    "on with as much again"
+                )
+        pieces = answer_samples(chunk, task, options, responder)
+        refused += [row for piece in pieces for row in refused_in(read_json(piece, TEXTS))]
+        check_refused(refused, sum(len(sample.examples) for sample in samples))
+        for sample, piece in zip(chunk, pieces, strict=True):
+            finished[sample.piece] = store.keep(sample.piece, piece)
+        if budget is not None:
+            dearest = max(dearest, budget.spent(responder.counts()) - spent)
+    pieces = [finished[sample.piece] for sample in samples]
+    # Of a local model's prompts it is known whether they open thoughts.
+    return pieces if responder.describe()["kind"] == "local" else _with_unmarked_thoughts(pieces)
 
 
 def _tables(pieces: Sequence[Pieces]) -> dict[str, np.ndarray]:
@@ -333,7 +241,6 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
             table,
             positions=positions,
             gold_tokens=gold,
-            seed=options.seed,
             quantity=MEASURES[name],
             highest=HIGHEST.get(name, np.inf),
         )
@@ -350,7 +257,7 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
         "refused": refused_in(outputs),
         "unjudged": unjudged_in(outputs),
         "measures": list(curves),
-        "curves": {name: curve.as_record() for name, curve in curves.items()},
+        "curves": {name: plain(asdict(curve)) for name, curve in curves.items()},
         "cut_off": sum(row["finish"] == CUT_OFF for row in outputs),
         "empty": sum(row["text"] is not None and not row["text"].strip() for row in outputs),
         "examples": len(outputs),
@@ -359,7 +266,7 @@ def _scored(pieces: Sequence[Pieces], record: Record, options: EvaluateOptions) 
     }
     if "first_pick" in tables and len(positions) == record.scalars["n_items"] and options.generate:
         verdicts = judge_verdicts(tables["correct"], chosen_slots(tables), tables["tie"], tables)
-        scored["verdicts"] = verdicts.as_record()
+        scored["verdicts"] = plain(asdict(verdicts))
     return scored
 
 
@@ -407,8 +314,7 @@ def answer_samples(
 ) -> list[Pieces]:
     """Everything about some samples, requested together, with what that took; errors as `request_samples`."""
     before, begin = responder.counts(), time.perf_counter()
-    with responder.counting():
-        answered = request_samples(samples, task, options, responder)
+    answered = request_samples(samples, task, options, responder)
     seconds = time.perf_counter() - begin
     counts = {name: count - before.get(name, 0) for name, count in responder.counts().items()}
     pieces = []
@@ -441,8 +347,7 @@ def _check_scored(pieces: Sequence[Pieces], options: EvaluateOptions, described:
 
 def _fingerprint(settings: Mapping[str, Any], samples: Sequence[Sample], options: EvaluateOptions) -> str:
     """Fingerprint of everything an evaluation depends on; its intervals depend on the seed, too."""
-    goal = {"goal": str(options.goal)} if options.sequential else {}
-    return fingerprint({**settings, "samples": [sample.piece for sample in samples], "seed": options.seed, **goal})
+    return fingerprint({**settings, "samples": [sample.piece for sample in samples], "seed": options.seed})
 
 
 def _settings(task: LanguageTask, options: EvaluateOptions, responder: Mapping[str, Any]) -> dict[str, Any]:

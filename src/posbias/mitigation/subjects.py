@@ -1,13 +1,13 @@
 """`evaluate`: one model by position, or several on the same samples, compared with the first.
 
-Several are other models and servers, the first one under methods against position bias, and the first one again with
-other seeds. They are opened one after another, so that of local models one is in memory at a time.
+Several are other models and servers, and the first one under methods against position bias. They are opened one after
+another, so that of local models one is in memory at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from posbias.checks import checked
 from posbias.errors import UsageError
@@ -18,12 +18,12 @@ from posbias.evaluation.responders import LocalResponder, Responder, ServerRespo
 from posbias.evaluation.responders.local import as_responder
 from posbias.evaluation.run import evaluate_responder, finish_evaluation
 from posbias.measurement.several import directory_names
-from posbias.mitigation.methods.applying import answering_under, resolve_method
-from posbias.mitigation.methods.base import Method
-from posbias.mitigation.trial.files import check_files, is_recipe
 from posbias.runs.records import REPORT_FILE, plain
 from posbias.runs.running import OpenRun, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
+
+if TYPE_CHECKING:
+    from posbias.mitigation.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def evaluate(
     Args:
         subject: The model: a hub id, a directory, "demo", a loaded model, or a responder such as
             `ServerResponder`. With its own tokenizer, lengths and places in tokens are exact. A list of subjects is
-            evaluated on the same samples, with `options.methods` and `options.repeats` of the first, and compared.
+            evaluated on the same samples, the first also under each of `options.methods`, and compared.
         task: An object or its literal spelling, such as `"key_value(pairs=20)"`.
         options: Count, positions, seed, and the directory in which an interrupted run continues.
 
@@ -72,10 +72,8 @@ def evaluate(
     if not options.lengths:
         options.positions_of(task)  # refused before a model is loaded
     several = isinstance(subject, list | tuple)
-    if not several and (options.methods or options.repeats > 1):
-        raise UsageError(
-            "evaluate: methods and repeats make several subjects of one; give a list, even of one: [model]"
-        )
+    if not several and options.methods:
+        raise UsageError("evaluate: methods make several subjects of one; give a list, even of one: [model]")
     arguments: dict[str, Any] = {
         "model": [_name(*entry) for entry in enumerate(subject)] if several else _name(0, subject)
     }
@@ -137,20 +135,19 @@ def evaluate_each(
         options: For all; each has a directory of its own below `options.directory`.
 
     Raises:
-        UsageError: fewer than two, several lengths, samples that are added until they decide, a recipe that is not
-            there, repeats of a local model, or as `evaluate`.
+        UsageError: fewer than two, several lengths, a recipe that is not there, or as `evaluate`.
         RunError: as `evaluate`.
     """
     arms = _arms(subjects, options)
-    if options.lengths or options.sequential:
-        raise UsageError(f"evaluate: lengths and sequential take one subject, got {', '.join(arms)}")
+    if options.lengths:
+        raise UsageError(f"evaluate: lengths take one subject, got {', '.join(arms)}")
     opened: tuple[Any, Responder] | None = None
     for name, arm in arms.items():
         if opened is None or opened[0] is not arm.subject:
             opened = None  # before the next is loaded
             opened = arm.subject, _opened(arm.subject, options)
         directory = None if options.directory is None else options.directory / name
-        single = replace(options, directory=directory, methods=(), repeats=1)
+        single = replace(options, directory=directory, methods=())
         yield name, evaluate_responder(arm.answering(opened[1]), task, single)
 
 
@@ -160,36 +157,28 @@ class _Arm:
 
     name: str
     subject: Any
-    method: Method | str | None = None
-    seed: int = 0
-    """Sent to a server that is asked several times; 0: it is asked once."""
+    method: "Method | str | None" = None
 
     def answering(self, plain: Responder) -> Responder:
-        """The opened subject under the method, or with the seed."""
-        if self.seed:
-            assert isinstance(plain, ServerResponder)
-            plain = plain.repeated(self.seed)
+        """The opened subject under the method."""
         if self.method is None:
             return plain
+        from posbias.mitigation.methods.applying import answering_under, resolve_method
+
         model: Any = plain.model if isinstance(plain, LocalResponder) else None
         return answering_under(resolve_method(self.method, model), plain)
 
 
 def _arms(subjects: Sequence[Any], options: EvaluateOptions) -> dict[str, _Arm]:
-    """The arms by the names of their directories: the first subject, its repeats and methods, then the others."""
-    check_files(options.methods, "")
-    if options.repeats > 1 and not all(isinstance(subject, ServerResponder) for subject in subjects):
-        raise UsageError("evaluate: repeats are for models on servers; a model here answers alike every time")
-    seeds = range(1, options.repeats + 1) if options.repeats > 1 else (0,)
+    """The arms by the names of their directories: the first subject, the first under methods, then the others."""
     arms: list[_Arm] = []
     for number, subject in enumerate(subjects):
         name = _name(number, subject)
-        arms += [_Arm(f"{name}-{seed}" if seed else name, subject, seed=seed) for seed in seeds]
+        arms.append(_Arm(name, subject))
         if number == 0:
-            arms += [_Arm(f"{name}-{_method_words(method)}", subject, method, seeds[0]) for method in options.methods]
-        seeds = seeds[:1]  # of the others
+            arms += _under(options.methods, name, subject)
     if len(arms) < 2:
-        raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects, methods or repeats")
+        raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects, or methods")
     names = directory_names([arm.name for arm in arms])
     return dict(zip(names, arms, strict=True))
 
@@ -204,6 +193,15 @@ def _name(number: int, subject: Any) -> str:
     return f"subject-{number + 1}"
 
 
-def _method_words(method: Method | str) -> str:
-    """A method in the name of a directory; a recipe by its file and the directory around it."""
-    return "-".join(Path(str(method)).with_suffix("").parts[-2:]) if is_recipe(method) else str(method)
+def _under(methods: Sequence[Any], name: str, subject: Any) -> list[_Arm]:
+    """A subject under each method; a recipe is named by its file and the directory around it."""
+    if not methods:
+        return []
+    from posbias.mitigation.trial.files import check_files, is_recipe
+
+    check_files(methods, "")
+    words = [
+        "-".join(Path(str(method)).with_suffix("").parts[-2:]) if is_recipe(method) else str(method)
+        for method in methods
+    ]
+    return [_Arm(f"{name}-{text}", subject, method) for text, method in zip(words, methods, strict=True)]

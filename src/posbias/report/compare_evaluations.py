@@ -43,7 +43,6 @@ def evaluation_comparison_report(comparison: EvaluationComparison) -> Report:
             *(text for entry in comparison.compared[1:] for text in (_sentence(comparison, entry), *_flips(entry))),
         ],
         picture=[_figure(comparison)],
-        statements=[text for entry in comparison.compared[1:] for text in _noise(comparison.compared[0], entry)],
         summary=[_change_table(comparison), *_rate_tables(comparison)],
         tables=[_position_table(comparison)],
         note=NOTE,
@@ -115,16 +114,6 @@ def _flips(entry: Compared) -> list[str]:
     told = {name: text for name, text in words.items() if entry.rate_p.get(name, 1.0) < ALPHA}
     clauses = [f"{text} {change_text(entry.rates[name].value, '+')}" for name, text in told.items()]
     return [f"{entry.name} by slot: {'; '.join(clauses)}."] if clauses else []
-
-
-def _noise(first: Compared, entry: Compared) -> list[str]:
-    """How often a judge differs from the first on the same prompt, beside what the order of responses changes."""
-    if entry.disagreement is None or first.flip_rate is None:
-        return []
-    return [
-        f"{entry.name} gives another verdict than {first.name} on the same prompt in {entry.disagreement}; the order "
-        f"of the responses changes what {first.name} prefers in {first.flip_rate}."
-    ]
 
 
 def _figure(comparison: EvaluationComparison) -> Figure:

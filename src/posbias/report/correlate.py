@@ -65,11 +65,10 @@ def correlation_report(result: InfluenceCorrelation) -> Report:
 
 def tables(result: InfluenceCorrelation) -> list[Table]:
     """The measurements, their pooled correlations, and each measurement's own."""
-    header = ["measurement", "runs", "samples", "positions", "tokens of a prompt"]
+    header = ["measurement", "samples", "positions", "tokens of a prompt"]
     cells = [
         [
             group.title,
-            str(len(group.runs)),
             str(group.n_samples),
             " ".join(map(str, group.positions)),
             MISSING if group.prompt_tokens is None else f"{group.prompt_tokens:.0f}",

@@ -15,7 +15,7 @@ from posbias.display.figures import (
 )
 from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
-from posbias.evaluation.curve import SAMPLES_FOR_CLAIM, PositionCurve
+from posbias.evaluation.curve import PositionCurve
 from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
@@ -32,7 +32,7 @@ from posbias.report.influence import (
 )
 from posbias.report.judges import debiasing_findings, judge_findings, verdict_table
 from posbias.report.layout import caveats_of, notice_sentences
-from posbias.report.lengths import length_report, sequential_sentences
+from posbias.report.lengths import length_report
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval, mean_of
@@ -59,15 +59,6 @@ SHAPES = {
     "flat": "No dependence on position is established",
 }
 """Answer of a curve's shape to a reader."""
-SHAPE_FINDINGS = {
-    "u": "a U: both ends are above the middle",
-    "inverted_u": "an inverted U: both ends are below the middle",
-    "rising": "a rise from first to last position; no U is established",
-    "falling": "a fall from first to last position; no U is established",
-    "unclear": "not flat, but neither a U nor a trend is established",
-    "flat": "no dependence on the position is established",
-}
-"""Finding of a curve's shape."""
 MEASURE_WORDS = {
     "values_found": "share of values found",
     "logprob": "log-probability per token",
@@ -215,7 +206,7 @@ def _shape_sentence(measure: str, curve: PositionCurve) -> str:
     ]
     words = measure_words(measure)
     if curve.shape is None or not means:
-        return f"By {words} nothing is decided: {curve_findings(curve)[0]}."
+        return f"By {words} nothing is decided: {curve.findings[0]}."
     values = [mean.value for mean, _ in means]
     numbers = f"{words} {_at(means, max(values))}, {_at(means, min(values))}"
     if max(values) == min(values):
@@ -241,40 +232,6 @@ def _at(means: Sequence[tuple[Interval, int]], value: float) -> str:
     return f"{alike[0][0].text('.2f')} at {places}"
 
 
-def curve_findings(curve: PositionCurve) -> list[str]:
-    """A line for each thing that a curve establishes, or does not, every number with its interval or p-value."""
-    if curve.shape is None:
-        findings = [
-            f"{curve.n_complete} samples scored at every one of {len(curve.positions)} positions: too few for a claim, "
-            f"which needs {SAMPLES_FOR_CLAIM} samples and 2 positions"
-        ]
-    else:
-        tested = f"p for a trend or bend {curve.shape.p_flat:.2g}, for a U {curve.shape.p_u:.2g}"
-        findings = [f"{SHAPE_FINDINGS[curve.shape.label]} ({tested})"]
-    if curve.middle_loss is not None:
-        loss = curve.middle_loss
-        findings.append(f"ends minus middle {loss.value} (p {loss.p:.2g}; {_power(loss.detectable)})")
-    if curve.comparison is not None:
-        worst = min(curve.comparison.differences, key=lambda difference: difference.interval.value)
-        best = curve.positions[curve.comparison.best]
-        chosen = f", {worst.cross_fitted:.3f} with the best chosen on other samples"
-        about = f"position {curve.positions[worst.position]} against the best, {best}"
-        if worst.interval.value == 0:
-            about, chosen = "all positions have the same mean; differences", ""
-        findings.append(f"{about}: {worst.interval} jointly over all pairs{chosen}; {_power(curve.detectable)}")
-    return findings
-
-
-def _power(smallest: float | None) -> str:
-    """The smallest effect that so many samples would find; one beyond what there can be is none."""
-    if smallest is None or not np.isfinite(smallest):
-        return "with so few samples none would be found with 80 % power"
-    return f"{smallest:.3f} would be found with 80 % power"
-
-
-PositionCurve.wording = curve_findings
-
-
 def tables_of(evaluation: Evaluation) -> list[Table]:
     """Scores by position, differences to the best one, and the correlation if it was measured."""
     curves, series = evaluation.curves, _series(evaluation)
@@ -295,11 +252,10 @@ def statements_of(evaluation: Evaluation) -> list[str]:
         statements = [f"Verdicts: {finding}." for finding in judge_findings(evaluation.verdicts)]
     statements = [
         *statements,
-        *sequential_sentences(evaluation),
         *(
             f"{label(MEASURES, name)}: {finding}."
             for name, curve in evaluation.curves.items()
-            for finding in curve_findings(curve)
+            for finding in curve.findings
         ),
     ] or ["No example was answered or scored, so there is no curve."]
     reading = evaluation.reading
@@ -318,13 +274,8 @@ def statements_of(evaluation: Evaluation) -> list[str]:
 
 
 def _caveats(evaluation: Evaluation) -> list[str]:
-    """Samples that were added until they decided, and answers that may not be what the model would say."""
+    """Answers that may not be what the model would say."""
     caveats, total = [], evaluation.answered
-    if evaluation.sequential:
-        caveats.append(
-            f"Samples were added until they decided {evaluation.sequential.goal}. That bound takes it into account; "
-            "curves, their differences and p-values are those of a fixed number of samples."
-        )
     if evaluation.cut_off:
         most = f"--max-tokens {evaluation.max_tokens}"
         caveats.append(f"{evaluation.cut_off} of {total} generated answers ended at {most}, not by themselves.")
@@ -417,12 +368,11 @@ def _difference_table(name: str, curve: PositionCurve) -> Table:
     if curve.comparison is None:
         return Table(title, [], [])
     best = curve.positions[curve.comparison.best]
-    header = ["position", f"difference to position {best}", "chosen on other samples", "p, all pairs"]
+    header = ["position", f"difference to position {best}", "p, all pairs"]
     cells = [
         [
             str(curve.positions[difference.position]),
             difference.interval.text(),
-            f"{difference.cross_fitted:+.3f}",
             MISSING if np.isnan(difference.adjusted_p) else f"{difference.adjusted_p:.2g}",
         ]
         for difference in curve.comparison.differences
@@ -445,7 +395,7 @@ def _score_figure(evaluation: Evaluation, name: str, curve: PositionCurve) -> Fi
     means = [mean.as_record() for mean in curve.means]
     return Figure(
         f"behaviour-{name.replace('_', '-')}",
-        f"{evaluation.title}, {label(MEASURES, name)}: {curve_findings(curve)[0]}",
+        f"{evaluation.title}, {label(MEASURES, name)}: {curve.findings[0]}",
         axis_of(evaluation.n_items),
         label(MEASURES, name),
         interval_curves(label(MEASURES, name), curve.positions, means, stroke),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from posbias.display.figures import Curve, Figure, HeatMap, Panel, interval_curves, ramp
-from posbias.evaluation.evaluation import EffectiveLength, Evaluation, LengthEvaluation
+from posbias.evaluation.evaluation import EffectiveLength, LengthEvaluation
 from posbias.report.layout import caveats_of
 from posbias.report.page import Report
 from posbias.report.tables import Table
@@ -14,11 +14,6 @@ NOTE = (
     "over samples. The effective length rests on the low ends, and claims too much in at most 5 % of runs; that a "
     "length fails rests on high ends that hold for all cells at once, which are a little wider than a cell's own."
 )
-LOOKS = (
-    " Samples were added until they decided, or --count was reached. Intervals are wider for that: they hold with 95 % "
-    "whichever look ended the run. High ends in the verdict are wider than in the table, since they hold for all cells."
-)
-"""What a sequential design adds to `NOTE`."""
 
 
 def length_report(evaluation: LengthEvaluation) -> Report:
@@ -34,7 +29,7 @@ def length_report(evaluation: LengthEvaluation) -> Report:
         summary=[_cell_table(evaluation)],
         tables=[_level_table(evaluation)],
         caveats=[*cut_off, *caveats_of(record)],
-        note=NOTE + (LOOKS if evaluation.sequential else ""),
+        note=NOTE,
         left_out=_left_out(evaluation),
         record=record,
     )
@@ -50,28 +45,12 @@ def length_verdict(evaluation: LengthEvaluation) -> list[str]:
         if effective.at_least
         else f"No length is shown to reach {wanted}."
     )
-    return [first, *_beyond(evaluation, effective), *sequential_sentences(evaluation)]
+    return [first, *_beyond(evaluation, effective)]
 
 
 def _left_out(evaluation: LengthEvaluation) -> list[str]:
-    """Samples that were not counted at each length, and lengths that were not asked, with the reason."""
-    reasons = [f"too long at {length} tokens: {samples} samples" for length, samples in evaluation.too_long.items()]
-    never = [length for length in evaluation.not_evaluated if length not in evaluation.too_long]
-    return [*reasons, *(f"not asked: {length} tokens, which can no longer change the answer" for length in never)]
-
-
-def sequential_sentences(evaluation: Evaluation) -> list[str]:
-    """Tokens of a sequential design, beside those of the fixed one; none for a fixed number of samples."""
-    design = evaluation.sequential
-    if design is None:
-        return []
-    ends = "The samples decide" if design.decided else f"{design.most} samples, the most allowed, do not decide"
-    asked = f"{design.prompts:,} of {design.fixed_prompts:,} prompts"
-    if not np.isnan(design.tokens):
-        saved = 1 - design.tokens / design.fixed_tokens
-        asked += f", {design.tokens:,.0f} of {design.fixed_tokens:,.0f} tokens ({saved:.0%} fewer)"
-    goal = "every length that was asked" if isinstance(evaluation, LengthEvaluation) else design.goal
-    return [f"{ends} {goal}: {asked}."]
+    """Samples that were not counted at each length, with the reason."""
+    return [f"too long at {length} tokens: {samples} samples" for length, samples in evaluation.too_long.items()]
 
 
 def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[str]:
@@ -82,17 +61,15 @@ def _beyond(evaluation: LengthEvaluation, effective: EffectiveLength) -> list[st
         why = f"{limit[0]} tokens are too long for the model" if limit else "No longer length was evaluated"
         return [f"{why}; all of {', '.join(map(str, evaluation.lengths))} reach it."]
     level = next(level for level in evaluation.levels if level.length == length)
-    unasked = ", ".join(map(str, evaluation.not_evaluated))
-    longer = f"; {unasked} not asked" if unasked else ""
     numbers = f"{level.worst} at depth {level.worst_depth:.2g}, the worst"
     if level.withheld:
         return [f"{length} tokens are not decided: {level.withheld}."]
     if effective.below is not None:
-        return [f"At {length} tokens accuracy is lower: {numbers}{longer}."]
+        return [f"At {length} tokens accuracy is lower: {numbers}."]
     more = "more samples than are practical"
     if effective.samples_needed is not None:
         more = f"about {effective.samples_needed} samples (`--count`)"
-    return [f"{length} tokens are not decided: accuracy {numbers}; {more} would decide{longer}."]
+    return [f"{length} tokens are not decided: accuracy {numbers}; {more} would decide."]
 
 
 def _heat_map(evaluation: LengthEvaluation) -> HeatMap:

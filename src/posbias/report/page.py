@@ -86,8 +86,14 @@ class Report(Section):
     glossary: Mapping[str, str] = field(default_factory=dict)
 
 
-REPORTS: Registry[Callable[..., Report]] = Registry("report")
-"""Functions by verb; one may serve several verbs, and take several runs."""
+_PAGES = "attention compare_evaluations correlate decompose design evaluate mitigate place train"
+_PROFILES = "audit compare measure predict"
+REPORTS: Registry[Callable[..., Report]] = Registry(
+    "report",
+    homes={verb: f"posbias.report.{verb}" for verb in _PAGES.split()}
+    | dict.fromkeys(_PROFILES.split(), "posbias.report.profiles"),
+)
+"""Functions by verb; one may serve several verbs, and take several runs. A verb's module is imported for its page."""
 
 
 def records_of(runs: Showing | Record | Sequence[Showing | Record]) -> list[Record]:

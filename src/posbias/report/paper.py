@@ -21,7 +21,7 @@ from posbias.display.static import image_of
 from posbias.errors import RunError, UsageError
 from posbias.files import write_atomically
 from posbias.measurement.kinds import KINDS
-from posbias.mitigation import MITIGATIONS
+from posbias.mitigation.methods.base import MITIGATIONS
 from posbias.report.layout import conditions_of, real_name, shown_record
 from posbias.report.page import figures_of, records_of, report_of, tables_of
 from posbias.report.tables import Table

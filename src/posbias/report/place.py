@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from posbias.display.figures import FLAT, MEASURED, Curve, Figure
+from posbias.display.figures import MEASURED, Curve, Figure
 from posbias.evaluation.placement import LEAVE, REORDER, SHUFFLED, Placement
-from posbias.evaluation.use import Harm
 from posbias.report.layout import notice_sentences
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
@@ -26,10 +25,7 @@ PLACED_BY = {"accuracy": "accuracy", "logprob": "probability", "reciprocal_rank"
 def placement_report(placement: Placement) -> Report:
     """The order, what it is worth against the usual ones, why, and what the data do not decide."""
     samples = placement.n_samples
-    p_flat, p_shape = f"p {placement.p_flat:.2g}", f"{placement.p_shape:.2g}"
-    tests = (
-        f"That p tests all differences at once (F-test); evaluate says {p_shape}, because it tests a trend and a bend."
-    )
+    p_flat = f"p {placement.p_flat:.2g}"
     why = f"{samples} samples do not show that the places differ ({p_flat}), so best first is kept."
     if placement.decided:
         signal = f"{100 * placement.kept:.0f} % of the measured differences are kept as signal, the rest is noise."
@@ -42,11 +38,7 @@ def placement_report(placement: Placement) -> Report:
             f"That is best first (0 is the first given): {_order(placement.order)}.",
             f"Estimated as best, but not shown to be: {_order(placement.estimated)}.",
         ][: 2 + (placement.estimated != placement.order)]
-    statements += [*_worth(placement), f"Why: {why}", tests]
-    if placement.distractor_curve:
-        statements.append(_distraction(placement))
-    if placement.harm is not None:
-        statements += _harm(placement.harm)
+    statements += [*_worth(placement), f"Why: {why}"]
     if placement.method:
         statements.append(f"Measured under {placement.method}: an order for the model with that method.")
     if placement.interpolated:
@@ -91,31 +83,6 @@ def _worth(placement: Placement) -> list[str]:
     return said
 
 
-def _distraction(placement: Placement) -> str:
-    """Where a hard distractor does most harm, as far as it is shown."""
-    curve = np.array(placement.distractor_curve)
-    test = f"p {placement.distractor_p_flat:.2g}"
-    if not placement.distractor_kept:
-        return f"The place of a hard distractor is not shown to matter ({test}), so it is ignored."
-    worst, least = int(curve.argmin()), int(curve.argmax())
-    return (
-        f"A hard distractor in place {worst} leaves {curve[worst]:.2f} of the score, in place {least} "
-        f"{curve[least]:.2f} ({test}); the order takes this into account."
-    )
-
-
-def _harm(harm: Harm) -> list[str]:
-    """The size and sign of what the distractor takes, at the places where it takes most and least."""
-    by_size = sorted(zip(harm.taken, harm.places, strict=True), key=lambda taken: -taken[0].value)
-    most, *_, least = [
-        f"{taken.text('+.2f')} {'with the distractor ' * harm.alone}in place {place}" for taken, place in by_size
-    ]
-    score = f"{harm.oracle.text('.2f')} ({harm.n_samples} samples)"
-    if harm.alone:
-        return [f"The gold passage alone scores {score}.", f"The other passages take {most}, {least}."]
-    return [f"Without the distractor the score is {score}.", f"It takes {most}, {least}."]
-
-
 def _placement_figure(placement: Placement) -> Figure:
     """The curve by which the passages were ordered."""
     curve = np.array(placement.curve)
@@ -127,22 +94,13 @@ def _placement_figure(placement: Placement) -> Figure:
             f"place {worst} is used worst and holds passage {placement.order[worst]}"
         )
     places = np.arange(curve.size, dtype=np.float64)
-    curves = [
-        Curve(
-            "the answer there" if placement.distractor_curve else "the curve that the order follows",
-            places,
-            curve,
-            MEASURED,
-        )
-    ]
-    if placement.distractor_curve:
-        curves.append(Curve("a hard distractor there", places, np.array(placement.distractor_curve), FLAT))
+    curves = (Curve("the curve that the order follows", places, curve, MEASURED),)
     return Figure(
         "placement",
         title,
         f"place among {curve.size} (0 is the first)",
         f"expected {PLACED_BY[placement.measure]}",
-        tuple(curves),
+        curves,
         markers=True,
     )
 

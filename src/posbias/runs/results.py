@@ -102,8 +102,25 @@ def from_stored(kind: type[Kind], stored: Any) -> Kind:
     return read
 
 
-RESULTS: Registry[type[Result]] = Registry("result")
-"""The class of each verb's result, by verb."""
+RESULTS: Registry[type[Result]] = Registry(
+    "result",
+    homes={
+        "attention": "posbias.measurement.attention.result",
+        "audit": "posbias.comparison.stored",
+        "compare": "posbias.comparison.compare",
+        "compare_evaluations": "posbias.evaluation.comparison",
+        "correlate": "posbias.evaluation.correlate",
+        "decompose": "posbias.decomposition.decomposition",
+        "design": "posbias.designing.result",
+        "evaluate": "posbias.evaluation.evaluation",
+        "measure": "posbias.measurement.measurement",
+        "mitigate": "posbias.mitigation.trial.result",
+        "place": "posbias.evaluation.placement",
+        "predict": "posbias.theory.base",
+        "train": "posbias.training.result",
+    },
+)
+"""The class of each verb's result, by verb; its module is imported when a record of the verb is read."""
 
 
 def result_of(record: Record, kind: type[Result] | None = None) -> Result:

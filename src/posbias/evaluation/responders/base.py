@@ -5,7 +5,6 @@ A `Responder` answers: a local model (`local.py`) or any OpenAI-compatible serve
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -187,12 +186,6 @@ class Responder(ABC):
     def counts(self) -> dict[str, float]:
         """Costs of the requests so far, as numbers that add up over the sittings of a run; also part of `describe`."""
         return {}
-
-    def counting(self) -> AbstractContextManager[None]:
-        """Context in which `counts` covers everything its model is run on, also beside requests: some methods look at a
-        prompt before they change it."""
-        inner = getattr(self, "inner", None)  # of one that puts changed requests to another, or changes its model
-        return nullcontext() if inner is None else inner.counting()
 
     def learnt(self) -> dict[str, Any]:
         """Facts that only requests show, such as whether there are scores; also part of `describe`."""

@@ -1,8 +1,8 @@
 """One server, asked by the `openai` client: retries, `Retry-After`, time-outs and typed errors are that client's own.
 
-Beside it stands what it lacks: one deadline from the connection to the last byte of an answer, an even pace, an end
-within seconds where no server was ever reached, and the status of a failure for an answer with status 200 that is an
-error, so that it is tried again. The key is in the client alone, and is taken out of all that comes back.
+Beside it stands what it lacks: one deadline from the connection to the last byte of an answer, an end within seconds
+where no server was ever reached, and the status of a failure for an answer with status 200 that is an error, so that it
+is tried again. The key is in the client alone, and is taken out of all that comes back.
 """
 
 import asyncio
@@ -25,8 +25,6 @@ CONNECTING = 10.0
 """Longest wait for a connection, and for its TLS (seconds); half the time-out where that is less."""
 UNREACHED = 3.0
 """After so long no further attempt is begun to reach a server that was never reached (seconds)."""
-OWN_DELAY = 0.5
-"""The client's own delay before its first retry (seconds)."""
 LONGEST_WAIT = 40
 """Characters of a `Retry-After` that a message repeats."""
 SHOWN = 200
@@ -46,8 +44,6 @@ class Client:
         self.retried = 0
         self.reached = False
         """True once the server has answered anything."""
-        self.next = 0.0
-        """When the next attempt may begin."""
         self.options = options
 
     @asynccontextmanager
@@ -67,7 +63,7 @@ class Client:
         self._headers = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), openai.omit)
         if key is None:
             self._headers["Authorization"] = openai.omit
-        self._openai = _OpenAI(
+        self._openai = openai.AsyncOpenAI(
             api_key=key or "",
             admin_api_key="",
             base_url=self.address,
@@ -75,7 +71,6 @@ class Client:
             timeout=openai.Timeout(None, connect=min(CONNECTING, timeout / 2)),
             http_client=transport,
         )
-        self._openai.asking = self
         try:
             async with self._openai:
                 yield
@@ -117,19 +112,6 @@ class Client:
         return f"no whole answer arrived ({line(str(cause), None) or type(cause).__name__})"
 
 
-class _OpenAI(openai.AsyncOpenAI):
-    """The client with delays of one's own length, for which it has no setting, once the server was reached."""
-
-    asking: Client
-
-    def _calculate_retry_timeout(
-        self, remaining_retries: int, options: Any, response_headers: httpx2.Headers | None = None
-    ) -> float:
-        delay = super()._calculate_retry_timeout(remaining_retries, options, response_headers)
-        asked = response_headers is not None and any(name in response_headers for name in RETRY_AFTER)
-        return delay if asked or not self.asking.reached else delay * self.asking.options.first_delay / OWN_DELAY
-
-
 class _Transport(httpx2.AsyncClient):
     """Requests of the client as they go out, and their answers as they come."""
 
@@ -144,7 +126,6 @@ class _Transport(httpx2.AsyncClient):
     async def send(self, request: httpx2.Request, **settings: Any) -> httpx2.Response:
         """The answer within the time allowed."""
         client = self._asking
-        await self._turn()
         client.retried += _attempts(request) > 1
         try:
             async with asyncio.timeout(client.options.timeout):
@@ -162,13 +143,6 @@ class _Transport(httpx2.AsyncClient):
             raise httpx2.ReadError(line(str(error), self._key), request=request) from error
         client.reached = True
         return self._judged(response)
-
-    async def _turn(self) -> None:
-        """Waits until the next attempt may begin: attempts are evenly spaced."""
-        client, now = self._asking, time.monotonic()
-        turn = max(now, client.next)
-        client.next = turn + 60.0 / (client.options.requests_per_minute or float("inf"))
-        await asyncio.sleep(turn - now)
 
     def _judged(self, response: httpx2.Response) -> httpx2.Response:
         """The response without the key, with the status that its answer should have had, and the server's words."""

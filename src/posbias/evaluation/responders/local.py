@@ -6,8 +6,7 @@ one batch, whatever the lengths (parts timed: benchmarks/README.md). A model who
 or with padding, tried on first use (`passes.py`), reads whole prompts one at a time.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -125,8 +124,8 @@ class LocalResponder(Presented, Responder):
         self.tokenizer = model.tokenizer
         self.max_positions = model.max_positions
         self._runner, self._trust = Runner(model), Trust()
-        self._tried = self._counting = False
-        self._plain = self._apart = 0
+        self._tried = False
+        self._apart = 0
         self._unscored = False
         """True once an answer was to be scored although the prompt ends within thoughts."""
         settings = getattr(model.network, "generation_config", None)
@@ -150,21 +149,8 @@ class LocalResponder(Presented, Responder):
 
     @property
     def processed(self) -> int:
-        """Tokens run through the network so far, of prompts, answers and continuations; see `Runner.counting`."""
+        """Tokens run through the network so far, of prompts, answers and continuations."""
         return self._runner.processed
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Context in which all tokens that enter the model are counted."""
-        if self._counting:
-            yield
-            return
-        self._counting = True
-        try:
-            with self._runner.counting():
-                yield
-        finally:
-            self._counting = False
 
     def respond(
         self,
@@ -195,15 +181,13 @@ class LocalResponder(Presented, Responder):
                 steady = all(angles == self._lengths.angles(length + more) for more in (0, request.max_tokens))
                 begins_alike = length if alike is None else alike[index]
                 readings.append(Reading(index, request, tokens, scored, begins_alike, angles, steady))
-                self._plain += len(readings[-1].token_ids)
                 self._apart += scored and tokens.apart
-        with self.counting():
-            try:
-                for portion in track(self._portions(readings), "answers"):
-                    for index, reply in self._replies(portion, generate=generate).items():
-                        replies[index] = reply
-            finally:
-                self._runner.reading = ()
+        try:
+            for portion in track(self._portions(readings), "answers"):
+                for index, reply in self._replies(portion, generate=generate).items():
+                    replies[index] = reply
+        finally:
+            self._runner.reading = ()
         return replies
 
     def _too_long(self, request: Request, encoded: EncodedRequest, *, generate: bool) -> Response | None:
@@ -351,10 +335,8 @@ class LocalResponder(Presented, Responder):
         return {"together": self.together, **({"no_scores_because": WITHIN_THOUGHTS} if self._unscored else {})}
 
     def counts(self) -> dict[str, float]:
-        """Tokens run through the network, how many a plain run would have taken without any method, and answers that
-        were scored as separate tokens although they would merge with the prompt's last ones.
-        """
-        return {"tokens_processed": self.processed, "tokens_plain": self._plain, "answers_apart": self._apart}
+        """Answers that were scored as separate tokens although they would merge with the prompt's last ones."""
+        return {"answers_apart": self._apart}
 
     def tried(self, prompt: TokenIds) -> Trust:
         """What the model is trusted with, found out on the first prompt."""

@@ -5,7 +5,6 @@ What goes together or goes on from a cache is held first against the sequence ru
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -135,7 +134,6 @@ class Runner:
         """Tokens run through the network so far, padding left out."""
         self.reading: tuple[int, ...] = ()
         """Numbers of the requests in the rows that the network now reads; empty: of none."""
-        self._share = 1, 1
 
     def read(
         self, sequences: Sequence[TokenIds], past: Kept | None = None, *, rows: int = 1, keep: bool = False
@@ -175,33 +173,8 @@ class Runner:
     ) -> Float[Tensor, "row rows vocabulary"]:
         tokens, new = self.model.token_tensor([row.tolist() for row in padded]), len(padded[0])
         slots = torch.tensor(padding, device=tokens.device) if any(padding) else None
-        self._share = read, len(padded) * new
-        try:
-            return self.model.logits(tokens, list(range(new - rows, new)), cache=cache, padding=slots)
-        finally:
-            self._share = 1, 1
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Within the context, the tokens that enter the layers count, at every pass of whomever.
-
-        They are counted where the first layer begins: a method that runs every prompt several times at once, or the
-        network beside itself, runs so many more. A family that is not described counts where its network begins.
-        """
-
-        def entering(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            streams = (*arguments[:1], *(named.get(name) for name in ("hidden_states", "inputs_embeds", "input_ids")))
-            stream = next((stream for stream in streams if isinstance(stream, Tensor)), None)
-            if stream is not None:
-                read, slots = self._share
-                self.processed += stream.shape[0] * stream.shape[1] * read // slots
-
-        first = self.model.family.blocks(self.model.network)[0].module if self.model.described else self.model.network
-        handle = first.register_forward_pre_hook(entering, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
+        self.processed += read
+        return self.model.logits(tokens, list(range(new - rows, new)), cache=cache, padding=slots)
 
     def trusted(self, token_ids: TokenIds) -> Trust:
         """What proves right, tried once on a network as it was loaded; each time on one with a hook or a method in it.
@@ -267,12 +240,10 @@ class Runner:
 
 
 def _as_loaded(network: nn.Module) -> bool:
-    """Tell whether no module has a hook, those of `counting` apart, or a forward pass of its own."""
-    for module in network.modules():
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if "forward" in vars(module) or any(getattr(hook, "__module__", None) != __name__ for hook in hooks):
-            return False
-    return True
+    """Tell whether no module has a hook, or a forward pass of its own."""
+    return not any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) for module in network.modules()
+    )
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]

@@ -81,8 +81,6 @@ class Usage:
     """Answers taken from the cache."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    reused_tokens: int = 0
-    """Tokens of prompts and answers taken from the cache, for which nothing is paid again."""
     uncounted: int = 0
     """Answers whose tokens the server did not count."""
 
@@ -94,7 +92,7 @@ class ServerResponder(Presented, Responder):
     Args:
         base_url: Such as `http://localhost:8000/v1`; `/v1` is added if there is no path.
         model: The name the server knows it by.
-        options: Kind, pace, patience, prices, cache, and the variable that holds the key.
+        options: Kind, patience, cache, and the variable that holds the key.
         tokenizer: The model's own, to count lengths and locate items; None: both stay unknown. A text is counted as it
             is, a conversation as the tokenizer's chat template renders it.
 
@@ -130,15 +128,6 @@ class ServerResponder(Presented, Responder):
         """The model and its server."""
         return Shown(f"{self.model} at {self._client.address}")
 
-    @property
-    def cost(self) -> float | None:
-        """Price of the tokens counted so far, in the currency of the prices; None without prices."""
-        price_in, price_out = self.options.price_in, self.options.price_out
-        if price_in is None and price_out is None:
-            return None
-        usage = self.usage
-        return (usage.prompt_tokens * (price_in or 0.0) + usage.generated_tokens * (price_out or 0.0)) / 1e6
-
     def respond(self, requests: Sequence[Request], *, generate: bool = True, score: bool = False) -> list[Reply]:
         """Answer several requests at once, with scores if the server can give them. See `Responder.respond`.
 
@@ -152,13 +141,6 @@ class ServerResponder(Presented, Responder):
         with start_blocking_portal() as portal:
             return portal.call(self._replies, requests, generate, score)
 
-    def repeated(self, seed: int) -> "ServerResponder":
-        """The same model on the same server, whose answers at a temperature differ with the seed."""
-        if not self.options.body.get("temperature"):
-            raise UsageError("repeats differ at a temperature alone: --server-options \"body={'temperature': 1}\"")
-        options = replace(self.options, body={**self.options.body, "seed": seed})
-        return ServerResponder(self._client.address, self.model, options, tokenizer=self.tokenizer)
-
     def describe(self) -> dict[str, Any]:
         """Plain values for a record; the key is not among them."""
         options = asdict(self.options)
@@ -171,7 +153,6 @@ class ServerResponder(Presented, Responder):
             "tokenizer": None if self.tokenizer is None else vocabulary_sha256(self.tokenizer),
             **options,
             "key_in_clear": self._key_in_clear,
-            "cost": None,
             **self.counts(),
             **self.learnt(),
         }
@@ -181,9 +162,8 @@ class ServerResponder(Presented, Responder):
         return {"scores": self.scores, "no_scores_because": self._no_scores}
 
     def counts(self) -> dict[str, float]:
-        """Requests, tokens, retries and, with prices, what they cost."""
-        priced = {} if self.cost is None else {"cost": self.cost}
-        return {**asdict(self.usage), "retried": self._client.retried, **priced}
+        """Requests, tokens and retries."""
+        return {**asdict(self.usage), "retried": self._client.retried}
 
     async def _replies(self, requests: Sequence[Request], generate: bool, score: bool) -> list[Reply]:
         """All replies, in order; where one fails for good, nothing more is requested, or paid."""
@@ -369,14 +349,11 @@ class ServerResponder(Presented, Responder):
 
     def _count(self, answer: Generated | Scored, *, reused: bool) -> None:
         """Add an answer to the work of the server, or to what was kept."""
-        read, written = answer.prompt_tokens, answer.tokens
         added = {"reused" if reused else "requests": 1}
-        if read is None or written is None:
+        if answer.prompt_tokens is None or answer.tokens is None:
             added["uncounted"] = 1
-        elif reused:
-            added["reused_tokens"] = read + written
-        else:
-            added |= {"prompt_tokens": read, "generated_tokens": written}
+        elif not reused:
+            added |= {"prompt_tokens": answer.prompt_tokens, "generated_tokens": answer.tokens}
         self.usage = replace(self.usage, **{name: getattr(self.usage, name) + more for name, more in added.items()})
 
 

@@ -23,8 +23,6 @@ WRAPPING = 32
 """Tokens that an answer may have more if it stands in JSON."""
 OUR_FIELDS = frozenset({"model", "messages", "tools", "prompt", "echo", "logprobs", "n", "stream"})
 """Fields of a request's body that are set here: what is asked of whom, and the form of the answer."""
-SLOWEST = 0.1
-"""Requests per minute at least: whoever waits longer for each waits for a slip of the keyboard."""
 LONGEST = 86_400
 """No time is as long (seconds)."""
 SECRET = 12
@@ -41,12 +39,8 @@ class ServerOptions:
     concurrency: int = 4
     """Requests under way at once (>= 1)."""
     retries: int = 6
-    """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer."""
-    first_delay: float = 1.0
-    """Delay before the first retry (seconds, > 0), up to four times doubled for further ones, each shortened by up to a
-    quarter at random; a server's `Retry-After` is kept to instead, up to two minutes."""
-    requests_per_minute: float | None = None
-    """Attempts begun per minute at most, evenly spaced (>= SLOWEST); None: unlimited."""
+    """Attempts after the first, for what may pass: no connection, a time-out, 408, 429, 5xx, a malformed answer. They
+    are further apart each time, or as far as the server's `Retry-After` says, up to two minutes."""
     timeout: float = 120.0
     """Longest wait for one answer, from the connection to its last byte (seconds, > 0); ten at most connect."""
     key_variable: str = "OPENAI_API_KEY"
@@ -55,10 +49,6 @@ class ServerOptions:
     """Directory of answers, of any models and servers; None: in memory only."""
     reuse: bool = True
     """True to take answers that lay in the cache before; False to make every request once more."""
-    price_in: float | None = None
-    """Price per million tokens of prompts, in any currency."""
-    price_out: float | None = None
-    """Price per million generated tokens."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """Fields put into every request's body, such as `{"seed": 0}`; None takes a field out. None of OUR_FIELDS."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
@@ -88,11 +78,7 @@ class ServerOptions:
             raise UsageError(f"server: structured needs kind 'chat', and no {SCHEMA_FIELD} in the body")
         check_size("server: concurrency", self.concurrency, AT_ONCE)
         check_size("server: retries", self.retries, REPEATS, least=0)
-        for name in ("first_delay", "timeout"):
-            check_number(f"server: {name}", getattr(self, name), above=0.0, below=LONGEST)
-        for name, least in (("requests_per_minute", SLOWEST), ("price_in", 0.0), ("price_out", 0.0)):
-            if getattr(self, name) is not None:
-                check_number(f"server: {name}", getattr(self, name), least=least)
+        check_number("server: timeout", self.timeout, above=0.0, below=LONGEST)
 
     def key(self) -> str | None:
         """The key, from the environment; it is kept nowhere else than in the client, while requests are made.

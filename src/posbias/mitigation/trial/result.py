@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import InstanceOf, SkipValidation
 
 from posbias.display.showing import Series, Shown
-from posbias.evaluation.reading import StoredReading
-from posbias.evaluation.requirements import StoredCheck
+from posbias.evaluation.reading import Reading
+from posbias.evaluation.requirements import RequirementCheck
 from posbias.mitigation.judging.judge import Judgement, MeasureChoice
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, Result, from_stored
@@ -42,7 +42,7 @@ class ArmResult:
     method: str
     """Spelling of its method, at most 200 characters; empty: the unchanged model."""
     effort: Effort
-    reading: StoredReading
+    reading: Reading
     """Its answers that could be judged; empty in older records."""
     text_reason: str
     """A code for why ordinary text was not judged; empty if it was, or if the record does not say."""
@@ -72,7 +72,7 @@ class MitigationTrial(Result):
     curves: Mapping[str, tuple[tuple[StoredInterval, ...], ...]]
     """Means by measure, arm and position."""
     left_out: tuple[str, ...]
-    requirement: StoredCheck = None
+    requirement: RequirementCheck | None = None
     tolerance: float = 0.02
     """Acceptable increase of the loss on ordinary text (nats per token)."""
     question: Text | None = None
