@@ -72,9 +72,11 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
             packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             raw.seek(0)
             file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
-            number = 0
-            while line := read_line(file, name, number + 1):
+            number, most = 0, READ_BYTES.most
+            while line := file.readline(most + 1):
                 number += 1
+                if len(line) > most:
+                    raise READ_BYTES.exceeded(f"{name}, line {number} is too long")
                 if line.strip():
                     blank = 0
                     yield f"{name}, line {number}", line
@@ -84,15 +86,6 @@ def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
         raise UsageError(f"{str(path)!r} is a broken gzip file: {error}") from None
     except OSError as error:
         raise UsageError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
-
-
-def read_line(file: IO[bytes], name: str, number: int | None = None) -> bytes:
-    """The next line of an open file, empty at its end."""
-    most = READ_BYTES.most
-    line = file.readline(most + 1)
-    if len(line) > most:
-        raise READ_BYTES.exceeded(f"{name}{'' if number is None else f', line {number}'} is too long")
-    return line
 
 
 def decoded(content: bytes, where: str) -> str:

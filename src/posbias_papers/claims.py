@@ -57,11 +57,6 @@ class Words:
     sharper: ClassVar[str] = ""
     """The correction, or a stronger fact; may be empty."""
 
-    @staticmethod
-    def phrases(numbers: Facts) -> Facts:
-        """Words that the templates take beside the numbers, chosen by them."""
-        return {}
-
 
 @dataclass(frozen=True, eq=False)
 class Finding:
@@ -76,6 +71,8 @@ class Finding:
     numbers: Facts = field(default_factory=dict)
     instances: int = 1
     """Number of random instances that were examined."""
+    words: Facts = field(default_factory=dict)
+    """What the templates take beside the numbers."""
 
     @property
     def outcome(self) -> Outcome:
@@ -145,8 +142,8 @@ class Verdict:
         return f"{self.finding.value:.4g}" if math.isfinite(self.finding.value) else MISSING
 
     def _filled(self, name: str) -> str:
-        words, numbers = self.claim if self.premises is None else MODEL_CLAIMS[self.name], self.finding.numbers
-        return _filled(getattr(words, name), {**numbers, **words.phrases(numbers)})
+        words = self.claim if self.premises is None else MODEL_CLAIMS[self.name]
+        return _filled(getattr(words, name), {**self.finding.numbers, **self.finding.words})
 
     def as_dict(self) -> dict[str, Any]:
         """Names, numbers and the words on them, as plain values for JSON and for a record."""

@@ -235,5 +235,5 @@ class TokenCopy(LanguageTask):
         """The list, then the number of the asked word."""
         gold, *others = sample
         words, tail = [*others[:position], gold, *others[position:]], f"\n\nWord number {position + 1} of the list is:"
-        listing = listed(words, head="Words:\n", between="\n", tail=tail, numbered=lambda slot: f"{slot}. ")
+        listing = listed(words, head="Words:\n", between="\n", tail=tail, form="{number}. {text}")
         return Draft(listing.text, (gold,), listing.items[position], passages=listing.passages)

@@ -15,8 +15,7 @@ from posbias.runs.parts import below
 from posbias.runs.records import Record, read_record
 from posbias_papers.findings import Seeded
 from posbias_papers.liu2026.experiment import position_copy_page
-from posbias_papers.liu2026.published import CONFIGURATIONS
-from posbias_papers.liu2026.statements import Losses
+from posbias_papers.liu2026.statements import CONFIGURATIONS, Losses
 from posbias_papers.reproduction import reproduction_record
 
 HERE = Path(__file__).parent

@@ -11,8 +11,15 @@ from posbias.runs.records import read_record
 from posbias_papers import PAPERS, reproduce, reproduction_record
 from posbias_papers.findings import Seeded
 from posbias_papers.liu2026.experiment import losses_table, position_copy_figures
-from posbias_papers.liu2026.published import CONFIGURATIONS, ONE, PUBLISHED, TWO, blind_loss, orderless_loss
-from posbias_papers.liu2026.statements import position_copy_findings
+from posbias_papers.liu2026.statements import (
+    CONFIGURATIONS,
+    ONE,
+    PUBLISHED,
+    TWO,
+    blind_loss,
+    orderless_loss,
+    position_copy_findings,
+)
 from posbias_papers.pages.reproduce import ReproductionRun
 from posbias_papers.study_runs import SIZES, StudySettings
 

@@ -6,7 +6,7 @@ import torch
 
 from posbias import UsageError
 from posbias.architecture import Causal, SlidingWindow
-from posbias_papers.wu2025.icl_outcomes import sink_scores
+from posbias_papers.wu2025.icl import sink_scores
 
 
 @pytest.mark.parametrize("mask", [Causal(), SlidingWindow(3)])

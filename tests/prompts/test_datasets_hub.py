@@ -8,8 +8,8 @@ import pytest
 from pyarrow import parquet
 
 from posbias import UsageError, load_prompts
-from posbias.prompts.datasets_hub import parse_dataset
 from posbias.prompts.prompts import PromptSource
+from posbias.prompts.sources import parse_dataset
 
 TEXTS = [f"Document {number}. " + " ".join(f"word{number}x{k}" for k in range(60)) for number in range(40)]
 

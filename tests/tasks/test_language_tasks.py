@@ -393,7 +393,7 @@ def test_chat_needs_a_template_that_keeps_the_message(tokenizer: Any, tmp_path: 
         ("needle(depths=1)", "depths must be a whole number >= 2"),
         (
             "ruler()",
-            "unknown task 'ruler'; known: documents, hard_distractor, items,",
+            "unknown task 'ruler'; known: documents, items,",
         ),
     ],
 )

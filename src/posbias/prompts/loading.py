@@ -22,7 +22,6 @@ from posbias.errors import UsageError
 from posbias.progress import track
 from posbias.prompts.chat import CHAT_SCHEME, chat_file_prompts
 from posbias.prompts.control_tokens import control_pattern
-from posbias.prompts.datasets_hub import SCHEME, dataset_group, parse_dataset
 from posbias.prompts.prompts import (
     Prompts,
     PromptSource,
@@ -37,7 +36,16 @@ from posbias.prompts.prompts import (
     why_no_tokenizer,
     with_first_words,
 )
-from posbias.prompts.sources import Document, Group, default_corpus, record_file, text_file
+from posbias.prompts.sources import (
+    SCHEME,
+    Document,
+    Group,
+    dataset_group,
+    default_corpus,
+    parse_dataset,
+    record_file,
+    text_file,
+)
 
 Item = TypeVar("Item")
 Window = Int64[np.ndarray, "length"]

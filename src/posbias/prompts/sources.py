@@ -1,9 +1,13 @@
-"""Sources of prompts: the default corpus, text files, JSON lines and Parquet, as groups of documents.
+"""Sources of prompts: the default corpus, text files, JSON lines, Parquet and data sets, as groups of documents.
 
-A file is read whole, within `limits.READ_BYTES`; what is larger is streamed as a data set (`datasets_hub.py`). Its
-documents are tokenised a segment at a time, only those that windows are drawn from. In a text file a line that holds
-only a form feed (U+000C) ends one document and begins the next. A record is one document, in the field or column named
-after `#` in the path, otherwise `text`, otherwise `token_ids`.
+A file is read whole, within `limits.READ_BYTES`; what is larger is streamed as a data set. Documents are tokenised a
+segment at a time, only those that windows are drawn from. In a text file a line that holds only a form feed (U+000C)
+ends one document and begins the next. A record is one document, in the field or column named after `#` in the path,
+otherwise `text`, otherwise `token_ids`.
+
+A data set of Hugging Face is spelled `hf:owner/name[config]:split#field`; all but the id may be left out, and a local
+directory of data files stands in for an id. It is streamed, so that only as many documents are fetched as the windows
+need, in the order of the library's seeded shuffle.
 """
 
 import itertools
@@ -18,7 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from posbias.errors import UsageError
+from posbias.errors import UsageError, one_line
 from posbias.files import check_text, decoded, file_exists, json_object, open_file, read_lines, read_whole
 from posbias.limits import PARQUET_BYTES, READ_BYTES
 from posbias.prompts.prompts import as_token_ids
@@ -182,11 +186,18 @@ def _checked(value: Any, is_text: bool, where: str) -> Document:
 def record_file(path: Path, n_positions: int, field: str | None, *, starts: bool = False) -> Group:
     """A file of JSON lines, plain or gzip, or of Parquet; every record must have the field, or column."""
     check_file(path)
-    json_lines = ((where, json_object(line, where)) for where, line in read_lines(path))
-    records = _parquet_rows(path, field) if path.suffix.lower() == ".parquet" else json_lines
+    records = _parquet_rows(path, field) if path.suffix.lower() == ".parquet" else _json_lines(path)
     chosen, is_text, records = begun(records, field, repr(str(path)))
     documents = documents_in(records, chosen, is_text)
     return Group(path.name, segmented(documents, n_positions, starts=starts), is_text)
+
+
+def _json_lines(path: Path) -> Records:
+    size = 0
+    for where, line in read_lines(path):
+        size += len(line)
+        READ_BYTES.check(f"{str(path)!r}, unpacked,", size)
+        yield where, json_object(line, where)
 
 
 def _parquet_rows(path: Path, field: str | None) -> Records:
@@ -219,3 +230,78 @@ def _decoded_bytes(values: Any) -> int:
         return int(values.nbytes)
     lengths = compute.binary_length(values.dictionary)
     return int(compute.sum(lengths.take(values.indices)).as_py() or 0)
+
+
+SCHEME = "hf:"
+LITERAL = re.compile(r"hf:(?P<id>[^\[\]#:]+)(\[(?P<config>[^\[\]]+)\])?(:(?P<split>[\w.-]+))?(#(?P<field>.+))?")
+BATCH_DOCUMENTS = 16
+"""Documents read at a time."""
+MOST_BATCHES = 65536
+"""Batches read at most, a million documents: enough for any number of prompts that can be measured."""
+SHUFFLE_BUFFER = 256
+"""Documents held while shuffling."""
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """A parsed literal."""
+
+    id: str
+    config: str | None
+    split: str
+    field: str | None
+
+    @property
+    def name(self) -> str:
+        """Name in records and messages; only the base name of a directory."""
+        owner = Path(self.id).resolve().name if Path(self.id).is_dir() else self.id
+        config = f"[{self.config}]" if self.config else ""
+        return f"{SCHEME}{owner}{config}:{self.split}{f'#{self.field}' if self.field else ''}"
+
+
+def parse_dataset(text: str) -> DatasetName:
+    """The parts of a literal; the split is "train" if none is named."""
+    match = LITERAL.fullmatch(text)
+    if match is None:
+        raise UsageError(f"prompts {text!r}: need hf:owner/name[config]:split#field (all but the id may be left out)")
+    return DatasetName(match["id"], match["config"], match["split"] or "train", match["field"])
+
+
+def dataset_group(dataset: DatasetName, *, seed: int) -> Group:
+    """The dataset's documents, in batches in the order they come.
+
+    Raises:
+        UsageError: the library is not installed, or there is no such dataset, config, split or field.
+    """
+    chosen, is_text, records = begun(_records(dataset.name, _open(dataset, seed)), dataset.field, dataset.name)
+    batches = iter(lambda: list(itertools.islice(records, BATCH_DOCUMENTS)), [])
+    segments = (documents_in(batch, chosen, is_text) for batch in itertools.islice(batches, MOST_BATCHES))
+    return Group(dataset.name, segments, is_text)
+
+
+def _records(name: str, stream: Iterator[dict[str, Any]]) -> Records:
+    """The records of a stream with their places."""
+    try:
+        for number, record in enumerate(stream):
+            yield f"{name}, record {number}", record
+    except Exception as error:  # whatever a broken connection or a damaged file may raise
+        raise UsageError(f"cannot read {name}: {one_line(error)}") from None
+
+
+def _open(dataset: DatasetName, seed: int) -> Iterator[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError(
+            f"prompts {dataset.name!r} need the datasets package: pip install 'posbias[datasets]'"
+        ) from None
+    watched = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        stream = datasets.load_dataset(dataset.id, dataset.config, split=dataset.split, streaming=True)
+        return iter(stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER))
+    except Exception as error:  # the library raises its own, Hugging Face's and the file formats' errors
+        raise UsageError(f"prompts {dataset.name!r} cannot be loaded: {one_line(error)}") from None
+    finally:
+        if not watched:
+            datasets.enable_progress_bars()

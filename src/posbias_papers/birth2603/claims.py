@@ -14,7 +14,7 @@ from scipy.signal import lfilter
 
 from posbias.errors import UsageError
 from posbias.theory.closed_form import attention_steps, closed_form
-from posbias_papers.claims import CLAIMS, Claim, Facts, Finding
+from posbias_papers.claims import CLAIMS, Claim, Finding
 
 PAPER = "Lost in the Middle at Birth, arXiv 2603.10123"
 UNIFORM = "uniform causal attention, as at initialisation without ALiBi"
@@ -137,12 +137,6 @@ class DeadZone(Claim):
         "the end the profile is L m (1-m)^(L-1) / N"
     )
 
-    @staticmethod
-    def phrases(numbers: Facts) -> Facts:
-        """The middle's share for every mixing."""
-        middles = {name[9:]: middle for name, middle in numbers.items() if name.startswith("middle_m_")}
-        return {"middles": ", ".join(f"{middle:.2g} (m = {mixing})" for mixing, middle in middles.items())}
-
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """N times the profile at the middle for three mixings, H = 24, N = 2048."""
         mixings = (1.0,) if broken else MIXINGS
@@ -165,6 +159,7 @@ class DeadZone(Claim):
                 **{f"end_over_one_step_m_{mixing:g}": ratio for mixing, ratio in near_end.items()},
             },
             instances=len(mixings),
+            words={"middles": ", ".join(f"{middle:.2g} (m = {mixing:g})" for mixing, middle in middles.items())},
         )
 
 

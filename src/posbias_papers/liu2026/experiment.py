@@ -20,7 +20,7 @@ from posbias_papers.findings import (
     findings_tables,
     said_of,
 )
-from posbias_papers.liu2026.published import (
+from posbias_papers.liu2026.statements import (
     CONFIGURATIONS,
     CONTEXT,
     ONE,
@@ -31,18 +31,19 @@ from posbias_papers.liu2026.published import (
     THREE_WIDE,
     TWO,
     TWO_WIDE,
+    Losses,
     blind_loss,
     orderless_loss,
+    position_copy_findings,
     published_losses,
 )
-from posbias_papers.liu2026.statements import Losses, position_copy_findings
 from posbias_papers.pages.reproduce import PAPERS
 from posbias_papers.reproduction import Reproduction
 from posbias_papers.study_runs import StudyExperiment, StudySettings
 
 
 @PAPERS.register("position-copy-liu2026")
-class PositionCopy(StudyExperiment):
+class CopyExperiment(StudyExperiment):
     """The post's networks trained again, and its statements put to the test."""
 
     paper = SOURCE
@@ -89,7 +90,7 @@ def position_copy_page(
     seeds = max((len(rows) for rows in losses.values()), default=0)
     findings = position_copy_findings(losses)
     return Reproduction(
-        experiment=PositionCopy.name,
+        experiment=CopyExperiment.name,
         title=f"Position copy: {len(losses)} networks, {CONTEXT} targets, {seeds} seeds, {settings['steps']} steps",
         rows=finding_rows(findings),
         statements=said_of(findings, facts),

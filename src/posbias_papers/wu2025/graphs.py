@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from posbias.architecture import MASKS, Causal, Prefix, SlidingWindow
 from posbias.errors import UsageError
-from posbias_papers.claims import CLAIMS, Claim, Facts, Finding, Verdict, claim_generator, listed
+from posbias_papers.claims import CLAIMS, Claim, Finding, Verdict, claim_generator, listed
 from posbias_papers.kernels import (
     ROUNDING,
     Network,
@@ -60,12 +60,6 @@ class CentreNodes(Claim):
         "{factor_outside_closed_groups:.4f} per N-1 layers; a centre node exists where there is one such group"
     )
 
-    @staticmethod
-    def phrases(numbers: Facts) -> Facts:
-        """The number of masks, or the centre nodes of one."""
-        centres = listed(numbers["centres_of_first_mask"]) or "none"
-        return {"subject": f"{numbers['masks']} masks" if numbers["masks"] > 1 else f"centre nodes: {centres}"}
-
     def examine(self, generator: np.random.Generator, *, broken: bool) -> Finding:
         """Share that N - 1 successive layers leave outside the centre nodes: largest of masks, draws, blocks, queries.
 
@@ -82,6 +76,8 @@ class CentreNodes(Claim):
                 left.append(float(outside_trail(run.kernels, centre_nodes(visible))[-1]))
                 factors.append(_block_factor(run.kernels, centre_nodes(visible)))
                 closed_factors.append(_block_factor(run.kernels, closed_positions(visible)))
+        centres = centre_nodes(masks[0]).tolist()
+        subject = f"{len(masks)} masks" if len(masks) > 1 else f"centre nodes: {listed(centres) or 'none'}"
         return Finding(
             value=max(factors),
             as_stated=max(factors) < 1 - ROUNDING,
@@ -89,9 +85,10 @@ class CentreNodes(Claim):
                 "masks": len(masks),
                 "mass_left_most": max(left),
                 "factor_outside_closed_groups": max(closed_factors),
-                "centres_of_first_mask": centre_nodes(masks[0]).tolist(),
+                "centres_of_first_mask": centres,
             },
             instances=len(left),
+            words={"subject": subject},
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from posbias.architecture import Prefix, SlidingWindow
-from posbias_papers.claims import MODEL_CLAIMS, Facts, Finding, Premise, listed
+from posbias_papers.claims import MODEL_CLAIMS, Finding, Premise, listed
 from posbias_papers.kernels import ROUNDING, centre_nodes, rollouts, transitions, worst_ratio
 from posbias_papers.model_claims import ModelClaim, ModelRun, attention_only, bounded_below, causal, masked_as
 from posbias_papers.wu2025.graphs import outside_trail
@@ -59,12 +59,6 @@ class MaskCollapse(ModelClaim):
         "{centre} (prompts from {outside_last_query_least:.3g} to {outside_last_query_most:.3g})"
     )
 
-    @staticmethod
-    def phrases(numbers: Facts) -> Facts:
-        """The positions that all mass goes to."""
-        count = numbers["centre_nodes"]
-        return {"centre": "position 0" if count == 1 else f"the first {count} positions"}
-
     def premises(self, run: ModelRun) -> tuple[Premise, ...]:
         """The theorem's mask, no residual connection, positive weights."""
         return (masked_as(run, self.kind), attention_only(run), bounded_below(run))
@@ -106,6 +100,7 @@ class MaskCollapse(ModelClaim):
                 "outside_last_query_most": float(max(last)),
             },
             instances=len(run.kernels),
+            words={"centre": "position 0" if first == 1 else f"the first {first} positions"},
         )
 
 

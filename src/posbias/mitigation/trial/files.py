@@ -14,7 +14,7 @@ from posbias.errors import UsageError
 from posbias.files import file_exists, open_file
 from posbias.mitigation.methods.recipe import RECIPE_SUFFIX
 from posbias.prompts.chat import CHAT_SCHEME
-from posbias.prompts.datasets_hub import SCHEME, parse_dataset
+from posbias.prompts.sources import SCHEME, parse_dataset
 
 
 def is_recipe(entry: Any) -> bool:

@@ -8,7 +8,6 @@ from posbias.tasks.language.base import (
     file_sha256,
 )
 from posbias.tasks.language.documents import Documents
-from posbias.tasks.language.hard_distractor import HardDistractor
 from posbias.tasks.language.items import Items
 from posbias.tasks.language.key_value import KeyValue
 from posbias.tasks.language.locating import Span, encode, locate, rendered
@@ -21,7 +20,6 @@ __all__ = [
     "RULES",
     "Documents",
     "Example",
-    "HardDistractor",
     "Items",
     "KeyValue",
     "LanguageTask",

@@ -6,8 +6,10 @@ that positions are compared on equal terms. Variants are frozen dataclasses, spe
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,17 +21,22 @@ from posbias.files import check_text, decoded, json_object, open_file, read_line
 from posbias.limits import EXAMPLES, ITEMS
 from posbias.prompts.control_tokens import control_pattern
 from posbias.registry import Registry
+from posbias.tasks.language.answers import LETTERS
 from posbias.tasks.language.locating import Message, Span, leaves_thoughts_out, locate, text_of
 from posbias.tasks.language.rules import RULES, Rule
 
 OF_A_STUDY = "studies/adapters/tasks.py of the sources registers it in Python; for entries of one's own take items"
-LEFT = {"multiple_choice": "items(file=..., rule='choice') with the options as units"} | dict.fromkeys(
-    [
-        *("code_variables", "counts", "dates", "dialogue", "instructions", "json_fields", "roles", "table"),
-        *("example_order", "token_copy"),
-    ],
-    OF_A_STUDY,
-)
+LEFT = {
+    "hard_distractor": "items(file=...) with the misleading passage as the unit that moves",
+    "multiple_choice": "items(file=..., rule='choice') with the options as units",
+    **dict.fromkeys(
+        [
+            *("code_variables", "counts", "dates", "dialogue", "instructions", "json_fields", "roles", "table"),
+            *("example_order", "token_copy"),
+        ],
+        OF_A_STUDY,
+    ),
+}
 """Tasks that posbias had, and what to do instead."""
 LANGUAGE_TASKS: Registry["LanguageTask"] = Registry("task", left=LEFT)
 
@@ -139,19 +146,28 @@ class Listing:
     """Every entry without."""
 
 
+OWN_FIELD = re.compile(r"\{(?!number\}|letter\})(\w+)\}")
+"""A field of a form that an entry fills."""
+
+
 def listed(
-    entries: Sequence[str], *, head: str, between: str, tail: str, numbered: Callable[[int], str] = lambda _: ""
+    entries: Sequence[str | Mapping[str, str]], *, head: str, between: str, tail: str, form: str = "{text}"
 ) -> Listing:
-    """A text that lists entries; `numbered` is what the slots 1, 2 ... put before whatever entry stands in them."""
-    numbers = [numbered(slot) for slot in range(1, len(entries) + 1)]
-    items, passages, begin = [], [], len(head)
-    for number, entry in zip(numbers, entries, strict=True):
-        end = begin + len(number) + len(entry)
-        items.append((begin, end))
-        passages.append((begin + len(number), end))
-        begin = end + len(between)
-    text = between.join(number + entry for number, entry in zip(numbers, entries, strict=True))
-    return Listing(head + text + tail, tuple(items), tuple(passages))
+    """A text that lists entries, texts or fields by name, in a form such as `[{number}] {title}: {text}`.
+
+    What stands before the first field of an entry's own, `{number}` and `{letter}` among it, is its slot's and stays
+    where it is when entries change places.
+    """
+    before, *own = OWN_FIELD.split(form)  # text, name, text, name, text ...
+    told, items, passages, begin = [], [], [], len(head)
+    for slot, entry in enumerate(entries):
+        fields = {"text": entry} if isinstance(entry, str) else entry
+        lead = before.replace("{number}", str(slot + 1)).replace("{letter}", LETTERS[slot : slot + 1])
+        told.append(lead + "".join(part if place % 2 else fields[part] for place, part in enumerate(own)))
+        items.append((begin, begin + len(told[-1])))
+        passages.append((begin + len(lead), begin + len(told[-1])))
+        begin += len(told[-1]) + len(between)
+    return Listing(head + between.join(told) + tail, tuple(items), tuple(passages))
 
 
 @dataclass(frozen=True)
@@ -271,13 +287,11 @@ class LanguageTask(ABC):
         shortest = int(length(least) or 0)
         if shortest > tokens:
             raise UsageError(f"{self}: its shortest prompt has {shortest} tokens; {tokens} are asked")
-        low, high = least, max(1, 2 * least)
+        high = max(1, 2 * least)
         while (reached := length(high)) is not None and reached <= tokens:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            reached = length(middle)
-            low, high = (middle, high) if reached is not None and reached <= tokens else (low, middle)
+            high *= 2
+        # Prompts grow with their items; with more than there are they are longer than any.
+        low = least - 1 + bisect_right(range(least, high), tokens, key=lambda items: length(items) or tokens + 1)
         filled = int(length(low) or 0)
         if length(low + 1) is None and filled < FILLED * tokens:
             raise UsageError(f"{self.name}: its {low} items make prompts of {filled} tokens; {tokens} are asked")

@@ -36,8 +36,7 @@ CONDITIONS = ("gold", "oracle", "closed_book")
 PLAIN = r"(?:(?!\{(?:number|title|text)\}).)*"
 ENTRY = re.compile(rf"{PLAIN}(?:\{{number\}}{PLAIN})?(?:\{{title\}}{PLAIN})?\{{text\}}{PLAIN}", re.DOTALL)
 """The form of an entry of one's own."""
-OF_DOCUMENT = re.compile(r"\{(title|text)\}")
-"""Its fields that a document fills."""
+AS_PUBLISHED = "Document [{number}]{published}"
 ORDERS = ("given", "shuffled")
 
 GIVEN = ("Adel", "Bruna", "Corin", "Dalia", "Edric", "Fenna", "Galen", "Hedda", "Ivor", "Jorun", "Kalle", "Lioba")
@@ -153,27 +152,6 @@ class Documents(LanguageTask):
         head += f"{question_line}\n" if self.query != "after" else ""
         return head, "\n\n" + (question_line if self.query != "before" else "") + "Answer:"
 
-    def _listing(self, document: Document) -> str:
-        """A document without what numbers its slot."""
-        if self.entry is None:
-            return ("" if document.title is None else f"(Title: {document.title})") + f" {document.text}"
-        fields = {"title": document.title or "", "text": document.text}
-        return OF_DOCUMENT.sub(lambda match: fields[match[1]], self._entry_parts[1])
-
-    def _number(self, slot: int) -> str:
-        """Text that slot 1, 2 ... puts before whatever document stands in it."""
-        if self.entry is None:
-            return f"Document [{slot}]"
-        return self._entry_parts[0].replace("{number}", str(slot))
-
-    @cached_property
-    def _entry_parts(self) -> tuple[str, str]:
-        """The form of an entry of one's own: what its slot gives, and what its document gives."""
-        form = str(self.entry)
-        field = OF_DOCUMENT.search(form)
-        assert field is not None  # see `ENTRY`
-        return form[: field.start()], form[field.start() :]
-
     def draft(self, sample: DocumentSet, position: int) -> Draft:
         """The published wording, or one's own."""
         head, tail = self._around(sample.question)
@@ -181,8 +159,15 @@ class Documents(LanguageTask):
         if self.setting == "closed_book":
             return Draft(head + tail, sample.answers, None, template=template)
         documents = [*sample.distractors[:position], sample.gold, *sample.distractors[position:]]
-        entries = list(map(self._listing, documents))
-        listing = listed(entries, head=head, between="\n", tail=tail, numbered=self._number)
+        entries = [
+            {
+                "title": document.title or "",
+                "text": document.text,
+                "published": ("" if document.title is None else f"(Title: {document.title})") + f" {document.text}",
+            }
+            for document in documents
+        ]
+        listing = listed(entries, head=head, between="\n", tail=tail, form=self.entry or AS_PUBLISHED)
         place, passages = listing.items[position], listing.passages
         return Draft(listing.text, sample.answers, place, passages=passages, template=template, notices=sample.notices)
 

@@ -222,12 +222,8 @@ class Items(LanguageTask):
     def _text(self, question: str, units: Sequence[str], moved: int, answers: tuple[str, ...]) -> Draft:
         letters = self.answer_rule.of_place
         before, after = (part.replace("{question}", question) for part in self._around)
-        lead, _, end = (self.entry or ("{letter}. {text}" if letters else "[{number}] {text}")).partition("{text}")
-
-        def numbered(slot: int) -> str:
-            return lead.replace("{number}", str(slot)).replace("{letter}", LETTERS[slot - 1 : slot])
-
-        listing = listed([unit + end for unit in units], head=before, between="\n", tail=after, numbered=numbered)
+        form = self.entry or ("{letter}. {text}" if letters else "[{number}] {text}")
+        listing = listed(units, head=before, between="\n", tail=after, form=form)
         template = "".join(self._around) if self.template else ""
         passages = () if letters else listing.passages  # whose order decides which letter is right
         return Draft(listing.text, answers, listing.items[moved], passages=passages, template=template)

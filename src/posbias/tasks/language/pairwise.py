@@ -118,7 +118,7 @@ class Judgement(LanguageTask):
             head=head,
             between="\n\n",
             tail=tail,
-            numbered=lambda slot: f"Response {LETTERS[slot - 1]}:\n",
+            form="Response {letter}:\n{text}",
         )
         letter, place, words = (
             LETTERS[position],
