@@ -116,12 +116,6 @@ def test_text_is_bytes_of_the_corpus_and_random_ids_are_within_the_vocabulary():
     assert ByteTokenizer()(["a", "é"])["input_ids"] == [[97], [195, 169]]
 
 
-def test_the_full_size_is_qwen2_of_half_a_billion():
-    full = SIZES["full"]["qwen2"]
-    assert (full["num_hidden_layers"], full["hidden_size"], full["num_attention_heads"]) == (24, 896, 14)
-    assert all(SIZES[size][family]["model_type"] == family for family in ("qwen2", "gpt2") for size in SIZES)
-
-
 def test_verdicts_follow_the_numbers(birth):
     """With a rise towards the end put into the rows, the verdict on the U-shape turns."""
     for bend, told in (((0.1, 0.05, 0.2), "a U"), ((-0.1, -0.2, -0.05), "a U by the last position alone")):

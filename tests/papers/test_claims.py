@@ -1,8 +1,5 @@
 """Every published claim: its verdict, its numbers, and that a broken assumption changes it."""
 
-import json
-
-import numpy as np
 import pytest
 
 from posbias import UsageError
@@ -50,17 +47,6 @@ def test_verdicts_do_not_hang_on_the_seed():
         if "theorem" not in name and "5.4" not in name:
             assert CLAIMS[name]().check(claim_generator(name, 1)).verdict == HOLDS
             assert CLAIMS[name]().check(claim_generator(name, 1), broken=True).verdict == FAILS
-
-
-@pytest.mark.parametrize("name", list(CLAIMS))
-def test_each_verdict_is_complete_and_plain(verdicts, name):
-    document = verdicts[name].as_dict()
-    json.dumps({key: value for key, value in document.items() if key != "numbers"}, allow_nan=False)
-    assert {"claim", "source", "statement", "value", "verdict", "sharper", "assumptions", "numbers"} <= set(document)
-    assert document["claim"] == name
-    assert "\n" not in document["statement"]
-    assert np.isfinite(document["value"])
-    assert document["sharper"] or document["verdict"] == HOLDS
 
 
 def test_the_verdict_follows_from_the_comparisons():

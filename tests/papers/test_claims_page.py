@@ -30,14 +30,6 @@ def test_its_numbers_are_those_of_a_run(verdicts):
         assert lines[name]["value"] == f"{verdicts[name].finding.value:.4g}"
 
 
-def test_numbers_of_the_demo_model_are_those_of_the_file():
-    with (STUDY / "scrambling.csv").open(newline="") as file:
-        rows = {row["quantity"]: row for row in csv.DictReader(file)}
-    page = " ".join((STUDY / "README.md").read_text().split())
-    assert "{value} [{low}, {high}]".format(**rows["last eighth, change"]) in page
-    assert f"has {rows['last eighth, natural']['value']} of the gradient" in page
-
-
 def test_the_page_counts_the_verdicts():
     verdicts = [line["verdict"] for line in _lines().values()]
     held, corrected = (verdicts.count(name) for name in ("holds", "holds with a correction"))
