@@ -36,23 +36,12 @@ CHARACTERS_PER_TOKEN = 8
 
 
 @dataclass(frozen=True)
-class Haystack:
-    """A text as clauses, with the tokens before each border."""
+class Hidden:
+    """A text as clauses, with what is put into it."""
 
     clauses: tuple[str, ...]
     borders: tuple[int, ...]
     """Tokens before clause 0, 1 ... and after the last: one more than there are clauses, ascending from 0."""
-
-    def border_at(self, depth: float) -> int:
-        """Clauses before the border nearest to a depth, by tokens; depth 0: before the first, 1: after the last."""
-        return int(np.argmin(np.abs(np.array(self.borders) - depth * self.borders[-1])))
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """A text with what is put into it."""
-
-    haystack: Haystack
     gold: str
     """The sentence that moves."""
     facts: list[str]
@@ -60,6 +49,10 @@ class Hidden:
     question: str
     values: tuple[str, ...]
     """Number of the moved needle, then of the others that are asked for."""
+
+    def border_at(self, depth: float) -> int:
+        """Clauses before the border nearest to a depth, by tokens; depth 0: before the first, 1: after the last."""
+        return int(np.argmin(np.abs(np.array(self.borders) - depth * self.borders[-1])))
 
 
 @LANGUAGE_TASKS.register("needle")
@@ -124,9 +117,9 @@ class Needle(LanguageTask):
         if room < 1:
             raise UsageError(f"{self.name}: tokens={self.tokens} leaves no room for text beside question and needles")
         for _ in range(ATTEMPTS):
-            haystack = drawn_haystack(groups, room, tokenizer, source)
-            if len({self._border(haystack, position) for position in range(self.depths)}) == self.depths:
-                return Hidden(haystack, gold, facts, question, values)
+            hidden = Hidden(*drawn_text(groups, room, tokenizer, source), gold, facts, question, values)
+            if len({hidden.border_at(position / (self.depths - 1)) for position in range(self.depths)}) == self.depths:
+                return hidden
         raise UsageError(
             f"{self.name}: texts of {self.tokens} tokens do not have {self.depths} different depths between clauses; "
             "ask for fewer depths or more tokens"
@@ -150,18 +143,15 @@ class Needle(LanguageTask):
         told = [f"{article} number of {city} is {value}." for city, value in (gold, *fixed)]
         return told[0], told[1:], f"What {asked} of {name}?", tuple(values[:needles])
 
-    def _border(self, haystack: Haystack, position: int) -> int:
-        return haystack.border_at(position / (self.depths - 1))
-
     def draft(self, sample: Hidden, position: int) -> Draft:
         """The text with the gold needle before a clause and the other facts evenly spread, always alike."""
-        haystack, facts = sample.haystack, sample.facts
-        borders = [haystack.border_at(number / (len(facts) + 1)) for number in range(1, len(facts) + 1)]
+        facts = sample.facts
+        borders = [sample.border_at(number / (len(facts) + 1)) for number in range(1, len(facts) + 1)]
         # At one border facts come first, then the moved needle, then the clause.
         parts = [(border, 0, fact) for border, fact in zip(borders, facts, strict=True)]
-        parts += [(number, 1, clause) for number, clause in enumerate(haystack.clauses)]
+        parts += [(number, 1, clause) for number, clause in enumerate(sample.clauses)]
         parts.sort(key=lambda part: part[:2])
-        place = self._border(haystack, position), 0
+        place = sample.border_at(position / (self.depths - 1)), 0
         before = [text for number, rank, text in parts if (number, rank) <= place]
         after = [text for _, _, text in parts[len(before) :]]
         begin = len(OPENING) + sum(len(part) + 1 for part in before)
@@ -173,8 +163,10 @@ def _prompt(text: str, question: str) -> str:
     return f"{OPENING}{text}\n\nQuestion: {question}\nAnswer:"
 
 
-def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source: random.Random) -> Haystack:
-    """Text from a random place of a random file: it begins with a clause and ends with a word, within `tokens`."""
+def drawn_text(
+    groups: Sequence[Group], tokens: int, tokenizer: Any, source: random.Random
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Clauses and borders of text from a random place of a random file: from a clause to a word, within `tokens`."""
     group = source.choice(groups)
     documents = source.choice(list(group.segments))
     text = " ".join(" ".join(document.split()) for document in documents if isinstance(document, str))
@@ -192,4 +184,4 @@ def drawn_haystack(groups: Sequence[Group], tokens: int, tokenizer: Any, source:
     clauses = CLAUSE_END.split(text)
     if not text.endswith((".", "!", "?")):
         clauses[-1] += CUT
-    return Haystack(tuple(clauses), (0, *(int(count) for count in before)))
+    return tuple(clauses), (0, *(int(count) for count in before))
