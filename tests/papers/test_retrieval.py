@@ -1,5 +1,7 @@
 """In-context retrieval: what contexts hold, and who answers what."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,10 @@ import torch
 from posbias import UsageError
 from posbias.tasks.synthetic import stack_tasks
 from posbias.tasks.synthetic.base import Draws, Purpose
+from posbias.training import TrainingSchedule, TrainOptions
+from posbias.training.trainer import train_members
 from posbias_papers.wu2025.retrieval import CONTRASTS, InContextRetrieval, RetrievalStack, distinct, ranks
+from training_cases import copier, retriever
 
 FIVE_SIGMA = 5.0
 CONTEXTS = 4000
@@ -210,3 +215,13 @@ def test_bad_parameters_are_refused_in_one_line(parameters: dict, complaint: str
         InContextRetrieval(**parameters)
     assert complaint in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_its_code_decides_whether_a_checkpoint_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr("posbias.training.trainer.made_by", lambda packages: seen.append(list(packages)) or {})
+    for member in (copier(0), retriever(0)):
+        schedule, options = TrainingSchedule(steps=2, batch=2, window=1), TrainOptions(directory=tmp_path / member.name)
+        train_members([member], schedule, options=options)
+    assert "posbias_papers.wu2025" not in seen[0]
+    assert "posbias_papers.wu2025" in seen[-1]

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks.synthetic", "posbias.training")
-"""Packages whose code decides the result of a training: checkpoints are taken up while it is the same."""
+"""Packages whose code decides the result of a training, beside those of tasks that stand elsewhere: checkpoints are
+taken up while it is the same."""
 CPU_VALUES = 1_120_000
 """Values of the stream (sequences * positions * features) of a stack on a CPU, unless a chunk is given: what is
 computed stays in the caches, and there is enough of it to be worth a call (benchmarks/train)."""
@@ -141,12 +142,13 @@ class StackWork:
 
     def store(self, *, resume: bool) -> PartStore:
         """The place where checkpoints and finished stacks are kept."""
+        tasks = {type(member.task).__module__.rpartition(".")[0] for member in self.members}
         settings = {
             "members": [member.describe() for member in self.members],
             "stacks": [list(stack) for stack in self.stacks],
             "options": self.schedule.describe(),
             "device": self.options.device,
-            "made_by": made_by(DECIDING),
+            "made_by": made_by(sorted({*DECIDING, *filter(None, tasks)})),
         }
         return PartStore(self.options.directory, settings, resume=resume, overwrite=self.options.overwrite)
 
