@@ -430,25 +430,21 @@ def paired_shares(first: Binary, second: Binary, confidence: float = CONFIDENCE)
 
     gained, lost = round((first * (1 - second)).sum()), round(((1 - first) * second).sum())
     p = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))  # McNemar's exact test
-    interval = tango(first, second, confidence)
+    interval = tango(gained, lost, len(first), confidence)
     if interval.excludes(0.0) and p < 1 - confidence:
         return interval, p
     return interval.including(0.0), max(p, 1 - confidence)
 
 
-def tango(first: Binary, second: Binary, confidence: float = CONFIDENCE) -> Interval:
+@lru_cache(maxsize=CACHED)
+def tango(gained: int, lost: int, count: int, confidence: float = CONFIDENCE) -> Interval:
     """Score interval of the difference of two paired proportions; it excludes 0 when McNemar's score test rejects.
 
-    It is never of length 0, also without any discordant unit.
+    It is never of length 0, also without any discordant unit. From the numbers of units that only the first has, that
+    only the second has, and of all units.
 
     Source: Tango 1998, "Equivalence test and confidence interval for the difference in proportions", eq. 9.
     """
-    return _tango(float((first * (1 - second)).sum()), float(((1 - first) * second).sum()), len(first), confidence)
-
-
-@lru_cache(maxsize=CACHED)
-def _tango(gained: float, lost: float, count: int, confidence: float) -> Interval:
-    """`tango` from the numbers of units that only the first has, that only the second has, and of all units."""
     from scipy.optimize import brentq
     from scipy.special import ndtri
 

@@ -36,10 +36,12 @@ from posbias.theory.mean_field.spec import (
     MeanFieldSpec,
     MlpSpec,
     NormSpec,
-    with_norms,
 )
 
 HERE = Path(__file__).resolve().parent
+PLACEMENTS = {"pre": (True, False, False), "output": (False, True, False), "sandwich": (True, True, False)}
+PLACEMENTS |= {"post": (False, False, True)}
+"""Norms before a branch, on its output, and on the stream after the addition."""
 N, HEADS, PROBES = 256, 32, 2
 VOCABULARY = {"vocab_size": 4096, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 """The profile knows the embeddings' mean square alone, so that a small vocabulary serves."""
@@ -342,6 +344,17 @@ def _attending(spec: MeanFieldSpec, other: MeanFieldSpec) -> MeanFieldSpec:
     return replace(spec, layers=tuple(replace(layer, attention=attention(layer)) for layer in spec.layers))
 
 
+def _with_norms(spec: MeanFieldSpec, placement: str) -> MeanFieldSpec:
+    """A decoder of pre-norm with its norms moved; post-norm has none at the end."""
+
+    def moved(branch: Any) -> Any:
+        before, after, stream = (branch.pre_norm if there else None for there in PLACEMENTS[placement])
+        return replace(branch, pre_norm=before, post_norm=after, residual=replace(branch.residual, norm=stream))
+
+    layers = tuple(replace(layer, attention=moved(layer.attention), mlp=moved(layer.mlp)) for layer in spec.layers)
+    return replace(spec, layers=layers, final_norm=None if placement == "post" else spec.final_norm)
+
+
 def variations() -> dict[tuple[str, str, str], Callable[[], MeanFieldSpec]]:
     """Base, what is changed, its value: one thing at a time."""
     bases: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
@@ -359,8 +372,8 @@ def variations() -> dict[tuple[str, str, str], Callable[[], MeanFieldSpec]]:
             rows[base, "embeddings times", f"{factor:g}"] = lambda w=whole, f=factor: _larger(w, f)
         for layers in (3, 6, 12, 24, 48):
             rows[base, "layers", str(layers)] = lambda m=make, a=(width, layers, *rest): describe(m(*a))
-        for placement in ("pre", "output", "sandwich", "post"):
-            rows[base, "norms", placement] = lambda w=whole, p=placement: with_norms(w, p)
+        for placement in PLACEMENTS:
+            rows[base, "norms", placement] = lambda w=whole, p=placement: _with_norms(w, p)
         rows[base, "residuals", "without"] = lambda w=whole: _streams(w, 0.0)
         rows[base, "MLPs", "without"] = lambda w=whole: _without_mlp(w)
     for width, heads in ((256, 4), (512, 8), (896, 14), (1536, 24)):

@@ -32,7 +32,6 @@ def row_of(found: Design, depth: int, mixing: float) -> dict[str, object]:
         "met": found.met,
         "exact": found.exact,
         "at_ends": found.at_ends.get("gamma_key", (0, depth))[0],
-        "met_by": [", ".join(other.over) for other in found.alternatives if other.met],
     }
 
 

@@ -15,18 +15,9 @@ def test_variants_and_literals_are_the_same():
     np.testing.assert_array_equal(written.head_groups[0][0].linear_slopes(), [0.5, 0.25])
 
 
-@pytest.mark.parametrize(
-    "literal", ["causal", "sliding_window(width=64)", "chunks(width=9)", "prefix(length=3)", "full"]
-)
+@pytest.mark.parametrize("literal", ["causal", "sliding_window(width=64)", "prefix(length=3)", "full"])
 def test_mask_spelling_round_trips(literal):
     assert str(MASKS.parse(literal)) == literal
-
-
-@pytest.mark.parametrize(("n_positions", "width"), [(7, 3), (6, 3), (5, 1), (4, 9)])
-def test_chunks_are_causal_blocks_that_see_nothing_of_each_other(n_positions, width):
-    query, key = np.indices((n_positions, n_positions))
-    expected = (key <= query) & (key // width == query // width)
-    np.testing.assert_array_equal(MASKS.parse(f"chunks(width={width})").visible(n_positions), expected)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +59,7 @@ def test_hybrid_stacks_group_heads_by_mask_and_encoding():
     [
         ({"depth": 0}, "depth must be a whole number >= 1, got 0"),
         ({"depth": 2, "heads": 0}, "heads must be a whole number"),
-        ({"depth": 2, "mask": "casual"}, "unknown mask 'casual'; known: causal, chunks, full, prefix, sliding_window"),
+        ({"depth": 2, "mask": "casual"}, "unknown mask 'casual'; known: causal, full, prefix, sliding_window"),
         ({"depth": 2, "mask": "sliding_window"}, "parameters of sliding_window: width"),
         ({"depth": 2, "mask": "sliding_window(width=0)"}, "width must be a whole number >= 1, got 0"),
         ({"depth": 2, "mask": "__import__('os').system('x')"}, "is not a name or a literal call"),

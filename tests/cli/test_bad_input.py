@@ -33,7 +33,7 @@ def one_line(result, *words, code=2):
     [
         (["--mixing", "1.5"], ["mixing must lie in [0, 1], got 1.5"]),
         (["--mixing", "[0.1, 0.2, 0.3]", "--depth", "2"], ["3 values given for 2 layers"]),
-        (["--mask", "casual"], ["unknown mask 'casual'", "causal, chunks, full, prefix, sliding_window"]),
+        (["--mask", "casual"], ["unknown mask 'casual'", "causal, full, prefix, sliding_window"]),
         (["--encoding", "alibi(slopes=[1.0])", "--heads", "2"], ["1 slopes given for 2 heads"]),
         (["--theory", "astrology"], ["unknown theory 'astrology'", "rollout"]),
         (["--theory", "closed_form", "--encoding", "alibi"], ["mask causal with encoding none only"]),

@@ -28,7 +28,6 @@ MASK_SPELLINGS = {
     "causal": ["causal"],
     "sliding_window": ["sliding_window(width=1)", "sliding_window(width=6)", "sliding_window(width=150)"],
     "prefix": ["prefix(length=1)", "prefix(length=5)", "prefix(length=140)"],
-    "chunks": ["chunks(width=1)", "chunks(width=6)", "chunks(width=150)"],
     "full": ["full"],
 }
 ENCODING_SPELLINGS = {

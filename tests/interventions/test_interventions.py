@@ -10,7 +10,7 @@ from torch import Tensor
 
 import posbias as pb
 from posbias import UsageError, intervened, predict
-from posbias.architecture import Causal, Chunks, NoEncoding, SlidingWindow
+from posbias.architecture import Causal, NoEncoding, SlidingWindow
 from posbias.interventions import INTERVENTIONS, resolve_interventions
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
@@ -387,10 +387,6 @@ def test_in_an_architecture_each_ingredient_has_its_neutral_value():
         changed("sink_masked")
     with pytest.raises(UsageError, match="needs causal layers"):
         resolve_interventions("window(3)")[0].in_architecture(pb.Architecture(depth=1, mask="full"))
-    chunks = pb.Architecture(depth=1, mask="chunks(width=4)")
-    assert resolve_interventions("window(4)")[0].in_architecture(chunks).mask == Chunks(width=4)
-    with pytest.raises(UsageError, match=r"no mask has windows within chunks\(width=4\)"):
-        resolve_interventions("window(3)")[0].in_architecture(chunks)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "window": {"depth": 5, "mask": "sliding_window(width=5)", "mixing": "power_decay(start=0.6, exponent=1.0)"},
     "prefix": {"depth": 3, "mask": "prefix(length=6)", "mixing": 0.5},
     "full": {"depth": 3, "mask": "full", "encoding": "decay(rate=0.7)", "mixing": 0.5},
-    "alibi": {"depth": 4, "heads": 3, "encoding": "alibi", "mixing": "linear(start=0.2, end=0.7)"},
+    "alibi": {"depth": 4, "heads": 3, "encoding": "alibi", "mixing": [0.2, 0.37, 0.53, 0.7]},
     "decay": {"depth": 4, "encoding": "decay(rate=0.8)", "mixing": 0.3},
     "rope": {"depth": 3, "heads": 2, "encoding": "rope(base=100.0, head_dim=8)", "mixing": 0.6},
     "content": {"depth": 3, "heads": 2, "mixing": 0.5, "content": [[1.0, -2.0], [0.0, 3.0], [5.0, -5.0]]},

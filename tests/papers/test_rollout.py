@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from posbias import UsageError
-from posbias.architecture.published_models import bloom_influence, published_models
 from posbias_papers import reproduce
+from posbias_papers.rollout2602.published_models import bloom_influence, published_models
 from posbias_papers.rollout2602.table import TABLE_DIGIT
 
 ROOT = Path(__file__).resolve().parents[2]

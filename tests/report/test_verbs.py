@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from posbias import DesignOptions, Record, design, place, write_report
-from posbias.designing import design_record
 from posbias.display.figures import Figure, HeatMap
 from posbias.display.wording import GLOSSARY
 from posbias.evaluation.curve import Contrast, PositionCurve, Shape
@@ -193,9 +192,7 @@ def test_what_prompts_spell_of_control_tokens_is_said() -> None:
 
 def test_the_target_of_a_design_is_on_top_and_like_no_other_curve() -> None:
     (figure,) = report_of(
-        design_record(
-            design("u_shape(middle=4.0)", over="key_bias", options=DesignOptions(depth=4, n_positions=32)), {}
-        )
+        design("u_shape(middle=4.0)", over="key_bias", options=DesignOptions(depth=4, n_positions=32)).record
     ).picture
     assert isinstance(figure, Figure)
     assert [curve.name for curve in figure.curves][-2:] == ["target", "flat line"]

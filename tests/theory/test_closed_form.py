@@ -44,7 +44,7 @@ def test_equals_the_hausdorff_sum_in_exact_rationals(n_positions: int, mixing: l
     np.testing.assert_allclose(got, hausdorff(n_positions, mixing), rtol=2e-15 * len(mixing) + 1e-15, atol=0)
 
 
-@pytest.mark.parametrize("mixing", [0.1, 1.0, "linear(start=0.0, end=1.0)"])
+@pytest.mark.parametrize("mixing", [0.1, 1.0, [layer / 31 for layer in range(32)]])
 def test_equals_the_pulls_to_thirteen_digits(mixing: object) -> None:
     architecture = Architecture(depth=32, mixing=mixing)
     pulled = rollout_profile(architecture, n_positions=4096)

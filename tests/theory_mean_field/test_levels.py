@@ -17,9 +17,9 @@ N, WIDTH, HEAD_DIM = 7, 32, 16
 NORM = NormSpec(1e-6)
 
 
-def attention(logit_variance: float, *, encoding=None, mask=None, sink=-np.inf, **extra) -> AttentionSpec:
+def attention(logit_variance: float, *, encoding=None, mask=None, **extra) -> AttentionSpec:
     """Two heads whose logits have the given variance (for inputs of unit power, without norms)."""
-    sinks = np.full(2, sink)
+    sinks = np.full(2, -np.inf)
     group = HeadGroup(mask or Causal(), encoding or NoEncoding(), np.arange(2), 2, content=np.zeros(2), sinks=sinks)
     return AttentionSpec(
         heads=2,
@@ -58,9 +58,8 @@ def setting(seed: int = 0) -> Setting:
         attention(0.1, encoding=Alibi()),
         attention(0.1, mask=SlidingWindow(width=3)),
         attention(0.1, query_norm=NORM, key_norm=NORM),
-        attention(0.1, sink=0.5),
     ],
-    ids=["plain", "alibi", "window", "normed", "sunk"],
+    ids=["plain", "alibi", "window", "normed"],
 )
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_first_order_removes_the_error_of_the_value_level(spec, direction):
@@ -88,7 +87,7 @@ def test_first_order_ignores_a_key_bias():
     np.testing.assert_allclose(shifted.block, plain.block, rtol=1e-9)
 
 
-@pytest.mark.parametrize("features", ["plain", "normed", "rotary", "capped", "sunk"])
+@pytest.mark.parametrize("features", ["plain", "normed", "rotary", "capped", "wide"])
 def test_sampled_heads_equal_real_attention(features):
     """E |d a / d x|^2 over weights, by autograd of an attention layer with all its parts, large logits."""
     norm = NormSpec(1e-6, per_head=True)
@@ -99,8 +98,8 @@ def test_sampled_heads_equal_real_attention(features):
         spec = replace(spec, rotation=np.tile(10.0 ** (-np.arange(4) / 4), (2, 1)))
     if features == "capped":
         spec = replace(spec, softcap=1.5)
-    if features == "sunk":
-        spec = replace(attention(1.0, sink=0.5), value_dim=2 * HEAD_DIM)
+    if features == "wide":
+        spec = replace(spec, value_dim=2 * HEAD_DIM)
     inputs, arriving = input_gram(), gradient_gram()
     forward, backward = _real_attention(spec, inputs.block, arriving.block, draws=3000)
     expected = SampledHeads(80_000).forward(spec, inputs, setting()).block - spec.output.bias
@@ -134,8 +133,7 @@ def _real_attention(spec, gram, gradient_gram, *, draws):
     if spec.softcap is not None:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
     logits = logits.masked_fill(~torch.tril(torch.ones(N, N, dtype=torch.bool)), -torch.inf)
-    sinks = torch.full((draws, 2, N, 1), spec.groups[0].sinks[0], dtype=torch.float64)
-    heads = torch.softmax(torch.cat([logits, sinks], -1), dim=-1)[..., :-1] @ values
+    heads = torch.softmax(logits, dim=-1) @ values
     output = torch.einsum("bhne,bhed->bnd", heads, normal(draws, 2, spec.value_dim, WIDTH) * spec.output.variance**0.5)
     (gradient,) = torch.autograd.grad((output * drawn(gradient_gram)).sum(), x)
     return tuple((part @ part.transpose(1, 2)).mean(dim=0).detach().numpy() / WIDTH for part in (output, gradient))

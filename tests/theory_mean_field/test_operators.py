@@ -1,7 +1,5 @@
 """Cumulative sums equal dense products; bins conserve probability and mass."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ from posbias import UsageError
 from posbias.architecture import (
     Alibi,
     Causal,
-    Chunks,
     Full,
     GammaKey,
     HeadGroup,
@@ -24,14 +21,22 @@ from posbias.theory.mean_field.bins import (
     CausalMean,
     DenseOperator,
     Kernel,
-    biased_operators,
     growing_bins,
     head_operators,
-    uniform_operator,
     unit_bins,
 )
 
-MASKS = [Causal(), SlidingWindow(width=5), Chunks(width=5), Prefix(length=4), Full()]
+MASKS = [Causal(), SlidingWindow(width=5), Prefix(length=4), Full()]
+
+
+def group(mask, encoding, content=0.0) -> HeadGroup:
+    return HeadGroup(mask, encoding, np.arange(4), 4, content=np.full(4, content), sinks=np.full(4, -np.inf))
+
+
+def uniform_operator(mask, bins):
+    ((share, operator),) = head_operators((group(mask, NoEncoding()),), bins)
+    assert share == 1
+    return operator
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -40,7 +45,7 @@ def test_uniform_operator_is_the_normalised_mask(mask):
     visible = mask.visible(n)
     expected = visible / visible.sum(axis=1, keepdims=True)
     operator = uniform_operator(mask, unit_bins(n))
-    np.testing.assert_allclose(operator.matrix(), expected, rtol=1e-12)
+    np.testing.assert_allclose(operator.matrix, expected, rtol=1e-12)
     values = np.random.default_rng(0).standard_normal((n, n))
     symmetric = values @ values.T
     np.testing.assert_allclose(operator.left(values), expected @ values, rtol=1e-12, atol=1e-12)
@@ -49,31 +54,10 @@ def test_uniform_operator_is_the_normalised_mask(mask):
     np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_sinks_take_their_share_of_every_row(mask):
-    """Of heads with two different sinks each pair has its operator; long contexts in bins, too."""
-    n = 17
-    heads = HeadGroup(
-        mask, NoEncoding(), np.arange(4), 4, content=np.zeros(4), sinks=np.array([0.5, -np.inf, 0.5, 2.0])
-    )
-    operators = head_operators((heads,), unit_bins(n))
-    assert [share for share, _ in operators] == [0.25, 0.5, 0.25]
-    mean = sum(share * operator.matrix() for share, operator in operators)
-    np.testing.assert_allclose(mean, dense_heads(heads, n).mean(axis=0), rtol=1e-12)
-    if mask == Causal():
-        ((_, operator),) = head_operators((replace(heads, sinks=np.full(4, 1.0)),), growing_bins(900))
-        expected = np.arange(1, 901) / (np.arange(1, 901) + np.e)
-        np.testing.assert_allclose(operator.matrix()[-1].sum(), expected[-1], rtol=1e-12)
-
-
 def test_plain_causal_attention_uses_cumulative_sums():
     assert isinstance(uniform_operator(Causal(), unit_bins(9)), CausalMean)
     assert isinstance(uniform_operator(SlidingWindow(width=20), unit_bins(9)), CausalMean)
     assert isinstance(uniform_operator(SlidingWindow(width=4), unit_bins(9)), DenseOperator)
-
-
-def group(mask, encoding, content=0.0) -> HeadGroup:
-    return HeadGroup(mask, encoding, np.arange(4), 4, content=np.full(4, content), sinks=np.full(4, -np.inf))
 
 
 @pytest.mark.parametrize("content", [0.0, 1.5])
@@ -81,12 +65,12 @@ def group(mask, encoding, content=0.0) -> HeadGroup:
 def test_alibi_operators_are_the_softmax_of_their_bias(mask, content):
     n = 11
     query, key = np.indices((n, n))
-    operators = [operator for _, operator in biased_operators(group(mask, Alibi(), content), unit_bins(n))]
+    operators = [operator for _, operator in head_operators((group(mask, Alibi(), content),), unit_bins(n))]
     symmetric = np.minimum(query, key) + 1.0
     for slope, operator in zip(Alibi().linear_slopes(4), operators, strict=True):
         weights = np.exp(-slope * np.abs(query - key) + content * (query == key)) * mask.visible(n)
         expected = weights / weights.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(operator.matrix(), expected, rtol=1e-12)
+        np.testing.assert_allclose(operator.matrix, expected, rtol=1e-12)
         np.testing.assert_allclose(operator.average(symmetric), expected @ symmetric @ expected.T, rtol=1e-12)
         np.testing.assert_allclose(operator.gather(symmetric), expected.T @ symmetric @ expected, rtol=1e-12)
 
@@ -95,8 +79,8 @@ def test_alibi_operators_are_the_softmax_of_their_bias(mask, content):
 def test_key_biases_are_the_softmax_of_their_bias_and_equal_heads_are_one(mask):
     n = 11
     keyed = group(mask, GammaKey((3.0, 0.4, 3.0, 3.0)))
-    operators = biased_operators(keyed, unit_bins(n))
-    mean = sum(share * operator.matrix() for share, operator in operators)
+    operators = head_operators((keyed,), unit_bins(n))
+    mean = sum(share * operator.matrix for share, operator in operators)
     expected = dense_heads(keyed, n).mean(axis=0)
     np.testing.assert_allclose(mean, expected, rtol=1e-12)
     symmetric = np.add.outer(np.arange(n), np.arange(n)) - 5.0
@@ -111,8 +95,8 @@ def test_binned_attention_averages_the_exact_one(mask):
     bins = growing_bins(60, relative_width=0.2)
     assert bins.n_positions == 60
     assert bins.sizes[-1] == 1
-    exact = uniform_operator(mask, unit_bins(60)).matrix()
-    binned = uniform_operator(mask, bins).matrix()
+    exact = uniform_operator(mask, unit_bins(60)).matrix
+    binned = uniform_operator(mask, bins).matrix
     np.testing.assert_allclose(binned.sum(axis=1), 1, rtol=1e-12)
     for a in (0, bins.count // 2, bins.count - 1):
         inside = slice(bins.starts[a], bins.starts[a] + bins.sizes[a])
@@ -148,22 +132,22 @@ def test_alibi_beside_a_key_bias_keeps_its_slope_apart_on_bins_and_positions():
     check_on_bins(group(Causal(), GammaKey(2.0, -3.0)), [group(Causal(), GammaKey(2.0, -3.0))] * 4)
     # 700 nats over the context: weights by key alone would underflow.
     steep = group(Causal(), added_to(Alibi([7.0] * 4), GammaKey(2.0, -3.0)))
-    ((share, operator),) = biased_operators(steep, unit_bins(200))
+    ((share, operator),) = head_operators((steep,), unit_bins(200))
     assert share == 1
-    np.testing.assert_allclose(operator.matrix().sum(axis=1), 1, rtol=1e-12)
+    np.testing.assert_allclose(operator.matrix.sum(axis=1), 1, rtol=1e-12)
 
 
 @pytest.mark.parametrize("mask", [Causal(), SlidingWindow(width=5)], ids=str)
 def test_a_key_bias_beyond_floats_is_refused(mask):
     with pytest.raises(UsageError, match=r"at most 700 nats; gamma_key\(alpha=1000.0\) spans 963 over 512 positions"):
-        biased_operators(group(mask, GammaKey(1000.0)), unit_bins(512))
+        head_operators((group(mask, GammaKey(1000.0)),), unit_bins(512))
 
 
 def check_on_bins(biased: HeadGroup, exact: list[HeadGroup]) -> None:
     n = 90
     bins = growing_bins(n, relative_width=0.2)
     inside = np.repeat(np.arange(bins.count), bins.sizes)[:, None] == np.arange(bins.count)
-    found = [operator.matrix() for share, operator in biased_operators(biased, bins) for _ in range(round(4 * share))]
+    found = [operator.matrix for share, operator in head_operators((biased,), bins) for _ in range(round(4 * share))]
     for head, (matrix, one) in enumerate(zip(found, exact, strict=True)):
         expected = inside.T @ dense_heads(one, n)[head] @ inside / bins.sizes[:, None]
         np.testing.assert_allclose(matrix, expected, rtol=1e-11, atol=1e-15)

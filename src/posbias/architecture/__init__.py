@@ -12,8 +12,8 @@ from posbias.architecture.encodings import (
     published_alibi_slopes,
 )
 from posbias.architecture.keys import GammaKey, KeyBias, KeyEncoding, LogSpline
-from posbias.architecture.masks import MASKS, Causal, Chunks, Full, Mask, Prefix, SlidingWindow
-from posbias.architecture.mixing import SCHEDULES, Constant, Linear, PowerDecay, Schedule
+from posbias.architecture.masks import MASKS, Causal, Full, Mask, Prefix, SlidingWindow
+from posbias.architecture.mixing import SCHEDULES, Constant, PowerDecay, Schedule
 from posbias.architecture.spec import Architecture, HeadGroup
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Alibi",
     "Architecture",
     "Causal",
-    "Chunks",
     "Constant",
     "Decay",
     "Encoding",
@@ -34,7 +33,6 @@ __all__ = [
     "KeyBias",
     "KeyEncoding",
     "Learned",
-    "Linear",
     "LogSpline",
     "Mask",
     "NoEncoding",

@@ -17,16 +17,17 @@ from posbias.errors import UsageError
 from posbias.limits import CELLS, ITEMS
 
 
+@dataclass(frozen=True, kw_only=True)
 class AbsoluteEncoding(Encoding):
     """An encoding whose bias depends on both positions, not on their distance alone; the same for every head."""
 
     relative = False
-    query: Sequence[float] | None
-    """Content vector of every query, one number per feature; None: zero."""
-    key: Sequence[float] | None
-    """Content vector of every key; None: zero."""
-    scale: float | None
-    """Factor of the product; None: 1 / sqrt(features)."""
+    query: Sequence[float] | None = None
+    """Content of every query beside its position, `width` numbers; None: none."""
+    key: Sequence[float] | None = None
+    """Content of every key beside its position, `width` numbers; None: none."""
+    scale: float | None = None
+    """Factor of the product; None: 1 / sqrt(width)."""
 
     @abstractmethod
     def vectors_at(self, positions: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n feature"]:
@@ -80,12 +81,6 @@ class Sinusoidal(AbsoluteEncoding):
     """Features (even, >= 2)."""
     base: float = 10000.0
     """Base of the geometric series of frequencies (> 1)."""
-    query: Sequence[float] | None = None
-    """Content of every query beside its position, `width` numbers; None: none."""
-    key: Sequence[float] | None = None
-    """Content of every key beside its position, `width` numbers; None: none."""
-    scale: float | None = None
-    """Factor of the product; None: 1 / sqrt(width)."""
 
     def __post_init__(self) -> None:
         check_size("sinusoidal: width", self.width, ITEMS, least=2)
@@ -109,12 +104,6 @@ class Learned(AbsoluteEncoding):
 
     vectors: Sequence[Sequence[float]]
     """[position][feature], finite."""
-    query: Sequence[float] | None = None
-    """Content of every query beside its position, `width` numbers; None: none."""
-    key: Sequence[float] | None = None
-    """Content of every key beside its position, `width` numbers; None: none."""
-    scale: float | None = None
-    """Factor of the product; None: 1 / sqrt(width)."""
 
     def __post_init__(self) -> None:
         try:

@@ -1,8 +1,8 @@
 """Attention masks: the keys that each query sees.
 
-Every mask here is an interval mask: query i sees keys max(0, i - reach + 1) ... i of its chunk, and positions inside
-the mutual prefix also see each other forwards. Three numbers therefore describe a mask at a given length, and every
-kernel in `theory` works from these three (docs/theory, section 1).
+Every mask here is an interval mask: query i sees keys max(0, i - reach + 1) ... i, and positions inside the mutual
+prefix also see each other forwards. Two numbers therefore describe a mask at a given length, and every kernel in
+`theory` works from these two (docs/theory, section 1).
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,9 @@ from jaxtyping import Bool, Int64
 from posbias.checks import check_whole
 from posbias.registry import Registry
 
-MASKS: Registry["Mask"] = Registry("mask")
+MASKS: Registry["Mask"] = Registry(
+    "mask", left={"chunks": "no family whose rollout is known has it; sliding_window stays"}
+)
 
 
 class Mask(ABC):
@@ -27,10 +29,6 @@ class Mask(ABC):
         """Number of keys a query sees looking back, its own included (positions, 1 ... n_positions)."""
         return n_positions
 
-    def chunk(self, n_positions: int) -> int:
-        """Number of positions in a chunk, outside of which no query of it looks (1 ... n_positions, all of them)."""
-        return n_positions
-
     def keys_before(self, query: Any, n_positions: int) -> Any:
         """Number of keys that each query sees before its own position, the nearest ones.
 
@@ -38,7 +36,7 @@ class Mask(ABC):
             query: Positions, an array of numpy or a tensor of torch, like what is returned.
             n_positions: Length of the context.
         """
-        return (query % self.chunk(n_positions)).clip(max=self.reach(n_positions) - 1)
+        return query.clip(max=self.reach(n_positions) - 1)
 
     @abstractmethod
     def mutual_prefix(self, n_positions: int) -> int:
@@ -82,30 +80,6 @@ class SlidingWindow(Mask):
 
     def reach(self, n_positions: int) -> int:
         """The window, or everything if the context is shorter."""
-        return min(self.width, n_positions)
-
-    def mutual_prefix(self, n_positions: int) -> int:
-        """No position sees forwards."""
-        return 0
-
-
-@MASKS.register("chunks")
-@dataclass(frozen=True)
-class Chunks(Mask):
-    """Each query sees itself and what comes before it within its chunk (Llama 4)."""
-
-    width: int
-    """Positions of a chunk, the first one beginning at position 0 (positions, >= 1)."""
-
-    def __post_init__(self) -> None:
-        check_whole("chunks: width", self.width, least=1)
-
-    def reach(self, n_positions: int) -> int:
-        """A whole chunk, which its last query sees."""
-        return min(self.width, n_positions)
-
-    def chunk(self, n_positions: int) -> int:
-        """The width, or everything if the context is shorter."""
         return min(self.width, n_positions)
 
     def mutual_prefix(self, n_positions: int) -> int:

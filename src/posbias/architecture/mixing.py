@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from posbias.errors import UsageError
 from posbias.registry import Registry
 
-SCHEDULES: Registry["Schedule"] = Registry("mixing schedule")
+SCHEDULES: Registry["Schedule"] = Registry("mixing schedule", left={"linear": "a list of numbers, one per layer"})
 
 RESIDUAL_MIXING = 0.1
 """The default mixing, that of a residual network: attention carries a tenth of each layer's update, the
@@ -60,21 +60,6 @@ class PowerDecay(Schedule):
     def per_layer(self, depth: int) -> Float64[np.ndarray, "depth"]:
         """Falling with depth."""
         return self.start * np.arange(1, depth + 1, dtype=np.float64) ** -self.exponent
-
-
-@SCHEDULES.register("linear")
-@dataclass(frozen=True)
-class Linear(Schedule):
-    """Mixing that changes in equal steps, from `start` in the first layer to `end` in the last."""
-
-    start: float
-    """Mixing of the first layer, in [0, 1]."""
-    end: float
-    """Mixing of the last layer, in [0, 1]."""
-
-    def per_layer(self, depth: int) -> Float64[np.ndarray, "depth"]:
-        """Equally spaced."""
-        return np.linspace(self.start, self.end, depth)
 
 
 def resolve_mixing(mixing: object, depth: int) -> tuple[float, ...]:

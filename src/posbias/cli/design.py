@@ -1,7 +1,7 @@
 """`posbias design`: the architecture, or the key bias of a model, with the position bias that is asked for."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -49,10 +49,7 @@ def design(
     *,
     over: Annotated[
         str,
-        typer.Option(
-            help="key_bias, gamma_key, gamma_alibi, spline, alibi, windows, mixing, sinks; with --model also "
-            "norm_placement; several with commas."
-        ),
+        typer.Option(help="key_bias, gamma_key, gamma_alibi, alibi, windows, mixing; several with commas."),
     ] = "gamma_key",
     depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 12,
     heads: Annotated[int, typer.Option(help="Attention heads per layer.", min=1)] = 1,
@@ -78,7 +75,7 @@ def design(
 
     If there is a closed form, the design is exact; otherwise it is searched for.
     """
-    from posbias.designing import DesignOptions, design_record
+    from posbias.designing import DesignOptions
     from posbias.designing import design as find
     from posbias.measurement.several import Loading
     from posbias.registry import split_literals
@@ -86,16 +83,17 @@ def design(
     lengths = options.whole_numbers("length", length)
     measured_at = networks.lengths(lengths)
     free = split_literals(over)
-    _refuse_unread(context, model, free)
+    _refuse_unread(context, model)
     search = DesignOptions(depth, heads, options.literal(mixing), n_positions=lengths, starts=starts, seed=flags.seed)
     with running(context, flags) as run:
-        measured: dict[str, Any] = {}
+        described = None
         if model is None:
             solution = find(target, free, options=search)
         else:
             loaded, count = Loading(dtype=dtype, device=device).load(model), max(networks.initialisations, 2)
-            solution, measured = _of_model(target, free, loaded, search, measured_at=measured_at, count=count)
-        record = design_record(solution, run.arguments, command=run.command, **measured)
+            solution = _of_model(target, free, loaded, search, measured_at=measured_at, count=count)
+            described = loaded.describe()
+        record = solution.to_record(run.arguments, command=run.command, model=described)
         if model is None and "mixing" not in solution.over and not options.given(context, ["mixing"]):
             record.scalars["caveats"] = [options.DEFAULT_MIXING]
         run.finish(record)
@@ -110,14 +108,12 @@ def _missed(design: "Design") -> RunError:
     return RunError(f"required W1 <= {TOLERANCE:g} to the target, got {left} positions")
 
 
-def _refuse_unread(context: typer.Context, model: str | None, free: list[str]) -> None:
+def _refuse_unread(context: typer.Context, model: str | None) -> None:
     """Refuse options of an architecture beside a model, and options of a model without one."""
     of_model = options.names_of(NetworkFlags)
     if model is None:
         options.refuse(context, [*of_model, "device", "dtype"], "is read with --model only")
         return
-    if "norm_placement" in free:
-        options.refuse(context, of_model, "needs norms where they are: those of a network do not move")
     options.refuse(context, ["depth", "heads", "mixing"], "cannot be given with --model, which has its own")
     if not model.startswith("config:"):
         raise UsageError(f"--model {model}: a design is for initialisation; write --model config:{model}")
@@ -125,8 +121,8 @@ def _refuse_unread(context: typer.Context, model: str | None, free: list[str]) -
 
 def _of_model(
     target: str, over: list[str], model: "Model", search: "DesignOptions", *, measured_at: list[int], count: int
-) -> tuple["Design", dict[str, Any]]:
-    """Design a model at initialisation: the design, the measurements of it, and the model's description."""
+) -> "Design":
+    """Design a model at initialisation, with the measurements of it."""
     from posbias.designing import design as find
     from posbias.designing import measure_design
     from posbias.models.hugging_face import HuggingFaceModel
@@ -134,8 +130,8 @@ def _of_model(
 
     measured = []
     solution = find(target, over, model=model, options=replace(search, theory="mean_field"))
-    if isinstance(model, HuggingFaceModel) and not solution.choices:
+    if isinstance(model, HuggingFaceModel):
         for n_positions in measured_at:
             prompts = load_prompts("synthetic", model, n_positions=n_positions, count=count, seed=search.seed)
             measured.append(measure_design(solution, model, prompts, seed=search.seed))
-    return solution, {"measured": measured, "model": model.describe()}
+    return replace(solution, measured=tuple(measured))

@@ -40,9 +40,7 @@ class ArchitectureFlags:
         str, typer.Option(help="Layers. Options from here to --sinks take several values, separated by commas.")
     ] = "12"
     heads: Annotated[str, typer.Option(help="Attention heads per layer.")] = "1"
-    mask: Annotated[
-        str, typer.Option(help="causal, sliding_window(width=W), chunks(width=W), prefix(length=K), full.")
-    ] = "causal"
+    mask: Annotated[str, typer.Option(help="causal, sliding_window(width=W), prefix(length=K), full.")] = "causal"
     encoding: Annotated[
         str, typer.Option(help="none, alibi, decay(rate=R), rope(base=B, head_dim=D) ...; or a list per layer.")
     ] = "none"

@@ -6,6 +6,7 @@ a key bias for any target at one length. Everything else is searched for.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,33 +18,21 @@ from posbias.checks import checked
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.initialisation import Initialisation, solve_at_initialisation
 from posbias.designing.options import DesignOptions
-from posbias.designing.result import KEY_BIAS, NORM_PLACEMENT, Design
-from posbias.designing.solving import (
-    FREE,
-    AlibiSlopes,
-    Free,
-    GammaKeys,
-    Mixings,
-    Problem,
-    SlopedGammaKeys,
-    SplineKeys,
-)
+from posbias.designing.result import KEY_BIAS, Design
+from posbias.designing.solving import FREE, MODEL_ALPHA, AlibiSlopes, Free, GammaKeys, Mixings, Problem, SlopedGammaKeys
 from posbias.designing.targets import Flat, Power, Target, resolve_target
 from posbias.errors import UsageError
 from posbias.limits import STEPS
 from posbias.profiles import Profile
 from posbias.registry import split_literals
 from posbias.theory.mean_field.prediction import check_drawn
-from posbias.theory.mean_field.spec import PLACEMENTS, spec_of
 from posbias.theory.rollout import rollout_profile
 
 SEARCH = 300
 """Passes through all layers and positions that a search from one start takes at most, about, with gradients."""
-KEYED = (GammaKeys.name, SlopedGammaKeys.name, SplineKeys.name)
-"""Free key biases that are defined at every length."""
+KEYED = (GammaKeys.name, SlopedGammaKeys.name)
+"""Free key biases that are defined at every length; mean field searches them alone."""
 RESIDUAL_SCALE = "residual_scale"
-OF_MODELS = (*KEYED, AlibiSlopes.name)
-"""What mean field searches; a norm placement may be chosen beside."""
 Vector = Float64[np.ndarray, "n_positions"]
 
 
@@ -63,18 +52,17 @@ def design(
             weight per position, a .csv file of them, or a finished run ("runs/x").
         over: Free parameters: "key_bias" (one bias for all layers, exact at its own length), "gamma_key" (an exponent
             per layer: exact at every length for flat and power targets), "gamma_alibi" (the same, and a slope per
-            head), "spline" (a smooth bias of ln(1 + j) per layer), "alibi" (a slope per head), "windows" (a width per
-            layer), "mixing" (m_l of every layer, which is the scale of its attention branch beside the stream),
-            "sinks" (a logit per layer), or one encoding and any of the last three, as a list
-            or with commas. For a model also "norm_placement": pre, post, output or sandwich.
+            head), "alibi" (a slope per head), "windows" (a width per layer), "mixing" (m_l of every layer, which is the
+            scale of its attention branch beside the stream), or one encoding and any of the last two, as a list or with
+            commas.
         architecture: The architecture to change, in place of depth, heads and mixing among the options.
-        model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", "gamma_alibi", "alibi" (both
-            in place of the model's own slopes) or "spline", "norm_placement", or one of the first and the last.
+        model: A model at initialisation, whose theory is `mean_field`; over "gamma_key", or over "gamma_alibi" in place
+            of the model's own slopes.
         options: Depth, heads and mixing unless an architecture or a model has them, theory, lengths and search.
 
     Returns:
         The design with its profiles at the lengths asked for, at half the least and at twice the largest. A search may
-        miss the target: `met` tells, and `alternatives` has designs that may meet it.
+        miss the target: `met` tells.
 
     Raises:
         UsageError: an unknown target or parameter, a target below the residual stream's share on the last position
@@ -83,22 +71,22 @@ def design(
     Source: ours (docs/design).
     """
     options = DesignOptions() if options is None else options
-    names = _checked_names(over, options.theory)
+    names = _checked_names(over)
     aim, search = resolve_target(target), {"starts": options.n_starts, "seed": options.seed}
     if options.theory == "mean_field":
         return _by_mean_field(model, aim, names, options.lengths, **search)
     return _by_rollout(_base(architecture, model, options), aim, names, options.lengths, **search)
 
 
-def _checked_names(over: str | Sequence[str], theory: str) -> tuple[str, ...]:
-    """Names of the free parameters, at least one, all of which the theory has."""
+def _checked_names(over: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of the free parameters, at least one, all of them known."""
     names = tuple(split_literals(over) if isinstance(over, str) else over)
     if not names:
         raise UsageError(f"nothing is free; over takes {KEY_BIAS} or some of {', '.join(FREE)}")
     if RESIDUAL_SCALE in names:
         raise UsageError(f"over {RESIDUAL_SCALE}: a branch added s times is mixing s / (1 + s); ask for over='mixing'")
-    if NORM_PLACEMENT in names and theory != "mean_field":
-        raise UsageError(f"over {NORM_PLACEMENT}: a rollout has no norms; allowed with a model and theory='mean_field'")
+    for name in set(names) - {KEY_BIAS}:
+        _ = FREE[name]
     return names
 
 
@@ -151,18 +139,16 @@ def _base(architecture: Architecture | None, model: Any, options: DesignOptions)
 
 
 def _check_encodings(base: Architecture, names: tuple[str, ...]) -> None:
-    """Refuse key biases for layers that are not causal or have another encoding: a head has one."""
+    """Refuse two encodings for a head, key biases beside another encoding or mask, slopes where a mask looks ahead."""
     encodings = [name for name in names if name in {KEY_BIAS, *KEYED, AlibiSlopes.name}]
     if len(encodings) > 1:
         raise UsageError(f"over {', '.join(names)}: a head has one encoding; allowed: {' or '.join(encodings)}")
-    keyed = next((name for name in encodings if name != AlibiSlopes.name), None)
-    if keyed is None:
-        return
-    groups = [group for groups in base.head_groups for group in groups]
-    for group in groups:
-        if not isinstance(group.mask, Causal) or not isinstance(group.encoding, NoEncoding):
+    for name, group in product(encodings, (group for groups in base.head_groups for group in groups)):
+        if name == AlibiSlopes.name and group.mask.mutual_prefix(2) > 1:
+            raise UsageError(f"{name} is designed for masks that do not look ahead; got {group.mask}")
+        if name != AlibiSlopes.name and not (isinstance(group.mask, Causal) and isinstance(group.encoding, NoEncoding)):
             raise UsageError(
-                f"{keyed} is designed for causal layers with encoding none; got mask {group.mask} and encoding "
+                f"{name} is designed for causal layers with encoding none; got mask {group.mask} and encoding "
                 f"{group.encoding}"
             )
 
@@ -213,13 +199,8 @@ class _Task:
             },
             parameters=parameters,
             residual=residual,
-            search=self.over_others if self.theory == "rollout" else None,
             seed=self.seed,
         )
-
-    def over_others(self, names: tuple[str, ...]) -> Design:
-        """The design by rollout of the same task over other free parameters."""
-        return _by_rollout(self.base, self.target, names, self.lengths, starts=4, seed=self.seed)
 
 
 def _by_mean_field(
@@ -227,41 +208,16 @@ def _by_mean_field(
 ) -> Design:
     if model is None:
         raise UsageError("theory mean_field needs a model at initialisation: model=load_model('config:DIR')")
-    keyed = [name for name in names if name != NORM_PLACEMENT]
-    if len(keyed) > 1 or not set(keyed) <= set(OF_MODELS):
+    if len(names) > 1 or not set(names) <= set(KEYED):
         raise UsageError(
-            f"over {', '.join(names)}: mean field designs over one of {', '.join(OF_MODELS)} and {NORM_PLACEMENT}; "
-            "windows and residual scale of a model are set by hand: window(width=W), attention_scaled(factor=F)"
+            f"over {', '.join(names)}: mean field designs over one of {', '.join(KEYED)}; windows and residual scale "
+            "of a model are set by hand: window(width=W), attention_scaled(factor=F)"
         )
     check_drawn(model)
-    search = {"starts": starts, "seed": seed}
-    if NORM_PLACEMENT not in names:
-        return _born(Initialisation(model, seed=seed), target, names, lengths, **search)
-    parallel = any(layer.parallel for layer in spec_of(model).layers)
-    designs = {
-        placement: _born(Initialisation(model, seed, placement), target, names, lengths, **search)
-        for placement in PLACEMENTS
-        if placement != "post" or not parallel
-    }
-    best = min(designs, key=lambda placement: sum(designs[placement].distances[n][0] for n in lengths))
-    return replace(
-        designs[best],
-        before=_born(Initialisation(model, seed), target, (), lengths, **search).profiles,
-        parameters=designs[best].parameters | {NORM_PLACEMENT: [best]},
-        choices={placement: design.profiles for placement, design in designs.items()},
-    )
-
-
-def _born(
-    born: Initialisation, target: Target, names: tuple[str, ...], lengths: tuple[int, ...], *, starts: int, seed: int
-) -> Design:
-    """The design of a model's key bias, its norms staying where they are; without free biases, the model as it is."""
-    base = Architecture.from_model(born.model, mixing=1.0)
+    born, base = Initialisation(model, seed=seed), Architecture.from_model(model, mixing=1.0)
     if len(born.spec.layers) != base.depth:
         raise UsageError("mean field and the architecture see different layers of this model")
     task = _Task(base, target, names, lengths, theory="mean_field", profile=born.full, seed=seed, reach=born.reach)
-    sorts = [FREE.build(name).of_model() for name in names if name in OF_MODELS]
+    free = SlopedGammaKeys() if SlopedGammaKeys.name in names else GammaKeys(MODEL_ALPHA)
     born.check_lengths(lengths)
-    if not sorts:
-        return task.design(base, {})
-    return task.searched(sorts, solve_at_initialisation(born, base, sorts, target, lengths, starts=starts, seed=seed))
+    return task.searched([free], solve_at_initialisation(born, base, free, target, lengths, starts=starts, seed=seed))

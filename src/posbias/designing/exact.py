@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64
 from numba import njit
 
-from posbias.architecture.keys import MAX_BIAS, KeyBias
+from posbias.architecture.keys import MAX_BIAS
 from posbias.errors import UsageError
 from posbias.theory.closed_form import attention_steps
 
@@ -53,12 +53,6 @@ def key_bias_for(profile: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vecto
             "a target nearer to uniform, or fewer layers, would do"
         )
     return np.asarray(bias - (bias.max() + bias.min()) / 2)
-
-
-def closed_profile(bias: Vector, mixing: Float64[np.ndarray, "depth"]) -> Vector:
-    """The rollout profile of one causal key bias in every layer, from the closed form, O(N L)."""
-    share, remaining = (part[:, 0] for part in KeyBias(bias.tolist()).key_shares([0], bias.size, 1)(0, bias.size))
-    return np.asarray(_profile(share, remaining, attention_steps(mixing)))
 
 
 def telescoping_alphas(exponent: float, mixing: Float64[np.ndarray, "depth"]) -> Float64[np.ndarray, "depth"]:
@@ -129,20 +123,3 @@ def _shares(fractions, steps):
         for n in range(depth):
             states[n] = remaining[j] * terms[n]
     return share, remaining
-
-
-@njit(cache=True)
-@no_type_check
-def _profile(share, remaining, steps):
-    depth = steps.size - 1
-    out = np.empty(share.size)
-    states = np.zeros(depth)
-    states[0] = 1.0
-    terms = np.empty(depth)
-    for j in range(share.size - 1, -1, -1):
-        out[j], _ = _row(states, share[j], steps, terms)
-        if j == share.size - 1:
-            out[j] += steps[0]
-        for n in range(depth):
-            states[n] = remaining[j] * terms[n]
-    return out

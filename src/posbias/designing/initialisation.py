@@ -8,12 +8,13 @@ is gained (space mapping: Bandler et al. 2004).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.architecture import Architecture, HeadGroup, KeyEncoding
-from posbias.designing.solving import FREE, Free, Problem, misfit_of
+from posbias.architecture import Architecture, KeyEncoding
+from posbias.designing.solving import Free, Problem, misfit_of
 from posbias.designing.targets import Target
 from posbias.errors import UsageError
 from posbias.interventions.keys import added_to
@@ -23,7 +24,7 @@ from posbias.theory.mean_field import SampledHeads, mean_field, spec_of
 from posbias.theory.mean_field.bins import MOST_BINS, Bins, growing_bins, needs_every_position
 from posbias.theory.mean_field.prediction import resolve_level
 from posbias.theory.mean_field.recursion import Level, Setting, ValueOnly, input_kernel, run_backward, run_forward
-from posbias.theory.mean_field.spec import MeanFieldSpec, with_norms
+from posbias.theory.mean_field.spec import MeanFieldSpec
 
 QUICK_WIDTH = 0.06
 """Width of a quick bin over its position: norms agree within a few percent, which the correction takes away."""
@@ -44,30 +45,22 @@ class Initialisation:
     model: Model
     seed: int = 0
     """Seed of sampled heads, the same for every design, so that designs compare."""
-    placement: str | None = None
-    """The place to which norms are moved; None: they stay."""
-    spec: MeanFieldSpec = field(init=False)
     full_profiles: dict[tuple[str, int], Vector] = field(init=False, default_factory=dict)
     """Full profiles that were computed, by the biases and the length."""
 
-    def __post_init__(self) -> None:
-        spec = spec_of(self.model)
-        object.__setattr__(self, "spec", spec if self.placement is None else with_norms(spec, self.placement))
-
-    @property
-    def groups(self) -> list[HeadGroup]:
-        """Heads of all layers that share mask and encoding."""
-        return [group for layer in self.spec.layers if layer.attention is not None for group in layer.attention.groups]
+    @cached_property
+    def spec(self) -> MeanFieldSpec:
+        """The model as it is, without key biases."""
+        return spec_of(self.model)
 
     def keyed(self, architecture: Architecture) -> MeanFieldSpec:
         """The model with the key biases of an architecture added, layer by layer."""
         layers = []
         for layer, groups in zip(self.spec.layers, architecture.head_groups, strict=True):
             bias = groups[0].encoding
-            if layer.attention is None or not isinstance(bias, KeyEncoding):
-                layers.append(layer)
-                continue
-            biased = tuple(replace(group, encoding=added_to(group.encoding, bias)) for group in layer.attention.groups)
+            biased = layer.attention.groups
+            if isinstance(bias, KeyEncoding):
+                biased = tuple(replace(group, encoding=added_to(group.encoding, bias)) for group in biased)
             layers.append(replace(layer, attention=replace(layer.attention, groups=biased)))
         return replace(self.spec, layers=tuple(layers))
 
@@ -79,7 +72,7 @@ class Initialisation:
     @property
     def reach(self) -> float:
         """The longest context that the full theory and the model hold."""
-        single = isinstance(self.level(2), SampledHeads) or any(map(needs_every_position, self.groups))
+        single = isinstance(self.level(2), SampledHeads) or any(map(needs_every_position, self.spec.groups))
         return min(MOST_BINS if single else np.inf, self.model.max_positions or np.inf)
 
     def check_lengths(self, lengths: Sequence[int]) -> None:
@@ -106,7 +99,7 @@ class Initialisation:
 
     def bins(self, n_positions: int) -> Bins:
         """Wide bins of a context."""
-        reaches = {group.mask.reach(n_positions) for group in self.groups} - {n_positions}
+        reaches = {group.mask.reach(n_positions) for group in self.spec.groups} - {n_positions}
         return growing_bins(n_positions, relative_width=QUICK_WIDTH, windows=reaches)
 
     def correction(self, architecture: Architecture, n_positions: int) -> Vector:
@@ -119,7 +112,7 @@ class Initialisation:
 def solve_at_initialisation(
     born: Initialisation,
     base: Architecture,
-    free: Sequence[Free],
+    free: Free,
     target: Target,
     lengths: Sequence[int],
     *,
@@ -127,16 +120,13 @@ def solve_at_initialisation(
     seed: int,
 ) -> Values:
     """The values of the free parameters whose full profiles are nearest to the target, at lengths within the reach."""
-    near: Values | None = None
-    if len(free) == 1 and free[0].refines is not None:
-        fewer = [FREE.build(free[0].refines).of_model()]
-        near = free[0].refined(solve_at_initialisation(born, base, fewer, target, lengths, starts=starts, seed=seed))
     corrections = dict.fromkeys(lengths, np.ones(1))
 
     def corrected(architecture: Architecture, n_positions: int) -> Vector:
         return np.asarray(born.quick(architecture, n_positions) * corrections[n_positions])
 
-    problem = Problem(base, free, target, lengths, profile=corrected)
+    problem = Problem(base, [free], target, lengths, profile=corrected)
+    near: Values | None = None
     best, least = None, np.inf
     for index in range(ROUNDS):
         near = problem.solve(starts=starts, seed=seed, near=near)

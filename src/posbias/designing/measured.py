@@ -1,15 +1,11 @@
 """A design held against networks that it never saw: measured at initialisation, with the key bias and without."""
 
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
-from posbias.comparison import PromptComparison, Sample, compare_with_prompts
-from posbias.designing.result import Design
+from posbias.comparison import Sample, compare_with_prompts
+from posbias.designing.result import Design, MeasuredNetworks
 from posbias.interventions import intervened
 from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.outputs import PassOptions
@@ -19,42 +15,11 @@ from posbias.models.networks import reinitialise
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.prompts.prompts import Prompts
-from posbias.runs.records import Record
 
 KIND = "jacobian(probes=8)"
-Profiles = Float64[np.ndarray, "networks n_positions"]
-Vector = Float64[np.ndarray, "n_positions"]
 
 
-@dataclass(frozen=True, eq=False)
-class MeasuredDesign:
-    """Jacobian profiles at initialisation at one length; each row a network of its own on a prompt of its own."""
-
-    designed: Profiles
-    before: Profiles
-    compared: PromptComparison
-    """W1 of the designed networks' average to the target, as `Design.distance` counts, over networks; its noise is that
-    of one half of them to the other, the distance that a perfect design would have."""
-    compared_before: PromptComparison
-    """W1 to the target without the design."""
-
-    @property
-    def n_positions(self) -> int:
-        """Length of the prompts."""
-        return int(self.designed.shape[1])
-
-    def as_record(self) -> dict[str, Any]:
-        """Distances with their intervals, and the noise."""
-        return {
-            "n_positions": self.n_positions,
-            "networks": len(self.designed),
-            "distance": self.compared.distance.as_record(),
-            "before": self.compared_before.distance.as_record(),
-            "noise": self.compared.noise.mean,
-        }
-
-
-def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *, seed: int = 0) -> MeasuredDesign:
+def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *, seed: int = 0) -> MeasuredNetworks:
     """Measure the designed model and the model as it was on fresh initialisations, one for each prompt.
 
     Args:
@@ -82,23 +47,5 @@ def measure_design(design: Design, model: HuggingFaceModel, prompts: Prompts, *,
     aim = Profile.normalised(target[counted])
     # Networks are averaged before they are normalised again.
     samples = [Sample.of(part, scales=part.sum(axis=1)) for part in (designed[:, counted], before[:, counted])]
-    return MeasuredDesign(designed, before, *(compare_with_prompts(aim, part, generator=generator) for part in samples))
-
-
-def design_record(
-    design: Design,
-    arguments: Mapping[str, Any],
-    *,
-    command: str = "",
-    measured: Sequence[MeasuredDesign] = (),
-    model: Mapping[str, Any] | None = None,
-) -> Record:
-    """A design as a record, with what the user passed, what repeats it in a shell, and what was measured of it."""
-    record = design.to_record(arguments, command=command, model=model)
-    for at in measured:
-        mean, name = Profile.mean_of(at.designed), f"measured/{at.n_positions}"
-        record.arrays |= {f"{name}/{part}": values for part, values in vars(mean).items()}
-        record.arrays |= {f"{name}/networks": at.designed, f"{name}/networks_before": at.before}
-    if measured:
-        record.scalars["measured"] = [at.as_record() for at in measured]
-    return record
+    after, was = (compare_with_prompts(aim, part, generator=generator) for part in samples)
+    return MeasuredNetworks(designed, before, after.distance, was.distance, noise=after.noise.mean)

@@ -1,18 +1,16 @@
 """`Design`, the result of a design: an architecture for a target, and the record that holds it."""
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import InstanceOf
 
 from posbias.architecture import Architecture, KeyEncoding
 from posbias.comparison.metrics import finite, wasserstein
-from posbias.designing.solving import NEAR_END, GammaKeys, Mixings, SplineKeys
+from posbias.designing.solving import NEAR_END, Mixings
 from posbias.designing.targets import TARGETS, Given, Target
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
@@ -20,48 +18,45 @@ from posbias.interventions.keys import KeyBiased
 from posbias.profiles import Profile
 from posbias.runs.parts import below
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, FailedRun, Result, from_stored
-from posbias.statistics import StoredInterval, StoredNumber
+from posbias.runs.results import RESULTS, FailedRun, Result
+from posbias.statistics import Interval
 from posbias.theory.rollout import rollout_rows
 
 KEY_BIAS = "key_bias"
 """The free parameter that has an exact solution for every target, at one length."""
-NORM_PLACEMENT = "norm_placement"
-"""Where norms stand, a choice that mean field alone tells apart."""
 TOLERANCE = 0.01
 """Largest W1 at which a target counts as met, the context scaled to [0, 1]: what designs of real initialisations are
 held to, whose average over six networks lies about that far from itself (studies/design)."""
+STORED = ("exact", "parameters", "residual")
+"""Fields that a record holds as they are."""
 DRAWN_ROWS = 512
 """Contexts whose rows are all kept, for the heat map."""
 Vector = Float64[np.ndarray, "n_positions"]
+Profiles = Float64[np.ndarray, "networks n_positions"]
 
 
-@dataclass(frozen=True)
-class TriedDesign:
-    """Another design, searched for because the first misses its target."""
-
-    over: tuple[str, ...]
-    mixing: float
-    """Mean over layers."""
-    met: bool
-    left: Mapping[int, StoredNumber]
-    """W1 to the target, by length asked for."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredNetworks:
-    """Networks at initialisation with the design and without, each with weights and a prompt of its own."""
+    """Jacobian profiles at initialisation at one length; each row a network of its own on a prompt of its own."""
 
-    n_positions: int
-    networks: int
-    distance: StoredInterval
-    """W1 of the designed networks' average to the target."""
-    before: StoredInterval
+    designed: Profiles
+    undesigned: Profiles
+    distance: Interval
+    """W1 of the designed networks' average to the target, as `Design.distance` counts, over networks."""
+    before: Interval
     """W1 to the target without the design."""
-    noise: StoredNumber
-    """W1 of one half of the designed networks to the other, on average."""
-    profile: InstanceOf[Profile]
-    """Mean of the designed networks, with its interval."""
+    noise: float
+    """W1 of one half of the designed networks to the other, on average: the distance of a perfect design."""
+
+    @property
+    def n_positions(self) -> int:
+        """Length of the prompts."""
+        return int(self.designed.shape[1])
+
+    @property
+    def profile(self) -> Profile:
+        """Mean of the designed networks, with its interval."""
+        return Profile.mean_of(self.designed)
 
 
 @RESULTS.register("design")
@@ -69,7 +64,7 @@ class MeasuredNetworks:
 class Design(Result):
     """An architecture for a target, and what it does at several lengths.
 
-    Arrays of the record, by length: `profile/N`, `before/N`, `target/N` and `choice/NAME/N` [n_positions];
+    Arrays of the record, by length: `profile/N`, `before/N` and `target/N` [n_positions];
     `measured/N/{influence,low,high}` [n_positions] and `measured/N/{networks,networks_before}` [networks n_positions];
     `rows` [n_positions n_positions], every row of a short rollout at the longest length asked for.
     """
@@ -93,26 +88,40 @@ class Design(Result):
     """Values of every free parameter, layer 0 nearest the input."""
     residual: float
     """P0 = prod_l (1 - m_l): the least that any target has on the last position; 0 for mean field."""
-    search: Callable[[tuple[str, ...]], "Design"] | None = None
-    """Finds the design over other free parameters; None if there is none to find, or if the design was stored."""
     seed: int = 0
     """Seed of the random starts."""
     at_ends: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Number of values of a free parameter that lie at an end of the range searched, and of all its values."""
-    choices: Mapping[str, Mapping[int, Profile]] = field(default_factory=dict)
-    """Designed profiles of every norm placement that could be chosen, by name; empty if norms stay where they are."""
     measured: tuple[MeasuredNetworks, ...] = ()
-    """Measurements of a stored model's design, by length."""
+    """Measurements of a model's design, by length."""
 
     @classmethod
     def from_record(cls, record: Record) -> Result:
         """The design that a record holds."""
         if record.status != "done":
             return FailedRun(record)
-        return _of_record(record).with_record(record)
+        resolved, scalars, arrays = record.resolved, record.scalars, record.arrays
+        targets = _by_length(arrays, "target/")
+        profiles, before = (
+            {n: Profile(values) for n, values in _by_length(arrays, stem).items()} for stem in ("profile/", "before/")
+        )
+        return cls(
+            target=_target_of(resolved["target"], targets, whole=scalars["whole"]),
+            over=tuple(resolved["over"]),
+            theory=resolved["theory"],
+            architecture=Architecture.from_description(resolved["architecture"]),
+            **{name: scalars[name] for name in STORED},
+            lengths=tuple(scalars["lengths"]),
+            at_ends={name: tuple(ended) for name, ended in scalars["at_ends"].items()},
+            profiles=profiles,
+            before=before,
+            targets=targets,
+            seed=record.seeds["design"],
+            measured=tuple(_networks_of(entry, arrays) for entry in scalars.get("measured", ())),
+        ).with_record(record)
 
     @cached_property
-    def record(self) -> Record:  # type: ignore[override]  # made when it is asked for: it may search for others
+    def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
         """The record that the shell writes of the same design."""
         return self.to_record({})
 
@@ -130,7 +139,32 @@ class Design(Result):
             "model": model,
             "command": command,
         }
-        scalars, arrays = _distances_of(self), _profiles_of(self)
+        scalars: dict[str, Any] = {
+            **{name: getattr(self, name) for name in (*STORED, "lengths", "at_ends", "met", "range_nats")},
+            "tolerance": TOLERANCE,
+            "whole": self.target.whole,
+            "distances": [
+                {"n_positions": n, "after": finite(after), "before": finite(before), "flat": self.flat[n]}
+                for n, (after, before) in self.distances.items()
+            ],
+        }
+        arrays: dict[str, np.ndarray] = {} if self.rows is None else {"rows": self.rows}
+        for n, profile in self.profiles.items():
+            arrays |= {f"profile/{n}": profile.influence, f"before/{n}": self.before[n].influence}
+            arrays[f"target/{n}"] = self.targets[n]
+        for networks in self.measured:
+            scalars.setdefault("measured", []).append(
+                {
+                    "n_positions": networks.n_positions,
+                    "networks": len(networks.designed),
+                    "distance": networks.distance.as_record(),
+                    "before": networks.before.as_record(),
+                    "noise": networks.noise,
+                }
+            )
+            rows = {"networks": networks.designed, "networks_before": networks.undesigned}
+            named = {**vars(networks.profile), **rows}
+            arrays |= {f"measured/{networks.n_positions}/{name}": values for name, values in named.items()}
         return Record("design", dict(arguments), resolved, scalars, arrays, seeds={"design": self.seed})
 
     @property
@@ -151,11 +185,6 @@ class Design(Result):
         """W1 of the flat line to the target, by length."""
         return {n: self.distance(Profile.uniform(n)) for n in self.profiles}
 
-    @property
-    def choices_left(self) -> dict[str, dict[int, float]]:
-        """W1 to the target of every norm placement, by name and length."""
-        return {name: {n: self.distance(at[n]) for n in at} for name, at in self.choices.items()}
-
     def distance(self, profile: Profile) -> float:
         """W1 of a profile to the target at its length: the last position apart, unless the target says what it has."""
         target = self.targets[profile.n_positions]
@@ -175,26 +204,6 @@ class Design(Result):
         return not off and all(self.distances[n][0] <= TOLERANCE for n in self.lengths)
 
     @cached_property
-    def alternatives(self) -> tuple[TriedDesign, ...]:
-        """Other designs for a rollout that misses its target, up to the first that meets it; searched when asked for.
-
-        A key bias (at one length), gamma keys, gamma keys beside another mixing in every layer, splines.
-        """
-        if self.search is None or self.met:
-            return ()
-        candidates: list[tuple[str, ...]] = [(KEY_BIAS,)] if len(self.lengths) == 1 else []
-        candidates += [(GammaKeys.name,), (GammaKeys.name, Mixings.name), (SplineKeys.name,)]
-        tried: list[TriedDesign] = []
-        for names in candidates:
-            if names == self.over or (tried and tried[-1].met):
-                continue
-            with suppress(UsageError):  # masks, content or a span that this one does not allow
-                other = self.search(names)
-                mixing = float(other.architecture.layer_mixing.mean())
-                tried.append(TriedDesign(names, mixing, other.met, {n: other.distances[n][0] for n in other.lengths}))
-        return tuple(tried)
-
-    @cached_property
     def rows(self) -> Float64[np.ndarray, "n_positions n_positions"] | None:
         """Every row of the designed rollout at the longest length asked for, for the heat map; None if that is long."""
         longest = max(self.lengths)
@@ -209,11 +218,6 @@ class Design(Result):
         Raises:
             UsageError: the design is not a key bias alone.
         """
-        if self.choices:
-            raise UsageError(
-                f"norms of a loaded model stay where they are; build it with norm placement "
-                f"{self.parameters[NORM_PLACEMENT][0]}"
-            )
         layers = [groups[0].encoding for groups in self.architecture.head_groups]
         if not all(isinstance(encoding, KeyEncoding) for encoding in layers):
             raise UsageError(f"a design over {', '.join(self.over)} is no key bias, so no model can be given it")
@@ -228,38 +232,7 @@ class Design(Result):
         n = max(self.lengths)
         target = Series("target", self.targets[n] / self.targets[n].sum())
         curves = (self.profiles[n].series("designed"), self.before[n].series("before"), target)
-        # The verdict of a fresh design may have to search for others first.
-        return Shown(title, curves, facts=self.facts() if self.search is None else {})
-
-
-def _of_record(record: Record) -> Design:
-    """A finished design from its record."""
-    resolved, scalars, arrays = record.resolved, record.scalars, record.arrays
-    targets = _by_length(arrays, "target/")
-    design = Design(
-        target=_target_of(resolved["target"], targets, whole=scalars["whole"]),
-        over=tuple(resolved["over"]),
-        theory=resolved["theory"],
-        architecture=Architecture.from_description(resolved["architecture"]),
-        exact=scalars["exact"],
-        lengths=tuple(scalars["lengths"]),
-        profiles=_profiles_below(arrays, "profile/"),
-        before=_profiles_below(arrays, "before/"),
-        targets=targets,
-        parameters=scalars["parameters"],
-        residual=scalars["residual"],
-        seed=record.seeds["design"],
-        at_ends={name: (ended["count"], ended["of"]) for name, ended in scalars["at_ends"].items()},
-        choices={name: _profiles_below(arrays, f"choice/{name}/") for name in scalars.get("choices", {})},
-        measured=tuple(_networks_of(entry, arrays) for entry in scalars.get("measured", ())),
-    )
-    tried = [
-        {**other, "left": {entry["n_positions"]: entry["after"] for entry in other["distances"]}}
-        for other in scalars["alternatives"]
-    ]
-    vars(design)["alternatives"] = tuple(from_stored(TriedDesign, other) for other in tried)
-    vars(design)["rows"] = arrays.get("rows")
-    return design
+        return Shown(title, curves, facts=self.facts())
 
 
 def _target_of(spelled: str, targets: Mapping[int, Vector], *, whole: bool) -> Target:
@@ -272,12 +245,9 @@ def _target_of(spelled: str, targets: Mapping[int, Vector], *, whole: bool) -> T
 
 
 def _networks_of(entry: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> MeasuredNetworks:
-    ends = (arrays[f"measured/{entry['n_positions']}/{end}"] for end in ("influence", "low", "high"))
-    return from_stored(MeasuredNetworks, {**entry, "profile": Profile(*ends)})
-
-
-def _profiles_below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[int, Profile]:
-    return {n: Profile(values) for n, values in _by_length(arrays, stem).items()}
+    rows = below(arrays, f"measured/{entry['n_positions']}/")
+    distance, before = (Interval.of_record(entry[name]) for name in ("distance", "before"))
+    return MeasuredNetworks(rows["networks"], rows["networks_before"], distance, before, noise=entry["noise"])
 
 
 def _by_length(arrays: Mapping[str, np.ndarray], stem: str) -> dict[int, Vector]:
@@ -295,55 +265,3 @@ def distance_apart(profile: Profile, target: Vector) -> float:
     if moved.sum() == 0:
         return float("nan")
     return float(wasserstein(moved / moved.sum(), aimed / aimed.sum()))
-
-
-def _distances_of(design: Design) -> dict[str, Any]:
-    """Distances to the target at every length, of the design and of what else was tried, and its parameters."""
-    scalars: dict[str, Any] = {
-        "exact": design.exact,
-        "met": design.met,
-        "tolerance": TOLERANCE,
-        "whole": design.target.whole,
-        "at_ends": {name: {"count": count, "of": of} for name, (count, of) in design.at_ends.items()},
-        "alternatives": [
-            {
-                "over": list(other.over),
-                "mixing": other.mixing,
-                "met": other.met,
-                "distances": [{"n_positions": n, "after": finite(after)} for n, after in other.left.items()],
-            }
-            for other in design.alternatives
-        ],
-        "lengths": list(design.lengths),
-        "distances": [
-            {
-                "n_positions": n,
-                "after": finite(after),
-                "before": finite(before),
-                "flat": design.flat[n],
-            }
-            for n, (after, before) in design.distances.items()
-        ],
-        "range_nats": design.range_nats,
-        "residual": design.residual,
-        "parameters": {name: list(values) for name, values in design.parameters.items()},
-    }
-    if design.choices:
-        scalars["choices"] = {
-            name: [{"n_positions": n, "after": after} for n, after in left.items()]
-            for name, left in design.choices_left.items()
-        }
-    return scalars
-
-
-def _profiles_of(design: Design) -> dict[str, np.ndarray]:
-    """Profiles of the design, of every choice, before and aimed at; of a short rollout all rows, for the heat map."""
-    arrays: dict[str, np.ndarray] = {}
-    for name, profiles in design.choices.items():
-        arrays |= {f"choice/{name}/{n}": profile.influence for n, profile in profiles.items()}
-    for n, profile in design.profiles.items():
-        arrays |= {f"profile/{n}": profile.influence, f"before/{n}": design.before[n].influence}
-        arrays[f"target/{n}"] = design.targets[n]
-    if design.rows is not None:
-        arrays["rows"] = design.rows
-    return arrays

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 from scipy.optimize import minimize
 
-from posbias.architecture import Alibi, Architecture, GammaKey, LogSpline, SlidingWindow
-from posbias.architecture.keys import MAX_ALPHA, log_spline_basis
+from posbias.architecture import Alibi, Architecture, GammaKey, SlidingWindow
+from posbias.architecture.keys import MAX_ALPHA
 from posbias.designing.exact import key_bias_for, telescoping_alphas
 from posbias.designing.targets import Power, Target
 from posbias.errors import UsageError
@@ -24,15 +24,18 @@ from posbias.registry import Registry
 from posbias.theory.gradients import ProfileGradient, profile_gradient
 from posbias.theory.rollout import Rollout, rollout_profile
 
-FREE: Registry["Free"] = Registry("free parameter")
+LEFT = {
+    "spline": "key_bias is exact at one length, gamma_key is defined at every length",
+    "sinks": "they could only switch attention off; predict has them: --sinks",
+    "norm_placement": "a design for each configuration, --model config:PATH",
+}
+"""Free parameters that posbias had."""
+FREE: Registry["Free"] = Registry("free parameter", left=LEFT)
 Vector = Float64[np.ndarray, "_"]
 LEAST = 1e-200
 """Least influence that counts; smaller ones count as this."""
 STEP = 1e-5
 """Step of differences, in the coordinates of the search: mean field is smooth to 1e-10."""
-KNOTS = (0, 7, 63, 511, 4095)
-"""Knots of splines: keys whose 1 + j rise by factors of 8. A context is bent by those that it reaches, and the next."""
-STEEP = np.log(8.0)
 LEAST_ALPHA = 0.05
 """Least exponent that a search tries: 95 % of a row stays on the first key."""
 MODEL_ALPHA = 60.0
@@ -56,8 +59,6 @@ class Free(ABC):
     """One for every head, the same in all layers; otherwise one for every layer."""
     logarithmic: ClassVar[bool] = False
     """True if the search moves in the logarithms of the values."""
-    refines: ClassVar[str | None] = None
-    """A sort with fewer parameters, whose best values are a good start where a search is slow."""
 
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
         """The range of every parameter, in the coordinates of the search."""
@@ -76,14 +77,6 @@ class Free(ABC):
         """Starts of a rollout's search, from solutions that are exact for this target or one like it."""
         return []
 
-    def of_model(self) -> "Free":
-        """These parameters for a network at initialisation."""
-        return self
-
-    def refined(self, values: Vector) -> Vector:
-        """The values that do the same as these of the sort that is refined."""
-        return values
-
     @abstractmethod
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """The architecture with these values."""
@@ -93,7 +86,7 @@ class Differentiable(Free):
     """Parameters that profiles are differentiable in."""
 
     @abstractmethod
-    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
+    def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
         """Derivatives by the coordinates of the search, from those of a functional of the profile."""
 
 
@@ -109,10 +102,6 @@ class GammaKeys(Differentiable):
     def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
         """One exponent for every layer."""
         return np.tile(np.log([LEAST_ALPHA, self.greatest]), (base.depth, 1))
-
-    def of_model(self) -> "Free":
-        """Gamma keys with exponents that the logits of a network hold."""
-        return replace(self, greatest=min(self.greatest, MODEL_ALPHA))
 
     def starts(self, base: Architecture) -> list[Vector]:
         """No bias, one exponent for all, and exponents that fall or rise with depth."""
@@ -135,7 +124,7 @@ class GammaKeys(Differentiable):
         """Gamma keys in every layer."""
         return replace(base, encoding=[GammaKey(alpha) for alpha in self.plain(values)])
 
-    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
+    def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
         """Heads of a layer together."""
         return np.asarray(by_profile.alphas.sum(axis=1) * np.exp(values))
 
@@ -166,14 +155,10 @@ class SlopedGammaKeys(Differentiable):
         slopes = [float(slope) for slope in np.exp(values[base.depth :]) - present_slopes(base)]
         return replace(base, encoding=[GammaKey(alpha, slopes) for alpha in self.plain(values[: base.depth])])
 
-    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
-        """db_k / d slope = k."""
-        depth = 1 + max(layer for layer, _ in by_profile.keys)
-        slopes = np.exp(values[depth:])
-        by_slope = np.zeros_like(slopes)
-        for (_, head), of_head in by_profile.keys.items():
-            by_slope[head] += of_head @ np.arange(n_positions)
-        return np.append(GammaKeys().gradient(values[:depth], by_profile, n_positions), by_slope * slopes)
+    def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
+        """Heads of a layer together, then layers of a head."""
+        by_value = np.append(by_profile.alphas.sum(axis=1), by_profile.slopes.sum(axis=0))
+        return np.asarray(by_value * np.exp(values))
 
 
 def present_slopes(base: Architecture) -> Float64[np.ndarray, "heads"]:
@@ -183,59 +168,6 @@ def present_slopes(base: Architecture) -> Float64[np.ndarray, "heads"]:
         of_group = group.linear_slopes()
         slopes[group.heads] = 0.0 if of_group is None else of_group
     return slopes
-
-
-@FREE.register("spline")
-@dataclass(frozen=True)
-class SplineKeys(Differentiable):
-    """Steepness between the knots of a spline of ln(1 + j), for every layer; of a gamma key it is alpha - 1."""
-
-    range = (-3.0, 40.0)
-    pieces: ClassVar[int] = len(KNOTS) - 1
-    refines = "gamma_key"
-
-    def bounds(self, base: Architecture) -> Float64[np.ndarray, "parameters 2"]:
-        """A steepness for every piece of every layer."""
-        return np.tile(np.array(self.range), (base.depth * self.pieces, 1))
-
-    def starts(self, base: Architecture) -> list[Vector]:
-        """Splines as steep as the starts of gamma keys."""
-        return [self.refined(alphas) for alphas in GammaKeys().starts(base)]
-
-    def aimed(self, base: Architecture, target: Target, n_positions: int) -> list[Vector]:
-        """The spline nearest to the exact key bias in every layer; and as steep as gamma keys for a power law."""
-        power = GammaKeys().aimed(base, target, n_positions)[0]
-        as_steep = self.refined(np.clip(power, *np.log([LEAST_ALPHA, 1 + self.range[1]])))
-        biased = _exact_key_bias(base, target, n_positions)
-        if biased is None:
-            return [as_steep]
-        at_knots, *_ = np.linalg.lstsq(log_spline_basis(KNOTS, n_positions), biased, rcond=None)
-        steep = np.where(np.array(KNOTS[:-1]) < n_positions, np.diff(at_knots) / STEEP, 0.0)
-        return [as_steep, np.tile(steep, base.depth)]
-
-    def refined(self, values: Vector) -> Vector:
-        """A spline as steep everywhere as gamma keys are far from the first key."""
-        return np.repeat(np.exp(values) - 1, self.pieces)
-
-    def change(self, base: Architecture, values: Vector) -> Architecture:
-        """A spline in every layer."""
-        return replace(base, encoding=[LogSpline(row.tolist(), KNOTS) for row in self._at_knots(values)])
-
-    def plain(self, values: Vector) -> list[Any]:
-        """The biases at the knots of every layer."""
-        return [row.tolist() for row in self._at_knots(values)]
-
-    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
-        """A steepness lifts all later knots."""
-        basis = log_spline_basis(KNOTS, n_positions)
-        at_knots = np.zeros((len(values) // self.pieces, len(KNOTS)))
-        for (layer, _), of_head in by_profile.keys.items():
-            at_knots[layer] += of_head @ basis
-        return np.asarray(STEEP * np.cumsum(at_knots[:, :0:-1], axis=1)[:, ::-1].ravel())
-
-    def _at_knots(self, values: Vector) -> Float64[np.ndarray, "layer knot"]:
-        steps = STEEP * values.reshape(-1, self.pieces)
-        return np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
 
 
 @FREE.register("alibi")
@@ -253,26 +185,13 @@ class AlibiSlopes(Differentiable):
         spread = np.linspace(np.log(1e-4), np.log(self.range[1]), base.heads)
         return [np.full(base.heads, np.log(1e-6)), published, spread]
 
-    def of_model(self) -> Free:
-        """Keyed, since an intervention adds a bias to what is there."""
-        return KeyedSlopes()
-
     def change(self, base: Architecture, values: Vector) -> Architecture:
         """ALiBi in every layer."""
         return replace(base, encoding=Alibi(self.plain(values)))
 
-    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
+    def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
         """Slopes of all layers together."""
         return np.asarray(by_profile.slopes.sum(axis=0) * np.exp(values))
-
-
-class KeyedSlopes(AlibiSlopes):
-    """Slopes of a model, in place of its own ALiBi: a key bias that rises by the slope from key to key."""
-
-    def change(self, base: Architecture, values: Vector) -> Architecture:
-        """Slopes less those of the architecture, to which a key bias is added."""
-        slopes = [float(slope) for slope in np.exp(values) - present_slopes(base)]
-        return replace(base, encoding=GammaKey(1.0, slopes))
 
 
 @FREE.register("mixing")
@@ -290,29 +209,9 @@ class Mixings(Differentiable):
         """The architecture with that mixing."""
         return replace(base, mixing=values)
 
-    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
+    def gradient(self, values: Vector, by_profile: ProfileGradient) -> Vector:
         """The derivatives themselves."""
         return by_profile.mixing
-
-
-@FREE.register("sinks")
-@dataclass(frozen=True)
-class Sinks(Differentiable):
-    """The logit of a sink in every layer, the same for all heads."""
-
-    range = (-20.0, 30.0)  # from next to nothing to nearly all
-
-    def starts(self, base: Architecture) -> list[Vector]:
-        """Small and large ones."""
-        return [np.full(base.depth, logit) for logit in (-5.0, 2.0, 6.0)]
-
-    def change(self, base: Architecture, values: Vector) -> Architecture:
-        """A sink of that logit beside every key."""
-        return replace(base, sinks=values)
-
-    def gradient(self, values: Vector, by_profile: ProfileGradient, n_positions: int) -> Vector:
-        """Heads together."""
-        return np.asarray(by_profile.sinks.sum(axis=1))
 
 
 @FREE.register("windows")
@@ -379,7 +278,7 @@ class Problem:
             parts = []
             for sort, part in zip(self.free, self.split(values), strict=True):
                 assert isinstance(sort, Differentiable)
-                parts.append(sort.gradient(part, by_profile, n_positions))
+                parts.append(sort.gradient(part, by_profile))
             total, gradient = total + value, gradient + np.concatenate(parts)
         return total / len(self.lengths), gradient / len(self.lengths)
 

@@ -4,7 +4,6 @@ A registered target is the shape of what attention moves; the residual stream ad
 P0 = prod_l (1 - m_l), which no bias takes away. A given profile is the whole profile, that share included.
 """
 
-import csv
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -180,17 +179,15 @@ def resolve_target(target: Any) -> Target:
 
 def _read_csv(path: Path) -> Vector:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"cannot read the target {path}: {error}") from None
-    column = 0
-    if rows and "influence" in rows[0]:
-        column = rows.pop(0).index("influence")
-    try:
-        return np.array([float(row[column]) for row in rows])
-    except (ValueError, IndexError):
-        raise UsageError(f"{path}: every line needs one number, or a header with a column influence") from None
+        lines = path.read_text(encoding="utf-8").split()
+        names = lines[0].split(",") if lines else []
+        headed = "influence" in names
+        column = names.index("influence") if headed else 0
+        return np.loadtxt(lines[headed:], delimiter=",", usecols=column, ndmin=1)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read the target {path}: {error}; every line needs one number, or a header with a column influence"
+        ) from None
 
 
 def _read_run(directory: Path, chosen: str) -> Vector:

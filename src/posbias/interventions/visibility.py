@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from posbias.architecture import MASKS, Architecture, Chunks, Full, Mask, NoEncoding, SlidingWindow
+from posbias.architecture import MASKS, Architecture, Full, Mask, NoEncoding, SlidingWindow
 from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.interventions.base import INTERVENTIONS, Arguments, Intervention, before_calls, described, with_attention
@@ -125,8 +125,6 @@ class Window(Visibility):
         variant = MASKS.parse(mask) if isinstance(mask, str) else mask
         if variant.mutual_prefix(self.width + 1) > 1:
             raise UsageError(f"{self}: the mask {variant} looks forwards; a window needs causal layers")
-        if isinstance(variant, Chunks) and variant.width > self.width:
-            raise UsageError(f"{self}: no mask has windows within {variant}; allowed are windows of at least a chunk")
         return variant if variant.reach(self.width + 1) <= self.width else SlidingWindow(width=self.width)
 
 

@@ -110,7 +110,7 @@ def _mean_field(model: Model, prompt: Prompts, seed: int) -> Float64[np.ndarray,
     level = resolve_level(spec, "auto", prompt.n_positions)
     if not isinstance(level, SampledHeads):
         return mean_field(spec, prompt.n_positions, prompts=prompt, level=level).profile.influence[None]
-    heads = max(layer.attention.heads for layer in spec.layers if layer.attention is not None)
+    heads = max(layer.attention.heads for layer in spec.layers)
     count = max(2, SAMPLED_HEADS // heads)
     return network_profiles(spec, prompt.n_positions, prompts=prompt, count=count, seed=seed)
 

@@ -199,19 +199,17 @@ def block_ranges(
 ) -> Iterator[tuple[slice, slice]]:
     """Blocks of queries, last queries first, each with the keys that any of them sees; every query comes once.
 
-    Blocks have at most `block` queries, and as many as the device's caches or memory are made for. None goes beyond a
-    chunk.
+    Blocks have at most `block` queries, and as many as the device's caches or memory are made for.
     """
-    chunk, reach = mask.chunk(n_positions), mask.reach(n_positions)
-    most, keys = block or n_positions, chunk
-    if reach < chunk:
+    reach = mask.reach(n_positions)
+    most, keys = block or n_positions, n_positions
+    if reach < n_positions:
         most = min(most, max(reach, BLOCK_QUERIES))  # of longer blocks most keys are hidden
-        keys = min(chunk, most + reach)
+        keys = min(n_positions, most + reach)
     rows = max(1, block_elements(heads, keys, device=device, block=most) // (heads * keys))
-    for first in reversed(range(0, n_positions, chunk)):
-        end = min(first + chunk, n_positions)
-        for start in reversed(range(first, end, rows)):
-            yield slice(start, min(start + rows, end)), slice(max(first, start - reach + 1), min(start + rows, end))
+    for start in reversed(range(0, n_positions, rows)):
+        end = min(start + rows, n_positions)
+        yield slice(start, end), slice(max(0, start - reach + 1), end)
 
 
 def block_elements(heads: int, keys: int, *, device: torch.device, block: int | None = None) -> int:

@@ -65,16 +65,14 @@ def _statements(run: Design) -> list[str]:
             f"Of the {of} values of {name}, {count} ended at an end of the searched range; what lies beyond was not "
             "tried."
         )
-    if chosen := run.parameters.get("norm_placement"):
-        others = ", ".join(name for name in run.choices if name != chosen[0])
-        said.append(f"Norm placement {chosen[0]} comes nearest; the others are {others}.")
     if run.range_nats:
         said.append(f"The key biases of a layer span at most {run.range_nats:.3g} nats.")
     if run.theory == "rollout":
         said.append(f"The residual stream alone leaves {run.residual:.3g} on the last position; no design goes below.")
     said += [
-        f"Measured at {networks.n_positions} positions on {networks.networks} fresh initialisations: W1 to the target "
-        f"{networks.distance.text('.4f')}, before {networks.before.text('.4f')}; between halves {networks.noise:.4f}."
+        f"Measured at {networks.n_positions} positions on {len(networks.designed)} fresh initialisations: W1 to the "
+        f"target {networks.distance.text('.4f')}, before {networks.before.text('.4f')}; between halves "
+        f"{networks.noise:.4f}."
         for networks in run.measured
     ]
     return said
@@ -93,14 +91,10 @@ def _met(run: Design) -> list[str]:
     near = all(after <= TOLERANCE for after in asked.values())
     reached = [f"The target is not met to W1 {TOLERANCE:g}: {theory} leaves {left}."]
     others = ["Its attention is off: the search set every mixing to its lower bound."] if near else []
-    for other in run.alternatives:
-        over = " and ".join(other.over)
-        if "mixing" in other.over:
-            over += f" ({other.mixing:.2g} on average)"
-        verb = "meets it" if other.met else "does not meet it either"
-        others.append(f"A design over {over} {verb}: W1 {_at_lengths(other.left)} positions.")
-    if not any(other.met for other in run.alternatives):
-        others.append("Nothing else that was tried meets it." if run.alternatives else "Nothing else was tried.")
+    if run.theory == "rollout" and len(run.lengths) == 1:
+        others.append("On causal layers without content a key bias meets any target at one length: --over key_bias.")
+    elif run.theory == "rollout":
+        others.append("Other mixings come nearer at several lengths: --over gamma_key,mixing.")
     return reached + others
 
 
@@ -119,17 +113,10 @@ def _tables(run: Design) -> list[Table]:
         for n, ends in run.distances.items()
     ]
     tables = [Table("W1 to the target, by length", ["positions", "designed", "as it was", "flat line"], rows)]
-    if run.choices_left:
-        lengths = [f"{n} positions" for n in next(iter(run.choices_left.values()))]
-        rows = [[name, *(_cell(after, ".3g") for after in left.values())] for name, left in run.choices_left.items()]
-        tables.append(Table("W1 to the target with every norm placement, designed", ["norms", *lengths], rows))
     for name, values in run.parameters.items():
-        if len(values) <= 128 and name != "norm_placement":
-            rows = [value if isinstance(value, list) else [value] for value in values]
-            cells = [[str(index), *(f"{value:.6g}" for value in row)] for index, row in enumerate(rows)]
-            # A spline has a column for every knot.
-            columns = [name, *[""] * (len(rows[0]) - 1)]
-            tables.append(Table(f"{name} (layer 0 is nearest the input; alibi: by head)", ["", *columns], cells))
+        if len(values) <= 128:
+            cells = [[str(index), f"{value:.6g}"] for index, value in enumerate(values)]
+            tables.append(Table(f"{name} (layer 0 is nearest the input; alibi: by head)", ["", name], cells))
     return tables
 
 

@@ -23,7 +23,6 @@ from posbias.registry import Registry
 from posbias.runs.parts import below
 from posbias.runs.records import Record
 from posbias.runs.results import RESULTS, FailedRun, Result
-from posbias.statistics import Interval
 
 THEORIES: Registry["Theory"] = Registry("theory")
 """Complete once `posbias.theory.known_theories` was called: theories of models are imported when they are needed."""
@@ -55,7 +54,7 @@ class Prediction(Result):
     """All parameters as resolved; none for theories of architectures."""
     per_prompt: Float64[np.ndarray, "count n_positions"] | None = None
     """Each prompt's own profile, if the theory reads prompts; rows sum to 1."""
-    numbers: Mapping[str, Interval | float] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
     """Numbers beside the profile, by name, such as mean field's `largest_logit_variance`."""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Arrays beside the profile, by slash-separated name."""
@@ -72,9 +71,7 @@ class Prediction(Result):
 
     def shown(self) -> Shown:
         """Its profile, by the theory's name."""
-        numbers = {
-            name: str(value) if isinstance(value, Interval) else f"{value:.4g}" for name, value in self.numbers.items()
-        }
+        numbers = {name: f"{value:.4g}" for name, value in self.numbers.items()}
         title = f"{self.spelled or self.theory}, {self.n_positions} positions"
         architecture = None if self.architecture is None else self.architecture.describe()
         shared = shared_settings({**self.about, "architecture": architecture}, self.n_positions)
@@ -103,10 +100,7 @@ class Prediction(Result):
             spelled=resolved["title"].removesuffix(_title_of("", record.model)) if parameters else "",
             parameters=parameters,
             per_prompt=of_profile.get("per_prompt"),
-            numbers={
-                name: Interval.of_record(stored) if stored.get("low") is not None else float(stored["value"])
-                for name, stored in record.scalars.get("found", {}).items()
-            },
+            numbers={name: float(stored["value"]) for name, stored in record.scalars.get("found", {}).items()},
             arrays={name: array for name, array in record.arrays.items() if not name.startswith(PROFILE)},
             caveats=tuple(map(str, record.scalars.get("caveats", ()))),
             seed=record.seeds.get("theory", 0),
@@ -132,10 +126,7 @@ class Prediction(Result):
             record.seeds["theory"] = self.seed
         if self.numbers:
             alone = {"low": None, "high": None}
-            record.scalars["found"] = {
-                name: value.as_record() if isinstance(value, Interval) else {"value": float(value), **alone}
-                for name, value in self.numbers.items()
-            }
+            record.scalars["found"] = {name: {"value": value, **alone} for name, value in self.numbers.items()}
         if self.caveats:
             record.scalars["caveats"] = list(self.caveats)
         arrays = {**vars(self.profile), "per_prompt": self.per_prompt}

@@ -99,25 +99,16 @@ def predict(
     arguments = [f"n_positions={prediction.n_positions}", f"theory={theory_name!r}", f"seed={seed}"]
     if of_model and prompts is not None:
         arguments.insert(-1, f"prompts={prompts.python}")
+    described = subject.describe() if isinstance(subject, Architecture) else None
+    spelled = "subject" if described is None else f"posbias.Architecture.from_description({described!r})"
     about = {
         "model": subject.describe() if of_model else None,
         "prompts": None if prompts is None else prompts.describe(),
-        "command": subject.in_call("posbias.predict", arguments) if of_model else _python_of(subject, arguments),
+        "command": subject.in_call("posbias.predict", arguments)
+        if of_model
+        else f"posbias.predict({', '.join([spelled, *arguments])})",
     }
     return replace(prediction, about=about)
-
-
-def _python_of(subject: Any, arguments: list[str]) -> str:
-    """The Python call for an architecture as resolved; any other subject is written as `subject`."""
-    if not isinstance(subject, Architecture):
-        return f"posbias.predict({', '.join(['subject', *arguments])})"
-    described = subject.describe()
-    if described["sinks"] is not None:
-        described["sinks"] = subject.layer_sinks.tolist()
-    values = ", ".join(f"{name}={value!r}" for name, value in described.items() if value is not None)
-    return f"posbias.predict({', '.join([f'posbias.Architecture({values})', *arguments])})".replace(
-        "-inf", "float('-inf')"
-    )
 
 
 class ArchitectureTheory(Theory):
@@ -151,7 +142,7 @@ class ArchitectureTheory(Theory):
             if np.any(architecture.layer_sinks > -np.inf):
                 raise UsageError(f"theory {self.name} holds without attention sinks only")
         influence = self.influence(architecture, n_positions)
-        caveats = (*_of_constant_content(architecture), *_of_bare_decays(architecture))
+        caveats = _assumptions(architecture)
         if not np.any(architecture.layer_sinks > -np.inf):
             return Prediction(Profile(influence), self.name, architecture, n_positions, caveats=caveats)
         share = max(0.0, 1 - float(influence.sum()))
@@ -206,27 +197,23 @@ class ContinuousLimit(ArchitectureTheory):
         return continuous_profile(n_positions, architecture.layer_mixing)
 
 
-def _of_constant_content(architecture: Architecture) -> tuple[str, ...]:
-    """The assumption behind a curve of a rotary encoding: rotation alone moves no attention."""
-    encodings = {group.encoding for layer in architecture.head_groups for group in layer}
-    return tuple(
+def _assumptions(architecture: Architecture) -> tuple[str, ...]:
+    """What a rollout of rotary encodings assumes, since rotation alone moves no attention, and leaves out of decays."""
+    encodings = sorted({group.encoding for layer in architecture.head_groups for group in layer}, key=str)
+    assumed = [
         f"RoPE only turns content, and a rollout has none: the curve of {rope} assumes queries and keys at an angle of "
         f"{rope.angle:g} radians (0: they point the same way) in every pair of features, with logit {rope.logit:g} "
         "(rope(logit=..., angle=...)). Without content RoPE is the same as none; a model's own content differs by head "
         "and token."
-        for rope in sorted(encodings, key=str)
+        for rope in encodings
         if isinstance(rope, Rope)
-    )
-
-
-def _of_bare_decays(architecture: Architecture) -> tuple[str, ...]:
-    """Parts that a rollout leaves out of linear layers."""
-    if not any(isinstance(g.encoding, Recurrent) for layer in architecture.head_groups for g in layer):
-        return ()
-    return (
-        "linear layers enter by their decays at bare gates: what a token writes, and the layer's own input beside its "
-        "state, are left out (power_rollout has them)",
-    )
+    ]
+    if any(isinstance(encoding, Recurrent) for encoding in encodings):
+        assumed.append(
+            "linear layers enter by their decays at bare gates: what a token writes, and the layer's own input beside "
+            "its state, are left out"
+        )
+    return tuple(assumed)
 
 
 def known_mixing(model: Any) -> Float64[np.ndarray, "layers"] | None:

@@ -15,7 +15,6 @@ from posbias.checks import check_whole
 from posbias.errors import UsageError
 from posbias.theory.kernels import (
     AbsoluteKernel,
-    ChunkKernel,
     DistanceKernel,
     Kernel,
     KeyKernel,
@@ -28,16 +27,8 @@ from posbias.theory.kernels import (
 def _kernel(group: HeadGroup, n_positions: int) -> Kernel:
     """The fastest kernel of heads that share mask and encoding, each weighted by 1 / (heads of the layer).
 
-    Logits that rise by hundreds of nats with the distance are taken row by row, in O(N^2), as absolute ones are, and as
-    key biases in chunks. To logits by distance a chunk is a context of its own.
+    Logits that rise by hundreds of nats with the distance are taken row by row, in O(N^2), as absolute ones are.
     """
-    chunk = group.mask.chunk(n_positions)
-    if chunk < n_positions:
-        if not group.encoding.relative:
-            return AbsoluteKernel(group, n_positions)
-        lengths = [min(chunk, n_positions - first) for first in range(0, n_positions, chunk)]
-        kernels = {length: _kernel(group, length) for length in set(lengths)}
-        return ChunkKernel([kernels[length] for length in lengths])
     if group.linear_slopes() is not None:
         return LinearKernel(group, n_positions)
     if isinstance(group.encoding, KeyEncoding):

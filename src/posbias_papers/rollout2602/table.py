@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from posbias.architecture import Alibi, Architecture
-from posbias.architecture.published_models import PublishedModel, bloom_influence, published_models
 from posbias.comparison import STATISTICS
 from posbias.comparison.distance_intervals import distances
 from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Stroke, profiles_figure
@@ -20,6 +19,7 @@ from posbias.report.tables import Table, number_text
 from posbias.theory import predict
 from posbias_papers.pages.reproduce import PAPERS, Rows
 from posbias_papers.reproduction import Columns, Experiment, Reproduction, tabled
+from posbias_papers.rollout2602.published_models import PublishedModel, bloom_influence, published_models
 
 PAPER = "arXiv 2602.16837, A Structural Theory of Position Bias in Transformers"
 TABLE_2 = {

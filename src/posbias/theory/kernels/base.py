@@ -55,25 +55,6 @@ class SumKernel(Kernel):
         return total
 
 
-class ChunkKernel(Kernel):
-    """Chunks of positions that do not see each other, each with its kernel."""
-
-    def __init__(self, chunks: Sequence[Kernel]) -> None:
-        self.chunks = tuple(chunks)
-        self.n_positions = sum(chunk.n_positions for chunk in chunks)
-        self._ends = np.cumsum([chunk.n_positions for chunk in chunks])[:-1]
-
-    def pull(self, row: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """The chunks' pulls, side by side."""
-        parts = zip(self.chunks, np.split(row, self._ends), strict=True)
-        return np.concatenate([chunk.pull(part) for chunk, part in parts])
-
-    def push(self, column: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "n_positions"]:
-        """The chunks' pushes, side by side."""
-        parts = zip(self.chunks, np.split(column, self._ends), strict=True)
-        return np.concatenate([chunk.push(part) for chunk, part in parts])
-
-
 def masked_softmax(
     visible: Bool[np.ndarray, "query key"], logits: Float64[np.ndarray, "query key"], sink: float = -np.inf
 ) -> Float64[np.ndarray, "query key"]:

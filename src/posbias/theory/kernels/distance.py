@@ -134,24 +134,12 @@ class DistanceKernel(IntervalKernel):
         self._sums: dict[tuple[int, Side], Correlation] = {}
         self._shares: dict[int, Shares] = {}
 
-    def _alike(self, first: int, second: int) -> bool:
-        """True if two heads of the group have equal content, sinks and logits."""
-        group, heads = self.group, self.group.heads[[first, second]]
-        return bool(
-            group.content[first] == group.content[second]
-            and group.sinks[first] == group.sinks[second]
-            and all(np.array_equal(*logits[heads]) for logits in (self._before, self._after, self._at_query))
-        )
-
     def _unique_heads(self) -> tuple[Int64[np.ndarray, "members"], ...]:
-        members: list[list[int]] = []
-        for head in range(len(self.group.heads)):
-            twin = next((member for member in members if self._alike(member[0], head)), None)
-            if twin is None:
-                members.append([head])
-            else:
-                twin.append(head)
-        return tuple(np.array(member) for member in members)
+        members: dict[tuple[object, ...], list[int]] = {}
+        for head, layer_head in enumerate(self.group.heads):
+            logits = (side[layer_head].tobytes() for side in (self._before, self._after, self._at_query))
+            members.setdefault((self.group.content[head], self.group.sinks[head], *logits), []).append(head)
+        return tuple(map(np.array, members.values()))
 
     def _unit(self, head: int) -> float:
         """The logit whose weight counts as 1: the largest off the diagonal."""

@@ -39,16 +39,16 @@ class KeyKernel(Kernel):
         parameters = self.encoding.parameters(group.n_heads)[group.heads]
         keys = np.column_stack([parameters, group.content, group.sinks])
         _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        self.members = tuple(group.heads[inverse.ravel() == unique] for unique in range(len(first)))
+        self.layer_heads = tuple(group.heads[inverse.ravel() == unique] for unique in range(len(first)))
         """Heads of the layer that each unique head stands for."""
         self._heads = group.heads[first]
         self._shares = group.encoding.key_shares(self._heads.tolist(), n_positions, group.n_heads)
         self._content, self._sinks = group.content[first], group.sinks[first]
         self._bare = not np.any(self._content) and bool(np.all(self._sinks == -np.inf))
         gamma = isinstance(group.encoding, GammaKey) and group.encoding.smooth
-        self.alphas = keys[first, 0] if gamma and self._bare and self._causal else None
-        """Exponents of causal gamma keys without content and sinks."""
-        self.weights = np.array([len(members) for members in self.members]) / group.n_heads
+        self.walked = keys[first, 0] if gamma and self._bare and self._causal else None
+        """Exponents of causal gamma keys without slope, content and sinks."""
+        self.weights = np.array([len(members) for members in self.layer_heads]) / group.n_heads
         """Each unique head's share of the layer."""
 
     def pull(self, row: Vector) -> Vector:
@@ -62,8 +62,8 @@ class KeyKernel(Kernel):
     def _sweep(self, vector: Vector, *, pull: bool) -> Vector:
         """Carries, down, the part of the queries behind for the keys up to here; up, the mean over the keys before."""
         out, carried = np.zeros(self.n_positions), np.zeros(len(self.weights))
-        if self.alphas is not None:
-            sweep_gamma(vector, self.alphas, self.weights, out, pull)
+        if self.walked is not None:
+            sweep_gamma(vector, self.walked, self.weights, out, pull)
             return out
         chunks = list(self._chunks())
         for low, high in reversed(chunks) if pull else chunks:
@@ -74,7 +74,7 @@ class KeyKernel(Kernel):
 
     def unique_heads(self) -> Iterator[tuple[Int64[np.ndarray, "members"], "KeyKernel"]]:
         """Heads of the layer that are alike, with the attention of one of them."""
-        for head, members in zip(self._heads, self.members, strict=True):
+        for head, members in zip(self._heads, self.layer_heads, strict=True):
             index = int(np.flatnonzero(self._group.heads == head)[0])
             chosen = slice(index, index + 1)
             parts = {name: getattr(self._group, name)[chosen] for name in ("heads", "content", "sinks")}
@@ -83,21 +83,9 @@ class KeyKernel(Kernel):
             yield members, single
 
     @property
-    def has_sinks(self) -> bool:
-        """True if a sink takes a part of any row."""
-        return bool(np.any(self._sinks > -np.inf))
-
-    @property
     def n_heads(self) -> int:
         """Heads of the whole layer."""
         return self._group.n_heads
-
-    def diagonal(self) -> Vector:
-        """Every head's attention to itself, weighted."""
-        if self._causal:
-            return np.concatenate([self._tables(low, high)[3] @ self.weights for low, high in self._chunks()])
-        rows = [weight * self._rows(head)[2] for head, weight in enumerate(self.weights)]
-        return np.asarray(np.sum(rows, axis=0))
 
     @property
     def _causal(self) -> bool:

@@ -42,6 +42,12 @@ class LinearKernel(IntervalKernel):
         self.rates = np.exp(-self.slopes)
         self._content = group.content[first]
         self._sinks = group.sinks[first]
+        self.layer_heads = tuple(group.heads[member] for member in self.members)
+        """Heads of the layer that each unique head stands for."""
+        bare = not np.any(group.content) and bool(np.all(group.sinks == -np.inf))
+        whole = self.window >= n_positions - 1 and self.prefix < 2
+        self.walked = self.rates if bare and whole else None
+        """Rates of causal heads without content and sinks."""
         self._powers = np.exp(-self.slopes * np.arange(BLOCK + 1)[:, None])
         self._tables: dict[tuple[int, int], np.ndarray] = {}
 

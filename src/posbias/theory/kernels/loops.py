@@ -17,9 +17,6 @@ BLOCK = 64
 TINY = 1e-300
 """Running sums below this count as zero: it keeps slow denormal numbers out; entries above it are unaffected."""
 
-REFINED = 2**14
-"""Positions from which a reciprocal is refined from that of the position beside it."""
-
 
 @njit(cache=True, nogil=True)
 @no_type_check
@@ -156,45 +153,24 @@ def carry_heads(signal, tables, weights, carried, out, backward):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
-def _reciprocal(value, near):
-    """1 / value from the reciprocal of a neighbour: a third-order step, four products in place of a division.
-
-    At neighbouring positions its relative error, about j^-4, is below rounding from `REFINED` on.
-    """
-    error = 1.0 - value * near
-    return near + near * error * (1.0 + error * (1.0 + error))
-
-
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
-@no_type_check
 def sweep_gamma(signal, alphas, weights, out, backward):
-    """`carry_heads` over a whole context for r_j = alpha / (j + alpha), without tables.
-
-    From `REFINED` on the reciprocal of j + alpha is refined from its neighbour's.
-    """
+    """`carry_heads` over a whole context for r_j = alpha / (j + alpha), without tables."""
     heads = weights.size
     scaled = weights * alphas
     carried = np.zeros(heads)
-    inverse = np.zeros(heads)
     for step in range(signal.size):
         t = signal.size - 1 - step if backward else step
         value = signal[t]
         position = float(t)
         total = 0.0
-        if t < REFINED or step == 0:
-            for head in range(heads):
-                inverse[head] = 1.0 / (position + alphas[head])
-        else:
-            for head in range(heads):
-                inverse[head] = _reciprocal(position + alphas[head], inverse[head])
-        if backward:
-            for head in range(heads):
-                part = (carried[head] + value) * inverse[head]
+        for head in range(heads):
+            inverse = 1.0 / (position + alphas[head])
+            if backward:
+                part = (carried[head] + value) * inverse
                 total += scaled[head] * part
                 carried[head] = position * part if part > TINY else 0.0
-        else:
-            for head in range(heads):
-                part = (position * carried[head] + alphas[head] * value) * inverse[head]
+            else:
+                part = (position * carried[head] + alphas[head] * value) * inverse
                 total += weights[head] * part
                 carried[head] = part if part > TINY else 0.0
         out[t] = total
@@ -202,62 +178,42 @@ def sweep_gamma(signal, alphas, weights, out, backward):
 
 @njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 @no_type_check
-def derivative_tables(parameters, decaying, first, state, share, lead):
-    """Tables for `sweep_derivatives` of the positions from `first` on, written to share and lead [n, head].
+def sweep_covariance(signal, row, parameters, gamma, weights, pushed, derivatives):
+    """One walk up causal heads: pushed = sum_h weights_h A_h signal, derivatives_h = row (dA_h / dparameter) signal.
 
-    share is a query's attention to itself; lead is how far the derivative of its own key's logit, by the slope or by
-    alpha, lies above its mean over the keys before. state is (last, ahead), [head] each: the normaliser of the position
-    before (`decaying`) or its reciprocal, and the lead of its key over its own mean; updated to the end.
+    Parameters are rates exp(-slope), differentiated by the slope, or exponents of gamma keys. A query gives `share` to
+    itself and the rest to the mean over the keys before, so dA signal, the covariance of signal and the derivative of
+    the keys' logits, is updated as such; `lead` is how far that of a query's own key lies above its mean over the keys
+    before.
     """
-    last, ahead = state
-    for t in range(share.shape[0]):
-        position = float(first + t)
-        near = t > 0 and position >= REFINED
-        # Short loops over heads, which processors take several heads at a time.
-        if decaying:
-            for head in range(parameters.size):
-                last[head] = 1.0 + parameters[head] * last[head]
-            for head in range(parameters.size):
-                share[t, head] = _reciprocal(last[head], share[t - 1, head]) if near else 1.0 / last[head]
-            for head in range(parameters.size):
-                lead[t, head] = ahead[head] + 1.0
-        else:
-            for head in range(parameters.size):
-                lead[t, head] = ahead[head] + last[head]
-            for head in range(parameters.size):
-                norm = position + parameters[head]
-                last[head] = _reciprocal(norm, last[head]) if near else 1.0 / norm
-            for head in range(parameters.size):
-                share[t, head] = parameters[head] * last[head]
-        for head in range(parameters.size):
-            ahead[head] = (1.0 - share[t, head]) * lead[t, head]
-
-
-@njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
-@no_type_check
-def sweep_derivatives(signal, row, tables, weights, carried, pushed, derivatives):
-    """One walk up for causal heads A_h with keys exp(slope j) or gamma keys, given `derivative_tables`.
-
-    pushed = sum_h weights_h A_h signal. derivatives are (by_parameter, by_content), [head] each, and are added to:
-    row (dA_h / d slope or alpha) signal, and the same by the logit of a query's own position. A query gives `share` to
-    itself and the rest to the mean over the keys before, so dA signal is a covariance of signal and the derivative of
-    the keys' logits, which is updated as such. carried is (mean, covariance), updated to the end of the signal.
-    """
-    share, lead = tables
-    mean, covariance = carried
-    by_parameter, by_content = derivatives
+    heads = weights.size
+    mean = np.zeros(heads)
+    covariance = np.zeros(heads)
+    ahead = np.zeros(heads)
+    last = np.full(heads, 1.0 if gamma else 0.0)
+    share = np.empty(heads)
+    lead = np.empty(heads)
+    derivatives[:] = 0.0
     for t in range(signal.size):
-        value = signal[t]
-        weight = row[t]
+        position = float(t)
         total = 0.0
-        for head in range(weights.size):
-            remainder = 1.0 - share[t, head]
-            step = share[t, head] * (value - mean[head])
-            moved = remainder * (covariance[head] + lead[t, head] * step)
-            moved = moved if abs(moved) > TINY else 0.0
-            covariance[head] = moved
+        # Short loops over heads, which processors take several heads at a time.
+        if gamma:
+            for head in range(heads):
+                lead[head] = ahead[head] + last[head]
+                last[head] = 1.0 / (position + parameters[head])
+                share[head] = parameters[head] * last[head]
+        else:
+            for head in range(heads):
+                lead[head] = ahead[head] + 1.0
+                last[head] = 1.0 + parameters[head] * last[head]
+                share[head] = 1.0 / last[head]
+        for head in range(heads):
+            step = share[head] * (signal[t] - mean[head])
+            moved = (1.0 - share[head]) * (covariance[head] + lead[head] * step)
+            covariance[head] = moved if abs(moved) > TINY else 0.0
+            ahead[head] = (1.0 - share[head]) * lead[head]
             mean[head] += step
             total += weights[head] * mean[head]
-            by_parameter[head] += weight * moved
-            by_content[head] += weight * (remainder * step)
+            derivatives[head] += row[t] * covariance[head]
         pushed[t] = total

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from posbias.architecture import HeadGroup, KeyEncoding, Mask
+from posbias.architecture import Encoding, HeadGroup, KeyEncoding, Mask
 from posbias.errors import UsageError
 from posbias.theory.kernels import dense_heads
 
@@ -125,10 +125,6 @@ class Kernel:
         """K_ij / (scale_i scale_j)."""
         return Kernel(self.block / scale[:, None] / scale[None, :], self.same / scale**2)
 
-    def inverse(self) -> "Kernel":
-        """1 / K_ij."""
-        return Kernel(1 / self.block, 1 / self.same)
-
     def averaged(self, bins: Bins) -> Matrix:
         """Mean over all pairs of positions of two bins, equal positions included."""
         if bins.exact:
@@ -162,7 +158,9 @@ def from_mass(mass: Matrix, bins: Bins) -> Kernel:
 
 
 class Operator(ABC):
-    """A matrix C (query, key) between bins whose rows sum to 1, or to what a learned sink leaves."""
+    """A matrix C (query, key) between bins whose rows sum to 1."""
+
+    matrix: Float64[np.ndarray, "query key"]
 
     @abstractmethod
     def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
@@ -171,10 +169,6 @@ class Operator(ABC):
     @abstractmethod
     def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
         """C' X: gradients flow from queries to keys."""
-
-    @abstractmethod
-    def matrix(self) -> Float64[np.ndarray, "query key"]:
-        """C itself."""
 
     def average(self, x: Float64[np.ndarray, "key key"]) -> Float64[np.ndarray, "query query"]:
         """C X C' for symmetric X."""
@@ -206,7 +200,8 @@ class CausalMean(Operator):
         """The recursion up the rows."""
         return np.asarray(self.weights[:, None] * self._recursion((x / self.totals)[::-1])[::-1])
 
-    def matrix(self) -> Float64[np.ndarray, "query key"]:
+    @property
+    def matrix(self) -> Float64[np.ndarray, "query key"]:  # type: ignore[override]
         """Every row of C."""
         return self.left(np.eye(self.weights.size))
 
@@ -222,98 +217,82 @@ class CausalMean(Operator):
 class DenseOperator(Operator):
     """Any attention matrix between bins."""
 
-    weights: Float64[np.ndarray, "query key"]
+    matrix: Float64[np.ndarray, "query key"]
 
     def left(self, x: Float64[np.ndarray, "key any"]) -> Float64[np.ndarray, "query any"]:
         """C X."""
-        return np.asarray(self.weights @ x)
+        return np.asarray(self.matrix @ x)
 
     def pull(self, x: Float64[np.ndarray, "query any"]) -> Float64[np.ndarray, "key any"]:
         """C' X."""
-        return np.asarray(self.weights.T @ x)
-
-    def matrix(self) -> Float64[np.ndarray, "query key"]:
-        """C itself."""
-        return self.weights
+        return np.asarray(self.matrix.T @ x)
 
 
 def head_operators(groups: Sequence[HeadGroup], bins: Bins) -> list[tuple[float, Operator]]:
     """A layer's content-free attention: one operator for heads that are alike, with their share of all heads.
 
-    On bins wider than one position ALiBi's slopes are exact only for functions that are constant on bins; kernels are
-    not.
-
-    Raises:
-        UsageError: other logits that depend on position, on bins wider than one position.
-    """
-    operators: list[tuple[float, Operator]] = []
-    for group in groups:
-        if not depends_on_position(group):
-            for sink, count in zip(*np.unique(group.sinks, return_counts=True), strict=True):
-                operators.append((count / group.n_heads, uniform_operator(group.mask, bins, float(sink))))
-        else:
-            operators += biased_operators(group, bins)
-    return operators
-
-
-def biased_operators(group: HeadGroup, bins: Bins) -> list[tuple[float, Operator]]:
-    """The operators of a group whose logits depend on position, one for heads that are alike, with their share.
+    On bins wider than one position slopes are exact only for functions that are constant on bins; kernels are not.
 
     Raises:
         UsageError: logits that are neither slopes nor key biases, on bins wider than one position, or key biases whose
             weights do not all fit into float64.
     """
-    n, share, mask = bins.n_positions, 1 / group.n_heads, group.mask
-    parts = _bias_and_slopes(group, n)
+    return [
+        found
+        for group in groups
+        for found in _group_operators(
+            group.mask, group.encoding, tuple(group.heads.tolist()), group.n_heads, tuple(group.content.tolist()), bins
+        )
+    ]
+
+
+@lru_cache(maxsize=2)
+def _group_operators(
+    mask: Mask, encoding: Encoding, heads: tuple[int, ...], n_heads: int, content: tuple[float, ...], bins: Bins
+) -> tuple[tuple[float, Operator], ...]:
+    """The operators of heads that share mask and encoding; kept for the way back and the layers that have the same."""
+    n, share, chosen = bins.n_positions, 1 / n_heads, np.array(heads)
+    parts = _bias_and_slopes(encoding, n, n_heads)
     causal = mask.reach(n) == n and mask.mutual_prefix(n) < 2
-    sunk = bool(np.any(group.sinks > -np.inf))
-    if parts is None or sunk or np.any(group.content) or (not causal and np.any(parts[1])):
+    if parts is None or np.any(content) or (not causal and np.any(parts[1])):
         if not bins.exact:
-            raise UsageError(
-                f"mean field with {group.encoding} takes at most {MOST_BINS} positions, got {bins.n_positions}"
-            )
-        return [(share, DenseOperator(matrix)) for matrix in dense_heads(group, n)]
-    bias, slopes = parts
+            raise UsageError(f"mean field with {encoding} takes at most {MOST_BINS} positions, got {n}")
+        group = HeadGroup(mask, encoding, chosen, n_heads, np.array(content), np.full(len(heads), -np.inf))
+        return tuple((share, DenseOperator(matrix)) for matrix in dense_heads(group, n))
+    bias, slopes = (part[chosen] for part in parts)
     if (span := float(np.ptp(bias, axis=1).max())) > MOST_NATS:
         raise UsageError(
-            f"mean field takes key biases that span at most {MOST_NATS:g} nats; {group.encoding} spans "
-            f"{float(span):.0f} over {n} positions"
+            f"mean field takes key biases that span at most {MOST_NATS:g} nats; {encoding} spans {span:.0f} over {n} "
+            "positions"
         )
-    parameters = slopes[:, None]
-    if isinstance(group.encoding, KeyEncoding):
-        parameters = group.encoding.parameters(group.n_heads)[group.heads]
+    parameters = encoding.parameters(n_heads)[chosen] if isinstance(encoding, KeyEncoding) else slopes[:, None]
     _, first, counts = np.unique(parameters, axis=0, return_index=True, return_counts=True)
     operators: list[tuple[float, Operator]] = []
     for head, count in sorted(zip(first, counts, strict=True)):
         slope, weights = float(slopes[head]), np.exp(bias[head] - bias[head].max())
-        operators.append(
-            (count * share, causal_operator(weights, slope, bins) if causal else mask_operator(mask, weights, bins))
-        )
-    return operators
+        operator = causal_operator(weights, slope, bins) if causal else mask_operator(mask, weights, bins)
+        operators.append((count * share, operator))
+    return tuple(operators)
 
 
 def _bias_and_slopes(
-    group: HeadGroup, n_positions: int
+    encoding: Encoding, n_positions: int, n_heads: int
 ) -> tuple[Float64[np.ndarray, "head n_positions"], Float64[np.ndarray, "head"]] | None:
-    """Key biases and slopes of the heads of a group; None for logits that are neither."""
-    if isinstance(group.encoding, KeyEncoding):
-        bias, slopes = group.encoding.bias_and_slopes(n_positions, group.n_heads)
+    """Key biases and slopes of the heads of a layer; None for logits that are neither."""
+    if isinstance(encoding, KeyEncoding):
+        bias, slopes = encoding.bias_and_slopes(n_positions, n_heads)
         falling = np.minimum(slopes, 0.0)[:, None] * np.arange(n_positions)  # a recursion would grow without bound
-        return (bias + falling)[group.heads], np.maximum(slopes, 0.0)[group.heads]
-    linear = group.linear_slopes()
-    return None if linear is None else (np.zeros((len(linear), n_positions)), linear)
-
-
-def depends_on_position(group: HeadGroup) -> bool:
-    """True if a visible key's logit depends on its position (encoding, diagonal content)."""
-    slopes = group.linear_slopes()
-    return slopes is None or bool(np.any(slopes)) or bool(np.any(group.content))
+        return bias + falling, np.maximum(slopes, 0.0)
+    linear = encoding.linear_slopes(n_heads)
+    return None if linear is None else (np.zeros((n_heads, n_positions)), linear)
 
 
 def needs_every_position(group: HeadGroup) -> bool:
     """True if logits jump from one position to the next, so that bins must be single positions."""
-    smooth = isinstance(group.encoding, KeyEncoding) and group.encoding.smooth and not np.any(group.content)
-    return depends_on_position(group) and not smooth
+    if np.any(group.content) or isinstance(group.encoding, KeyEncoding):
+        return bool(np.any(group.content)) or not group.encoding.smooth  # type: ignore[attr-defined]
+    slopes = group.linear_slopes()
+    return slopes is None or bool(np.any(slopes))
 
 
 def causal_operator(weights: Float64[np.ndarray, "n_positions"], slope: float, bins: Bins) -> Operator:
@@ -333,19 +312,8 @@ def causal_operator(weights: Float64[np.ndarray, "n_positions"], slope: float, b
     return DenseOperator(rows)
 
 
-@lru_cache(maxsize=4)
-def uniform_operator(mask: Mask, bins: Bins, sink: float = -np.inf) -> Operator:
-    """Equal attention to every visible key, beside a sink of this logit, which is no key."""
-    n = bins.n_positions
-    if bins.exact and sink == -np.inf and mask.reach(n) == n and mask.mutual_prefix(n) < 2:
-        return CausalMean(np.ones(n))
-    return mask_operator(mask, np.ones(n), bins, sink=float(np.exp(sink)))
-
-
-def mask_operator(
-    mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins: Bins, *, sink: float = 0.0
-) -> Operator:
-    """Attention to every visible key in proportion to its weight, beside a sink of the weight `sink`."""
+def mask_operator(mask: Mask, weights: Float64[np.ndarray, "n_positions"], bins: Bins) -> Operator:
+    """Attention to every visible key in proportion to its weight."""
     n = bins.n_positions
     query, prefix = np.arange(n), mask.mutual_prefix(n)
     first = query - mask.keys_before(query, n)
@@ -358,5 +326,5 @@ def mask_operator(
         oldest, newest = first[inside, None], last[inside, None]
         low, high = np.maximum(oldest, bins.starts[None, :]), np.minimum(newest + 1, ends[None, :])
         visible = below[np.maximum(high, low)] - below[low]
-        rows[a] = (visible / (below[newest + 1] - below[oldest] + sink)).mean(axis=0)
+        rows[a] = (visible / (below[newest + 1] - below[oldest])).mean(axis=0)
     return DenseOperator(rows)

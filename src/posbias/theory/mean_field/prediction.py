@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64
 
+from posbias.comparison.metrics import wasserstein
 from posbias.errors import UsageError
 from posbias.models.hugging_face import HuggingFaceModel, Origin
 from posbias.models.model import Model
@@ -22,7 +23,6 @@ from posbias.theory.mean_field.bins import (
     EXACT_POSITIONS,
     MOST_BINS,
     Bins,
-    Kernel,
     growing_bins,
     needs_every_position,
     unit_bins,
@@ -38,7 +38,6 @@ from posbias.theory.mean_field.recursion import (
     input_kernel,
     run_backward,
     run_forward,
-    vector_kernel,
 )
 from posbias.theory.mean_field.sampled import SampledHeads
 from posbias.theory.mean_field.spec import AttentionSpec, MeanFieldSpec, spec_of
@@ -138,9 +137,8 @@ def mean_field(
             weights of any model, trained ones too, of which the theory does not speak.
         n_positions: Context length N, >= 1. Up to 512 every position is computed; beyond, bins grow with the position
             (up to 2048 still every position for sampled heads and for logits that depend on position).
-        prompts: Token ids, whose repetitions count, or the vectors of a model of vector inputs (up
-            to 512 positions); the prompts' mean squares are averaged. None means all tokens differ. Between wide bins
-            only the share of equal tokens counts (within 1 % at N = 800).
+        prompts: Token ids, whose repetitions count; the prompts' mean squares are averaged. None means all tokens
+            differ. Between wide bins only the share of equal tokens counts (within 1 % at N = 800).
         level: `value`, `first`, `sampled(heads=2000)`, or `auto`: first order if it suffices, else sampled heads.
         seed: Seed of the sampled heads; no other level draws anything.
 
@@ -150,9 +148,9 @@ def mean_field(
         if logits are large: see `network_profiles`.
 
     Raises:
-        UsageError: trained weights, no mean-field theory for this model, prompts of another length, more positions than
-            it has learned vectors for, sampled heads or a distance bias beyond 2048 positions, a window too narrow for
-            the context.
+        UsageError: trained weights, no mean-field theory for this model, prompts of another length or of vectors, more
+            positions than it has learned vectors for, sampled heads or a distance bias beyond 2048 positions, a window
+            too narrow for the context.
 
     Source: ours; Hermite and arc-cosine kernels as in Cho and Saul 2009 and the neural-tangent literature.
     """
@@ -162,10 +160,13 @@ def mean_field(
         raise UsageError(f"n_positions must be at most {model.max_positions}, the learned positions; got {n_positions}")
     if prompts is not None and prompts.n_positions != n_positions:
         raise UsageError(f"prompts hold {prompts.n_positions} tokens each; n_positions asks for {n_positions}")
+    vectors = isinstance(model, ReferenceTransformer) and model.config.vocabulary_size is None
+    if vectors and prompts is not None:
+        raise UsageError("mean field takes no prompts of given vectors, which count as drawn at random: leave them out")
     chosen = resolve_level(spec, level, n_positions)
     bins = choose_bins(spec, n_positions, exact=isinstance(chosen, SampledHeads))
     setting = Setting(bins, spec.width, np.random.default_rng(seed))
-    entries = _entries(model, spec, bins, prompts)
+    entries = [input_kernel(spec, bins, token_ids=ids) for ids in ([None] if prompts is None else prompts.token_ids)]
     squares, forward = np.zeros(n_positions), None
     for entry in entries:
         forward = run_forward(spec, entry, chosen, setting)
@@ -180,16 +181,6 @@ def mean_field(
     )
 
 
-def _entries(model: Model | MeanFieldSpec, spec: MeanFieldSpec, bins: Bins, prompts: Prompts | None) -> list[Kernel]:
-    """An input kernel per prompt; of vector inputs from the vectors that the prompt names."""
-    if prompts is None:
-        return [input_kernel(spec, bins)]
-    if isinstance(model, ReferenceTransformer) and model.config.vocabulary_size is None:
-        rows = [model.embed(model.token_tensor([ids.tolist()]))[0].cpu().double().numpy() for ids in prompts.token_ids]
-        return [vector_kernel(spec, bins, vectors) for vectors in rows]
-    return [input_kernel(spec, bins, token_ids=ids) for ids in prompts.token_ids]
-
-
 def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -> Bins:
     """One bin per position in short contexts; growing ones, narrow enough for every window, in long ones.
 
@@ -198,11 +189,10 @@ def choose_bins(spec: MeanFieldSpec, n_positions: int, *, exact: bool = False) -
     Raises:
         UsageError: more than 2048 bins would be needed.
     """
-    groups = [group for layer in spec.layers if layer.attention is not None for group in layer.attention.groups]
-    if exact or n_positions <= EXACT_POSITIONS or any(needs_every_position(group) for group in groups):
+    if exact or n_positions <= EXACT_POSITIONS or any(map(needs_every_position, spec.groups)):
         bins = unit_bins(n_positions)
     else:
-        reaches = {group.mask.reach(n_positions) for group in groups}
+        reaches = {group.mask.reach(n_positions) for group in spec.groups}
         bins = growing_bins(n_positions, windows=reaches - {n_positions})
     if bins.count > MOST_BINS:
         raise UsageError(
@@ -221,9 +211,7 @@ def resolve_level(spec: MeanFieldSpec, level: Level | str, n_positions: int) -> 
         return level
     if level != "auto":
         return LEVELS.parse(level)
-    attentions = [layer.attention for layer in spec.layers if layer.attention is not None]
-    normed = any(attention.query_norm is not None or attention.key_norm is not None for attention in attentions)
-    if not normed:
+    if not any(layer.attention.query_norm or layer.attention.key_norm for layer in spec.layers):
         # From a short context: gains and biases of the norms, and a stream that grows, are in it.
         bins = unit_bins(PROBED_POSITIONS)
         setting = Setting(bins, spec.width, np.random.default_rng(0))
@@ -260,20 +248,14 @@ def scatter(profiles: Profiles) -> float:
 
     It tells of shape alone, without the effect of finite width (W1 .01 at width 128).
     """
-    distances = distance(profiles, profiles.mean(axis=0))
+    distances = wasserstein(profiles, profiles.mean(axis=0))
     return float(np.sqrt((distances**2).sum() / (len(profiles) - 1)))
-
-
-def distance(profiles: Profiles, reference: Float64[np.ndarray, "n_positions"]) -> Float64[np.ndarray, "network"]:
-    """W1 of each profile to a reference, the context scaled to [0, 1]."""
-    gaps = np.abs(np.cumsum(profiles - reference, axis=1)[:, :-1])
-    return np.asarray(gaps.sum(axis=1) / max(profiles.shape[1] - 1, 1))
 
 
 def scatter_caveat(profiles: Profiles, *, initialisations: int | None = None) -> str:
     """Warning for a comparison with measurements: the distance of networks, at least two, from the prediction."""
     single = scatter(profiles)
-    flat = distance(profiles.mean(axis=0)[None], np.full(profiles.shape[1], 1 / profiles.shape[1]))[0]
+    flat = wasserstein(profiles.mean(axis=0), np.full(profiles.shape[1], 1 / profiles.shape[1]))
     many = 100 if initialisations is None else initialisations
     return (
         "mean field: attention logits are large at this initialisation, and a network has few heads: a single one lies "

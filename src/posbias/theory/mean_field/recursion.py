@@ -7,7 +7,7 @@ so that norms on queries and keys, biases and missing pre-norms need no cases. T
 
 The input kernel says which positions start with equal vectors: different tokens have independent embeddings, equal
 tokens the same one; learned positions add their variance at i = j, encodings that are added to the input the products
-of their vectors. Of a model of vector inputs the vectors themselves are known.
+of their vectors.
 """
 
 from abc import ABC, abstractmethod
@@ -17,10 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float64, Int
 
-from posbias.errors import UsageError
 from posbias.registry import Registry
 from posbias.theory.mean_field.bins import (
-    EXACT_POSITIONS,
     Bins,
     Kernel,
     Matrix,
@@ -53,19 +51,6 @@ class Level(ABC):
     @abstractmethod
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
         """Gradient kernel at the branch's normalised input from that at its output."""
-
-    def branch_forward(self, part: BranchSpec, x: Kernel, setting: Setting) -> Kernel:
-        """Kernel of any branch's output from that of its normalised input."""
-        if isinstance(part, AttentionSpec):
-            return self.forward(part, x, setting)
-        return part.forward(setting.width, x)
-
-    def branch_backward(self, branch: "Branch", gradient: Kernel, setting: Setting) -> Kernel:
-        """Gradient kernel at any branch's normalised input from that at its output."""
-        part, x = branch.spec, branch.x
-        if isinstance(part, AttentionSpec):
-            return self.backward(part, x, gradient, setting)
-        return part.backward(setting.width, x, gradient)
 
     def __str__(self) -> str:
         return LEVELS.spell(self)
@@ -122,7 +107,7 @@ class Heads:
         powers = self.key.gram.same
         mean_shift = np.diagonal(self.key.twice)[:, None] - self.key.once
         power_shift = powers[None, :] - self.operator.left(powers[:, None])
-        return np.asarray(self.operator.matrix() * self.query.same[:, None] * (mean_shift + power_shift / 2))
+        return np.asarray(self.operator.matrix * self.query.same[:, None] * (mean_shift + power_shift / 2))
 
     def fluctuation(self) -> Matrix:
         """T = C (a o v) C' - (m_a o m_v) C' - C (m_a o m_v)' + M_a o M_v, a the keys and v the values."""
@@ -237,20 +222,6 @@ def input_kernel(spec: MeanFieldSpec, bins: Bins, *, token_ids: Int[np.ndarray, 
     return Kernel(block, powers)
 
 
-def vector_kernel(spec: MeanFieldSpec, bins: Bins, vectors: Float64[np.ndarray, "position feature"]) -> Kernel:
-    """Kernel of one prompt of given vectors, before positions are added; only the network's weights are random.
-
-    Raises:
-        UsageError: bins of several positions: more than 512 of them.
-    """
-    if not bins.exact:
-        raise UsageError(f"mean field takes given vectors at up to {EXACT_POSITIONS} positions, got {bins.n_positions}")
-    if spec.added is not None:
-        vectors = vectors + spec.added.vectors_at(np.arange(bins.n_positions))
-    block = vectors @ vectors.T / spec.width + (spec.input_power - spec.embedding) * np.eye(bins.n_positions)
-    return Kernel(block, np.diagonal(block).copy())
-
-
 def _equal_tokens(token_ids: Int[np.ndarray, "n_positions"], bins: Bins) -> Float64[np.ndarray, "bin bin"]:
     """Share of pairs of different positions from two bins that hold the same token."""
     from scipy.sparse import csr_array
@@ -310,7 +281,10 @@ def run_forward(spec: MeanFieldSpec, entry: Kernel, level: Level, setting: Setti
             joined = stream.scaled(residual.stream_factor**2)
             for part in members:
                 x = _normed(part.pre_norm, stream)
-                output = level.branch_forward(part, x, setting)
+                if isinstance(part, AttentionSpec):
+                    output = level.forward(part, x, setting)
+                else:
+                    output = part.forward(setting.width, x)
                 branches.append(Branch(part, stream, x, output))
                 joined = joined + _normed(part.post_norm, output).scaled(part.residual.branch_factor**2)
             steps.append(Step(tuple(branches), residual, joined))
@@ -330,7 +304,10 @@ def run_backward(spec: MeanFieldSpec, forward: Forward, level: Level, setting: S
         for branch in step.branches:
             part, arriving = branch.spec, above.scaled(branch.spec.residual.branch_factor**2)
             pulled = _pulled(part.post_norm, arriving, branch.output)
-            pulled = level.branch_backward(branch, pulled, setting)
+            if isinstance(part, AttentionSpec):
+                pulled = level.backward(part, branch.x, pulled, setting)
+            else:
+                pulled = part.backward(setting.width, branch.x, pulled)
             gradient = gradient + _pulled(part.pre_norm, pulled, branch.stream)
     return _pulled(spec.embedding_norm, gradient, forward.entry).scaled(spec.input_scale**2)
 

@@ -110,7 +110,7 @@ class HeadSampler:
         raw_query = spec.query.forward(self.width, x)
         raw_key = spec.key.forward(self.width, x)
         query_half, key_half = (symmetric_root(raw.block).astype(np.float32) for raw in (raw_query, raw_key))
-        bias, rotation, sinks = _head_logits(spec, n_positions), spec.rotation, _head_sinks(spec)
+        bias, rotation = _head_logits(spec, n_positions), spec.rotation
         alike = rotation is not None and bool(np.all(rotation == rotation[:1]))
         size = max(1, BATCH_NUMBERS // n_positions**2)
         for first in range(0, self.count, size):
@@ -127,7 +127,7 @@ class HeadSampler:
                 capped = np.tanh(logits / np.float32(spec.softcap))
                 logits, slope = capped * np.float32(spec.softcap), 1 - capped**2
             logits += bias[heads % len(bias)]
-            yield Batch(query, key, query_root, key_root, _softmax(logits, sinks[heads % spec.heads]), slope, turns)
+            yield Batch(query, key, query_root, key_root, _softmax(logits), slope, turns)
 
     def _normal(self, shape: tuple[int, ...]) -> Heads:
         return self.generator.standard_normal(shape, dtype=np.float32)
@@ -203,20 +203,11 @@ def _head_logits(attention: AttentionSpec, n_positions: int) -> Weights:
     return ordered[:1] if np.all(ordered == ordered[:1]) else ordered
 
 
-def _head_sinks(attention: AttentionSpec) -> Float32[np.ndarray, "heads 1 1"]:
-    """Logits of the heads' sinks in order; -inf without one."""
-    sinks = np.empty((attention.heads, 1, 1), dtype=np.float32)
-    for group in attention.groups:
-        sinks[group.heads, 0, 0] = group.sinks
-    return sinks
-
-
-def _softmax(logits: Weights, sinks: Float32[np.ndarray, "head 1 1"]) -> Weights:
-    """Row softmax in place; a sink takes its share and is no column."""
-    top = np.maximum(logits.max(axis=2, keepdims=True), sinks)
-    logits -= top
+def _softmax(logits: Weights) -> Weights:
+    """Row softmax in place."""
+    logits -= logits.max(axis=2, keepdims=True)
     np.exp(logits, out=logits)
-    logits /= logits.sum(axis=2, keepdims=True) + np.exp(sinks - top)
+    logits /= logits.sum(axis=2, keepdims=True)
     return logits
 
 

@@ -6,7 +6,7 @@ weights. Norms, linear maps and MLPs carry their maps of kernels, forwards and
 backwards (docs/theory, section 4).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,6 @@ from posbias.theory.reference import attention_parts, mlp_parts, norm_of
 
 EMBEDDING_ROWS = 4096
 """Rows of the embedding whose mean square is taken: its relative error is then below 0.2 % at width 256."""
-PLACEMENTS = {
-    "pre": (True, False, False),
-    "post": (False, False, True),
-    "output": (False, True, False),
-    "sandwich": (True, True, False),
-}
-"""Places of norms: before a branch (Llama); on the stream after the addition (the first transformer); on a branch's
-output (OLMo-2); before a branch and on its output (Gemma 3)."""
 
 
 @dataclass(frozen=True)
@@ -162,19 +154,20 @@ BranchSpec = AttentionSpec | MlpSpec
 
 @dataclass(frozen=True, eq=False)
 class LayerSpec:
-    """One block; any branch may be absent."""
+    """One block."""
 
-    attention: AttentionSpec | None
+    attention: AttentionSpec
     mlp: MlpSpec | None
+    """None: there is none."""
     parallel: bool = False
     """All branches read the block's input; their residuals are then plain."""
 
     @property
     def steps(self) -> list[list[BranchSpec]]:
         """The branches that are there, in order, those together that read the same stream."""
-        mixing: list[BranchSpec] = [] if self.attention is None else [self.attention]
         mlp: list[BranchSpec] = [] if self.mlp is None else [self.mlp]
-        return [step for step in ([mixing + mlp] if self.parallel else [mixing, mlp]) if step]
+        steps: list[list[BranchSpec]] = [[self.attention, *mlp]] if self.parallel else [[self.attention], mlp]
+        return [step for step in steps if step]
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,60 +189,14 @@ class MeanFieldSpec:
     final_norm: NormSpec | None = None
 
     @property
-    def branches(self) -> list[BranchSpec]:
-        """The branches of all layers, from the input up."""
-        return [part for layer in self.layers for step in layer.steps for part in step]
+    def groups(self) -> list[HeadGroup]:
+        """Heads of all layers that share mask and encoding."""
+        return [group for layer in self.layers for group in layer.attention.groups]
 
     @property
     def input_power(self) -> float:
         """Mean square of the input features, positions included except `added`, before any norm."""
         return self.embedding + self.positions
-
-
-def norm_placement(spec: MeanFieldSpec) -> str | None:
-    """The placement that all branches share, one of `PLACEMENTS`; None: they share none, or some have no norm."""
-    placements = {tuple(norm is not None for norm in _norms(branch)) for branch in spec.branches}
-    return next((name for name, placement in PLACEMENTS.items() if placements == {placement}), None)
-
-
-def with_norms(spec: MeanFieldSpec, placement: str) -> MeanFieldSpec:
-    """A decoder with its norms moved; each branch keeps the gain and epsilon of its first norm.
-
-    Post-norm has no norm at the end, the others have one.
-
-    Args:
-        spec: A decoder whose branches all have a norm.
-        placement: One of `PLACEMENTS`.
-
-    Raises:
-        UsageError: an unknown placement, a branch without a norm, or post-norm for branches that are parallel.
-    """
-    if placement not in PLACEMENTS:
-        raise UsageError(f"norm placement must be one of {', '.join(PLACEMENTS)}, got {placement!r}")
-    if any(not any(_norms(branch)) for branch in spec.branches):
-        raise UsageError("mean field moves norms that are there; this model has a branch without one")
-    if placement == "post" and any(layer.parallel for layer in spec.layers):
-        raise UsageError("parallel branches join the stream together, so no norm can stand after each; allowed: pre, "
-                         "output, sandwich")  # fmt: skip
-    if placement == norm_placement(spec):
-        return spec
-
-    def moved(branch: Any) -> Any:
-        if branch is None:
-            return None
-        norm = next(norm for norm in _norms(branch) if norm is not None)
-        before, after, stream = (norm if present else None for present in PLACEMENTS[placement])
-        return replace(branch, pre_norm=before, post_norm=after, residual=replace(branch.residual, norm=stream))
-
-    names = ("attention", "mlp")
-    layers = tuple(replace(layer, **{name: moved(getattr(layer, name)) for name in names}) for layer in spec.layers)
-    last = next(norm for norm in _norms(spec.branches[-1]) if norm is not None)
-    return replace(spec, layers=layers, final_norm=None if placement == "post" else spec.final_norm or last)
-
-
-def _norms(branch: BranchSpec) -> tuple[NormSpec | None, NormSpec | None, NormSpec | None]:
-    """The norms before the branch, on its output, and on the stream after the addition."""
-    return branch.pre_norm, branch.post_norm, branch.residual.norm
 
 
 def spec_of(model: Model) -> MeanFieldSpec:
@@ -294,6 +241,8 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
         return {"pre_norm": _norm(before and family.norm(before)), "post_norm": _norm(after and family.norm(after))}
 
     parts = block.attention_added(family.attention_parts(block, config))
+    if parts.sinks is not None:
+        raise UsageError("mean field has no learned attention sinks; measure the Jacobian: kinds='jacobian'")
     frequencies = family.rotary_frequencies(model.network, block, config=config, layer=layer)
     group = HeadGroup(
         mask=family.mask(config, layer),
@@ -301,7 +250,7 @@ def _family_layer(model: HuggingFaceModel, block: Block, layer: int) -> LayerSpe
         heads=np.arange(parts.heads),
         n_heads=parts.heads,
         content=np.zeros(parts.heads),
-        sinks=np.full(parts.heads, -np.inf) if parts.sinks is None else parts.sinks.cpu().double().numpy(),
+        sinks=np.full(parts.heads, -np.inf),
     )
     return LayerSpec(
         attention=_attention_spec(

@@ -74,7 +74,7 @@ def bloom_influence() -> Profile:
 
 def read_data(name: str) -> dict[str, Any]:
     """One file of the package's data, `measured_<model>` or `influence_bloom`."""
-    text = (resources.files("posbias.architecture") / "data" / f"{name}.json").read_text(encoding="utf-8")
+    text = (resources.files("posbias_papers.rollout2602") / "data" / f"{name}.json").read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
 
