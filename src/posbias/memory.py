@@ -22,40 +22,29 @@ _keeps_freed = False
 """The last setting of this process: keep what it frees, or give it back."""
 
 
-def keep_freed_memory() -> None:
-    """Let this process keep up to 512 MiB of what it frees, for the next allocation; only glibc has the setting.
+def keep_freed_memory(keep: bool = True) -> None:
+    """Let this process keep up to 512 MiB of what it frees for the next allocation, or give every block back at once.
 
-    Training and passes allocate and free the same megabytes again and again. If they are returned each time, the
-    kernel clears every page anew: up to a fifth of the processor time of training (benchmarks/train), a third of a
-    measurement's.
+    Only glibc has the setting. Training and passes allocate and free the same megabytes again and again. If they are
+    returned each time, the kernel clears every page anew: up to a fifth of the processor time of training
+    (benchmarks/train), a third of a measurement's. But kept blocks leave holes: by default glibc holds 1.4 times what
+    the tensors of a pass hold, and 2 to 4 times with checkpointing (benchmarks/README.md).
     """
-    _allocate(most_freed=KEPT, mapped_from=MAPPED_FROM)
+    global _keeps_freed
+    _keeps_freed = keep
+    if not sys.platform.startswith("linux"):
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_TRIM_THRESHOLD, KEPT if keep else GIVEN_BACK_FROM)
+        library.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM if keep else GIVEN_BACK_FROM)
+    if hasattr(library, "malloc_trim") and not keep:
+        library.malloc_trim(0)
 
 
 def keeps_freed_memory() -> bool:
     """True if this process keeps what it frees."""
     return _keeps_freed
-
-
-def give_back_freed_memory() -> None:
-    """Let this process return every freed block of 64 KiB or more at once, so that it holds what its tensors hold.
-
-    By default glibc keeps freed blocks of up to 32 MiB, and the holes between them: 1.4 times what the
-    tensors of a pass hold, and 2 to 4 times with checkpointing (benchmarks/README.md). Costs processor time.
-    """
-    _allocate(most_freed=GIVEN_BACK_FROM, mapped_from=GIVEN_BACK_FROM)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if trim is not None:
-        trim(0)
-
-
-def _allocate(*, most_freed: int, mapped_from: int) -> None:
-    global _keeps_freed
-    _keeps_freed = most_freed == KEPT
-    setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
-    if setting is not None:
-        setting(M_TRIM_THRESHOLD, most_freed)
-        setting(M_MMAP_THRESHOLD, mapped_from)
 
 
 def show_bytes(count: float) -> str:

@@ -14,7 +14,7 @@ from posbias.measurement.blocks import named_blocks
 from posbias.measurement.kinds import Kind, Pullback
 from posbias.measurement.prompt import shares_passes
 from posbias.measurement.units import MeasureOptions
-from posbias.memory import check_room, give_back_freed_memory, keep_freed_memory
+from posbias.memory import check_room, keep_freed_memory
 from posbias.models.devices import CPU, free_bytes
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
@@ -61,7 +61,7 @@ def check_passes(model: Model, n_positions: int, *, checkpointing: bool = False,
     if model.device != CPU:
         return
     # Freed memory that is kept leaves holes, several times what passes with checkpointing hold; it is a third faster.
-    (give_back_freed_memory if checkpointing else keep_freed_memory)()
+    keep_freed_memory(not checkpointing)
     ways = ["fewer positions", "a smaller model"]
     ways += ["--checkpointing"] if gradients and not checkpointing else []
     ways += ["--dtype bfloat16"] if model.dtype.itemsize > torch.bfloat16.itemsize else []

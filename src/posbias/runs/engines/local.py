@@ -17,7 +17,7 @@ from typing import Any
 
 from posbias.checks import check_whole
 from posbias.errors import RunError
-from posbias.memory import give_back_freed_memory, keep_freed_memory, keeps_freed_memory
+from posbias.memory import keep_freed_memory, keeps_freed_memory
 from posbias.runs.engines.engine import (
     ENGINES,
     MOST_AT_ONCE,
@@ -100,7 +100,7 @@ class Local(Engine):
 
 def _begin(run: int, keeps: bool) -> None:
     """Make a process a worker of process `run`, whose way with freed memory it takes over (`keeps`)."""
-    (keep_freed_memory if keeps else give_back_freed_memory)()
+    keep_freed_memory(keeps)
     threading.Thread(target=_end_with, args=(run,), daemon=True).start()
 
 
