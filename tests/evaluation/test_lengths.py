@@ -9,8 +9,7 @@ from scipy.stats import binom
 import posbias as pb
 from evaluation.serving import chat, stand_in
 from posbias import EvaluateOptions, RunError, UsageError, evaluate
-from posbias.evaluation.evaluation import LengthLevel
-from posbias.evaluation.lengths import effective_length
+from posbias.evaluation.lengths import LengthLevel, effective_length
 from posbias.evaluation.options import LEAST_THRESHOLD
 from posbias.evaluation.requirements import Requirement, levels_of
 from posbias.evaluation.responders import Reply, Responder, Response, ServerResponder

@@ -237,8 +237,3 @@ def test_rules_take_other_forms_of_an_answer_and_nothing_else(rule, answer, righ
     judge = RULES.parse(rule)
     assert [text for text in right if not judge.right(text, [answer])] == []
     assert [text for text in wrong if judge.right(text, [answer])] == []
-
-
-def test_a_server_is_told_the_form_of_a_number_and_a_day():
-    assert RULES.parse("number").schema == {"type": "number"}
-    assert RULES.parse("date").schema == {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}

@@ -255,7 +255,7 @@ def evaluate(
 ) -> None:
     """Measure how well a model answers, by the answer's position. The item that holds the answer is moved."""
     from posbias import evaluate as evaluate_subjects
-    from posbias.evaluation.evaluation import LengthEvaluation
+    from posbias.evaluation.lengths import LengthEvaluation
     from posbias.mitigation.subjects import Unopened
     from posbias.tasks.language import LANGUAGE_TASKS
 

@@ -4,7 +4,7 @@ A run may hold several subjects (an audit: the model as trained and re-initialis
 subject of each run is compared, and `CompareOptions` says which, and which of its profiles.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +28,8 @@ from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
-from posbias.registry import Registry
 from posbias.runs.records import ARRAYS_FILE, Record, read_record
-from posbias.runs.results import RESULTS, Result, result_of
+from posbias.runs.results import COMPARISONS, RESULTS, Result, result_of
 
 Entry = TypeVar("Entry", MeasuredKind, TheoryProfile)
 PREFERRED = "trained"
@@ -131,10 +130,6 @@ class ComparisonRun(ProfileRun):
 
 COMPARED = ("predict", "measure", "audit")
 """Verbs whose runs hold profiles to compare."""
-COMPARISONS: Registry[Callable[[Result, Result], Result]] = Registry(
-    "comparison", homes={"evaluate": "posbias.evaluation.comparison"}
-)
-"""How two finished runs that hold no profiles are compared, by their verb."""
 
 
 @checked

@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import InstanceOf
 
 from posbias.checks import checked
-from posbias.comparison.compare import COMPARISONS
 from posbias.display.naming import numbered
 from posbias.display.showing import Series, Shown
 from posbias.errors import UsageError
@@ -23,7 +22,7 @@ from posbias.evaluation.evaluation import MEASURES, SCORES, Evaluation, load_eva
 from posbias.evaluation.judges import RATES, rates_of_questions
 from posbias.evaluation.samples import independent
 from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.runs.results import COMPARISONS, RESULTS, Result, from_stored
 from posbias.statistics import StoredInterval, holm
 from posbias.tasks.language import LANGUAGE_TASKS
 
@@ -161,6 +160,7 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in MEASURES if all(name in table for table in tables)]
 
 
+@COMPARISONS.register("evaluate_lengths")  # which are refused by name
 @COMPARISONS.register("evaluate")
 def _pair(first: Result, second: Result) -> EvaluationComparison:
     """Two finished evaluations; the first is the baseline."""

@@ -14,28 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 from pydantic import InstanceOf
 
 from posbias.checks import checked
 from posbias.display.showing import Shown
 from posbias.errors import RunError, UsageError
 from posbias.evaluation.correlation import InfluenceSeries
-from posbias.evaluation.curve import Independent, PositionCurve, Scores, position_means
+from posbias.evaluation.curve import Independent, PositionCurve, Scores
 from posbias.evaluation.judges import Verdicts
-from posbias.evaluation.reading import Reading, Withheld
+from posbias.evaluation.reading import Reading
 from posbias.evaluation.requirements import (
-    EFFECTIVE_LENGTH,
     Requirement,
     RequirementCheck,
     check_requirement,
 )
 from posbias.evaluation.samples import independent
 from posbias.files import write_atomically
-from posbias.runs.parts import below
 from posbias.runs.records import Record, read_record, remove_record
 from posbias.runs.results import RESULTS, Result, from_stored, result_of
-from posbias.statistics import Interval, StoredInterval
 from posbias.tasks.language.base import NOTICES
 
 MEASURES = {
@@ -49,11 +45,11 @@ MEASURES = {
 GENERATED = ("accuracy", "values_found", "starts")
 """Measures that rest on generated answers."""
 OUTPUTS_FILE = "outputs.jsonl"
+LENGTHS = "evaluate_lengths"
+"""Verb of records that hold evaluations at several lengths (`lengths.py`)."""
 BEHAVIOUR = "behaviour"
 """Folder of an audited model's evaluation, below the audit's directory."""
 SCORES = "scores/"
-CORRECT = "correct/"
-"""Arrays of right (1) and wrong (0) answers, by length: [n_samples n_depths], NaN if a prompt was too long."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class Evaluation(Result):
     moved_blanks: int = 0
     """Examples whose prompt ended in blanks, with which the right answer begins instead."""
     reading: Reading | None = None
-    """How many answers could be judged; None: an older record that does not say, or several lengths."""
+    """How many answers could be judged; None: an older record that does not say."""
     verdicts: Verdicts | None = None
     """Accuracy, flips and first picks of a judge that was asked in both orders; None for other tasks."""
     notices: Mapping[str, Any] = field(default_factory=dict)
@@ -151,11 +147,9 @@ class Evaluation(Result):
 
     @classmethod
     def from_record(cls, record: Record) -> "Evaluation":
-        """The evaluation that a record holds, at one length or several; without results if it failed."""
+        """The evaluation that a record holds; without results if it failed."""
         if record.status != "done":
             return cls(record)
-        if record.resolved.get("lengths"):
-            return LengthEvaluation.from_record(record)
         scalars, arrays = record.scalars, record.arrays
         curves = {name: {**curve, "quantity": MEASURES.get(name, name)} for name, curve in scalars["curves"].items()}
         read = {
@@ -225,109 +219,6 @@ class Evaluation(Result):
         return self.examples - sum(self.skipped.values()) - len(self.refused)
 
 
-@dataclass(frozen=True)
-class LengthLevel:
-    """Accuracy at one length."""
-
-    length: int
-    """Tokens asked for."""
-    task: str
-    """The task at this length, as a literal call."""
-    prompt_tokens: float
-    """Mean tokens of its prompts; NaN if they were not counted."""
-    n_complete: int
-    """Samples answered at every depth."""
-    worst: StoredInterval
-    """Accuracy at the worst depth; its high end holds jointly over all cells."""
-    worst_depth: float
-    """The depth with the lowest accuracy, 0 (begin) to 1 (end); the first of several."""
-    mean: StoredInterval
-    withheld: Withheld = ""
-    """Why its answers decide nothing, as `Reading.withheld`; empty if they decide."""
-
-    def reaches(self, threshold: float) -> bool | None:
-        """True if it has this accuracy at every depth; None: not decided."""
-        if self.withheld:
-            return None
-        if self.worst.low >= threshold:
-            return True
-        return False if self.worst.high < threshold else None
-
-
-@dataclass(frozen=True)
-class EffectiveLength:
-    """The length up to which accuracy is at least the threshold at every depth, so far as the samples decide it."""
-
-    threshold: float
-    at_least: int
-    """Longest length that is reached (tokens); 0 if none is."""
-    by_estimate: int
-    """The same by the estimates alone."""
-    below: int | None
-    """The length after it, if its worst depth is established to lie below the threshold."""
-    undecided: int | None
-    """The length after it, if the samples decide neither."""
-    samples_needed: int | None = None
-    """Samples that would decide about `undecided` if its worst depth stays as it is; None: more than MOST_SAMPLES."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class LengthEvaluation(Evaluation):
-    """Answers of a model to one task at several lengths; `Evaluation` has the sums over all of them."""
-
-    lengths: tuple[int, ...] = ()
-    depths: tuple[float, ...] = ()
-    """Depths of the columns, 0 (begin) to 1 (end)."""
-    not_evaluated: tuple[int, ...] = ()
-    """Longer lengths, from the first that is too long for the model throughout."""
-    too_long: Mapping[int, int] = field(default_factory=dict)
-    """Samples that were too long for the model at some depth, by length; only lengths that lost some."""
-    levels: tuple[LengthLevel, ...] = ()
-    effective_length: EffectiveLength | None = None
-    correct: Mapping[int, InstanceOf[np.ndarray]] = field(default_factory=dict)
-    """Right and wrong answers of every length, [n_samples n_depths]."""
-    at: Mapping[int, InstanceOf[Evaluation]] = field(default_factory=dict)
-    """The evaluation at each length; a run that is read back has them in `length-N` below its directory."""
-
-    @classmethod
-    def from_record(cls, record: Record) -> "LengthEvaluation":
-        """The evaluations that a record holds, without their texts."""
-        tables = below(record.arrays, CORRECT)
-        correct = {length: tables[str(length)] for length in record.resolved["lengths"]}
-        stored = {**record.resolved, **record.scalars, "record": record, "correct": correct}
-        return from_stored(cls, stored)
-
-    @cached_property
-    def cells(self) -> dict[int, tuple[Interval, ...]]:
-        """Accuracy of every length and depth, each with its own interval."""
-        return {level.length: position_means(self.correct[level.length]) for level in self.levels}
-
-    def accuracy(self) -> Float64[np.ndarray, "lengths depths"]:
-        """Mean accuracy of every cell; NaN if nothing was answered there."""
-        return np.array([[cell.value for cell in cells] for cells in self.cells.values()])
-
-    def shown(self) -> Shown:
-        """The effective length."""
-        return Shown(f"{self.task} at {', '.join(map(str, self.lengths))} tokens", facts=self.facts())
-
-    def check(self, require: Requirement) -> RequirementCheck:
-        """The check of a bound on the effective length, or on the worst cell."""
-        effective, withheld = self.effective_length, ""
-        assert effective is not None
-        if require.what == EFFECTIVE_LENGTH:
-            value = Interval(effective.by_estimate, effective.at_least, np.inf)
-        elif require.what == "worst":
-            ends = [level.worst for level in self.levels]
-            value = Interval(*(min(getattr(end, name) for end in ends) for name in ("value", "low", "high")))
-            withheld = "; ".join(
-                f"at {level.length} tokens {level.withheld}" for level in self.levels if level.withheld
-            )
-        else:
-            raise UsageError(f"requirement {require}: allowed with several lengths: worst, {EFFECTIVE_LENGTH}")
-        measure = EFFECTIVE_LENGTH if require.what == EFFECTIVE_LENGTH else "accuracy"
-        return RequirementCheck.of(require, measure, value, withheld=withheld)
-
-
 def measures_of(tables: Mapping[str, Scores]) -> dict[str, Independent]:
     """Tables as `Evaluation.tables` in units in which more is better; those that hold nothing are left out.
 
@@ -363,22 +254,25 @@ def write_outputs(evaluation: Evaluation, directory: Path) -> Path:
     return path
 
 
-def load_evaluation(run: Evaluation | str | Path, purpose: str) -> Evaluation:
+def load_evaluation(run: Result | str | Path, purpose: str) -> Evaluation:
     """A finished evaluation at one length, read from its directory, or from that of the audit above it.
 
     Raises:
         UsageError: no run there, another sort of run, an unfinished one, or one at several lengths, for which
             `purpose` names what needs it.
     """
-    if isinstance(run, LengthEvaluation):
-        at_length = f"length-{run.lengths[0]}"
-        raise UsageError(f"{purpose} needs an evaluation at one length, such as {at_length} below the directory")
     if isinstance(run, Evaluation):
         return run
-    below = Path(run) / BEHAVIOUR
-    record = read_record(below if below.is_dir() else run)
+    if isinstance(run, Result):
+        record = run.record
+    else:
+        below = Path(run) / BEHAVIOUR
+        record = read_record(below if below.is_dir() else run)
+    if record.verb == LENGTHS and record.status == "done":
+        at_length = f"length-{next(iter(record.scalars['at']))}"
+        raise UsageError(f"{purpose} needs an evaluation at one length, such as {at_length} below the directory")
     if record.verb != "evaluate" or record.status != "done":
         raise UsageError(f"{purpose} needs a finished run of posbias evaluate, got {record.verb!r} ({record.status})")
     evaluation = result_of(record)
     assert isinstance(evaluation, Evaluation)
-    return load_evaluation(evaluation, purpose)
+    return evaluation

@@ -19,12 +19,11 @@ from posbias.evaluation.evaluation import (
     MEASURES,
     SCORES,
     Evaluation,
-    LengthEvaluation,
     measures_of,
     write_outputs,
 )
 from posbias.evaluation.judges import chosen_slots, judge_verdicts
-from posbias.evaluation.lengths import depths_of, length_evaluation
+from posbias.evaluation.lengths import LengthEvaluation, depths_of, length_evaluation
 from posbias.evaluation.options import Budget, EvaluateOptions
 from posbias.evaluation.reading import reading_of, unjudged_in
 from posbias.evaluation.responders.base import CUT_OFF, STOPPED, Responder
@@ -49,7 +48,7 @@ from posbias.runs.records import Record, plain
 from posbias.runs.running import OpenRun
 from posbias.tasks.language import LanguageTask, file_sha256
 
-DECIDING = ("kind", "model", "address", "body", "template_options", "structured", "tokenizer", "method")
+DECIDING = ("kind", "model", "address", "body", "template_options", "tokenizer", "method")
 """Parts of a responder's description that a piece depends on; the rest says how the responses were made, at what cost.
 """
 EFFORT = "effort"
@@ -63,7 +62,7 @@ class NothingAnsweredError(RunError):
     """Every example was too long for the model, or refused."""
 
 
-def _evaluate_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptions) -> LengthEvaluation:
+def evaluate_lengths(responder: Responder, task: LanguageTask, options: EvaluateOptions) -> LengthEvaluation:
     """An evaluation at every length, each resumed from a directory of its own."""
     for length in options.lengths:
         following = options.tokens_of(task)
@@ -76,7 +75,6 @@ def _evaluate_lengths(responder: Responder, task: LanguageTask, options: Evaluat
     positions = {length: options.positions_of(lengthened) for length, lengthened in tasks.items()}
     depths = depths_of(positions, {length: lengthened.n_items for length, lengthened in tasks.items()})
     evaluations: dict[int, Evaluation] = {}
-    too_long: dict[int, int] = {}
     for length, lengthened in tasks.items():
         directory = None if options.directory is None else options.directory / f"length-{length}"
         chosen = replace(options, lengths=(), directory=directory, require=None)
@@ -85,9 +83,8 @@ def _evaluate_lengths(responder: Responder, task: LanguageTask, options: Evaluat
         except NothingAnsweredError:
             if not evaluations:
                 raise
-            too_long[length] = options.count
             break
-    return length_evaluation(evaluations, task=str(task), options=options, depths=depths, too_long=too_long)
+    return length_evaluation(evaluations, task=str(task), options=options, depths=depths)
 
 
 def evaluate_responder(
@@ -101,14 +98,13 @@ def evaluate_responder(
     """Put every sample of a task, at every position, to a responder; errors as `evaluate`.
 
     If `options` resume a directory that holds just this evaluation finished, that one is `found`, without a request.
+    Several lengths are for `evaluate_lengths`.
 
     Args:
         responder, task, options: As for `evaluate`, which opens its subject first.
         answered: Results of `answer_samples` for samples that were answered elsewhere, by `Sample.piece`.
         beside: What else the record depends on.
     """
-    if options.lengths:
-        return _evaluate_lengths(responder, task, options)
     samples = list(samples_of(task, responder.tokenizer, options))
     described = responder.describe()
     settings = _settings(task, options, described)
@@ -147,9 +143,9 @@ def _check_room(waiting: Sequence[Sample], responder: Responder) -> None:
         check_passes(model, max(lengths), gradients=False)
 
 
-def finish_evaluation(evaluation: Evaluation, run: OpenRun, *, below: str = "") -> None:
+def finish_evaluation(evaluation: Evaluation | LengthEvaluation, run: OpenRun, *, below: str = "") -> None:
     """Write an evaluation with its texts into the directory of its run, or of a part `below` it; a found one stays."""
-    if run.directory is not None and not evaluation.found and not isinstance(evaluation, LengthEvaluation):
+    if run.directory is not None and isinstance(evaluation, Evaluation) and not evaluation.found:
         write_outputs(evaluation, run.directory / below)
     run.finish(evaluation.record, below=below)
 

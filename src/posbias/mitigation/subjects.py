@@ -7,23 +7,24 @@ another, so that of local models one is in memory at a time.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.evaluation import EvaluateOptions, Evaluation, EvaluationComparison, compare_evaluations
-from posbias.evaluation.evaluation import LengthEvaluation
+from posbias.evaluation.lengths import LengthEvaluation
 from posbias.evaluation.requirements import Requirement
 from posbias.evaluation.responders import LocalResponder, Responder, ServerResponder
 from posbias.evaluation.responders.local import as_responder
-from posbias.evaluation.run import evaluate_responder, finish_evaluation
-from posbias.measurement.several import directory_names
+from posbias.evaluation.run import evaluate_lengths, evaluate_responder, finish_evaluation
 from posbias.runs.records import REPORT_FILE, plain
 from posbias.runs.running import OpenRun, run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
 if TYPE_CHECKING:
     from posbias.mitigation.methods.base import Method
+
+Evaluated = TypeVar("Evaluated", Evaluation, LengthEvaluation)
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ def evaluate(
 
 
 @overload
-def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None) -> Evaluation: ...
+def evaluate(subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None) -> Any: ...
 
 
 @checked
 def evaluate(
     subject: Any, task: str | LanguageTask, *, options: EvaluateOptions | None = None
-) -> Evaluation | EvaluationComparison:
+) -> Evaluation | LengthEvaluation | EvaluationComparison:
     """Put every sample of a task, at every position, to one model, and judge its answers.
 
     Args:
@@ -58,7 +59,8 @@ def evaluate(
         options: Count, positions, seed, and the directory in which an interrupted run continues.
 
     Returns:
-        The evaluation; of a list, the comparison with the first one, which has them in `evaluations`.
+        The evaluation; at several lengths one of each; of a list, the comparison with the first one, which has them in
+        `evaluations`.
 
     Raises:
         UsageError: an unknown model or task, a wrong line of a file (its number is named), an impossible position, a
@@ -83,13 +85,16 @@ def evaluate(
     ) as run:
         if several:
             return _compared(subject, task, options, run)
-        evaluation = evaluate_responder(_opened(subject, options), task, options)
-        for length, at_length in evaluation.at.items() if isinstance(evaluation, LengthEvaluation) else ():
+        responder = _opened(subject, options)
+        if not options.lengths:
+            return _concluded(evaluate_responder(responder, task, options), options.require, run)
+        evaluation = evaluate_lengths(responder, task, options)
+        for length, at_length in evaluation.at.items():
             _concluded(at_length, None, run, below=f"length-{length}")
         return _concluded(evaluation, options.require, run)
 
 
-def _concluded(evaluation: Evaluation, require: Requirement | None, run: OpenRun, *, below: str = "") -> Evaluation:
+def _concluded(evaluation: Evaluated, require: Requirement | None, run: OpenRun, *, below: str = "") -> Evaluated:
     """Write an evaluation with its verdict and the check of what is required, which of a found one may be new."""
     check = None if require is None else evaluation.check(require)
     concluded = {"verdict": list(evaluation.verdict), "requirement": None if check is None else plain(asdict(check))}
@@ -179,6 +184,8 @@ def _arms(subjects: Sequence[Any], options: EvaluateOptions) -> dict[str, _Arm]:
             arms += _under(options.methods, name, subject)
     if len(arms) < 2:
         raise UsageError("evaluate: a list is compared with its first; give at least 2 subjects, or methods")
+    from posbias.measurement.several import directory_names
+
     names = directory_names([arm.name for arm in arms])
     return dict(zip(names, arms, strict=True))
 

@@ -3,7 +3,6 @@
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from posbias.display.figures import (
 from posbias.display.wording import label
 from posbias.evaluation.correlation import InfluenceSeries
 from posbias.evaluation.curve import PositionCurve
-from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation, LengthEvaluation
+from posbias.evaluation.evaluation import MEASURES, OUTPUTS_FILE, Evaluation
 from posbias.evaluation.reading import LEFT_OUT, UNJUDGED
 from posbias.evaluation.requirements import EFFECTIVE_LENGTH, RequirementCheck
 from posbias.report.compare_evaluations import side_by_side
@@ -32,7 +31,6 @@ from posbias.report.influence import (
 )
 from posbias.report.judges import debiasing_findings, judge_findings, verdict_table
 from posbias.report.layout import caveats_of, notice_sentences
-from posbias.report.lengths import length_report
 from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import MISSING, Interval, mean_of
@@ -85,8 +83,6 @@ def evaluation_report(*evaluations: Evaluation) -> Report:
 
 def _report_of_one(evaluation: Evaluation) -> Report:
     """Scores by position, differences to the best one, and the correlation with influence if it was measured."""
-    if isinstance(evaluation, LengthEvaluation):
-        return replace(length_report(evaluation), notices=notices_of(evaluation))
     record = evaluation.record
     figures, tables = _figures(evaluation), tables_of(evaluation)
     influence_caveat = [CORRELATION_CAVEAT] if evaluation.influence else []

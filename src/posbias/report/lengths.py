@@ -3,9 +3,10 @@
 import numpy as np
 
 from posbias.display.figures import Curve, Figure, HeatMap, Panel, interval_curves, ramp
-from posbias.evaluation.evaluation import EffectiveLength, LengthEvaluation
+from posbias.evaluation.lengths import EffectiveLength, LengthEvaluation
+from posbias.report.evaluate import notices_of
 from posbias.report.layout import caveats_of
-from posbias.report.page import Report
+from posbias.report.page import REPORTS, Report
 from posbias.report.tables import Table
 from posbias.statistics import CONFIDENCE, MISSING
 
@@ -16,13 +17,16 @@ NOTE = (
 )
 
 
+@REPORTS.register("evaluate_lengths")
 def length_report(evaluation: LengthEvaluation) -> Report:
     """A heat map of accuracy, a curve for every length, and the effective length with what decides it."""
-    record, cut, of = evaluation.record, evaluation.cut_off, evaluation.examples
+    record, runs = evaluation.record, evaluation.at.values()
+    cut, of = (sum(getattr(run, name) for run in runs) for name in ("cut_off", "examples"))
     cut_off = [f"{cut} of {of} generated answers were cut off, not ended by themselves."] if cut else []
     return Report(
         record.title,
         kicker="posbias · behaviour by length and depth",
+        notices=list(dict.fromkeys(notice for run in runs for notice in notices_of(run))),
         verdict=length_verdict(evaluation),
         picture=[_heat_map(evaluation)],
         figures=[_curves(evaluation)],
@@ -38,7 +42,6 @@ def length_report(evaluation: LengthEvaluation) -> Report:
 def length_verdict(evaluation: LengthEvaluation) -> list[str]:
     """The effective length as a bound, and what keeps it from being longer."""
     effective = evaluation.effective_length
-    assert effective is not None
     wanted = f"{effective.threshold:g} accuracy at every depth"
     first = (
         f"Effective length: at least {effective.at_least} tokens with {wanted} ({CONFIDENCE:.0%} confidence)."
@@ -81,7 +84,7 @@ def _heat_map(evaluation: LengthEvaluation) -> HeatMap:
     )
     return HeatMap(
         "accuracy-by-length",
-        f"{evaluation.title}: accuracy by length and depth",
+        f"{evaluation.record.resolved['title']}: accuracy by length and depth",
         "depth of the answer (0 begin, 1 end)",
         "tokens",
         "accuracy",
@@ -98,7 +101,7 @@ def _curves(evaluation: LengthEvaluation) -> Figure:
     curves: list[Curve] = []
     for (length, cells), stroke in zip(evaluation.cells.items(), ramp(len(evaluation.lengths)), strict=True):
         curves += interval_curves(f"{length} tokens", evaluation.depths, [cell.as_record() for cell in cells], stroke)
-    title = f"{evaluation.title}: accuracy by depth, a line for every length"
+    title = f"{evaluation.record.resolved['title']}: accuracy by depth, a line for every length"
     return Figure(
         "accuracy-by-depth", title, "depth of the answer (0 begin, 1 end)", "accuracy", tuple(curves), markers=True
     )
@@ -106,7 +109,6 @@ def _curves(evaluation: LengthEvaluation) -> Figure:
 
 def _cell_table(evaluation: LengthEvaluation) -> Table:
     effective = evaluation.effective_length
-    assert effective is not None
     words = {True: "yes", False: "no", None: "not decided"}
     reached = {level.length: words[level.reaches(effective.threshold)] for level in evaluation.levels}
     header = [

@@ -113,6 +113,7 @@ RESULTS: Registry[type[Result]] = Registry(
         "decompose": "posbias.decomposition.decomposition",
         "design": "posbias.designing.result",
         "evaluate": "posbias.evaluation.evaluation",
+        "evaluate_lengths": "posbias.evaluation.lengths",
         "measure": "posbias.measurement.measurement",
         "mitigate": "posbias.mitigation.trial.result",
         "place": "posbias.evaluation.placement",
@@ -121,6 +122,12 @@ RESULTS: Registry[type[Result]] = Registry(
     },
 )
 """The class of each verb's result, by verb; its module is imported when a record of the verb is read."""
+
+
+COMPARISONS: Registry[Callable[[Result, Result], Result]] = Registry(
+    "comparison", homes=dict.fromkeys(("evaluate", "evaluate_lengths"), "posbias.evaluation.comparison")
+)
+"""How two finished runs that hold no profiles are compared, by their verb."""
 
 
 def result_of(record: Record, kind: type[Result] | None = None) -> Result:

@@ -7,9 +7,6 @@ from typing import Any
 from posbias.checks import checked
 from posbias.errors import UsageError
 from posbias.interventions.base import check_model
-
-# These register their fits.
-from posbias.mitigation.fitting import adapter, bias, channel_search  # noqa: F401
 from posbias.mitigation.fitting.base import (
     Calibration,
     Fit,
