@@ -49,7 +49,6 @@ COUNTS: dict[str, Callable[[int], Any]] = {
     "training: stack_size": lambda n: TrainOptions(stack_size=n),
     "training: chunk": lambda n: TrainOptions(chunk=n),
     "below: windows": lambda n: STOPPING.parse(f"below(loss=0.1, windows={n})"),
-    "plateau: windows": lambda n: STOPPING.parse(f"plateau(windows={n})"),
     "mitigate: calibration": lambda n: MitigateOptions(calibration=n),
     "mitigate: documents": lambda n: MitigateOptions(documents=n),
     "mitigate: length": lambda n: MitigateOptions(length=n),

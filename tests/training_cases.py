@@ -8,11 +8,11 @@ import torch
 from posbias import Architecture
 from posbias.models.reference.config import ReferenceConfig
 from posbias.tasks.synthetic import PositionCopy
-from posbias.training import Adam, AdamW, Member, Optimiser, TrainedMember
+from posbias.training import Adam, AdamW, Member, TrainedMember
 from posbias_papers.wu2025.retrieval import InContextRetrieval
 
 
-def copier(target: int, *, seed: int = 0, optimiser: Optimiser | None = None, **settings: Any) -> Member:
+def copier(target: int, *, seed: int = 0, optimiser: Adam | None = None, **settings: Any) -> Member:
     """A position-copy member; architecture fields (mask, encoding, depth, heads) and configuration fields mixed."""
     names = ("depth", "heads", "mask", "encoding")
     architecture = {name: settings.pop(name) for name in names if name in settings}

@@ -127,17 +127,15 @@ def peak_flops(device: torch.device) -> Cost:
 def stacked_flops() -> int:
     """Matrix products of one model-step as the stacked program arranges them, forward and backward.
 
-    The first layer projects x (W_q W_k^T) at every position and needs no gradient of its input. Its mixing P is never
-    applied to x as a whole: the last row asks for x u, P s, p P and (p P) x. Maps of values apply to that row alone,
-    and come between queries and keys of the last layer as products of weights.
+    The first layer projects x (W_q W_k^T) and x W_v at every position and needs no gradient of its input. The last row
+    asks of the last layer for a query as wide as the stream, its logits, the mixture of the stream, and its value.
     """
     projection = 2 * BATCH * POSITIONS * WIDTH * WIDTH
     logits = 2 * BATCH * POSITIONS * POSITIONS * WIDTH
-    on_features, on_positions = 2 * BATCH * POSITIONS * WIDTH, 2 * BATCH * POSITIONS * POSITIONS
-    row = 2 * 3 * on_features + 3 * 2 * on_positions + 3 * 2 * (2 * BATCH * WIDTH * WIDTH)
-    weights = 3 * 5 * (2 * WIDTH**3)
+    row = 2 * (2 * BATCH * WIDTH * WIDTH) + 2 * (2 * BATCH * POSITIONS * WIDTH)
+    weights = 2 * (2 * WIDTH**3)
     readout = 2 * BATCH * WIDTH * (3 * WIDTH + LABELS)
-    return 2 * (projection + logits) + row + weights + 3 * readout
+    return 2 * (2 * projection + logits) + 3 * (logits + row + weights + readout)
 
 
 def plain_flops() -> int:

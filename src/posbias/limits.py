@@ -58,8 +58,6 @@ PARQUET_BYTES = Limit("POSBIAS_MAX_PARQUET_BYTES", 1 << 27, "bytes")
 """Records of one batch of a Parquet file, decoded: 1 MB of text stored once can stand for a million records."""
 YAML_BYTES = Limit("POSBIAS_MAX_YAML_BYTES", 1_000_000, "bytes")
 """A YAML document; it is read at about 2 MB a second."""
-NODES = Limit("POSBIAS_MAX_YAML_NODES", 20_000, "nodes")
-"""Nodes of a YAML document with its aliases written out: 446 bytes can be 10^9."""
 ITEMS = Limit("POSBIAS_MAX_ITEMS", 100_000, "items")
 """Items in one prompt of a task: 10^5 key-value pairs are 8 MB of text, some four million tokens."""
 EXAMPLES = Limit("POSBIAS_MAX_EXAMPLES", 1_000_000, "examples")

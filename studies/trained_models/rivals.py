@@ -85,10 +85,8 @@ def measure() -> None:
     for text, token_ids in texts(model):
         rows = {f"norms/{MEASURED}": [], f"theory/{CHOSEN}": []}
         for index, prompt in enumerate(token_ids):
-            measured = measure_prompt(model, prompt, kinds=kinds, key=(SEED, index)).to_arrays()
-            for name, row in zip(
-                rows, (measured[f"norms/{MEASURED}"], power_rollout_prompt(model, prompt, form)), strict=True
-            ):
+            measured = measure_prompt(model, prompt, kinds=kinds, key=(SEED, index)).norms
+            for name, row in zip(rows, (measured[MEASURED], power_rollout_prompt(model, prompt, form)), strict=True):
                 rows[name].append(np.asarray(row / row.sum(), dtype=np.float32))
             print(text, index, flush=True)
         record.arrays |= {f"{text}/{name}": np.stack(found) for name, found in rows.items()}

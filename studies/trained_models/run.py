@@ -100,12 +100,13 @@ def _piece(folder: Path, model: Model, prompts: Prompts, index: int, done: Colle
         return
     measured = measure_prompt(model, token_ids, kinds=resolve_kinds(list(KINDS)), key=(SEED, index))
     trace = trace_model(model, token_ids)
-    assert measured.mixing is not None
     every = len(token_ids) <= ALL_FORMS_UP_TO and index < ALL_FORMS_PROMPTS
     forms = FORMS if every else {CHOSEN: FORMS[CHOSEN]}
     theories = {name: settings.profile_of(trace) for name, settings in forms.items()}
-    theories["published"] = attention_rollout_prompt(model, token_ids, measured.mixing.tolist())
-    arrays = measured.to_arrays() | {f"theory/{name}": profile for name, profile in theories.items()}
+    theories["published"] = attention_rollout_prompt(model, token_ids, measured.mixing["token_mean"].tolist())
+    arrays = {f"norms/{kind}": norms for kind, norms in measured.norms.items()} | {
+        f"theory/{name}": profile for name, profile in theories.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 

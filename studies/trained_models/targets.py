@@ -61,7 +61,7 @@ def _prompt(path: Path, model: Model, prompts: Prompts, index: int) -> dict[str,
             start: power_rollout_prompt(model, token_ids, PowerRollout(form, key_path=key_path, target=start))
             for start in STARTS
         }
-        return theories | {"measured": found.to_arrays()[f"norms/{KIND}"]}
+        return theories | {"measured": found.norms[KIND]}
 
     return computed_once(path, compute)
 

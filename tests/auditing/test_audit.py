@@ -19,7 +19,7 @@ from posbias.auditing import run as auditing_run
 from posbias.comparison import Sample
 from posbias.comparison.contrasts import contrast
 from posbias.comparison.stored import ProfileRun
-from posbias.measurement.prompt import measure_prompt
+from posbias.measurement.prompt import measure_together
 from posbias.models.networks import reinitialise
 from posbias.report import verdict
 from posbias.runs import parts as storage
@@ -48,8 +48,8 @@ def test_prompts_that_do_not_fill_a_device_share_passes_and_nothing_else_changes
         return audit.record, len(passes) - before
 
     (alone, forward), (batched, forwards) = audited(1), audited(4)
-    # 6 passes become 2 with a backward pass for each covector, beside 6 that theories read, without any.
-    assert forwards - forward == 2
+    # Of influence and mixing 6 passes become 2, beside 6 that theories read.
+    assert (forward, forwards) == (12, 8)
     assert (alone.resolved.get("together"), batched.resolved["together"]) == (None, 4)
     assert alone.arrays.keys() == batched.arrays.keys()
     for name, values in alone.arrays.items():
@@ -225,14 +225,12 @@ def test_two_runs_into_one_directory_are_refused(tiny_llama, tmp_path):
 
 
 def test_a_run_that_fails_says_why_and_keeps_its_pieces(tiny_llama, tmp_path, monkeypatch):
-    real = measure_prompt
-
-    def fails_on_the_third(model, token_ids, *, kinds, key, options):
-        if key[1] == 2:
+    def fails_on_the_third(model, token_ids, *, kinds, keys, options):
+        if keys[0][1] == 2:
             raise RunError("prompt 2: the gradient is not finite")
-        return real(model, token_ids, kinds=kinds, key=key, options=options)
+        return measure_together(model, token_ids, kinds=kinds, keys=keys, options=options)
 
-    monkeypatch.setattr("posbias.measurement.units.measure_prompt", fails_on_the_third)
+    monkeypatch.setattr("posbias.measurement.units.measure_together", fails_on_the_third)
     with pytest.raises(RunError):
         pb.audit(tiny_llama, n_positions=16, prompts=4, out=tmp_path / "run", options=AuditOptions(initialisations=0))
     record = json.loads((tmp_path / "run" / "record.json").read_text())

@@ -18,7 +18,6 @@ from posbias.report import report_of, show_report, verdict
 from posbias.report.layout import shown_record
 from posbias.runs.records import read_record
 from posbias.runs.results import result_of
-from posbias.training.trainer import losses_table
 
 EVIL = "m\x1b[31m\x9b2J\u202e\u2066\x07\r[/b]"
 """Colour, a cleared screen, writing turned round, a bell, a line begun anew, the end of markup that never began."""
@@ -103,12 +102,6 @@ def test_a_call_that_repeats_a_record_keeps_its_texts() -> None:
 @pytest.mark.parametrize("error", [UsageError, RunError])
 def test_an_error(error: type[Exception]) -> None:
     assert clean(str(error(f"no {EVIL}")))
-
-
-def test_members_that_train() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
-    console.print(losses_table({EVIL: (1, 2.0, 1.0)}, total=1, steps=2))
-    assert clean(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("word", [EVIL, "a b", "it's\n", "\\x\x7f'", "", "$(x)\x1b", "é\u202e"])

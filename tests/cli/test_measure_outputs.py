@@ -19,7 +19,7 @@ def run(tmp_path_factory, tiny_llama):
     out = tmp_path_factory.mktemp("runs") / "measured"
     arguments = ["measure", str(tiny_llama), "--length", "20", "--count", "3", "--dtype", "bfloat16", "--out", str(out)]
     arguments += ["--kinds", "jacobian(probes=2),integrated_gradients(steps=2),perturbation", "--depth-profiles", "all"]
-    result = CliRunner().invoke(app, [*arguments, "--output", "at(position=-5)", "--keep", "mean"])
+    result = CliRunner().invoke(app, [*arguments, "--output", "at(position=-5)"])
     assert result.exit_code == 0, result.output
     return out, result.output
 
@@ -40,14 +40,6 @@ def test_the_record_holds_output_depth_and_precision(run) -> None:
     assert 0 < precision["jacobian"]["wasserstein"][0] < 0.01
     assert len(record.scalars["details"]["integrated_gradients"]["completeness_gap"]) == 3
     assert record.scalars["details"]["perturbation"]["prefix_reused"] == [1, 1, 1]
-
-
-def test_only_means_are_kept_yet_summaries_have_intervals(run) -> None:
-    record = read_record(run[0])
-    assert not any("per_prompt" in name for name in record.arrays)
-    (subject,) = ProfileRun.from_record(record).subjects
-    assert subject.measured["jacobian"].per_prompt is None
-    assert np.isfinite(subject.summaries["jacobian"]["first_tenth"].low)
 
 
 def test_the_view_and_the_report_show_them(run) -> None:
@@ -84,7 +76,6 @@ def test_a_target_is_measured(tiny_llama) -> None:
         (["--output", "target(text='a')"], "jacobian looks at no given tokens"),
         (["--depth-profiles", "some"], 'layers must be "all" or layer indices, such as "0,5,11"'),
         (["--depth-profiles", "0,7"], "layer 7 is not in the network"),
-        (["--keep", "nothing"], "keep must be one of prompts, mean"),
     ],
 )
 def test_wrong_flags_are_refused(tiny_llama, arguments, words) -> None:

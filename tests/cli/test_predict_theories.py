@@ -1,4 +1,4 @@
-"""`posbias predict` with theories of a model: their parameters, intervals, what they find, and the ingredient table.
+"""`posbias predict` with theories of a model: their parameters, intervals and what they find.
 
 Every number of the command line is the library's.
 """
@@ -8,12 +8,9 @@ import pytest
 
 import posbias as pb
 from posbias import UsageError
-from posbias.comparison import Sample, compare_with_prompts
-from posbias.comparison.metrics import wasserstein
 from posbias.prompts.prompts import PromptSource
 from posbias.runs.records import read_record
 from posbias.theory import parse_theory
-from posbias.theory.power_rollout import INGREDIENTS, ingredients
 from theory_calls import power_rollout
 
 LENGTH, COUNT, SEED = 12, 3, 5
@@ -61,30 +58,6 @@ def test_scrambled_tokens_in_another_type(posbias, tiny_llama, tmp_path):
     assert_profile(record, power_rollout(model, prompts))
 
 
-def test_ingredients_are_measured_and_set_beside_the_flat_line(posbias, tiny_llama, loaded, tmp_path):
-    record, printed = run(posbias, tmp_path, "--model", tiny_llama, "--ingredients", *FLAGS)
-    table, measurement = ingredients(*loaded), pb.measure(*loaded, seed=SEED)
-    assert record.arguments["theory"] == "power_rollout"
-    assert list(record.scalars["ingredients"]) == ["jacobian", "probability"]
-    for kind, found in record.scalars["ingredients"].items():
-        assert list(found["left_out"]) == ["whole", *INGREDIENTS]
-        sample = Sample.of(measurement.per_prompt[kind])
-        whole = wasserstein(table["whole"].mean(axis=0), sample.average)
-        for name, row in found["left_out"].items():
-            theory = "power_rollout" if name == "whole" else f"without_{name}"
-            stored = record.arrays[f"trained/theories/{theory}/influence"]
-            np.testing.assert_allclose(stored, table[name].mean(axis=0), rtol=1e-10)
-            gap = wasserstein(table[name].mean(axis=0), sample.average)
-            assert row["distance"]["value"] == pytest.approx(float(gap))
-            assert row["distance"]["low"] <= row["distance"]["value"] <= row["distance"]["high"]
-            assert row["cost"] is None or row["cost"]["value"] == pytest.approx(float(gap - whole), abs=1e-12)
-        expected = compare_with_prompts(table["whole"], sample, generator=np.random.default_rng(0))
-        assert found["flat"]["value"] == pytest.approx(expected.flat.value)
-    assert "(flat line)" in printed
-    assert "is not decided by 3 prompts or seeds" in printed
-    assert "without" not in record.resolved["title"]
-
-
 def test_one_prompt_has_no_interval(posbias, tiny_llama, tmp_path):
     flags = ("--model", tiny_llama, "--theory", "power_rollout", "--length", LENGTH, "--count", 1)
     record, printed = run(posbias, tmp_path, *flags)
@@ -120,13 +93,7 @@ def test_wrong_theories_are_one_line_before_anything_is_loaded(posbias, theory, 
         (["--windows", "starts"], "--windows is read with --model only"),
         (["--dtype", "float64"], "--dtype is read with --model only"),
         (["--device", "cpu"], "--device is read with --model only"),
-        (["--ingredients"], "--ingredients is read with --model only"),
         (["--model", "config:demo", "--theory", "mean_field", "--shuffle"], "--shuffle is read with --prompts only"),
-        (["--model", "demo", "--ingredients", "--theory", "rollout"], "got theory 'rollout'; allowed: power_rollout"),
-        (
-            ["--model", "demo", "--ingredients", "--theory", "power_rollout(form=isotropic)"],
-            "allowed: power_rollout or power_rollout(target=...)",
-        ),
     ],
 )
 def test_flags_that_would_be_ignored_are_refused(posbias, flags, complaint):

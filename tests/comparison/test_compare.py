@@ -64,7 +64,7 @@ def test_profiles_are_named_by_what_differs_and_every_distance_is_shown(both, tm
 def test_a_saved_comparison_comes_back_as_the_same_result(both, tmp_path):
     found = pb.compare(*both)
     loaded = pb.load_record(found.save(tmp_path / "found"))
-    assert loaded.values == found.values
+    assert loaded.metrics == found.metrics
     assert loaded.intervals == found.intervals
     assert loaded.statistics == found.statistics
     assert loaded.facts() == found.facts()
@@ -77,8 +77,8 @@ def test_a_prediction_has_intervals_over_the_prompts_of_the_measurement(both):
     expected = compare_with_prompts(prediction.profile, sample, generator=np.random.default_rng(0))
     assert found.intervals.difference == expected.difference
     plain = pb.compare(prediction.profile, measurement.profiles["logit"])
-    assert found.values == plain.values
-    assert str(found.flat.values) == str(plain.flat.values)
+    assert found.metrics == plain.metrics
+    assert str(found.flat) == str(plain.flat)
     assert plain.intervals is None
     assert repr(plain).startswith("ComparisonRun(profile (1) beside profile (2): W1 ")
 
@@ -123,7 +123,7 @@ def test_runs_are_compared_as_what_was_saved(both, tmp_path):
     first, second = both
     saved = [each.save(tmp_path / name) for name, each in (("one", first), ("two", second))]
     found, alive = pb.compare(saved[0], str(saved[1])), pb.compare(first, second)
-    assert found.values == alive.values
+    assert found.metrics == alive.metrics
     assert found.statistics == alive.statistics
 
 
@@ -140,7 +140,12 @@ def test_what_cannot_be_compared_is_refused_in_one_line(both):
     for first, second, kind, said in (
         (measurement, [1, 2], None, "compare takes profiles, predictions, measurements and runs; a model is measured"),
         (measurement, design, None, "a run of design cannot be compared"),
-        (measurement, measurement, "fisher", "second run holds no profile 'fisher'; it holds: jacobian, logit"),
+        (
+            measurement,
+            measurement,
+            "probability",
+            "second run holds no profile 'probability'; it holds: jacobian, logit",
+        ),
         (measurement, pb.Profile.uniform(25), None, "24 positions with one of 25"),
         (measurement, pb.Record("design", {}), None, "a run of design cannot be compared"),
         (measurement, "nowhere/at/all", None, "compare takes profiles"),

@@ -16,7 +16,7 @@ from posbias.measurement.kinds import resolve_kinds
 from posbias.measurement.prompt import measure_prompt
 from posbias.prompts.prompts import Prompts
 from posbias.runs.records import read_record
-from posbias.runs.results import result_of
+from posbias.runs.results import as_stored, result_of
 from posbias.statistics import mean_ends
 from posbias.theory.power_rollout import attention_rollout_prompt, power_rollout_prompt
 from tiny_families import VOCABULARY, shaken_model
@@ -87,7 +87,7 @@ def test_every_profile_is_a_distribution_and_every_absence_has_a_reason(decompos
 
 def test_theories_are_what_their_names_say(model, prompts, decomposition):
     ids = prompts.token_ids[1]
-    mixing = measure_prompt(model, ids, kinds=resolve_kinds("probability"), key=(0, 0)).mixing
+    mixing = measure_prompt(model, ids, kinds=resolve_kinds("probability"), key=(0, 0)).mixing["token_mean"]
     window = item(decomposition, "window(width=4)").profiles
     with intervened(model, "window(width=4)") as changed:
         again = power_rollout_prompt(changed, ids)
@@ -295,8 +295,8 @@ def test_a_loaded_run_offers_the_fields_of_a_fresh_one(decomposition, tmp_path):
             np.testing.assert_array_equal(read.profiles[series], rows)
     assert loaded.shown().title == decomposition.shown().title
     stored = read_record(tmp_path).scalars  # what the fields say is what is stored
-    assert [shift.as_record() for shift in loaded.shifts] == stored["shifts"]
-    assert [score.as_record() for score in loaded.scores] == stored["scores"]
+    assert as_stored(loaded.shifts) == stored["shifts"]
+    assert as_stored(loaded.scores) == stored["scores"]
 
 
 def test_a_damaged_record_is_refused(decomposition):

@@ -278,7 +278,7 @@ def test_a_target_from_a_run(tmp_path):
     with pytest.raises(UsageError, match=r"has 3 profiles; as a target write .*two:NAME with one of measured/jacobian"):
         resolve_target(str(tmp_path / "two"))
     with pytest.raises(UsageError, match="with one of measured/jacobian"):
-        resolve_target(f"{tmp_path}/run:fisher".replace("/run", "/two"))
+        resolve_target(f"{tmp_path}/run:logit".replace("/run", "/two"))
     with pytest.raises(UsageError, match="holds no posbias run"):
         resolve_target("runs/nowhere")
 

@@ -233,7 +233,7 @@ def test_a_measurement_saved_from_a_notebook_is_the_record_that_the_shell_writes
 
 
 def test_the_python_of_a_result_names_what_is_not_usual_and_what_was_in_hand(model, measurement, tiny_llama):
-    options = pb.MeasureOptions(averaging="norms", keep="mean", output="at(position=-2)")
+    options = pb.MeasureOptions(averaging="norms", output="at(position=-2)")
     shuffled = pb.load_prompts(PromptSource("default", "starts", True), model, n_positions=8, count=1, seed=3)
     with pb.intervened(model, "no_rope") as changed:
         found = pb.measure(changed, shuffled, kinds="logit", seed=4, options=options)
@@ -241,9 +241,8 @@ def test_the_python_of_a_result_names_what_is_not_usual_and_what_was_in_hand(mod
         f"with posbias.intervened(posbias.load_model({tiny_llama.name!r}), 'no_rope') as model: "
         "posbias.measure(model, posbias.load_prompts(posbias.prompts.prompts.PromptSource('default', windows='starts', "
         "shuffle=True), model, n_positions=8, count=1, seed=3), kinds=['logit'], seed=4, options="
-        "posbias.MeasureOptions(output='at(position=-2)', averaging='norms', keep='mean'))"
+        "posbias.MeasureOptions(output='at(position=-2)', averaging='norms'))"
     )
-    assert not any("per_prompt" in name for name in found.as_run().arrays), "keep='mean' holds in a notebook, too"
     in_hand = HuggingFaceModel(model.network)
     by_hand = pb.measure(in_hand, pb.load_prompts([[1, 2, 3]], in_hand, n_positions=3, count=1), kinds="logit")
     assert by_hand.python.startswith("posbias.measure(model, posbias.load_prompts(") or by_hand.python.startswith(
@@ -357,7 +356,7 @@ def test_a_measurement_that_was_saved_is_reported_as_the_whole_record_would_be(m
 
 def test_of_a_record_with_two_states_each_states_first_kind_is_drawn(measurement):
     record = Record("audit", {})
-    subjects = [measurement.subject(state) for state in ("trained", "initialised")]
+    subjects = [replace(measurement.measured, name=state) for state in ("trained", "initialised")]
     store_subjects(record, [compare_subject(each, generator=np.random.default_rng(0)) for each in subjects])
     shown = result_of(record).shown()
     assert [series.name for series in shown.series if series.drawn] == [

@@ -34,7 +34,7 @@ ROUNDING = 4 * sys.float_info.epsilon
 SMALL = ["--length", "48", "--count", "4"]
 UNMIXED = ["predict", "--depth", "6", "--heads", "4", "--length", "96"]
 ARCHITECTURE = [*UNMIXED, "--mixing", "0.2"]
-KINDS = "jacobian,probability,logprob,logit,fisher,perturbation"
+KINDS = "jacobian,probability,logprob,logit,perturbation"
 TASKS = {
     "key_value": "key_value(pairs=6)",
     "documents": "documents(documents=4)",
@@ -63,7 +63,6 @@ CASES: dict[str, list[str]] = {
     "reproduce_birth": ["reproduce", "birth-2603.10123", "--size", "tiny", "--length", "48", "--initialisations", "3"],
     "reproduce_icl": ["reproduce", "icl-2502.01951", "--size", "smoke"],
     "reproduce_copy": ["reproduce", "position-copy-liu2026", "--size", "smoke"],
-    "ingredients": ["predict", "--model", "demo", *SMALL, "--ingredients"],
     "predict_attention_only": [*UNMIXED, "--encoding", "alibi", "--theory", "attention_only"],
     **{f"predict_{name}": [*ARCHITECTURE, *flags] for name, flags in ARCHITECTURE_THEORIES.items()},
     **{

@@ -17,6 +17,7 @@ from posbias.models.model import Model
 from posbias.models.networks import random_network
 from posbias.models.weights import cast_weights
 from posbias.prompts.prompts import Prompts
+from posbias.runs.parts import packed, unpacked
 from tiny_families import CONFIGS
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
@@ -201,8 +202,7 @@ def test_details_are_kept_per_prompt(llama: Model) -> None:
     assert set(details) == names
     for index in range(2):
         alone = measure_prompt(llama, prompts.token_ids[index], kinds=measured.kinds, key=(0, index))
-        again = type(alone).from_arrays(alone.to_arrays())
-        assert again.details == alone.details
+        assert unpacked(packed(alone))["details"] == alone.details
         assert details["completeness_gap"][index] == alone.details["integrated_gradients"]["completeness_gap"]
     assert measured.standard_errors.keys() == {"perturbation"}
     assert math.isfinite(details["score"].sum())
@@ -223,6 +223,6 @@ def test_a_path_that_did_not_converge_is_told(llama: Model) -> None:
         "integrated_gradients: on some prompts the path did not converge"
     ]
     again = measure_prompt(llama, prompts.token_ids[0], kinds=coarse.kinds, key=(0, 0))
-    assert type(again).from_arrays(again.to_arrays()).left_out == again.left_out
+    assert unpacked(packed(again))["left_out"] == again.left_out
     for kind in ("integrated_gradients", "integrated_gradients(steps=1, tolerance=0)"):
         assert not measure(llama, prompts, kinds=kind).left_out

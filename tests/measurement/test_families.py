@@ -23,8 +23,8 @@ def test_every_family_is_measured(model_type: str) -> None:
     plain = measure(model, prompts, kinds=kinds, options=MeasureOptions(layers="all"))
     assert plain.left_out == ()
     assert plain.depth is not None
-    assert plain.depth.per_prompt.shape == (1, 3, 12)
-    assert np.all(plain.depth.per_prompt[..., -1] > 0)
+    assert plain.depth.influence.shape == (3, 12)
+    assert np.all(plain.depth.influence[:, -1] > 0)
     assert plain.mixing is not None
     assert plain.mixing.shape == (3,)
     assert np.all(plain.mixing > 0)
@@ -32,7 +32,7 @@ def test_every_family_is_measured(model_type: str) -> None:
     changed = MeasureOptions(layers="all", checkpointing=True, rows=2)
     checkpointed = measure(model, prompts, kinds=kinds, options=changed)
     assert checkpointed.depth is not None
-    np.testing.assert_allclose(checkpointed.depth.per_prompt, plain.depth.per_prompt, rtol=TOLERANCE)
+    np.testing.assert_allclose(checkpointed.depth.influence, plain.depth.influence, rtol=TOLERANCE, atol=1e-9)
     for kind, profile in plain.profiles.items():
         assert np.all(profile.influence > 0)
         np.testing.assert_allclose(checkpointed.per_prompt[kind], plain.per_prompt[kind], rtol=TOLERANCE)

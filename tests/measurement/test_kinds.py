@@ -8,7 +8,7 @@ import torch
 
 from posbias import UsageError
 from posbias.measurement.influence import influence_of_positions
-from posbias.measurement.kinds import KINDS, Fisher, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
+from posbias.measurement.kinds import KINDS, Jacobian, Kind, Logit, LogProbability, Probability, resolve_kinds
 from posbias.measurement.outputs import Influence, PassOptions, Reading
 from posbias.models.model import Model, Outputs
 
@@ -72,15 +72,6 @@ def test_gradient_of_the_probability_is_p_times_that_of_its_logarithm(gpt2_64: M
     )
 
 
-def test_fisher_is_the_trace_of_the_pulled_back_fisher_information(gpt2_64: Model) -> None:
-    jacobian = torch.as_tensor(_differences(gpt2_64, lambda _hidden, logits: logits))
-    p = gpt2_64.last(gpt2_64.embed(gpt2_64.token_tensor([TOKENS.tolist()]))).logits[0].softmax(dim=0)
-    information = torch.diag(p) - p[:, None] * p
-    expected = torch.einsum("apf,ab,bpf->p", jacobian, information, jacobian).sqrt().numpy()
-    result = _influence(gpt2_64, [Fisher(probes=2000)], rows=100)["fisher"]
-    _within_standard_errors(result.norms, expected, result.standard_errors)
-
-
 @pytest.mark.parametrize("probe", ["rademacher", "gaussian"])
 def test_probes_are_unbiased(gpt2_64: Model, probe: str) -> None:
     exact = _norms(gpt2_64, Jacobian(exact=True), rows=12)
@@ -122,7 +113,7 @@ def test_all_ones_probe_is_the_gradient_of_the_sum(gpt2_64: Model) -> None:
 
 @pytest.mark.parametrize("rows", [2, 5, 12, 100])
 def test_rows_per_pass_change_nothing(gpt2_64: Model, rows: int) -> None:
-    kinds = [Jacobian(exact=True), Fisher(), Probability()]
+    kinds = [Jacobian(exact=True), Logit(), Probability()]
     one = _influence(gpt2_64, kinds, rows=1)
     many = _influence(gpt2_64, kinds, rows=rows)
     for kind in kinds:
@@ -145,9 +136,9 @@ def test_a_sure_prediction_keeps_its_digits() -> None:
 
 
 def test_kinds_are_parsed_and_spelled() -> None:
-    kinds = resolve_kinds(["jacobian(probes=8)", Logit(), "fisher"])
-    assert kinds == (Jacobian(probes=8), Logit(), Fisher())
-    assert [str(kind) for kind in kinds] == ["jacobian(probes=8)", "logit", "fisher"]
+    kinds = resolve_kinds(["jacobian(probes=8)", Logit(), "probability"])
+    assert kinds == (Jacobian(probes=8), Logit(), Probability())
+    assert [str(kind) for kind in kinds] == ["jacobian(probes=8)", "logit", "probability"]
     assert resolve_kinds("jacobian(exact=True)") == (Jacobian(exact=True),)
 
 
@@ -163,9 +154,9 @@ def test_every_registered_kind_measures_with_its_defaults(llama: Model, name: st
 @pytest.mark.parametrize(
     ("kinds", "words"),
     [
-        (["gradient"], "unknown influence kind 'gradient'; known: fisher, integrated_gradients, jacobian"),
+        (["gradient"], "unknown influence kind 'gradient'; known: integrated_gradients, jacobian"),
         (["jacobian(probes=0)"], "probes must be a whole number >= 1, got 0"),
-        (["fisher(probes=-2)"], "probes must be a whole number >= 1, got -2"),
+        (["fisher(probes=2)"], "influence kind fisher left posbias after 0.1.0: probability, logprob and logit"),
         (["jacobian(probe='sobol')"], "rademacher, gaussian, ones, got 'sobol'"),
         (["jacobian(count=3)"], "parameters of jacobian: probes, probe, exact"),
         (["logit", "logit"], "'logit' is given 2 times"),

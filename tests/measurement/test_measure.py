@@ -15,6 +15,7 @@ from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, measure_prompt
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
+from posbias.runs.parts import packed, unpacked
 
 MakePrompts = Callable[[Model, int, int], Prompts]
 
@@ -31,7 +32,7 @@ def test_exact_jacobian_of_a_linear_model_is_its_rollout(kernel_model: Model, ma
 
 def test_prompts_do_not_depend_on_each_other(llama: Model, make_prompts: MakePrompts) -> None:
     prompts = make_prompts(llama, 4, 10)
-    kinds = resolve_kinds(["jacobian", "fisher", "probability"])
+    kinds = resolve_kinds(["jacobian", "logit", "probability"])
     whole = measure(llama, prompts, kinds=kinds, seed=3)
     backwards = [measure_prompt(llama, prompts.token_ids[i], kinds=kinds, key=(3, i)) for i in (3, 2, 1, 0)]
     alone = measure_prompt(llama, prompts.token_ids[2], kinds=kinds[:1], key=(3, 2))
@@ -56,17 +57,16 @@ def test_prompts_draw_their_own_probes(llama: Model) -> None:
 def test_a_prompt_survives_storage(llama: Model, make_prompts: MakePrompts) -> None:
     prompts = make_prompts(llama, 1, 9)
     measured = measure_prompt(llama, prompts.token_ids[0], kinds=[Jacobian()], key=(0, 0))
-    arrays = measured.to_arrays()
-    assert set(arrays) == {"norms/jacobian", "standard_errors/jacobian", "mixing", "mixing_frobenius"}
-    back = PromptMeasurement.from_arrays(arrays)
-    assert back.to_arrays().keys() == arrays.keys()
-    np.testing.assert_array_equal(back.norms["jacobian"], measured.norms["jacobian"])
+    back = PromptMeasurement.of_piece(unpacked(packed(measured)))
+    for name in ("norms", "standard_errors", "mixing"):
+        np.testing.assert_equal(getattr(back, name), getattr(measured, name))
 
 
 def _synthetic(norms: np.ndarray, mixing: np.ndarray | None = None) -> list[PromptMeasurement]:
     count = len(norms)
-    shares: list[np.ndarray | None] = [None] * count if mixing is None else list(mixing)
-    return [PromptMeasurement({"logit": row}, {}, share, share) for row, share in zip(norms, shares, strict=True)]
+    names = ("token_mean", "frobenius")
+    shares = [{} if mixing is None else dict.fromkeys(names, mixing[index]) for index in range(count)]
+    return [PromptMeasurement({"logit": row}, mixing=share) for row, share in zip(norms, shares, strict=True)]
 
 
 def test_both_averagings_are_what_they_say() -> None:
@@ -119,17 +119,17 @@ def test_mixing_by_hand(kernel_model: Model) -> None:
         by_token.append(token_rows)
         by_frobenius.append(frobenius_rows)
     np.testing.assert_allclose(measured.mixing, np.mean(by_token, axis=0), rtol=1e-12)
-    np.testing.assert_allclose(measured.mixing_frobenius, np.mean(by_frobenius, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(measured.mixings["frobenius"].value, np.mean(by_frobenius, axis=0), rtol=1e-12)
     ends = stats.ttest_1samp(by_token, 0).confidence_interval(0.95)  # two prompts: wide, and within the range
-    np.testing.assert_allclose(measured.mixing_low, np.maximum(ends.low, 0), rtol=1e-12)
-    np.testing.assert_allclose(measured.mixing_high, np.minimum(ends.high, 1), rtol=1e-12)
+    np.testing.assert_allclose(measured.mixings["token_mean"].low, np.maximum(ends.low, 0), rtol=1e-12)
+    np.testing.assert_allclose(measured.mixings["token_mean"].high, np.minimum(ends.high, 1), rtol=1e-12)
 
 
 def test_undescribed_models_are_measured_without_mixing(undescribed_model: Model, make_prompts: MakePrompts) -> None:
     measured = measure(undescribed_model, make_prompts(undescribed_model, 2, 7))
     assert set(measured.profiles) == {"jacobian", "probability"}
     assert measured.mixing is None
-    assert measured.mixing_frobenius_high is None
+    assert measured.mixings == {}
     assert measured.left_out == ("mixing: the model's family has no description",)
 
 
@@ -272,8 +272,10 @@ def test_a_stored_measurement_is_the_fresh_one(tiny_llama, tmp_path):
     fresh = measure(model, prompts, kinds="jacobian(probes=2),logprob", options=MeasureOptions(layers=[0, 1]))
     stored = load_record(fresh.save(tmp_path / "run"))
     assert type(stored) is type(fresh)
-    for name in ("per_prompt", "standard_errors", "mixing", "mixing_low", "mixing_frobenius", "details"):
+    for name in ("per_prompt", "standard_errors", "mixing", "details"):
         np.testing.assert_equal(getattr(stored, name), getattr(fresh, name), err_msg=name)
+    for name, mixing in fresh.mixings.items():
+        np.testing.assert_equal(vars(stored.mixings[name]), vars(mixing))
     for kind, profile in fresh.profiles.items():
         np.testing.assert_equal(vars(stored.profiles[kind]), vars(profile))
     assert (stored.kinds, stored.seeds, stored.count) == (fresh.kinds, fresh.seeds, fresh.count)

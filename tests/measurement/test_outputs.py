@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posbias import MeasureOptions, UsageError, measure
-from posbias.measurement.kinds import Fisher, Jacobian, Kind, resolve_kinds
+from posbias.measurement.kinds import Jacobian, Kind, resolve_kinds
 from posbias.measurement.outputs import OUTPUTS, PassOptions, resolve_output
 from posbias.measurement.prompt import measure_prompt
 from posbias.models.hugging_face import HuggingFaceModel
@@ -132,7 +132,7 @@ def test_probability_and_logprob_of_a_target_have_one_profile(gpt2_64: Model) ->
 
 @pytest.mark.parametrize("output", ["at(position=3)", "at(position=0)", "mean(positions=[1, 3])"])
 def test_nothing_after_the_output_has_any_influence(network: Model, output: str) -> None:
-    kinds = ["jacobian", "probability", "logprob", "logit", "fisher", "integrated_gradients(steps=3)", "perturbation"]
+    kinds = ["jacobian", "probability", "logprob", "logit", "integrated_gradients(steps=3)", "perturbation"]
     last = {"at(position=0)": 0}.get(output, 3)
     for kind, norms in _measured(network, output, kinds).items():
         assert np.all(norms[: last + 1] > 0), kind
@@ -146,21 +146,6 @@ def test_probes_are_unbiased_for_the_mean_of_several(gpt2_64: Model, kind: Kind)
     options = PassOptions(output=output, rows=100)
     result = measure_prompt(gpt2_64, TOKENS, kinds=[kind], key=(0, 0), options=options)
     assert np.all(np.abs(result.norms["jacobian"] - exact) < 4 * result.standard_errors["jacobian"])
-
-
-def test_fisher_of_a_mean_is_the_root_of_all_predictions_information(gpt2_64: Model) -> None:
-    """(1/k) sqrt(sum_p tr(J_p' F_p J_p)): tokens are drawn at each position by itself."""
-    squares = []
-    for position in (5, 6, 7):
-        _, logits, embeddings = _all_rows(gpt2_64, TOKENS)
-        p = logits(embeddings)[position].softmax(dim=0)
-        jacobian = torch.autograd.functional.jacobian(logits, embeddings)[position, :, 0]
-        information = torch.diag(p) - p[:, None] * p
-        squares.append(torch.einsum("apf,ab,bpf->p", jacobian, information, jacobian))
-    expected = torch.stack(squares).sum(dim=0).sqrt().numpy() / 3
-    options = PassOptions(output="mean(last=3)", rows=100)
-    result = measure_prompt(gpt2_64, TOKENS, kinds=[Fisher(probes=3000)], key=(0, 0), options=options)
-    assert np.all(np.abs(result.norms["fisher"] - expected) < 4 * result.standard_errors["fisher"])
 
 
 def test_only_the_wanted_rows_of_the_logits_are_formed(
@@ -229,7 +214,7 @@ def test_wrong_outputs_are_refused(output: str, words: str) -> None:
         ("target(tokens=[29])", "logit", "token id 29 is outside the model's vocabulary 0 ... 28"),
         (f"target(tokens={[1] * 30})", "logit", "exceed the model's 32 positions"),
         ("target(tokens=[1])", "jacobian", "jacobian looks at no given tokens; output target(tokens=[1]) takes"),
-        ("target(tokens=[1])", "fisher", "takes the kinds integrated_gradients, logit, logprob, probability"),
+        ("target(tokens=[1])", "jacobian", "takes the kinds integrated_gradients, logit, logprob, probability"),
         ("target(tokens=[1])", "perturbation", "perturbation looks at no given tokens"),
     ],
 )

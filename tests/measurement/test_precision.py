@@ -16,6 +16,7 @@ from posbias.measurement.prompt import PrecisionLoss, PromptMeasurement, measure
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import Model
 from posbias.prompts.prompts import Prompts
+from posbias.runs.parts import packed, unpacked
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
 PROMPTS = Prompts(np.stack([TOKENS, TOKENS[::-1], TOKENS + 7]))
@@ -56,7 +57,7 @@ def test_the_check_survives_storage(llama: HuggingFaceModel) -> None:
     reduced = _in(llama, torch.bfloat16)
     kinds = resolve_kinds("logit")
     entry = measure_prompt(reduced, TOKENS, kinds=kinds, key=(0, 0))
-    again = combine([PromptMeasurement.from_arrays(entry.to_arrays())], kinds=kinds)
+    again = combine([PromptMeasurement.of_piece(unpacked(packed(entry)))], kinds=kinds)
     np.testing.assert_array_equal(
         again.precision["logit"].wasserstein, combine([entry], kinds=kinds).precision["logit"].wasserstein
     )
@@ -95,28 +96,10 @@ def _steepen(model: Model, path: str) -> Model:
 
 
 @pytest.mark.parametrize("kind", ["jacobian", "probability", "integrated_gradients(steps=2)"])
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("model.layers.0.mlp.down_proj", r"first in model\.layers\.0 on the way back"),
-        ("model.layers.1.self_attn.o_proj", r"first in model\.layers\.1 on the way back"),
-        ("model.layers.2.mlp.up_proj", r"first in model\.layers\.2 on the way back"),
-        ("model.norm", r"first after model\.layers\.2, between the output and the blocks"),
-    ],
-)
-def test_a_gradient_that_overflows_names_its_layer(
-    build_llama: Callable[[], Model], kind: str, path: str, words: str
-) -> None:
+def test_a_gradient_that_overflows_is_refused(build_llama: Callable[[], Model], kind: str) -> None:
     name = kind.split("(")[0]
-    with pytest.raises(RunError, match=f"{name}: the gradient on prompt 0 is not finite, {words}$"):
-        measure(_steepen(build_llama(), path), PROMPTS, kinds=kind)
-
-
-def test_the_layer_is_named_with_checkpointing_too(build_llama: Callable[[], Model]) -> None:
-    steep = _steepen(build_llama(), "model.layers.1.mlp.down_proj")
-    options = MeasureOptions(checkpointing=True)
-    with pytest.raises(RunError, match=r"first in model\.layers\.1 on the way back$"):
-        measure(steep, PROMPTS, kinds="logit", options=options)
+    with pytest.raises(RunError, match=f"{name}: the gradient on prompt 0 is not finite; in a wider type it may be"):
+        measure(_steepen(build_llama(), "model.layers.1.self_attn.o_proj"), PROMPTS, kinds=kind)
 
 
 def test_a_real_overflow_of_float16_in_the_backward_pass_alone(build_llama: Callable[[], HuggingFaceModel]) -> None:
@@ -127,7 +110,7 @@ def test_a_real_overflow_of_float16_in_the_backward_pass_alone(build_llama: Call
     model.network.get_submodule("model.layers.0.post_attention_layernorm").weight.data *= 0
     half = _in(model, torch.float16)
     assert measure(model, PROMPTS, kinds="jacobian").per_prompt["jacobian"].max() > 1e3
-    with pytest.raises(RunError, match=r"jacobian: the gradient on prompt 0 is not finite, first in model\.layers\.0"):
+    with pytest.raises(RunError, match="jacobian: the gradient on prompt 0 is not finite; in a wider type"):
         measure(half, PROMPTS, kinds="jacobian")
 
 
@@ -142,7 +125,7 @@ def test_an_output_that_overflows_names_its_layer(build_llama: Callable[[], Mode
 def test_depth_names_the_layer(build_llama: Callable[[], Model]) -> None:
     steep = _steepen(build_llama(), "model.layers.1.mlp.down_proj")
     options = MeasureOptions(layers=(0, 1))
-    with pytest.raises(RunError, match=r"layers: the gradient of model\.layers\.1 on prompt 0 is not finite"):
+    with pytest.raises(RunError, match="layer 1: the gradient on prompt 0 is not finite"):
         measure(steep, PROMPTS, kinds="perturbation", options=options)
 
 

@@ -31,9 +31,8 @@ def passes_of(model: HuggingFaceModel, **options) -> tuple[int, dict[str, np.nda
         handle.remove()
     rows = {**measured.per_prompt, "errors": measured.standard_errors["jacobian"]}
     if measured.depth is not None:
-        rows["depth"] = measured.depth.per_prompt
-    if measured.mixing is not None:
-        rows["mixing"], rows["frobenius"] = measured.mixing, measured.mixing_frobenius
+        rows["depth"] = measured.depth.influence
+    rows |= {name: mixing.value for name, mixing in measured.mixings.items()}
     return len(counted), rows
 
 
@@ -68,7 +67,7 @@ def test_batches_go_with_every_setting_of_the_passes(options) -> None:
         np.testing.assert_allclose(found[what], values, rtol=EQUAL[model.dtype], err_msg=what)
 
 
-@pytest.mark.parametrize("kinds", ["fisher", "logprob", "logit", "perturbation(draws=1)"])
+@pytest.mark.parametrize("kinds", ["logprob", "logit", "perturbation(draws=1)"])
 def test_every_kind_is_the_same_in_batches(kinds: str) -> None:
     model = shaken_model("llama")
     expected, found = (

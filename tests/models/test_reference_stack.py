@@ -68,29 +68,6 @@ def test_shapes_tell_apart_what_cannot_compute_together() -> None:
     assert shape_of(config, N) == shape_of(replace(config, seed=5), N) != shape_of(config, N + 1)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4])
-@pytest.mark.parametrize("encoding", ["none", "rope"])
-@pytest.mark.parametrize("biases", [False, True])
-def test_products_of_weights_formed_ahead_change_nothing(heads: int, encoding: str, biases: bool) -> None:
-    config = ReferenceConfig(
-        Architecture(2, heads, encoding=encoding),
-        width=8,
-        attention="content",
-        values="gaussian",
-        residual="added",
-        biases=biases,
-        initialisation="linear",
-    )
-    merged = shape_of(config, N)
-    parameters = stacked([draw_parameters(config, torch.Generator().manual_seed(1))])
-    constants = stacked([constants_of(config, N)])
-    token_ids = torch.randint(0, 64, (1, 3, N), generator=torch.Generator().manual_seed(2))
-    for rows in [(N - 1,), tuple(range(N))]:
-        ahead = forward(merged, parameters, constants, token_ids, rows=rows)
-        plain = forward(replace(merged, merges=False), parameters, constants, token_ids, rows=rows)
-        torch.testing.assert_close(ahead, plain, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("encoding", ["none", "rope"])
 def test_gradients_match_central_differences(encoding: str) -> None:
     config = ReferenceConfig(

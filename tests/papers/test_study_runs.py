@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posbias import TrainOptions, UsageError
+from posbias import TrainOptions
 from posbias.training import running, study_of
 from posbias_papers.reproduction import Reproduction
 from posbias_papers.study_runs import StudyExperiment, StudySettings
@@ -114,18 +114,3 @@ def test_a_second_study_killed_in_training_goes_on_and_the_first_is_read_back(tm
     resumed = reproduced(settings(tmp_path, resume=True), told)
     assert resumed.facts == whole.facts  # read back, but trained by the same code
     np.testing.assert_array_equal(resumed.arrays["losses"], whole.arrays["losses"])
-
-
-def test_too_little_disk_for_any_study_is_said_before_the_first_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "train_members", None)
-    check = running.check_disk
-
-    def full(members, options):
-        if members[0].task.target == 5:
-            raise UsageError("2 members need more than there is")
-        return check(members, options)
-
-    monkeypatch.setattr(running, "check_disk", full)
-    with pytest.raises(UsageError, match="2 members need more than there is"):
-        reproduced(settings(tmp_path / "new"), told)
-    assert not (tmp_path / "new").exists()

@@ -42,8 +42,9 @@ def view(
 ) -> ProfileRun:
     """A run whose numbers are given outright; the profiles behind them play no part."""
     flat = Profile.uniform(64)
+    same = compare(flat, flat)
     measured = MeasuredKind(flat, np.tile(flat.influence, (count, 1)))
-    block = KindComparison("jacobian", "rollout", compare(flat, flat).pair.comparison, prompts)
+    block = KindComparison("jacobian", "rollout", same.metrics, same.flat, prompts)
     subject = Subject(
         "trained",
         {"jacobian": measured},

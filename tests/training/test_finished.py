@@ -20,7 +20,7 @@ from training_cases import assert_same, copier
 STUDY = {
     "task": "position_copy(target=0, context=6, vocabulary=5)",
     "model": {"depth": 1, "width": 8, "residual": "none"},
-    "optimiser": "sgd(learning_rate=0.1)",
+    "optimiser": "adam(learning_rate=0.1)",
     "train": {"steps": 14, "batch": 8, "window": 4, "evaluate_every": 4, "examples": 5},
     # One member diverges, others have targets of their own.
     "grid": {"optimiser.learning_rate": [0.1, 1e30], "task.target": [0, 5]},
@@ -89,7 +89,7 @@ def test_what_differs_from_the_record_is_not_taken_from_it(finished):
         {"seeds": [0, 2]},
         {"model": {**STUDY["model"], "width": 10}},
         {"task": "position_copy(target=0, context=6, vocabulary=6)"},
-        {"optimiser": "sgd(learning_rate=0.1, momentum=0.5)"},
+        {"optimiser": "adam(learning_rate=0.1, beta1=0.5)"},
     ):
         study = study_of({**STUDY, **changed}, name="tiny")
         assert finished_training(study.members(), study.schedule, directory) is None, changed
@@ -123,8 +123,8 @@ def test_models_of_another_study_are_never_taken_for_these(finished):
     directory, _ = finished
     other = {
         **STUDY,
-        "optimiser": "sgd(learning_rate=0.2)",
-        "grid": {"task.target": [0, 5], "optimiser.momentum": [0.1, 0]},
+        "optimiser": "adam(learning_rate=0.2)",
+        "grid": {"task.target": [0, 5], "optimiser.beta1": [0.1, 0]},
     }
     trained(directory, other, overwrite=True)
     study = study_of(STUDY, name="tiny")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posbias import UsageError
-from posbias.training import OPTIMISERS, SGD, Adam, AdamW
+from posbias.training import OPTIMISERS, Adam, AdamW
 from posbias.training.optimisers import fresh_state, settings_of
 from posbias.training.stack import Layout
 
@@ -15,15 +15,15 @@ ROUNDING = 1e-12
 KINDS = {
     "adam": ([Adam(1e-2), Adam(3e-3, beta1=0.5, beta2=0.9, epsilon=1e-4)], torch.optim.Adam),
     "adamw": ([AdamW(1e-2), AdamW(3e-3, weight_decay=0.3)], torch.optim.AdamW),
-    "sgd": ([SGD(1e-1), SGD(3e-2, momentum=0.9)], torch.optim.SGD),
 }
 
 
 def peer(kind, optimiser, parameter):
-    settings = {"lr": optimiser.learning_rate}
-    if isinstance(optimiser, SGD):
-        return kind([parameter], **settings, momentum=optimiser.momentum)
-    settings |= {"betas": (optimiser.beta1, optimiser.beta2), "eps": optimiser.epsilon}
+    settings = {
+        "lr": optimiser.learning_rate,
+        "betas": (optimiser.beta1, optimiser.beta2),
+        "eps": optimiser.epsilon,
+    }
     if isinstance(optimiser, AdamW):
         settings["weight_decay"] = optimiser.weight_decay
     return kind([parameter], **settings)
@@ -55,8 +55,8 @@ def test_every_member_follows_pytorchs_optimiser(name):
         ("adamw(weight_decay=-1)", "adamw: weight_decay must be a finite number >= 0, got -1"),
         ("adamw(beta2=1)", "adamw: beta2 must be a number >= 0 and < 1, got 1"),
         ("adam(epsilon=0)", "adam: epsilon must be a finite number > 0, got 0"),
-        ("sgd(momentum=True)", "sgd: momentum must be a number >= 0 and < 1, got True"),
-        ("adagrad", "unknown optimiser 'adagrad'; known: adam, adamw, sgd"),
+        ("sgd(momentum=0.5)", "optimiser sgd left posbias after 0.1.0: adam or adamw"),
+        ("adagrad", "unknown optimiser 'adagrad'; known: adam, adamw"),
         ("adam(weight_decay=1)", "parameters of adam: learning_rate, beta1, beta2, epsilon"),
     ],
 )

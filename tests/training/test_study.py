@@ -3,7 +3,7 @@
 import pytest
 
 from posbias import UsageError
-from posbias.training import SGD, Below, load_study, study_of
+from posbias.training import AdamW, Below, load_study, study_of
 from posbias.training.study import read_yaml
 
 STUDY = """
@@ -53,15 +53,15 @@ def test_another_variant_in_the_grid_brings_its_own_parameters():
         "model": {"depth": 1, "width": 8},
         "optimiser": "adam(beta1=0.5)",
         "train": {"steps": 1},
-        "grid": {"optimiser.name": ["adam", "sgd"]},
+        "grid": {"optimiser.name": ["adam", "adamw"]},
     }
-    with_adam, with_sgd = study_of(document, name="s").members()
+    with_adam, with_adamw = study_of(document, name="s").members()
     assert with_adam.optimiser.beta1 == 0.9
-    assert with_sgd.optimiser == SGD()
+    assert with_adamw.optimiser == AdamW()
 
 
 def test_parameters_hold_for_another_variant_wherever_they_stand_in_the_grid():
-    rates = {"optimiser.learning_rate": [0.5], "optimiser.name": ["adam", "sgd"]}
+    rates = {"optimiser.learning_rate": [0.5], "optimiser.name": ["adam", "adamw"]}
     for grid in (rates, dict(reversed(rates.items()))):
         document = {**GOOD, "optimiser": "adam(beta1=0.5)", "grid": grid}
         assert {member.optimiser.learning_rate for member in study_of(document, name="s").members()} == {0.5}
@@ -98,7 +98,10 @@ RETRIEVAL = {"task": "in_context_retrieval(features=7)", "model": {"depth": 1}, 
         ({**GOOD, "grid": {"train.steps": [1]}}, "grid setting 'train.steps' is unknown"),
         ({**GOOD, "grid": {"model.width": []}}, "grid axis 'model.width' has no values"),
         ({**GOOD, "grid": {"model.width": 3}}, "grid axis 'model.width' must be a list"),
-        ({**GOOD, "grid": {"task.targt": [1]}}, "synthetic task position_copy has no 'targt'; parameters: target"),
+        (
+            {**GOOD, "grid": {"task.targt": [1]}},
+            "'targt'; parameters of position_copy: target",
+        ),
         ({**GOOD, "model": {"width": 8}}, "model.depth is not given"),
         ({**GOOD, "grid": {"task.target": [0, 10]}}, "target must lie in the context, 0 ... 9, got 10"),
         ({**GOOD, "grid": {"model.heads": [3]}}, "width 8 is not a multiple of 3 heads"),
@@ -140,22 +143,18 @@ def test_thousands_need_to_be_meant():
     [
         ("", "is empty"),
         ("a: [1", "is not YAML"),
-        ("a: 1\na: 2", "line 2: 'a' is given twice"),
-        ("a: !!python/object/apply:os.system ['true']", "line 1: "),
-        ("a: !!binary aGk=", "is no plain number or text"),
-        ("a: 2026-11-21", "'2026-11-21' is no plain number or text (write it in quotes)"),
+        ("a: 1\na: 2", "'a' is given twice in"),
+        ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("a: !!binary aGk=", "could not determine a constructor"),
         ("? [a]\n: 1", "a key must be a text or a number"),
-        ("a: &a [*a]", "more than 20 levels of nesting"),
-        ("a:\n - " + "9" * 5000, "line 2: a number of 5000 digits; allowed: at most 100"),
+        ("a: &a [*a]", "an alias for a list or mapping; write it out"),
+        ("a:\n - " + "9" * 5000, "value has 5000 digits"),
+        ("[" * 5000, "recursion"),
     ],
 )
-def test_files_that_are_not_plain_yaml_are_refused_with_their_line(tmp_path, text, message):
-    path = written(tmp_path, text)
-    if "apply" in text:
-        assert read_yaml(path) == {"a": ["true"]}  # a tag on a list is not obeyed
-        return
+def test_files_that_are_not_plain_yaml_are_refused(tmp_path, text, message):
     with pytest.raises(UsageError) as caught:
-        read_yaml(path)
+        read_yaml(written(tmp_path, text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -183,3 +182,5 @@ def test_words_are_words_and_labels_keep_their_text(tmp_path):
     assert [member.name for member in members] == ["positions=on seed=0", "positions=off seed=0"]
     with pytest.raises(UsageError, match="'no'"):
         load_study(written(tmp_path, text.replace("'none'", "no"))).members()
+    shared = text.replace("alibi", "&far alibi").replace("model.encoding: none", "model.encoding: *far")
+    assert len(load_study(written(tmp_path, shared)).members()) == 2

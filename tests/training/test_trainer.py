@@ -13,7 +13,7 @@ from posbias.models.reference.forward import forward
 from posbias.models.reference.parameters import constants_of, draw_parameters, stacked
 from posbias.runs.engines import Local
 from posbias.tasks.synthetic import PositionCopy, stack_tasks
-from posbias.training import SGD, Adam, Below, Plateau, TrainingSchedule, train_members
+from posbias.training import Adam, AdamW, Below, TrainingSchedule, train_members
 from posbias.training.trainer import group
 from training_cases import assert_same, copier, retriever
 
@@ -117,8 +117,8 @@ def test_learning_happens_and_is_evaluated():
 
 
 def test_a_member_that_diverges_leaves_and_the_others_never_notice():
-    wild = copier(1, seed=5, optimiser=SGD(1e30))
-    calm = [copier(target, optimiser=SGD(1e-2)) for target in range(2)]
+    wild = copier(1, seed=5, optimiser=Adam(1e30))
+    calm = [copier(target, optimiser=Adam(1e-2)) for target in range(2)]
     trained = train_members([calm[0], wild, calm[1]], SHORT)
     assert trained.counts() == {"done": 2, "diverged": 1}
     diverged = trained.members[1]
@@ -163,9 +163,6 @@ def test_rules_look_at_the_tail_of_the_curve():
     assert Below(0.5, windows=2).stops(curve)
     assert not Below(0.5, windows=3).stops(curve)
     assert not Below(0.5, windows=5).stops(curve)
-    assert not Plateau(windows=2).stops(curve)
-    assert Plateau(windows=2, improvement=0.8).stops(curve)
-    assert not Plateau(windows=4, improvement=0.8).stops(curve)
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ def test_a_member_that_fails_is_recorded_and_stops_no_other():
 
 
 def test_stacks_hold_what_goes_together():
-    members = [copier(0), normed(0), copier(1, depth=1), copier(2), retriever(0), copier(3, optimiser=SGD(1e-2))]
+    members = [copier(0), normed(0), copier(1, depth=1), copier(2), retriever(0), copier(3, optimiser=AdamW(1e-2))]
     assert group(members, stack_size=64) == ((0, 3), (1,), (2,), (4,), (5,))
     assert group(members * 2, stack_size=3)[0] == (0, 3, 6)
 

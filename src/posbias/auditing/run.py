@@ -24,7 +24,7 @@ from posbias.measurement.outputs import PassOptions
 from posbias.measurement.prompt import PromptMeasurement, check_prompts
 from posbias.measurement.room import check_passes, halving, prompts_together
 from posbias.measurement.several import Loading
-from posbias.measurement.theories import NETWORKS, THEORY, architecture_theories, beside_measured
+from posbias.measurement.theories import architecture_theories, beside_measured
 from posbias.measurement.units import MeasureOptions, Unit, UnitWork, settings_of_units
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import named
@@ -35,7 +35,7 @@ from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.registry import split_literals
 from posbias.report import conclude
 from posbias.runs.engines import Engine, Local
-from posbias.runs.parts import PartStore, below, fingerprint, finished_run
+from posbias.runs.parts import PartStore, fingerprint, finished_run
 from posbias.runs.records import Record
 from posbias.runs.running import run_directory
 from posbias.theory.mean_field import scatter_caveat
@@ -96,13 +96,13 @@ def examine(name: str, work: UnitWork, *, model: Model, options: AuditOptions, s
     if name == INITIALISED:  # each is drawn anew
         work = replace(work, together=1)
     pieces = work.collected(name, engine=options.engine, store=store, model=model)
-    measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
+    measured = [PromptMeasurement.of_piece(piece) for piece in pieces]
     measurement = combine(measured, kinds=list(options.kinds), seed=options.seed)
     theories, left_out = architecture_theories(model, measurement.n_positions, measurement.mixing)
-    for key in below(pieces[0], THEORY):
-        theories[key] = TheoryProfile.of_prompts(np.stack([piece[THEORY + key] for piece in pieces]))
-    subject = measurement.subject(name, theories)
-    networks = [piece[NETWORKS] for piece in pieces if len(piece.get(NETWORKS, ())) > 1]
+    for key in pieces[0]["theories"]:
+        theories[key] = TheoryProfile.of_prompts(np.stack([piece["theories"][key] for piece in pieces]))
+    subject = replace(measurement.measured, name=name, theories=theories)
+    networks = [piece["networks"] for piece in pieces if len(piece["networks"]) > 1]
     caveats = [scatter_caveat(np.concatenate(networks), initialisations=len(networks))] if networks else []
     return subject, [*measurement.left_out, *left_out], caveats
 

@@ -36,7 +36,6 @@ class MeasurementFlags:
     averaging: Annotated[
         str, typer.Option(help="profiles: normalise each prompt, then average. norms: average, then normalise.")
     ] = "profiles"
-    keep: Annotated[str, typer.Option(help="Profiles to store: prompts (one per prompt) or mean.")] = "prompts"
     precision_prompts: options.PrecisionPrompts = 1
     checkpointing: options.Checkpointing = False
 
@@ -72,7 +71,6 @@ def measure(
         layers=measured.depth_profiles,
         precision_prompts=measured.precision_prompts,
         averaging=measured.averaging,
-        keep=measured.keep,
         engine=engine.made(),
         resume=resume,
         overwrite=flags.overwrite,

@@ -64,9 +64,7 @@ DEFAULT_MIXING = (
 """A caveat."""
 Kinds = Annotated[
     str,
-    typer.Option(
-        help="Comma-separated: jacobian, probability, logprob, logit, fisher, integrated_gradients, perturbation."
-    ),
+    typer.Option(help="Comma-separated: jacobian, probability, logprob, logit, integrated_gradients, perturbation."),
 ]
 PrecisionPrompts = Annotated[
     int, typer.Option(help="If the model is less precise than float32, prompts to repeat in float32.", min=0)

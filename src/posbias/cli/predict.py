@@ -22,8 +22,7 @@ EXAMPLE = (
     "several on one page: `--encoding none,alibi --mixing 0.05,0.1 --depth 24 --length 4096` · "
     'a hybrid stack: `--depth 2 --mask \'["causal", "sliding_window(width=64)"]\'` · '
     "a model at initialisation: `--model config:demo --theory mean_field --length 2048` · "
-    "a trained one: `--model DIR --theory 'power_rollout(form=isotropic)' --prompts synthetic` · "
-    "what each of its ingredients costs: `--model demo --ingredients --length 128`"
+    "a trained one: `--model DIR --theory 'power_rollout(form=isotropic)' --prompts synthetic`"
 )
 UNASKED = options.PromptFlags(prompts=None, count=8)
 
@@ -105,9 +104,6 @@ def predict(
         ),
     ] = None,
     prompts: options.PromptFlags = UNASKED,
-    ingredients: Annotated[
-        bool, typer.Option("--ingredients", help="Also measure what leaving out each part of power_rollout costs.")
-    ] = False,
     loading: options.ModelFlags,
     flags: options.RunFlags,
 ) -> None:
@@ -115,12 +111,9 @@ def predict(
 
     Architectures are described by options; a model is read from its weights, and on prompts if the theory needs them.
     """
-    from posbias.decomposition.ingredients import ingredient_record
     from posbias.measurement.several import MeasurePlan
     from posbias.theory import predictions_record
 
-    if ingredients and not options.given(context, ["theory"]):
-        theory = "power_rollout"
     _refuse_unread(context, theory, of_model=model is not None)
     arguments = {**options.passed_arguments(context), "theory": theory}
     with running(context, flags, arguments=arguments) as run:
@@ -138,9 +131,6 @@ def predict(
             seed=flags.seed,
             **loading.settings(prompts.prompts),
         )
-        if ingredients:
-            run.finish(ingredient_record(model, plan, theory=theory, arguments=arguments, command=run.command))
-            return
         prediction = _of_model(model, plan, theory, prompted=prompts.prompts is not None)
         run.finish(prediction.record)
 
@@ -149,7 +139,7 @@ def _refuse_unread(context: typer.Context, theory: str, *, of_model: bool) -> No
     """Refuse options of an architecture beside a model, and options of a model without one."""
     of_prompts = options.names_of(options.PromptFlags, without=["length"])
     if not of_model:
-        names = [*of_prompts, *options.names_of(options.ModelFlags), "ingredients"]
+        names = [*of_prompts, *options.names_of(options.ModelFlags)]
         options.refuse(context, names, "is read with --model only")
         return
     from posbias.registry import split_literals

@@ -4,7 +4,6 @@ from posbias.comparison.compare import CompareOptions, ComparisonRun, compare
 from posbias.comparison.contrasts import Contrast, summarise
 from posbias.comparison.distance_intervals import (
     UNITS_FOR_CLAIM,
-    Comparison,
     PromptComparison,
     Sample,
     SplitHalf,
@@ -28,7 +27,6 @@ __all__ = [
     "STATISTICS",
     "UNITS_FOR_CLAIM",
     "CompareOptions",
-    "Comparison",
     "ComparisonRun",
     "Contrast",
     "Depth",

@@ -66,11 +66,20 @@ class ComparisonRun(ProfileRun):
         comparisons = self.subject.comparisons
         return next((block for block in comparisons if block.theory == block.kind), comparisons[0])
 
-    def __getattr__(self, name: str) -> Any:
-        """The pair's distances: `wasserstein` and every other metric, `values` of all, and the `flat` line's."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.pair.comparison, name)
+    @property
+    def wasserstein(self) -> float:
+        """The pair's W1."""
+        return self.metrics["wasserstein"]
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The pair's distances by name: W1 and every other metric."""
+        return self.pair.metrics
+
+    @property
+    def flat(self) -> Mapping[str, float]:
+        """The same of the flat line."""
+        return self.pair.flat
 
     @property
     def intervals(self) -> PromptComparison | None:
@@ -96,7 +105,7 @@ class ComparisonRun(ProfileRun):
         pair, intervals = self.pair, self.intervals
         names = self._names[THEORIES + pair.theory], self._names[MEASURED + pair.kind]
         first, second = names
-        distance, flat = (f"{metrics.wasserstein:.3f}" for metrics in (pair.comparison, pair.comparison.flat))
+        distance, flat = (f"{metrics['wasserstein']:.3f}" for metrics in (pair.metrics, pair.flat))
         facts = {}
         if intervals is not None:
             distance, flat = str(intervals.distance), str(intervals.flat)
@@ -108,7 +117,7 @@ class ComparisonRun(ProfileRun):
         facts = {f"W1 of {first} to {second}": distance, f"W1 of the flat line to {second}": flat, **facts}
         for block in self.subject.comparisons:
             others = f"W1 of {self._names[THEORIES + block.theory]} to {self._names[MEASURED + block.kind]}"
-            facts.setdefault(others, str(block.prompts.distance if block.prompts else block.comparison.wasserstein))
+            facts.setdefault(others, str(block.prompts.distance if block.prompts else block.metrics["wasserstein"]))
         series = tuple(replace(profile.series(name), drawn=name in names) for name, profile in self.profiles.items())
         return Shown(f"{first} beside {second}: W1 {distance}, of the flat line {flat}", series, facts=facts)
 

@@ -3,6 +3,7 @@
 Smooth statistics have intervals from the jackknife; the place of a minimum jumps, and is resampled.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,16 @@ from jaxtyping import Float64
 
 from posbias.comparison.distance_intervals import BesideFlat, Sample, gaps_between
 from posbias.comparison.metrics import RESAMPLED, SIGNED, STATISTICS
-from posbias.statistics import DRAWS, Interval, blocks, draw_weights, jackknife, leave_one_out, percentile_interval
+from posbias.statistics import (
+    DRAWS,
+    Interval,
+    StoredInterval,
+    blocks,
+    draw_weights,
+    jackknife,
+    leave_one_out,
+    percentile_interval,
+)
 
 Values = Float64[np.ndarray, "rows"]
 
@@ -30,7 +40,7 @@ def summarise(sample: Sample, *, generator: np.random.Generator, draws: int = DR
 class Contrast(BesideFlat):
     """A second measurement of the same kind beside the first: the model at initialisation and as trained."""
 
-    statistics: dict[str, Interval]
+    statistics: Mapping[str, StoredInterval]
     """First minus second, per registered statistic; the two samples are independent."""
 
 

@@ -6,19 +6,20 @@ resampled (`posbias.statistics`). A distance cannot be negative and noise only a
 difference to the flat line when that works against the theory, never for it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64
 
-from posbias.comparison.metrics import METRICS, finite, wasserstein
+from posbias.comparison.metrics import METRICS, wasserstein
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.statistics import (
     CONFIDENCE,
     DRAWS,
     Interval,
+    StoredInterval,
+    StoredNumber,
     blocks,
     draw_weights,
     halves,
@@ -91,21 +92,21 @@ class SplitHalf:
     The average of all units is closer to the truth than this, by about a factor of two.
     """
 
-    mean: float
-    low: float
+    mean: StoredNumber
+    low: StoredNumber
     """2.5 % quantile over random halvings (NaN with a single unit, as the other two)."""
-    high: float
+    high: StoredNumber
 
 
 @dataclass(frozen=True)
 class BesideFlat:
     """How far something and the flat line are from a measurement, with intervals over its independent units."""
 
-    distance: Interval
+    distance: StoredInterval
     """W1 to the average over units."""
-    flat: Interval
+    flat: StoredInterval
     """W1 of the flat line to the same."""
-    difference: Interval
+    difference: StoredInterval
     """`distance` minus `flat` on the same units: below zero, it is closer than the flat line."""
     n_units: int
     """Independent units; of two samples those of the smaller."""
@@ -121,9 +122,9 @@ class PromptComparison(BesideFlat):
     """A theory beside a measurement."""
 
     noise: SplitHalf
-    per_prompt: Interval
+    per_prompt: StoredInterval
     """Median over units of the W1 to the single unit (of the unit's own prediction, if there is one)."""
-    per_prompt_flat: Interval
+    per_prompt_flat: StoredInterval
 
 
 def compare_with_prompts(
@@ -230,41 +231,18 @@ def _medians(
     return first, second
 
 
-@dataclass(frozen=True, eq=False)
-class Distances:
-    """Every registered metric of one pair of profiles; each is also an attribute (`distances.wasserstein`)."""
+def distances(predicted: Profile, measured: Profile) -> tuple[dict[str, float], dict[str, float]]:
+    """Every registered distance of a prediction to a measurement by its name, and those of the flat line.
 
-    values: Mapping[str, float]
-    """Metric name to value; NaN if undefined, infinite if a profile has zeros that the other has not."""
-
-    def __getattr__(self, name: str) -> float:
-        values: Mapping[str, float] = self.__dict__.get("values", {})
-        if name not in values:
-            raise AttributeError(f"no metric {name!r}; known: {', '.join(values)}")
-        return values[name]
-
-    def as_record(self) -> dict[str, float | None]:
-        """Plain numbers for a record; None if undefined or infinite."""
-        return {name: finite(value) for name, value in self.values.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison(Distances):
-    """The distances of a prediction to a measurement, or of one measurement to another."""
-
-    flat: Distances
-    """Distances of the flat line to the same measurement."""
-
-
-def distances(predicted: Profile, measured: Profile) -> Comparison:
-    """Every registered distance of a prediction to a measurement, beside the flat line's."""
+    NaN if undefined, infinite if a profile has zeros that the other has not.
+    """
     if predicted.n_positions != measured.n_positions:
         raise UsageError(
             f"cannot compare a profile of {predicted.n_positions} positions with one of {measured.n_positions};"
             " both need the same length"
         )
-    values, flat = (
+    of_prediction, of_flat = (
         {name: float(METRICS[name](profile.influence, measured.influence)) for name in METRICS}
         for profile in (predicted, Profile.uniform(measured.n_positions))
     )
-    return Comparison(values, Distances(flat))
+    return of_prediction, of_flat

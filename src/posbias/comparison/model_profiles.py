@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from posbias.comparison.contrasts import Contrast, contrast, summarise
-from posbias.comparison.distance_intervals import Comparison, PromptComparison, Sample, compare_with_prompts, distances
+from posbias.comparison.distance_intervals import PromptComparison, Sample, compare_with_prompts, distances
 from posbias.profiles import Profile
-from posbias.statistics import Interval
+from posbias.statistics import Interval, StoredNumber
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +78,12 @@ class Depth:
     low: Float64[np.ndarray, "n_layers n_positions"] | None = None
     high: Float64[np.ndarray, "n_layers n_positions"] | None = None
 
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """One per layer."""
+        ends = ([None] * len(self.layers) if rows is None else rows for rows in (self.low, self.high))
+        return tuple(Profile(*rows) for rows in zip(self.influence, *ends, strict=True))
+
 
 @dataclass(frozen=True, eq=False)
 class KindComparison:
@@ -85,7 +91,10 @@ class KindComparison:
 
     kind: str
     theory: str
-    comparison: Comparison
+    metrics: Mapping[str, StoredNumber]
+    """Every registered distance of the theory to the measurement; NaN if undefined."""
+    flat: Mapping[str, StoredNumber]
+    """Those of the flat line."""
     prompts: PromptComparison | None
     """Intervals and noise; None if the measurement has no single units."""
 
@@ -130,8 +139,7 @@ def compare_subject(subject: Subject, *, generator: np.random.Generator) -> Subj
                 paired = theory.profile if theory.per_prompt is None else theory.per_prompt
                 predicted = paired if theory.sample is None else theory.sample
                 prompts = compare_with_prompts(predicted, sample, generator=np.random.default_rng(seed))
-            comparison = distances(theory.profile, measured.profile)
-            comparisons.append(KindComparison(kind, name, comparison, prompts))
+            comparisons.append(KindComparison(kind, name, *distances(theory.profile, measured.profile), prompts))
     return replace(subject, summaries=summaries, comparisons=tuple(comparisons))
 
 

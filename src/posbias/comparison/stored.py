@@ -14,13 +14,12 @@ exist):
 Scalars: `subjects`: {SUBJECT: {measured: [KIND], theories: [NAME], mixing: [DEFINITION], summaries: {KIND: {STATISTIC:
 interval}}, comparisons: [{kind, theory, metrics, flat, prompts}]}}, `contrasts`: {KIND: {...}}, `left_out`: [sentence],
 `precision`: {KIND: {LOSS: [one per checked prompt]}}, `details`: {KIND: {NAME: [one per prompt]}}, `found`: {NAME:
-interval}, what a theory finds beside its profile, `ingredients`: {KIND: {count, flat, left_out: {NAME: {distance,
-cost}}}}. An interval is {value, low, high}, None if infinite or undefined. `resolved` may hold `title`, `command` and
-the tables `model`, `prompts`, and `curves`: {GROUP/NAME: settings}, what each curve of several was computed for, by
-which they are named. Records without `subjects` are read too: `profile/influence` (predict), `measured/...`.
+interval}, what a theory finds beside its profile. An interval is {value, low, high}, None if infinite or undefined.
+`resolved` may hold `title`, `command` and the tables `model`, `prompts`, and `curves`: {GROUP/NAME: settings}, what
+each curve of several was computed for, by which they are named. Records without `subjects` are read too:
+`profile/influence` (predict), `measured/...`.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -29,15 +28,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from posbias.comparison.contrasts import Contrast
-from posbias.comparison.distance_intervals import Comparison, Distances, PromptComparison, SplitHalf
-from posbias.comparison.metrics import finite
 from posbias.comparison.model_profiles import Depth, KindComparison, MeasuredKind, Mixing, Subject, TheoryProfile
 from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import INFLUENCE, Shown
 from posbias.errors import UsageError
 from posbias.profiles import Profile
 from posbias.runs.records import MEASURED_PART, REPORT_FILE, Record
-from posbias.runs.results import RESULTS, Result
+from posbias.runs.results import RESULTS, Result, as_stored, from_stored
 from posbias.statistics import Interval
 
 DEPTH_KIND = "jacobian"
@@ -45,27 +42,6 @@ DEPTH_KIND = "jacobian"
 THEORIES, MEASURED = "theories/", "measured/"
 """What the names of a run's curves begin with: predictions, and what they are compared to."""
 Entry = TypeVar("Entry", MeasuredKind, TheoryProfile, Mixing, Depth, Profile)
-
-
-@dataclass(frozen=True)
-class IngredientCost:
-    """A prediction with one ingredient left out, beside the measurement."""
-
-    distance: Interval
-    """W1 to the measurement."""
-    cost: Interval | None
-    """How much farther that is than with nothing left out; None for the whole theory."""
-
-
-@dataclass(frozen=True, eq=False)
-class IngredientCosts:
-    """The cost of leaving out each ingredient of a theory, beside one measured kind."""
-
-    count: int
-    """Prompts."""
-    flat: Interval
-    """W1 of the flat line to the measurement."""
-    left_out: Mapping[str, IngredientCost]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,8 +64,6 @@ class ProfileRun(Result):
     """Further numbers by kind and name, one for each prompt."""
     found: Mapping[str, Interval] = field(default_factory=dict)
     """Numbers that a theory gives beside its profile."""
-    ingredients: Mapping[str, IngredientCosts] = field(default_factory=dict)
-    """Costs by measured kind, if a theory was predicted without each of its ingredients."""
 
     @classmethod
     def from_record(cls, record: Record) -> "ProfileRun":
@@ -105,15 +79,12 @@ class ProfileRun(Result):
             record,
             record.title,
             subjects,
-            contrasts={
-                kind: Contrast(**_fields_of(Contrast, stored)) for kind, stored in scalars.get("contrasts", {}).items()
-            },
+            contrasts={kind: from_stored(Contrast, entry) for kind, entry in scalars.get("contrasts", {}).items()},
             curves=_curves(record, subjects[0]),
             left_out=tuple(map(str, scalars.get("left_out", ()))),
             precision=scalars.get("precision", {}),
             details=scalars.get("details", {}),
-            found=_read(scalars.get("found", {})),
-            ingredients={kind: _ingredient_costs(stored) for kind, stored in scalars.get("ingredients", {}).items()},
+            found=_intervals(scalars.get("found", {})),
         )
 
     @property
@@ -182,7 +153,7 @@ def store_subjects(
     record.scalars["subjects"] = {}
     for subject in subjects:
         _store_subject(record, subject)
-    record.scalars["contrasts"] = _stored(contrasts or {})
+    record.scalars["contrasts"] = as_stored(contrasts or {})
     record.scalars["left_out"] = list(left_out)
     return record
 
@@ -238,60 +209,13 @@ def _store_subject(record: Record, subject: Subject) -> None:
             record.arrays |= {f"{stem}/{part}": array for part, array in parts.items() if isinstance(array, np.ndarray)}
     record.scalars["subjects"][subject.name] = {
         **{group: list(groups[group]) for group in ("measured", "theories", "mixing")},
-        "summaries": _stored(subject.summaries),
-        "comparisons": [
-            {
-                "kind": block.kind,
-                "theory": block.theory,
-                "metrics": block.comparison.as_record(),
-                "flat": block.comparison.flat.as_record(),
-                "prompts": None if block.prompts is None else _stored(block.prompts),
-            }
-            for block in subject.comparisons
-        ],
+        "summaries": as_stored(subject.summaries),
+        "comparisons": as_stored(subject.comparisons),
     }
 
 
-def _stored(value: Any) -> Any:
-    """Intervals, and dataclasses and mappings of them, as plain values; what they decide beside the numbers."""
-    if isinstance(value, Interval):
-        return value.as_record()
-    if isinstance(value, Mapping):
-        return {name: _stored(entry) for name, entry in value.items()}
-    if isinstance(value, PromptComparison | Contrast):
-        return {**_stored(vars(value)), "decides": value.decides}
-    if isinstance(value, SplitHalf):
-        return _stored(vars(value))
-    return finite(value) if isinstance(value, float) else value
-
-
-def _read(stored: Any) -> Any:
-    """The inverse: intervals, mappings of them, and numbers."""
-    if not isinstance(stored, Mapping):
-        return stored
-    return Interval.of_record(stored) if "value" in stored else {name: _read(entry) for name, entry in stored.items()}
-
-
-def _ingredient_costs(stored: Mapping[str, Any]) -> IngredientCosts:
-    left_out = {name: IngredientCost(**_fields_of(IngredientCost, row)) for name, row in stored["left_out"].items()}
-    return IngredientCosts(stored["count"], Interval.of_record(stored["flat"]), left_out)
-
-
-def _fields_of(sort: type, stored: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: _read(stored[field.name]) for field in fields(sort)}
-
-
-def _numbers(stored: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: math.nan if value is None else float(value) for name, value in stored.items()}
-
-
-def _comparison(stored: Mapping[str, Any]) -> KindComparison:
-    prompts = None
-    if stored["prompts"] is not None:
-        noise = SplitHalf(**_numbers(stored["prompts"]["noise"]))
-        prompts = PromptComparison(**{**_fields_of(PromptComparison, stored["prompts"]), "noise": noise})
-    comparison = Comparison(_numbers(stored["metrics"]), Distances(_numbers(stored["flat"])))
-    return KindComparison(stored["kind"], stored["theory"], comparison, prompts)
+def _intervals(stored: Mapping[str, Any]) -> dict[str, Interval]:
+    return {name: Interval.of_record(entry) for name, entry in stored.items()}
 
 
 def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
@@ -305,8 +229,8 @@ def _subject(record: Record, name: str, scalars: Mapping[str, Any]) -> Subject:
         theories=entries("theories", TheoryProfile),
         mixing=entries("mixing", Mixing),
         depth=_entry(record, depth, Depth) if f"{depth}/layers" in record.arrays else None,
-        summaries=_read(scalars["summaries"]),
-        comparisons=tuple(_comparison(block) for block in scalars["comparisons"]),
+        summaries={kind: _intervals(entries) for kind, entries in scalars["summaries"].items()},
+        comparisons=tuple(from_stored(KindComparison, block) for block in scalars["comparisons"]),
     )
 
 

@@ -42,7 +42,7 @@ from posbias.progress import track
 from posbias.prompts.prompts import Prompts
 from posbias.runs.parts import PartStore, clear_parts, fingerprint, finished_run, made_by
 from posbias.runs.records import Record, plain
-from posbias.runs.results import RESULTS, Result, from_stored
+from posbias.runs.results import RESULTS, Result, as_stored, from_stored
 from posbias.runs.running import run_directory
 from posbias.statistics import Interval, jackknife, leave_one_out, mean_of
 
@@ -94,10 +94,6 @@ class Shift:
     gap: Interval | None
     """A theory's shift less the measured one, prompt by prompt; None for the measurement, or if there is none."""
 
-    def as_record(self) -> dict[str, Any]:
-        """Plain values."""
-        return {name: part.as_record() if isinstance(part, Interval) else part for name, part in vars(self).items()}
-
 
 @dataclass(frozen=True)
 class Score:
@@ -119,11 +115,6 @@ class Score:
     def decides(self) -> int:
         """-1: closer than "nothing changes"; 1: farther; 0: the data do not decide."""
         return decided(self.difference, self.n_units)
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values."""
-        numbers = {name: getattr(self, name).as_record() for name in ("error", "no_shift", "difference")}
-        return {**vars(self), **numbers, "interventions": list(self.interventions), "decides": self.decides}
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,12 +240,12 @@ def store_decomposition(decomposition: Decomposition) -> Decomposition:
                 "name": item.name,
                 "ingredient": item.ingredient,
                 "reasons": dict(item.reasons),
-                "divergence": None if (mean := item.mean_divergence) is None else mean.as_record(),
+                "divergence": as_stored(item.mean_divergence),
             }
             for item in decomposition.counterfactuals
         ],
-        "shifts": [shift.as_record() for shift in decomposition.shifts],
-        "scores": [score.as_record() for score in decomposition.scores],
+        "shifts": as_stored(decomposition.shifts),
+        "scores": as_stored(decomposition.scores),
     }
     return decomposition
 

@@ -27,7 +27,7 @@ from posbias.evaluation.options import EvaluateOptions
 from posbias.evaluation.spans import SampleSpans, encoded_prompt, spans_of
 from posbias.measurement.kinds import Kind, resolve_kinds
 from posbias.measurement.outputs import PassOptions, Target
-from posbias.measurement.prompt import LEFT_OUT, measure_prompt
+from posbias.measurement.prompt import measure_prompt
 from posbias.measurement.room import check_passes
 from posbias.measurement.theories import (
     ARCHITECTURE_THEORIES,
@@ -37,7 +37,7 @@ from posbias.measurement.theories import (
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.progress import track
-from posbias.runs.parts import PartStore, below, made_by, named_texts
+from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.runs.records import plain
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
 
@@ -102,38 +102,39 @@ class Weighing:
             token_ids, answer = encoded_prompt(sample.examples[gold], self.model.tokenizer)
             digest = hashlib.sha256(token_ids.astype("<i8").tobytes()).hexdigest()[:16]
             compute = partial(self._measure, token_ids, answer, row * len(self.evaluation.positions) + column)
-            piece = self.store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute)
-            reasons += below(piece, LEFT_OUT)
-            profiles = {name: values for name, values in piece.items() if not name.startswith(LEFT_OUT)}
+            piece = unpacked(self.store.get(f"influence-{row:05d}-{gold:05d}-{digest}", compute))
+            reasons += piece["left_out"]
             spans = sample.spans(gold)
             pieces.append(
-                {name: np.array([rows[begin:end].sum() for begin, end in spans]) for name, rows in profiles.items()}
+                {
+                    name: np.array([rows[begin:end].sum() for begin, end in spans])
+                    for name, rows in piece["profiles"].items()
+                }
             )
         shared = [name for name in pieces[0] if all(name in piece for piece in pieces)]
         return {name: np.stack([piece[name] for piece in pieces]) for name in shared}, reasons
 
     def _measure(self, token_ids: Int64[np.ndarray, "_"], answer: int, index: int) -> dict[str, np.ndarray]:
-        """Profiles of one prompt, each summing to 1, by name."""
+        """Profiles of one prompt, each summing to 1, by name, and what was left out, packed."""
         arrays: dict[str, np.ndarray] = {}
         mixing = None
-        with prompt_theories(self.model, token_ids, initialisation=None) as read_prompt:
-            for takes_targets, output in ((True, str(Target(tokens=[answer]))), (False, "last")):
-                kinds = [kind for kind in self.plan.resolved if kind.takes_targets is takes_targets]
-                if not kinds:
-                    continue
-                key = (self.plan.evaluation.seed, index)
-                passes = PassOptions(output=output, precision_prompts=0)
-                measured = measure_prompt(self.model, token_ids, kinds=kinds, key=key, options=passes)
-                for kind, norms in measured.norms.items():
-                    arrays[f"{MEASURED}/{kind}"] = Profile.normalised(norms).influence
-                mixing = measured.mixing
+        for takes_targets, output in ((True, str(Target(tokens=[answer]))), (False, "last")):
+            kinds = [kind for kind in self.plan.resolved if kind.takes_targets is takes_targets]
+            if not kinds:
+                continue
+            key = (self.plan.evaluation.seed, index)
+            passes = PassOptions(output=output, precision_prompts=0)
+            measured = measure_prompt(self.model, token_ids, kinds=kinds, key=key, options=passes)
+            for kind, norms in measured.norms.items():
+                arrays[f"{MEASURED}/{kind}"] = Profile.normalised(norms).influence
+            mixing = measured.mixing.get("token_mean")
         theories, left_out = architecture_theories(self.model, len(token_ids), mixing)
         arrays |= {name: entry.profile.influence for name, entry in theories.items()}
         if self.plan.prompt_theories:
-            read, refused = read_prompt(mixing)
+            read, refused = prompt_theories(self.model, token_ids, mixing)
             arrays |= {name: values / values.sum() for name, values in read.items()}
             left_out = [*left_out, *refused]
-        return {**arrays, **named_texts(LEFT_OUT, left_out)}
+        return packed({"profiles": arrays, "left_out": left_out})
 
 
 def elsewhere(matrix: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n"]:

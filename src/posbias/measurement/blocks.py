@@ -3,11 +3,10 @@
 Checkpointing here needs no training mode (which would switch dropout on) and no family description: the blocks are
 the entries of the network's largest `nn.ModuleList`. Each keeps only its input and is run again when a gradient
 passes through it. Memory falls from all layers' activations to one layer's plus one stream per layer; time rises by
-one forward per backward pass. A half precision model may run to a finite output and overflow only in its gradients, so
-both ways are watched.
+one forward per backward pass.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +19,9 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from posbias.errors import UsageError
 from posbias.models.model import Model
 from posbias.models.weights import dispatched
+
+WIDER = "; in a wider type it may be: --dtype float32 or float64"
+"""What to do about gradients that overflow: a half precision model may run to a finite output all the same."""
 
 
 def named_blocks(network: nn.Module) -> dict[str, nn.Module]:
@@ -62,64 +64,21 @@ def first_in_forward(model: Model, embeddings: Float[Tensor, "batch position fea
     """The first block whose output holds NaN or infinity, by one more forward pass, as the end of a sentence."""
     if not bool(embeddings.isfinite().all()):
         return ", already in the embeddings"
-    broken: list[str] = []
-
-    def look(name: str, stream: Tensor) -> None:
-        if not bool(stream.isfinite().all()):
-            broken.append(name)
-
-    with _at_block_outputs(model.network, look), torch.no_grad():
+    with block_outputs(model.network) as streams, torch.no_grad():
         model.last(embeddings.detach())
-    return f", first in {broken[0]}" if broken else ""
-
-
-@contextmanager
-def first_in_backward(network: nn.Module) -> Iterator[Callable[[], str]]:
-    """Watch the gradients of a forward and backward pass within the context.
-
-    Yields a function that afterwards names the block in which the gradient, coming from the output, first holds NaN or
-    infinity, as the end of a sentence.
-    """
-    names = list(named_blocks(network))
-    broken: set[str] = set()
-
-    def look(name: str, stream: Tensor) -> None:
-        def check(gradient: Tensor) -> None:
-            if not bool(gradient.isfinite().all()):
-                broken.add(name)
-
-        if stream.requires_grad:
-            stream.register_hook(check)  # type: ignore[no-untyped-call]
-
-    def answer() -> str:
-        if not names:
-            return ""
-        # The block after the last broken one had a finite gradient at its output and gave a broken one to its input.
-        last = max((index for index, name in enumerate(names) if name in broken), default=-1)
-        if last == len(names) - 1:
-            return f", first after {names[-1]}, between the output and the blocks"
-        return f", first in {names[last + 1]} on the way back"
-
-    with _at_block_outputs(network, look):
-        yield answer
+    finite = [bool(stream.isfinite().all()) for stream in streams]
+    return "" if all(finite) else f", first in {list(named_blocks(model.network))[finite.index(False)]}"
 
 
 @contextmanager
 def block_outputs(network: nn.Module) -> Iterator[list[Tensor]]:
     """Within the context, collect the stream after every block, differentiable, in the order of the blocks."""
     streams: list[Tensor] = []
-    with _at_block_outputs(network, lambda _name, stream: streams.append(stream)):
-        yield streams
 
-
-@contextmanager
-def _at_block_outputs(network: nn.Module, look: Callable[[str, Tensor], None]) -> Iterator[None]:
-    def hook(name: str, _module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
-        stream = output[0] if isinstance(output, tuple) else output
-        if isinstance(stream, Tensor):
-            look(name, stream)
+    def hook(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+        streams.append(output[0] if isinstance(output, tuple) else output)
 
     with ExitStack() as hooks:
-        for name, block in named_blocks(network).items():
-            hooks.callback(block.register_forward_hook(partial(hook, name)).remove)
-        yield
+        for block in named_blocks(network).values():
+            hooks.callback(block.register_forward_hook(hook).remove)
+        yield streams

@@ -20,7 +20,7 @@ from torch import Tensor
 from posbias.checks import check_choice, check_size
 from posbias.errors import RunError, UsageError
 from posbias.limits import REPEATS
-from posbias.measurement.blocks import first_in_backward, first_in_forward
+from posbias.measurement.blocks import WIDER, first_in_forward
 from posbias.measurement.kinds import KINDS, Experiment, scored_tokens
 from posbias.measurement.outputs import Influence, Question, Reading
 from posbias.models.devices import in_float64
@@ -198,8 +198,7 @@ class IntegratedGradients(Experiment):
         path = self._integrate(question, start, tokens, (at_start, reached))
         signed = path.values[: question.reading.n_positions]
         if not np.all(np.isfinite(signed)):
-            where = self._fault(question, tokens)
-            raise RunError(f"{self.name}: the gradient on prompt {question.key[1]} is not finite{where}")
+            raise RunError(f"{self.name}: the gradient on prompt {question.key[1]} is not finite{WIDER}")
         details = {
             "path_error": path.error,
             "path_gap": path.gap,
@@ -250,11 +249,6 @@ class IntegratedGradients(Experiment):
         prompt = start[:, : question.reading.n_positions]
         prompt[:] = 0 if self.baseline == "zero" else mean_embedding(question.model).to(start)
         return start
-
-    def _fault(self, question: Question, tokens: Int64[Tensor, "one outputs"]) -> str:
-        with first_in_backward(question.model.network) as answer:
-            self._integrate(question, self._baseline(question), tokens, (0.0, 0.0))
-        return answer()
 
 
 @torch.no_grad()

@@ -23,7 +23,9 @@ from posbias.models.devices import float64_device, in_float64
 from posbias.models.model import Outputs
 from posbias.registry import Registry, split_literals
 
-KINDS: Registry["Kind"] = Registry("influence kind")
+KINDS: Registry["Kind"] = Registry(
+    "influence kind", left={"fisher": "probability, logprob and logit look at the predicted token"}
+)
 
 Site = Literal["hidden", "logits"]
 Covectors = Float64[Tensor, "prompts passes outputs features"]
@@ -181,44 +183,6 @@ class Logit(Pullback):
         tokens = scored_tokens(output, reading)
         gradient = torch.zeros(output.logits.shape, dtype=torch.float64, device=tokens.device)
         return gradient.scatter_(2, tokens[..., None], 1)[:, None]
-
-
-@KINDS.register("fisher")
-@dataclass(frozen=True)
-class Fisher(Pullback):
-    """sqrt tr(J_j' F J_j), F = diag(p) - p p' the Fisher information of the next token: how far the prediction moves.
-
-    Tokens t are drawn from the model's own distribution; E[(e_t - p)(e_t - p)'] = F, so E||d log p(t)/dx_j||^2 is
-    the trace.
-    """
-
-    probes: int = 4
-    """Tokens drawn per prompt (and output), >= 1."""
-
-    site: ClassVar[Site] = "logits"
-    takes_targets: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_size("fisher: probes", self.probes, REPEATS, numpy=True)
-
-    @property
-    def sampled(self) -> bool:
-        """Always."""
-        return True
-
-    def passes(self, width: int) -> int:
-        """`probes`."""
-        return self.probes
-
-    def covectors(self, output: Outputs, reading: Reading, generators: Sequence[torch.Generator]) -> Covectors:
-        """e_t - p for every drawn token, drawn at every output by itself."""
-        probabilities = _probabilities(output)
-        drawn = [
-            torch.multinomial(of_prompt, self.probes, replacement=True, generator=generator)
-            for of_prompt, generator in zip(probabilities.cpu(), generators, strict=True)
-        ]
-        samples = torch.stack(drawn).to(probabilities.device).unbind(dim=2)
-        return torch.stack([_surprise(probabilities, sample) for sample in samples], dim=1)
 
 
 def resolve_kinds(kinds: Sequence[str | Kind] | str | Kind) -> tuple[Kind, ...]:

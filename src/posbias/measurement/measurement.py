@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from torch import nn
 
 from posbias.checks import check_choice, check_seed, check_whole, checked
-from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, TheoryProfile, compare_subject, finite
+from posbias.comparison import Depth, MeasuredKind, Mixing, Subject, compare_subject
 from posbias.comparison.stored import ProfileRun, shared_settings, store_subjects
 from posbias.display.naming import Settings, names_beside
 from posbias.display.showing import Shown
@@ -33,35 +33,13 @@ from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
 from posbias.runs.parts import PartStore, fingerprint, finished_run
 from posbias.runs.records import Record
-from posbias.runs.results import RESULTS, FailedRun, Result
+from posbias.runs.results import RESULTS, FailedRun, Result, as_stored
 from posbias.runs.running import run_directory
 from posbias.statistics import estimate, mean_ends
 
 DEFAULT_KINDS = ("jacobian", "probability")
-STORED = ("profile", "per_prompt", "standard_errors")
-"""Arrays of a kind in a record."""
-RECORDED = ("averaging", "confidence", "keep", "together")
+RECORDED = ("averaging", "confidence", "together")
 """Settings that decide a record, beside those of the passes."""
-
-
-@dataclass(frozen=True, eq=False)
-class DepthProfiles:
-    """Profiles by depth: the influence on the stream after each chosen layer."""
-
-    layers: tuple[int, ...]
-    """Ascending; layer 0 is nearest the input."""
-    profiles: tuple[Profile, ...]
-    """One per layer, averaged over prompts, with intervals."""
-    per_prompt: Float64[np.ndarray, "count layers n_positions"] | None = None
-    """Raw norms of every prompt, not normalised; in memory alone."""
-    standard_errors: Float64[np.ndarray, "count layers n_positions"] | None = None
-
-    @classmethod
-    def of(cls, stored: Depth) -> "DepthProfiles":
-        """The profiles of a record."""
-        ends = [[None] * len(stored.layers) if end is None else end for end in (stored.low, stored.high)]
-        profiles = tuple(Profile(*rows) for rows in zip(stored.influence, *ends, strict=True))
-        return cls(tuple(map(int, stored.layers)), profiles)
 
 
 @RESULTS.register("measure")
@@ -70,27 +48,14 @@ class Measurement(Result):
     """A model's influence profiles and mixing, with pointwise intervals over prompts."""
 
     kinds: tuple[Kind, ...]
-    profiles: dict[str, Profile]
-    """Profiles by kind name; `.influence` sums to 1, `.low` and `.high` are the interval's ends."""
-    per_prompt: dict[str, Float64[np.ndarray, "count n_positions"]]
-    """Raw norms of every prompt, not normalised."""
-    standard_errors: dict[str, Float64[np.ndarray, "count n_positions"]]
-    """Errors of the raw norms, for kinds estimated by random covectors."""
-    mixing: Float64[np.ndarray, "layers"] | None
-    """Mean over tokens and prompts of |a| / (|x| + |a|), what the published rollout uses; None if left out."""
-    mixing_low: Float64[np.ndarray, "layers"] | None
-    mixing_high: Float64[np.ndarray, "layers"] | None
-    mixing_frobenius: Float64[np.ndarray, "layers"] | None
-    """Mean over prompts of ||a||_F / (||x||_F + ||a||_F), the published definition; None if left out."""
-    mixing_frobenius_low: Float64[np.ndarray, "layers"] | None
-    mixing_frobenius_high: Float64[np.ndarray, "layers"] | None
+    measured: Subject
+    """What was measured of the model in its state, not compared yet; the properties below read it."""
     left_out: tuple[str, ...]
     """What the model does not allow, and limits of the kinds."""
     seeds: dict[str, int]
     options: MeasureOptions
     details: dict[str, dict[str, Float64[np.ndarray, "count"]]] = field(default_factory=dict)
     """Further numbers of the kinds on every prompt: {kind: {"completeness_gap": ...}}."""
-    depth: DepthProfiles | None = None
     precision: dict[str, PrecisionLoss] = field(default_factory=dict)
     """Profiles of the first prompts against those of a float32 copy, by kind, for models below float32."""
     model: dict[str, Any] | None = None
@@ -101,6 +66,43 @@ class Measurement(Result):
     prompts: Prompts | None = None
     """Prompts that were read; in memory alone, like the tokenizer that shows them as text."""
     tokenizer: Any = None
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """Profiles by kind name; `.influence` sums to 1, `.low` and `.high` are the interval's ends."""
+        return {kind: entry.profile for kind, entry in self.measured.measured.items()}
+
+    @property
+    def per_prompt(self) -> dict[str, Float64[np.ndarray, "count n_positions"]]:
+        """Raw norms of every prompt by kind name, not normalised."""
+        rows = {kind: entry.per_prompt for kind, entry in self.measured.measured.items()}
+        return {kind: norms for kind, norms in rows.items() if norms is not None}
+
+    @property
+    def standard_errors(self) -> dict[str, Float64[np.ndarray, "count n_positions"]]:
+        """Errors of the raw norms, for kinds estimated by random covectors."""
+        rows = {kind: entry.standard_errors for kind, entry in self.measured.measured.items()}
+        return {kind: errors for kind, errors in rows.items() if errors is not None}
+
+    @property
+    def mixing(self) -> Float64[np.ndarray, "layers"] | None:
+        """Mean over tokens and prompts of |a| / (|x| + |a|), what the published rollout uses; None if left out.
+
+        With its interval in `mixings["token_mean"]`, beside the published definition, ||a||_F / (||x||_F + ||a||_F) by
+        prompt, in `mixings["frobenius"]`.
+        """
+        found = self.mixings.get("token_mean")
+        return None if found is None else found.value
+
+    @property
+    def mixings(self) -> Mapping[str, Mixing]:
+        """Both mixings of every layer; none for a model without a family description."""
+        return self.measured.mixing
+
+    @property
+    def depth(self) -> Depth | None:
+        """Profiles by depth: the influence on the stream after each chosen layer."""
+        return self.measured.depth
 
     def shown(self) -> Shown:
         """The profile of every kind."""
@@ -150,7 +152,7 @@ class Measurement(Result):
 
     @cached_property
     def record(self) -> Record:  # type: ignore[override]  # made when it is asked for
-        """The measurement with model, prompts, intervals and, unless only means are kept, every prompt's own values."""
+        """The measurement with model, prompts, intervals and every prompt's own values."""
         described = self.model or {}
         record = Record(
             verb="measure",
@@ -165,90 +167,27 @@ class Measurement(Result):
             seeds=dict(self.seeds),
         )
         generator = np.random.default_rng(self.seeds.get("measure", 0))
-        subject = compare_subject(self.subject(), generator=generator)
-        if self.options.keep == "mean":
-            averages = {kind: MeasuredKind(entry.profile) for kind, entry in subject.measured.items()}
-            subject = replace(subject, measured=averages)
-        record.scalars["details"] = {
-            kind: {name: values.tolist() for name, values in of_kind.items()} for kind, of_kind in self.details.items()
-        }
-        record.scalars["precision"] = {
-            kind: {name: [finite(value) for value in values] for name, values in vars(loss).items()}
-            for kind, loss in self.precision.items()
-        }
+        subject = compare_subject(self.measured, generator=generator)
+        record.scalars |= {"details": as_stored(self.details), "precision": as_stored(self.precision)}
         return store_subjects(record, [subject], left_out=self.left_out)
-
-    def subject(self, name: str | None = None, theories: Mapping[str, TheoryProfile] | None = None) -> Subject:
-        """Measurements of one state of a model, with the theories set beside it; not compared yet.
-
-        Args:
-            name: By default the state that the model was in, "trained" or "initialised".
-            theories: By name.
-        """
-        # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
-        by_norm = self.options.averaging == "norms"
-        mixing, depth = {}, None
-        if self.mixing is not None and self.mixing_frobenius is not None:
-            mixing = {
-                "token_mean": Mixing(self.mixing, self.mixing_low, self.mixing_high),
-                "frobenius": Mixing(self.mixing_frobenius, self.mixing_frobenius_low, self.mixing_frobenius_high),
-            }
-        if self.depth is not None:
-            profiles = self.depth.profiles
-            depth = Depth(np.array(self.depth.layers), np.stack([profile.influence for profile in profiles]))
-            if self.count > 1:  # a single prompt gives no intervals
-                low, high = ([getattr(profile, end) for profile in profiles] for end in ("low", "high"))
-                depth = replace(depth, low=np.stack(low), high=np.stack(high))
-        return Subject(
-            name=name or ("trained" if (self.model or {}).get("init_seed") is None else "initialised"),
-            measured={
-                kind: MeasuredKind(
-                    profile,
-                    norms := self.per_prompt.get(kind),
-                    norms.sum(axis=1) if by_norm and norms is not None else None,
-                    self.standard_errors.get(kind),
-                )
-                for kind, profile in self.profiles.items()
-            },
-            theories=dict(theories or {}),
-            mixing=mixing,
-            depth=depth,
-        )
 
     @classmethod
     def from_record(cls, record: Record) -> Result:
-        """The measurement that a record holds, without prompts and what `keep` left out; or its profiles alone."""
+        """The measurement that a record holds, without prompts; or its profiles alone."""
         if record.status != "done":
             return FailedRun(record)
         run = ProfileRun.from_record(record)
         if "measurement" not in record.resolved:
             return run
-        subject, described = run.subject, record.resolved["measurement"]
-        arrays = {name: {kind: getattr(entry, name) for kind, entry in subject.measured.items()} for name in STORED}
-        mixing = {name: subject.mixing.get(name) for name in ("token_mean", "frobenius")}
+        described = record.resolved["measurement"]
         return cls(
             kinds=resolve_kinds(described["kinds"]),
-            profiles=arrays["profile"],
-            per_prompt={kind: rows for kind, rows in arrays["per_prompt"].items() if rows is not None},
-            standard_errors={kind: rows for kind, rows in arrays["standard_errors"].items() if rows is not None},
-            mixing=getattr(mixing["token_mean"], "value", None),
-            mixing_low=getattr(mixing["token_mean"], "low", None),
-            mixing_high=getattr(mixing["token_mean"], "high", None),
-            mixing_frobenius=getattr(mixing["frobenius"], "value", None),
-            mixing_frobenius_low=getattr(mixing["frobenius"], "low", None),
-            mixing_frobenius_high=getattr(mixing["frobenius"], "high", None),
+            measured=run.subject,
             left_out=run.left_out,
             seeds=dict(record.seeds),
             options=MeasureOptions(**described["passes"], **{name: described[name] for name in RECORDED}),
-            details={
-                kind: {name: np.array(values, dtype=np.float64) for name, values in of_kind.items()}
-                for kind, of_kind in run.details.items()
-            },
-            depth=None if subject.depth is None else DepthProfiles.of(subject.depth),
-            precision={
-                kind: PrecisionLoss(**{name: np.array(values, dtype=np.float64) for name, values in loss.items()})
-                for kind, loss in run.precision.items()
-            },
+            details={kind: _arrays(numbers) for kind, numbers in run.details.items()},
+            precision={kind: PrecisionLoss(**_arrays(numbers)) for kind, numbers in run.precision.items()},
             model=record.resolved["model"],
             python=record.command,
         ).with_record(record)
@@ -260,7 +199,7 @@ class Measurement(Result):
     @property
     def count(self) -> int:
         """Prompts measured."""
-        if not self.per_prompt:  # read back, and only means were kept
+        if not self.per_prompt:  # an older record may hold means alone
             return int(self.record.resolved["measurement"]["count"])
         return len(next(iter(self.per_prompt.values())))
 
@@ -330,20 +269,27 @@ def measure(
             measurement = replace(stored, options=options, prompts=prompts, tokenizer=model.tokenizer)
             measurement.with_record(finished)
         else:
-            check_passes(model, prompts.n_positions, checkpointing=options.checkpointing)
-            together = prompts_together(model, prompts, kinds=resolved, options=options)
-
-            def measured(together: int, *, checkpointing: bool = options.checkpointing) -> Measurement:
-                how = replace(options, together=together, checkpointing=checkpointing)
-                return _measured(model, prompts, resolved, how, settings)
-
-            measurement = halving(measured, together, at_last=partial(measured, 1, checkpointing=True))
-            spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={seed}", *options.python]
-            measurement = replace(measurement, python=model.in_call("posbias.measure", spelled))
+            measurement = _halved(model, prompts, resolved, options, settings)
             if run.directory is not None:
                 measurement.record.resolved["fingerprint"] = fingerprint(of_record)
         run.finish(measurement.record)
     return measurement
+
+
+def _halved(
+    model: Model, prompts: Prompts, kinds: tuple[Kind, ...], options: MeasureOptions, settings: Mapping[str, Any]
+) -> Measurement:
+    """A measurement in batches that are as large as the device's memory allows."""
+    check_passes(model, prompts.n_positions, checkpointing=options.checkpointing)
+    together = prompts_together(model, prompts, kinds=kinds, options=options)
+
+    def measured(together: int, *, checkpointing: bool = options.checkpointing) -> Measurement:
+        how = replace(options, together=together, checkpointing=checkpointing)
+        return _measured(model, prompts, kinds, how, settings)
+
+    measurement = halving(measured, together, at_last=partial(measured, 1, checkpointing=True))
+    spelled = [prompts.python, f"kinds={settings['kinds']}", f"seed={settings['seed']}", *options.python]
+    return replace(measurement, python=model.in_call("posbias.measure", spelled))
 
 
 def _measured(
@@ -364,9 +310,11 @@ def _measured(
         together=together,
     )
     pieces = work.collected("prompt", engine=options.engine, store=store, model=model)
-    measured = [PromptMeasurement.from_arrays(piece) for piece in pieces]
+    measured = [PromptMeasurement.of_piece(piece) for piece in pieces]
     measurement = combine(measured, kinds=kinds, seed=settings["seed"], options=options)
-    return replace(measurement, model=settings["model"], prompts=prompts, tokenizer=model.tokenizer)
+    described = settings["model"]
+    subject = replace(measurement.measured, name="trained" if described.get("init_seed") is None else "initialised")
+    return replace(measurement, measured=subject, model=described, prompts=prompts, tokenizer=model.tokenizer)
 
 
 def combine(
@@ -388,39 +336,38 @@ def combine(
     check_seed(seed)
     if not measured:
         raise UsageError("no measured prompt to combine; give at least 1")
-    per_prompt = {kind.name: _stack([prompt.norms.get(kind.name) for prompt in measured], kind) for kind in resolved}
+    subject: dict[str, MeasuredKind] = {}
     for kind in resolved:
-        for index in np.flatnonzero(per_prompt[kind.name].sum(axis=1) == 0):
+        norms = _stack([prompt.norms.get(kind.name) for prompt in measured], kind)
+        for index in np.flatnonzero(norms.sum(axis=1) == 0):
             raise RunError(f"{kind}: every position of prompt {int(index)} has zero influence, so it has no profile")
-    errors = {
-        kind.name: _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind)
-        for kind in resolved
-        if kind.sampled
-    }
-    missing = [] if measured[0].mixing is not None else ["mixing: the model's family has no description"]
-    reasons = [*missing, *(reason for prompt in measured for reason in prompt.left_out)]
+        subject[kind.name] = MeasuredKind(
+            _profile(norms, options),
+            norms,
+            # An average of raw norms weighs prompts by their totals, and so must every draw of its intervals.
+            norms.sum(axis=1) if options.averaging == "norms" else None,
+            _stack([prompt.standard_errors.get(kind.name) for prompt in measured], kind) if kind.sampled else None,
+        )
+    missing = [] if measured[0].mixing else ["mixing: the model's family has no description"]
     twice = [prompt for prompt in measured if prompt.full_precision]
-    tokens = _mean_with_interval([prompt.mixing for prompt in measured], options)
-    frobenius = _mean_with_interval([prompt.mixing_frobenius for prompt in measured], options)
     return Measurement(
         kinds=resolved,
-        profiles={name: _profile(norms, options) for name, norms in per_prompt.items()},
-        per_prompt=per_prompt,
-        standard_errors=errors,
-        mixing=tokens[0],
-        mixing_low=tokens[1],
-        mixing_high=tokens[2],
-        mixing_frobenius=frobenius[0],
-        mixing_frobenius_low=frobenius[1],
-        mixing_frobenius_high=frobenius[2],
-        left_out=tuple(dict.fromkeys(reasons)),
+        measured=Subject(
+            "trained",
+            measured=subject,
+            mixing={
+                name: _layer_means(np.stack([prompt.mixing[name] for prompt in measured]), options)
+                for name in measured[0].mixing
+            },
+            depth=_depth(measured, options),
+        ),
+        left_out=tuple(dict.fromkeys([*missing, *(reason for prompt in measured for reason in prompt.left_out)])),
         seeds={"measure": seed},
         options=options,
         details={
             kind: {name: np.array([prompt.details[kind][name] for prompt in measured]) for name in names}
             for kind, names in measured[0].details.items()
         },
-        depth=_depth(measured, options),
         precision={
             kind.name: PrecisionLoss.between(
                 np.stack([prompt.norms[kind.name] for prompt in twice]),
@@ -445,22 +392,19 @@ def _profile(norms: Float64[np.ndarray, "count n_positions"], options: MeasureOp
     return Profile(profile.influence, low, high)
 
 
-def _depth(measured: Sequence[PromptMeasurement], options: MeasureOptions) -> DepthProfiles | None:
+def _depth(measured: Sequence[PromptMeasurement], options: MeasureOptions) -> Depth | None:
     depths = [prompt.depth for prompt in measured if prompt.depth is not None]
     if len(depths) < len(measured):
         return None
-    layers = depths[0].layers
-    per_prompt = np.stack([depth.norms for depth in depths])
+    layers, per_prompt = depths[0].layers, np.stack([depth.norms for depth in depths])
     for row, layer in enumerate(layers):
         for index in np.flatnonzero(per_prompt[:, row].sum(axis=1) == 0):
             raise RunError(f"layers: layer {layer} on prompt {index} depends on no position, so it has no profile")
-    errors = [depth.standard_errors for depth in depths if depth.standard_errors is not None]
-    return DepthProfiles(
-        layers=layers,
-        profiles=tuple(_profile(per_prompt[:, row], options) for row in range(len(layers))),
-        per_prompt=per_prompt,
-        standard_errors=np.stack(errors) if errors else None,
-    )
+    profiles = [_profile(norms, options) for norms in per_prompt.swapaxes(0, 1)]
+    ends = []
+    if len(measured) > 1:  # a single prompt gives no intervals
+        ends = [np.stack([getattr(profile, end) for profile in profiles]) for end in ("low", "high")]
+    return Depth(np.array(layers), np.stack([profile.influence for profile in profiles]), *ends)
 
 
 def _stack(
@@ -474,12 +418,11 @@ def _stack(
     return np.stack(present)
 
 
-def _mean_with_interval(
-    rows: Sequence[Float64[np.ndarray, "layers"] | None], options: MeasureOptions
-) -> tuple[Float64[np.ndarray, "layers"] | None, ...]:
-    """Mean over prompts with the ends of its interval; three times None unless every prompt has a value."""
-    present = [row for row in rows if row is not None]
-    if len(present) < len(rows):
-        return None, None, None
-    units = np.stack(present)
-    return units.mean(axis=0), *mean_ends(units, confidence=options.confidence, least=0.0, most=1.0)
+def _layer_means(units: Float64[np.ndarray, "count layers"], options: MeasureOptions) -> Mixing:
+    """Mean over prompts with the ends of its interval."""
+    return Mixing(units.mean(axis=0), *mean_ends(units, confidence=options.confidence, least=0.0, most=1.0))
+
+
+def _arrays(numbers: Mapping[str, Sequence[float | None]]) -> dict[str, Float64[np.ndarray, "count"]]:
+    """Numbers of a record, NaN where it holds none."""
+    return {name: np.array(values, dtype=np.float64) for name, values in numbers.items()}

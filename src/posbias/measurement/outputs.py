@@ -99,8 +99,7 @@ class Mean(Output):
 
     The influence is that on the mean, ||1/k sum_p dh_p/dx_j||, one function with one pass per covector, and not the
     mean of the k influences: what moves two outputs in opposite directions cancels. Where the outputs react in
-    unrelated directions it is (1/k) sqrt(sum_p ||dh_p/dx_j||^2). Scores of tokens are averaged likewise. `fisher`
-    draws a token at each position by itself: it is the root of the information in all k predictions, over k.
+    unrelated directions it is (1/k) sqrt(sum_p ||dh_p/dx_j||^2). Scores of tokens are averaged likewise.
     """
 
     positions: Sequence[int] = ()

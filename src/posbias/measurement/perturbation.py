@@ -28,8 +28,7 @@ class Perturbation(Experiment):
     """KL(p || p') of the next-token distribution, token j replaced by a random other one, in nats (mean over draws).
 
     KL is of second order in a small change, so that it gathers on few positions; `root` takes the square root of the
-    mean, which is comparable with the gradient kinds (with `fisher` up to a factor). For the mean of several outputs,
-    KL is averaged over them.
+    mean, which is comparable with the gradient kinds. For the mean of several outputs, KL is averaged over them.
 
     Cost: `draws` forward passes for every measured position, each over what follows the position (half the prompt on
     average) where the network's cache of keys and values can be trusted with the unchanged beginning, which is tried

@@ -6,33 +6,28 @@ and nothing else. Beside the influence on the output and the mixing: the influen
 the same again in float32 for models below it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from posbias.errors import RunError, UsageError
-from posbias.measurement.blocks import block_outputs, checkpointed, first_in_forward, named_blocks
-from posbias.measurement.influence import (
-    Pulled,
-    embedded_together,
-    from_squares,
-    influence_of_positions,
-    pull_back,
-)
-from posbias.measurement.kinds import Jacobian, Kind, Pullback
-from posbias.measurement.outputs import ALL_LAYERS, Influence, Key, PassOptions, Question, TokenIds
-from posbias.models.branches import watch_branches
+from posbias.comparison.metrics import wasserstein
+from posbias.errors import UsageError
+from posbias.measurement.blocks import checkpointed
+from posbias.measurement.influence import chosen_layers, influence_of_positions, of_layer
+from posbias.measurement.kinds import Kind, Pullback
+from posbias.measurement.outputs import Influence, Key, PassOptions, TokenIds
+from posbias.models.branches import BranchWatch, watch_branches
 from posbias.models.devices import in_float64
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.model import BranchNorms, Model
 from posbias.models.weights import REDUCED, converted, not_convertible
 from posbias.prompts.prompts import Prompts
-from posbias.runs.parts import below, named_texts
 
 SeveralTokenIds = Int64[np.ndarray, "prompts n_positions"]
 
@@ -41,7 +36,7 @@ SeveralTokenIds = Int64[np.ndarray, "prompts n_positions"]
 class DepthInfluence:
     """Influence ||dh_l/dx_j||_F on the stream after every chosen layer, on one prompt, not normalised."""
 
-    layers: tuple[int, ...]
+    layers: Sequence[int]
     norms: Float64[np.ndarray, "layers n_positions"]
     standard_errors: Float64[np.ndarray, "layers n_positions"] | None
     """Errors of the norms, from the spread over probes; None if nothing was drawn."""
@@ -52,54 +47,6 @@ class DepthInfluence:
         errors = [influence.standard_errors for influence in influences if influence.standard_errors is not None]
         norms = np.stack([influence.norms for influence in influences])
         return cls(layers, norms, np.stack(errors) if errors else None)
-
-
-def influence_by_depth(
-    model: Model, token_ids: SeveralTokenIds, *, kind: Jacobian, keys: Sequence[Key], options: PassOptions
-) -> list[DepthInfluence]:
-    """The Jacobian's profile for the output of every chosen layer, of each of some prompts in one batch.
-
-    The probes are the same for every layer, so that differences between layers are not those of the probes.
-    """
-    layers = chosen_layers(model, options.layers)
-    output = options.read_output
-    if output.targeted:
-        raise UsageError(f"layers: a hidden state looks at no given tokens, so output {output} cannot be read by depth")
-    questions = [Question(model, output.read(model, tokens), key) for tokens, key in zip(token_ids, keys, strict=True)]
-    reading = questions[0].reading
-    inputs = embedded_together(questions, min(options.rows, kind.passes(model.width)))
-    with block_outputs(model.network) as streams:
-        questions[0].outputs(inputs)
-    width = streams[layers[0]].shape[-1]
-    vectors = [kind.vectors(width, question.generator(kind.name)) for question in questions]
-    pulled: list[Pulled] = [
-        ("hidden", torch.stack(of_prompts)[:, None].expand(-1, len(reading.positions), -1))
-        for of_prompts in zip(*vectors, strict=True)
-    ]
-    influences: list[list[Influence]] = [[] for _ in questions]
-    for layer in layers:
-        stream = streams[layer][:, list(reading.positions)]
-        squares = pull_back({"hidden": stream}, inputs, pulled, keep_graph=layer != layers[-1])
-        for place, of_prompt in enumerate(squares * reading.share**2):
-            if not np.all(np.isfinite(of_prompt)):
-                name = list(named_blocks(model.network))[layer]
-                where = first_in_forward(model, questions[place].embeddings)
-                raise RunError(f"layers: the gradient of {name} on prompt {keys[place][1]} is not finite{where}")
-            influences[place].append(from_squares(of_prompt, sampled=kind.sampled))
-    return [DepthInfluence.of_layers(layers, of_prompt) for of_prompt in influences]
-
-
-def chosen_layers(model: Model, layers: str | Sequence[int] | None) -> tuple[int, ...]:
-    """The chosen layer indices, after a check that the network has them."""
-    count = len(named_blocks(model.network))
-    if not count:
-        raise UsageError(f"layers need blocks in an nn.ModuleList; {type(model.network).__name__} has none")
-    if layers is None or layers == ALL_LAYERS:
-        return tuple(range(count))
-    chosen = tuple(int(layer) for layer in layers)
-    if max(chosen) >= count:
-        raise UsageError(f"layer {max(chosen)} is not in the network; layers are 0 to {count - 1}")
-    return chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,11 +66,10 @@ class PrecisionLoss:
     ) -> "PrecisionLoss":
         """The loss from raw norms, of which no prompt is all zero."""
         rounded, exact = (norms / norms.sum(axis=1, keepdims=True) for norms in (reduced, full))
-        steps = max(rounded.shape[1] - 1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.where(rounded == exact, 0.0, np.abs(rounded - exact) / exact)
         return cls(
-            wasserstein=np.abs(np.cumsum(rounded - exact, axis=1)[:, :-1]).sum(axis=1) / steps,
+            wasserstein=wasserstein(rounded, exact),
             median_relative=np.median(relative, axis=1),
             largest_relative=relative.max(axis=1),
         )
@@ -135,8 +81,7 @@ def norms_in_full_precision(
     """Raw norms by a float32 copy of the model with the same random draws, or the reason why no copy can be made.
 
     Neither if the model is not below float32 or the prompt is not among those to check. The copy takes 4 bytes per
-    weight while the prompt is measured, and the time of a float32 measurement. `fisher` draws tokens from the model's
-    distribution: one that rounding makes it draw differently counts as loss.
+    weight while the prompt is measured, and the time of a float32 measurement.
     """
     if model.dtype not in REDUCED or key[1] >= options.precision_prompts:
         return {}, None
@@ -145,7 +90,8 @@ def norms_in_full_precision(
         return {}, f"precision check: {reason}"
     full = converted(model, torch.float32)
     with checkpointed(full.network, enabled=options.checkpointing):
-        (influences,) = influence_of_positions(full, token_ids[None], kinds=kinds, keys=[key], options=options)
+        alone = replace(options, layers=None)
+        (influences,) = influence_of_positions(full, token_ids[None], kinds=kinds, keys=[key], options=alone)
     return {kind: influence.norms for kind, influence in influences.items()}, None
 
 
@@ -167,48 +113,22 @@ class Mixing:
 
 def mixing_of_layers(model: Model, token_ids: TokenIds, *, prompt: int) -> Mixing:
     """Both mixings of every layer on one prompt, whose index is for messages, by one forward pass without gradients."""
-    return mixing_from_norms(model.branch_norms(model.token_tensor([token_ids.tolist()])), prompt=prompt)
+    (mixing,) = mixings_together(model, token_ids[None], prompts=[prompt])
+    return mixing
 
 
-@contextmanager
-def mixing_of_first_pass(
-    model: Model, token_ids: SeveralTokenIds, *, prompts: Sequence[int]
-) -> Iterator[Callable[[], list[Mixing | None]]]:
-    """Both mixings of prompts from the first forward pass within the context, so that they cost no pass of their own.
-
-    The pass has them in one batch, equally many rows of each. One that reads more than the prompts (a target after
-    them) measures them all the same if every layer is causal; after one that reads less, or none at all, there is a
-    pass for the mixing alone. Yields a function that gives the mixings when the context is over, None without a family
-    description.
-    """
-
-    def by_own_passes() -> list[Mixing | None]:
-        return [mixing_of_layers(model, ids, prompt=prompt) for ids, prompt in zip(token_ids, prompts, strict=True)]
-
-    if not model.described:
-        yield lambda: [None for _ in prompts]
-        return
-    if not isinstance(model, HuggingFaceModel):
-        yield by_own_passes
-        return
-    family = model.family
-    with watch_branches(family.blocks(model.network), once=model.network) as watch:
-
-        def mixings() -> list[Mixing | None]:
-            length, n_positions = watch.stream[0].shape[-1] if watch.stream else 0, token_ids.shape[1]
-            masks = (family.mask(model.config, layer) for layer in range(family.depth(model.config)))
-            looks_ahead = length > n_positions and any(mask.mutual_prefix(length) > 1 for mask in masks)
-            if length < n_positions or looks_ahead:
-                return by_own_passes()
-            norms = watch.norms()
-            rows = norms.stream.shape[1] // len(prompts)
-            stream, branch = (values[:, ::rows, :n_positions].cpu() for values in (norms.stream, norms.branch))
-            return [
-                mixing_from_norms(BranchNorms(stream[:, place, None], branch[:, place, None]), prompt=prompt)
-                for place, prompt in enumerate(prompts)
-            ]
-
-        yield mixings
+def mixings_together(
+    model: Model, token_ids: SeveralTokenIds, *, prompts: Sequence[int], norms: BranchNorms | None = None
+) -> list[Mixing]:
+    """The same of several prompts, from a pass that has equally many rows of each, or else by one pass for all."""
+    if norms is None or norms.stream.shape[2] != token_ids.shape[1]:
+        norms = model.branch_norms(model.token_tensor(token_ids.tolist()))
+    rows = norms.stream.shape[1] // len(prompts)
+    streams, branches = (torch.split(values[:, ::rows], 1, dim=1) for values in (norms.stream, norms.branch))
+    return [
+        mixing_from_norms(BranchNorms(stream, branch), prompt=prompt)
+        for stream, branch, prompt in zip(streams, branches, prompts, strict=True)
+    ]
 
 
 def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
@@ -220,63 +140,29 @@ def mixing_from_norms(norms: BranchNorms, *, prompt: int) -> Mixing:
     return Mixing(share.mean(axis=1), branch / (stream + branch), share)
 
 
-LEFT_OUT = "left_out/"
-"""Stem of the texts that say what is missing, of a measurement and of the theories stored beside it."""
-BY_KIND = ("norms", "standard_errors", "full_precision")
-"""Fields that hold an array for every kind."""
-
-
 @dataclass(frozen=True, eq=False)
 class PromptMeasurement:
     """Everything measured on one prompt."""
 
     norms: dict[str, Float64[np.ndarray, "n_positions"]]
     """Influence of every position by kind name, not normalised."""
-    standard_errors: dict[str, Float64[np.ndarray, "n_positions"]]
+    standard_errors: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
     """Errors of the norms, for sampled kinds only."""
-    mixing: Float64[np.ndarray, "layers"] | None
-    """Mean over tokens of |a| / (|x| + |a|); None for a model without a family description."""
-    mixing_frobenius: Float64[np.ndarray, "layers"] | None
+    mixing: dict[str, Float64[np.ndarray, "layers"]] = field(default_factory=dict)
+    """By definition: "token_mean", the mean over tokens of |a| / (|x| + |a|), and "frobenius"; none for a model without
+    a family description."""
     details: dict[str, dict[str, float]] = field(default_factory=dict)
     depth: DepthInfluence | None = None
     full_precision: dict[str, Float64[np.ndarray, "n_positions"]] = field(default_factory=dict)
     """The norms again, by a float32 copy of the model; only for models below float32, on the first prompts."""
-    left_out: tuple[str, ...] = ()
+    left_out: Sequence[str] = ()
     """Limits of the numbers, and what the model does not allow."""
 
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Flat arrays by slash-separated name, for storage."""
-        arrays = {f"{sort}/{kind}": values for sort in BY_KIND for kind, values in getattr(self, sort).items()}
-        if self.mixing is not None and self.mixing_frobenius is not None:
-            arrays |= {"mixing": self.mixing, "mixing_frobenius": self.mixing_frobenius}
-        for kind, numbers in self.details.items():
-            arrays |= {f"details/{kind}/{name}": np.array([value]) for name, value in numbers.items()}
-        arrays |= named_texts(LEFT_OUT, self.left_out)
-        if self.depth is not None:
-            arrays |= {"depth/layers": np.array(self.depth.layers), "depth/norms": self.depth.norms}
-            if self.depth.standard_errors is not None:
-                arrays["depth/standard_errors"] = self.depth.standard_errors
-        return arrays
-
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "PromptMeasurement":
-        """The inverse of `to_arrays`."""
-        details: dict[str, dict[str, float]] = {}
-        for path, value in below(arrays, "details/").items():
-            kind, name = path.split("/")
-            details.setdefault(kind, {})[name] = float(value[0])
-        depth = None
-        if "depth/layers" in arrays:
-            layers = tuple(int(layer) for layer in arrays["depth/layers"])
-            depth = DepthInfluence(layers, arrays["depth/norms"], arrays.get("depth/standard_errors"))
-        return cls(
-            **{sort: below(arrays, f"{sort}/") for sort in BY_KIND},
-            mixing=arrays.get("mixing"),
-            mixing_frobenius=arrays.get("mixing_frobenius"),
-            details=details,
-            depth=depth,
-            left_out=tuple(below(arrays, LEFT_OUT)),
-        )
+    def of_piece(cls, piece: Mapping[str, Any]) -> "PromptMeasurement":
+        """The measurement from a piece of `posbias.runs.parts.unpacked`, which may hold more."""
+        values = {entry.name: piece[entry.name] for entry in fields(cls)}
+        return cls(**{**values, "depth": values["depth"] and DepthInfluence(**values["depth"])})
 
 
 def measure_prompt(
@@ -307,17 +193,19 @@ def measure_together(
     if len(keys) > 1 and not shares_passes(kinds):
         alone = partial(measure_prompt, model, kinds=kinds, options=options)
         return [alone(tokens, key=key) for tokens, key in zip(token_ids, keys, strict=True)]
-    depths: list[DepthInfluence | None] = [None for _ in keys]
-    with (
-        mixing_of_first_pass(model, token_ids, prompts=[prompt for _, prompt in keys]) as first_mixings,
-        checkpointed(model.network, enabled=options.checkpointing),
-    ):
+    watching: AbstractContextManager[BranchWatch | None] = nullcontext()
+    if isinstance(model, HuggingFaceModel) and model.described:  # the first pass gives the mixing, too
+        watching = watch_branches(model.family.blocks(model.network), once=model.network)
+    with watching as watch, checkpointed(model.network, enabled=options.checkpointing):
         influences = influence_of_positions(model, token_ids, kinds=kinds, keys=keys, options=options)
-        if options.layers is not None:
-            probes = next((kind for kind in kinds if isinstance(kind, Jacobian)), Jacobian())
-            depths = [*influence_by_depth(model, token_ids, kind=probes, keys=keys, options=options)]
+    layers = () if options.layers is None else chosen_layers(model, options.layers)
+    mixings: list[Mixing | None] = [None for _ in keys]
+    if model.described:
+        norms = watch.norms() if watch is not None and watch.stream else None
+        mixings = [*mixings_together(model, token_ids, prompts=[prompt for _, prompt in keys], norms=norms)]
     measured = []
-    for tokens, key, influence, mixing, depth in zip(token_ids, keys, influences, first_mixings(), depths, strict=True):
+    for tokens, key, influence, mixing in zip(token_ids, keys, influences, mixings, strict=True):
+        by_depth = [influence.pop(of_layer(layer)) for layer in layers]
         full, reason = norms_in_full_precision(model, tokens, kinds=kinds, key=key, options=options)
         reasons = [limit for result in influence.values() for limit in result.left_out]
         reasons += [] if reason is None else [reason]
@@ -326,12 +214,11 @@ def measure_together(
             PromptMeasurement(
                 norms={kind: result.norms for kind, result in influence.items()},
                 standard_errors={kind: values for kind, values in errors.items() if values is not None},
-                mixing=None if mixing is None else mixing.tokens,
-                mixing_frobenius=None if mixing is None else mixing.frobenius,
+                mixing={} if mixing is None else {"token_mean": mixing.tokens, "frobenius": mixing.frobenius},
                 details={kind: result.details for kind, result in influence.items() if result.details},
-                depth=depth,
+                depth=DepthInfluence.of_layers(layers, by_depth) if layers else None,
                 full_precision=full,
-                left_out=tuple(reasons),
+                left_out=reasons,
             )
         )
     return measured

@@ -24,7 +24,7 @@ from posbias.progress import report
 from posbias.prompts.loading import load_prompts
 from posbias.prompts.prompts import Prompts, PromptSource
 from posbias.runs.directories import held
-from posbias.runs.records import Record, finished_record, plain
+from posbias.runs.records import Record, finished_record
 from posbias.runs.running import check_unfinished, failed_record, run_directory
 
 
@@ -77,18 +77,6 @@ class MeasurePlan(Loading):
         """Source of the prompts: the same text for all models, in each one's own tokens."""
         return load_prompts(self.source, model, n_positions=self.n_positions, count=self.count, seed=self.seed)
 
-    def describe(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {
-            **{name: getattr(self, name) for name in ("count", "seed", "init_seed", "dtype", "device")},
-            **{name: getattr(self.options, name) for name in ("averaging", "keep")},
-            "prompts": plain(vars(self.source)),
-            "length": self.n_positions,
-            "kinds": [str(kind) for kind in resolve_kinds(list(self.kinds))],
-            "passes": plain(vars(self.options.passes)),
-            "threads": self.options.engine.pinned_threads,
-        }
-
 
 @checked
 def measure_source(source: str, plan: MeasurePlan, *, directory: Path | None) -> Measurement:
@@ -117,7 +105,7 @@ def measure_models(
         sources: As `load_model` takes them, each once.
         plan: What is measured of each; its engine serves all of them.
         out: Directory for all, with one per model; `options.resume` takes finished work from there.
-        arguments, command: For the records, beside the model; the arguments are those of the plan by default.
+        arguments, command: For the records, beside the model.
         page: Draws finished records into a directory, as `write_report` does: each into its own as it is done, at last
             all of them side by side into `out`. None: no pages.
 
@@ -134,7 +122,6 @@ def measure_models(
         raise UsageError("resume=True needs out: the directory of the run that is continued")
     names = directory_names(sources)
     resolve_kinds(list(plan.kinds))
-    shared = plan.describe() if arguments is None else dict(arguments)
     records: list[Record] = []
     resume, overwrite = plan.options.resume, plan.options.overwrite
     with nullcontext() if out is None else held(out) as directory:
@@ -142,7 +129,7 @@ def measure_models(
             for name in names:
                 check_unfinished(directory / name, shell=bool(command))  # of all, before hours go into the first
         for name, source in names.items():
-            passed = {"model": source, **shared}
+            passed = {"model": source, **(arguments or {})}
             own = None if directory is None else directory / name
             try:
                 with run_directory(

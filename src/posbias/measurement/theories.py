@@ -5,8 +5,9 @@ prompt's forward activations: the rollout of the model's own attention and the p
 field.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -14,12 +15,11 @@ from jaxtyping import Float64, Int64
 from posbias.architecture import Architecture
 from posbias.comparison import TheoryProfile
 from posbias.errors import UsageError
-from posbias.measurement.prompt import LEFT_OUT, PromptMeasurement
+from posbias.measurement.prompt import PromptMeasurement
 from posbias.measurement.units import Unit
 from posbias.models.model import Model
 from posbias.profiles import Profile
 from posbias.prompts.prompts import Prompts
-from posbias.runs.parts import named_texts
 from posbias.theory import predict
 from posbias.theory.mean_field import SampledHeads, mean_field, network_profiles, spec_of
 from posbias.theory.mean_field.prediction import resolve_level
@@ -27,9 +27,8 @@ from posbias.theory.power_rollout import (
     PowerRollout,
     attention_rollout_of,
     attention_rollout_prompt,
-    trace_of_first_pass,
 )
-from posbias.theory.power_rollout.rollout import PromptTrace
+from posbias.theory.power_rollout.rollout import PromptTrace, trace_model
 
 ARCHITECTURE_THEORIES = ("attention_only", "rollout", "continuous")
 """Theories of the architecture with measured mixing; `closed_form` equals `rollout` wherever both apply."""
@@ -38,34 +37,32 @@ SAMPLED_HEADS = 64
 """Heads per layer that mean field draws at every initialisation, where it has to: as networks of the model's own."""
 
 
-@contextmanager
 def prompt_theories(
-    model: Model, token_ids: Int64[np.ndarray, "n_positions"], *, initialisation: int | None
-) -> Iterator[Callable[[Float64[np.ndarray, "layers"] | None], tuple[dict[str, np.ndarray], list[str]]]]:
-    """Predictions that read the prompt, from its forward pass where that is the first one within the context.
+    model: Model,
+    token_ids: Int64[np.ndarray, "n_positions"],
+    mixing: Float64[np.ndarray, "layers"] | None,
+    *,
+    initialisation: int | None = None,
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Predictions that read the prompt, the rollouts from one forward pass.
 
     Args:
         model: In the state that is measured.
         token_ids: The prompt.
+        mixing: Measured on this prompt (mean over tokens); None without a family description.
         initialisation: Its number, which seeds mean field's sampled heads; None: trained, mean field does not apply.
 
-    Yields:
-        A function, for when the pass is over, of the mixing measured on this prompt (mean over tokens; None without a
-        family description). It gives a profile [n_positions] of each theory by name, of mean field
-        [network n_positions], of which it is the mean, with a single row where it draws no heads; and why each
-        other theory does not apply.
+    Returns:
+        A profile [n_positions] of each theory by name, of mean field [network n_positions], of which it is the mean,
+        with a single row where it draws no heads; and why each other theory does not apply.
     """
-    with trace_of_first_pass(model, token_ids) as traced:
-
-        def theories(mixing: Float64[np.ndarray, "layers"] | None) -> tuple[dict[str, np.ndarray], list[str]]:
-            found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
-            if mixing is not None:
-                found["attention_rollout"] = lambda: _attention_rollout(model, token_ids, traced, mixing)
-            if initialisation is not None:
-                found["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
-            return _applicable(found)
-
-        yield theories
+    traced = cache(partial(trace_model, model, token_ids))
+    found: dict[str, Callable[[], np.ndarray]] = {"power_rollout": lambda: PowerRollout().profile_of(traced())}
+    if mixing is not None:
+        found["attention_rollout"] = lambda: _attention_rollout(model, token_ids, traced, mixing)
+    if initialisation is not None:
+        found["mean_field"] = lambda: _mean_field(model, Prompts(token_ids[None]), initialisation)
+    return _applicable(found)
 
 
 def architecture_theories(
@@ -126,24 +123,14 @@ def _applicable(theories: dict[str, Callable[[], np.ndarray]]) -> tuple[dict[str
     return found, left_out
 
 
-THEORY = "theory/"
-NETWORKS = "networks"
-
-
-@contextmanager
 def beside_measured(
-    model: Model, token_ids: Int64[np.ndarray, "n_positions"], unit: Unit
-) -> Iterator[Callable[[PromptMeasurement], dict[str, np.ndarray]]]:
-    """The theories that read one unit's prompt; what is left out travels as the names of empty arrays."""
+    model: Model, token_ids: Int64[np.ndarray, "n_positions"], unit: Unit, measured: PromptMeasurement
+) -> dict[str, Any]:
+    """The theories that read one unit's prompt, the networks that mean field drew, and why theories were left out."""
     number = None if unit.init_seed is None else unit.prompt
-    with prompt_theories(model, token_ids, initialisation=number) as theories:
-
-        def arrays(measured: PromptMeasurement) -> dict[str, np.ndarray]:
-            found, left_out = theories(measured.mixing)
-            return {
-                **{THEORY + name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
-                **({NETWORKS: found["mean_field"]} if "mean_field" in found else {}),
-                **named_texts(LEFT_OUT, left_out),
-            }
-
-        yield arrays
+    found, left_out = prompt_theories(model, token_ids, measured.mixing.get("token_mean"), initialisation=number)
+    return {
+        "theories": {name: rows if rows.ndim == 1 else rows.mean(axis=0) for name, rows in found.items()},
+        "networks": found.get("mean_field", []),
+        "left_out": [*measured.left_out, *left_out],
+    }

@@ -5,7 +5,6 @@ together. Which ones depends on their number alone, so that workers and resumed 
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ from posbias.errors import UsageError
 from posbias.limits import AT_ONCE
 from posbias.measurement.kinds import Kind
 from posbias.measurement.outputs import PassOptions, TokenIds
-from posbias.measurement.prompt import PromptMeasurement, measure_prompt, measure_together
+from posbias.measurement.prompt import PromptMeasurement, measure_together
 from posbias.models.hugging_face import HuggingFaceModel
 from posbias.models.loading import load_same
 from posbias.models.model import Model, ModelRequest
 from posbias.models.networks import reinitialise
 from posbias.prompts.prompts import Prompts
 from posbias.runs.engines import Arrays, Engine, Local, collect
-from posbias.runs.parts import PartStore, below, made_by
+from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.statistics import CONFIDENCE
 
 UNRECORDED = ("engine", "directory", "resume", "overwrite")
@@ -42,9 +41,8 @@ class Unit:
     """Seed of the re-initialisation it is measured on; None for the model as loaded."""
 
 
-Beside = Callable[[Model, TokenIds, Unit], AbstractContextManager[Callable[[PromptMeasurement], Arrays]]]
-"""A computation alongside a unit: entered before the unit is measured, so that it may watch, and called afterwards; a
-function of a module, so that other processes find it."""
+Beside = Callable[[Model, TokenIds, Unit, PromptMeasurement], Mapping[str, Any]]
+"""What else is computed of a unit: a function of a module, so that other processes find it."""
 
 
 @dataclass(frozen=True)
@@ -69,41 +67,29 @@ class UnitWork:
         return load_same(self.request, self.network_sha256)
 
     def compute(self, prepared: Model, unit: int) -> Arrays:
-        """Everything about the units of one batch, as flat arrays below the place of each."""
+        """Everything about the units of one batch, packed."""
         batch = self.units[unit * self.together :][: self.together]
-        watched = self.beside is not None and len(batch) == 1  # its pass serves both
-        if watched or any(chosen.init_seed is not None for chosen in batch):
-            by_unit = [self._alone(prepared, chosen) for chosen in batch]
-        else:
-            prompts = [chosen.prompt for chosen in batch]
+        drawn = any(chosen.init_seed is not None for chosen in batch)
+        pieces: list[dict[str, Any]] = []
+        for units in [[chosen] for chosen in batch] if drawn else [batch]:
+            model, first = prepared, units[0]
+            if first.init_seed is not None and isinstance(prepared, HuggingFaceModel):
+                model = reinitialise(prepared, first.init_seed)
+            prompts = [chosen.prompt for chosen in units]
             keys = [(self.seed, prompt) for prompt in prompts]
-            of_batch = measure_together(
-                prepared, self.token_ids[prompts], kinds=self.kinds, keys=keys, options=self.passes
-            )
-            by_unit = [measured.to_arrays() for measured in of_batch]
-            for arrays, chosen, measured in zip(by_unit, batch, of_batch, strict=True):
-                if self.beside is not None:  # which has a pass of its own, as none was of this prompt alone
-                    with self.beside(prepared, self.token_ids[chosen.prompt], chosen) as alongside:
-                        pass
-                    arrays |= alongside(measured)
-        return {f"{place}/{name}": values for place, arrays in enumerate(by_unit) for name, values in arrays.items()}
+            found = measure_together(model, self.token_ids[prompts], kinds=self.kinds, keys=keys, options=self.passes)
+            for chosen, measured in zip(units, found, strict=True):
+                piece = dict(vars(measured))
+                if self.beside is not None:
+                    piece |= self.beside(model, self.token_ids[chosen.prompt], chosen, measured)
+                pieces.append(piece)
+        return packed(pieces)
 
-    def _alone(self, prepared: Model, unit: Unit) -> Arrays:
-        model, token_ids = prepared, self.token_ids[unit.prompt]
-        if unit.init_seed is not None and isinstance(prepared, HuggingFaceModel):
-            model = reinitialise(prepared, unit.init_seed)
-        with nullcontext() if self.beside is None else self.beside(model, token_ids, unit) as alongside:
-            key = (self.seed, unit.prompt)
-            measured = measure_prompt(model, token_ids, kinds=self.kinds, key=key, options=self.passes)
-        return measured.to_arrays() | ({} if alongside is None else alongside(measured))
-
-    def collected(self, name: str, *, engine: Engine, store: PartStore, model: Model) -> list[Arrays]:
-        """The arrays of every unit, in order; every batch is kept in the store under the name and its first unit."""
-        starts = range(0, len(self.units), self.together)
-        names = [f"{name}-{start:06d}" for start in starts]
+    def collected(self, name: str, *, engine: Engine, store: PartStore, model: Model) -> list[dict[str, Any]]:
+        """The piece of every unit, in order; every batch is kept in the store under the name and its first unit."""
+        names = [f"{name}-{start:06d}" for start in range(0, len(self.units), self.together)]
         batches = collect(self, names, engine=engine, store=store, prepared=model)
-        sizes = [min(self.together, len(self.units) - start) for start in starts]
-        return [below(batch, f"{place}/") for batch, size in zip(batches, sizes, strict=True) for place in range(size)]
+        return [piece for batch in batches for piece in unpacked(batch)]
 
 
 def settings_of_units(model: Model, prompts: Prompts, of_units: Mapping[str, Any], *, engine: Engine) -> dict[str, Any]:
@@ -121,8 +107,6 @@ class MeasureOptions(PassOptions):
     """"profiles" (normalise each prompt, then average) or "norms" (average, then normalise once)."""
     confidence: float = CONFIDENCE
     """Coverage of the intervals over prompts, in (0, 1)."""
-    keep: str = "prompts"
-    """Profiles that a record stores: every prompt's own ("prompts"), or their average with its interval ("mean")."""
     together: int | None = None
     """Prompts that are measured in one batch, >= 1; None: as many as fill an accelerator and fit into its memory, and
     one on a processor."""
@@ -139,7 +123,6 @@ class MeasureOptions(PassOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("averaging", self.averaging, ("profiles", "norms"))
-        check_choice("keep", self.keep, ("prompts", "mean"))
         if self.together is not None:
             check_size("together", self.together, AT_ONCE)
         if not 0 < self.confidence < 1:
@@ -158,5 +141,5 @@ class MeasureOptions(PassOptions):
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""
-        averaged = {name: getattr(self, name) for name in ("averaging", "confidence", "keep", "together")}
+        averaged = {name: getattr(self, name) for name in ("averaging", "confidence", "together")}
         return {**averaged, "passes": vars(self.passes), "output": self.output, "engine": self.engine.describe()}

@@ -184,19 +184,19 @@ def nearest_theory(subject: Subject, kind: str) -> str | None:
     blocks = [block for block in subject.comparisons if block.kind == kind]
     if nearest is None and not blocks:
         return None
-    return nearest[0].theory if nearest else min(blocks, key=lambda block: block.comparison.wasserstein).theory
+    return nearest[0].theory if nearest else min(blocks, key=lambda block: block.metrics["wasserstein"]).theory
 
 
 def _compared(view: ProfileRun, subject: Subject) -> tuple[str, ...]:
     """The nearest of what was compared, and how the others fare."""
-    blocks = sorted(subject.comparisons, key=lambda block: block.comparison.wasserstein)
+    blocks = sorted(subject.comparisons, key=lambda block: block.metrics["wasserstein"])
     if not blocks:
         return ("Nothing was compared.",)
     best = blocks[0]
     if best.prompts is not None:
         first = _theory(theory_name(view, best.theory), best, details=False).text
     else:
-        distance, flat = best.comparison.wasserstein, best.comparison.flat.wasserstein
+        distance, flat = best.metrics["wasserstein"], best.flat["wasserstein"]
         name = theory_name(view, best.theory)
         numbers = f"W1 {distance:.3f} to {kind_name(view, best.kind)}, a flat line {flat:.3f}"
         first = f"{name[0].upper()}{name[1:]}: {numbers}; no claim without single prompts."
@@ -270,7 +270,7 @@ def _of_measurement(view: ProfileRun, subject: Subject, kind: str, *, first: boo
     if first:
         yield from _shape(subject, kind)
     blocks = [block for block in subject.comparisons if block.kind == kind and block.prompts is not None]
-    for block in sorted(blocks, key=lambda block: block.comparison.wasserstein):
+    for block in sorted(blocks, key=lambda block: block.metrics["wasserstein"]):
         yield _theory(theory_name(view, block.theory), block)
 
 

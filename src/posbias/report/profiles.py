@@ -38,9 +38,7 @@ from posbias.report.page import REPORTS, Report, Section, check_finished
 from posbias.report.tables import (
     OF_HALVES,
     OF_ONE,
-    Table,
     detailed_tables,
-    ingredient_table,
     overview_tables,
     shown_rows,
 )
@@ -82,7 +80,7 @@ def profiles_report(*runs: Result) -> Report:
             statements=grouped_findings(view),
             caveats=caveats_of(view.record),
             figures=figures_of(view),
-            tables=[*_ingredients(view), *detailed_tables(view)],
+            tables=detailed_tables(view),
             left_out=list(view.left_out),
             record=view.record,
         )
@@ -104,9 +102,6 @@ def profiles_report(*runs: Result) -> Report:
 
 def _report_of_one(view: ProfileRun) -> Report:
     overview, details = overview_tables([view]), detailed_tables(view)
-    ingredients = _ingredients(view)
-    if ingredients:  # what was asked for comes first, and is all that a terminal shows
-        overview, details = ingredients, [*overview, *details]
     picture, figures = picture_of(view), figures_of(view)
     sections = [
         Section("What the intervals support", "said", statements=grouped_findings(view)),
@@ -181,10 +176,6 @@ def _tenths(subject: Subject, kind: str) -> tuple[tuple[float, float, str], ...]
         )
         for name, start in starts.items()
     )
-
-
-def _ingredients(view: ProfileRun) -> list[Table]:
-    return [ingredient_table(view.ingredients)] if view.ingredients else []
 
 
 def figures_of(view: ProfileRun) -> list[Figure]:

@@ -13,14 +13,13 @@ import numpy as np
 from posbias.comparison import (
     METRICS,
     STATISTICS,
-    UNITS_FOR_CLAIM,
     KindComparison,
     Sample,
     Subject,
     summarise,
 )
 from posbias.comparison.names import is_measured, kind_name, settings_table, state_of, theory_name
-from posbias.comparison.stored import IngredientCosts, ProfileRun
+from posbias.comparison.stored import ProfileRun
 from posbias.display.wording import KINDS, MIXINGS, label
 from posbias.display.wording import METRICS as METRIC_NAMES
 from posbias.display.wording import STATISTICS as STATISTIC_NAMES
@@ -160,7 +159,7 @@ def _comparisons(views: Sequence[ProfileRun]) -> list[tuple[list[str], Subject, 
         ([state, kind_name(view, block.kind), theory_name(view, block.theory)], subject, block)
         for view, state, subject in _states(views)
         for block in sorted(
-            subject.comparisons, key=lambda block: (kinds(subject, block), block.comparison.wasserstein)
+            subject.comparisons, key=lambda block: (kinds(subject, block), block.metrics["wasserstein"])
         )
     ]
 
@@ -186,17 +185,17 @@ def _theory_table(views: Sequence[ProfileRun], *, first: bool = False) -> Table:
     for names, subject, block in _comparisons(views):
         if first and block.kind != next(iter(subject.measured)):
             continue
-        distance, noise, single, verdict = number_text(block.comparison.wasserstein), MISSING, MISSING, MISSING
+        distance, noise, single, verdict = number_text(block.metrics["wasserstein"]), MISSING, MISSING, MISSING
         if block.prompts is not None:
             distance, verdict = str(block.prompts.distance), _against_flat(block, block.prompts.decides)
             noise, single = number_text(block.prompts.noise.mean), number_text(block.prompts.per_prompt.value)
-        cells.append([*names, distance, number_text(block.comparison.flat.wasserstein), noise, single, verdict])
+        cells.append([*names, distance, number_text(block.flat["wasserstein"]), noise, single, verdict])
     return Table("How near is each theory? Distances (W1) to what was measured; 0 means identical", header, cells)
 
 
 def _against_flat(block: KindComparison, decides: int) -> str:
     """Closer, farther or undecided by W1, and which other distances have the two the other way round."""
-    pairs = {name: (block.comparison.values[name], block.comparison.flat.values[name]) for name in OTHER_DISTANCES}
+    pairs = {name: (block.metrics[name], block.flat[name]) for name in OTHER_DISTANCES}
     reverse = [
         label(METRIC_NAMES, name)
         for name, (distance, flat) in pairs.items()
@@ -291,32 +290,15 @@ def _found_table(views: Sequence[ProfileRun]) -> Table:
     return Table("What does the theory find beside the profile?", ["prediction", "found", "value [95 %]"], cells)
 
 
-def ingredient_table(costs: Mapping[str, IngredientCosts]) -> Table:
-    """For each measured kind the whole theory, what leaving out each of its ingredients costs, and the flat line."""
-    header = ["measured", "left out", "distance W1 [95 %]", "more than with nothing left out [95 %]", "verdict"]
-    cells = []
-    for kind, of_kind in costs.items():
-        for left_out, row in of_kind.left_out.items():
-            ingredient, cost, verdict = "nothing", MISSING, MISSING
-            if row.cost is not None:
-                ingredient, cost = left_out.replace("_", " "), row.cost.text("+.3f")
-                # Closer or farther without it, if the interval says so.
-                decides = (row.cost.low > 0) - (row.cost.high < 0) if of_kind.count >= UNITS_FOR_CLAIM else 0
-                verdict = VERDICTS[decides]
-            cells.append([label(KINDS, kind), ingredient, row.distance.text(), cost, verdict])
-        cells.append([label(KINDS, kind), "(flat line)", of_kind.flat.text(), MISSING, MISSING])
-    return Table("What does leaving out each ingredient cost?", header, cells)
-
-
 def _metric_table(view: ProfileRun) -> Table:
     blocks = _comparisons([view])
     order = list(METRIC_NAMES)
-    metrics = list(blocks[0][2].comparison.values) if blocks else []
+    metrics = list(blocks[0][2].metrics) if blocks else []
     metrics.sort(key=lambda name: order.index(name) if name in order else len(order))
     digits = {"minimum_shift": 0}
     cells = []
     for names, _, block in blocks:
-        pairs = [(name, block.comparison.values[name], block.comparison.flat.values[name]) for name in metrics]
+        pairs = [(name, block.metrics[name], block.flat[name]) for name in metrics]
         texts = [[number_text(value, digits.get(name, 3)) for value in pair] for name, *pair in pairs]
         cells.append([*names, *(f"{distance} ({flat})" for distance, flat in texts)])
     header = ["model", _reference([view]), "theory", *(label(METRIC_NAMES, name) for name in metrics)]

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -164,6 +165,39 @@ def _digest(packages: tuple[str, ...]) -> str:
             content = path.read_bytes()
             digest.update(f"{package}/{path.relative_to(root).as_posix()}:{len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+DOCUMENT, PLACE = "document", "array"
+"""In a packed piece the name of its JSON text, and there the key of an array's name."""
+
+
+def packed(tree: Any) -> dict[str, np.ndarray]:
+    """Dataclasses, mappings, lists, arrays and plain values as a piece: arrays by their place, all else as JSON."""
+    arrays: dict[str, np.ndarray] = {}
+
+    def told(value: Any, place: str) -> Any:
+        if isinstance(value, np.ndarray):
+            arrays[place] = value
+            return {PLACE: place}
+        if is_dataclass(value):
+            value = vars(value)
+        if isinstance(value, Mapping):
+            return {name: told(entry, f"{place}/{name}") for name, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [told(entry, f"{place}/{index}") for index, entry in enumerate(value)]
+        return value
+
+    text = json.dumps(told(tree, ""))
+    return {**arrays, DOCUMENT: np.frombuffer(text.encode(), dtype=np.uint8)}
+
+
+def unpacked(arrays: Mapping[str, np.ndarray]) -> Any:
+    """What was packed, dataclasses as dictionaries and tuples as lists."""
+
+    def put(found: dict[str, Any]) -> Any:
+        return arrays[found[PLACE]] if found.keys() == {PLACE} else found
+
+    return json.loads(arrays[DOCUMENT].tobytes(), object_hook=put)
 
 
 def below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ beside its verb and is registered here under the verb's name; `load_record` give
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,8 @@ from posbias.checks import checked
 from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.registry import Registry
-from posbias.runs.records import Record, read_record
+from posbias.runs.records import Record, plain, read_record
+from posbias.statistics import Interval
 
 Kind = TypeVar("Kind")
 
@@ -100,6 +101,20 @@ def from_stored(kind: type[Kind], stored: Any) -> Kind:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     return read
+
+
+def as_stored(value: Any) -> Any:
+    """Plain values of a dataclass and of all within it, which `from_stored` reads; what it decides stands with them."""
+    if isinstance(value, Interval):
+        return value.as_record()
+    if is_dataclass(value):
+        values = {field.name: as_stored(getattr(value, field.name)) for field in fields(value)}
+        return {**values, "decides": value.decides} if hasattr(value, "decides") else values
+    if isinstance(value, Mapping):
+        return {name: as_stored(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_stored(entry) for entry in value]
+    return plain(value)
 
 
 RESULTS: Registry[type[Result]] = Registry(

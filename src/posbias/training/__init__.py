@@ -1,8 +1,8 @@
 """Controlled experiments: many small transformers trained at once as stacked programs, and studies of them."""
 
 from posbias.training.members import Member, TrainedMember
-from posbias.training.optimisers import OPTIMISERS, SGD, Adam, AdamW, Optimiser
-from posbias.training.options import STOPPING, Below, Never, Plateau, StoppingRule, TrainingSchedule, TrainOptions
+from posbias.training.optimisers import OPTIMISERS, Adam, AdamW
+from posbias.training.options import STOPPING, Below, Never, StoppingRule, TrainingSchedule, TrainOptions
 from posbias.training.result import ENDED_WELL, StudyRun
 from posbias.training.running import train
 from posbias.training.study import Study, load_study, study_of
@@ -11,15 +11,12 @@ from posbias.training.trainer import Trained, train_members
 __all__ = [
     "ENDED_WELL",
     "OPTIMISERS",
-    "SGD",
     "STOPPING",
     "Adam",
     "AdamW",
     "Below",
     "Member",
     "Never",
-    "Optimiser",
-    "Plateau",
     "StoppingRule",
     "Study",
     "StudyRun",

@@ -1,10 +1,6 @@
-"""Members of a study: `Member` before training (a model, a task, an optimiser, a seed), `TrainedMember` after it.
+"""Members of a study: `Member` before training (a model, a task, an optimiser, a seed), `TrainedMember` after it."""
 
-Packed, the members of a stack are its checkpoint (beside parameters and moments), and its result.
-"""
-
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -18,9 +14,8 @@ from posbias.errors import UsageError
 from posbias.limits import CELLS
 from posbias.models.reference.config import ReferenceConfig, shape_of
 from posbias.models.reference.parameters import constants_of
-from posbias.runs.parts import below
 from posbias.tasks.synthetic import SyntheticTask
-from posbias.training.optimisers import AdamW, Optimiser
+from posbias.training.optimisers import Adam, AdamW
 
 Arrays = dict[str, np.ndarray]
 
@@ -43,7 +38,7 @@ class Member:
     task: SyntheticTask
     seed: int = 0
     """Seed of the initial parameters and of the data, >= 0."""
-    optimiser: Optimiser = field(default_factory=AdamW)
+    optimiser: Adam = field(default_factory=AdamW)
     coordinates: Mapping[str, Any] = field(default_factory=dict)
     """Its point in the study's grid: plain values by axis."""
 
@@ -114,36 +109,17 @@ class TrainedMember:
         rows = {name: [self.evaluations[name]] if name in self.evaluations else [] for name in scores}
         self.evaluations = {name: np.concatenate([*rows[name], values[None]]) for name, values in scores.items()}
 
+    def kept(self) -> dict[str, Any]:
+        """The state as a piece holds it, parameters as arrays; all but the member itself."""
+        values = {name: value for name, value in vars(self).items() if name != "member"}
+        if self.parameters is not None:
+            values["parameters"] = {name: tensor.numpy() for name, tensor in self.parameters.items()}
+        return values
 
-def packed(members: Sequence[TrainedMember]) -> Arrays:
-    """The states of members as arrays, which any engine can hand over and any file can hold."""
-    arrays: Arrays = {}
-    for index, state in enumerate(members):
-        arrays[f"{index}/losses"] = state.losses
-        arrays[f"{index}/evaluation_steps"] = state.evaluation_steps
-        arrays |= {f"{index}/evaluations/{name}": values for name, values in state.evaluations.items()}
-        arrays |= {f"{index}/parameters/{name}": values.numpy() for name, values in (state.parameters or {}).items()}
-    text = json.dumps([[state.status, state.reason, state.steps] for state in members])
-    arrays["members"] = np.frombuffer(text.encode(), dtype=np.uint8)
-    return arrays
-
-
-def unpacked(members: Sequence[Member], arrays: Arrays) -> list[TrainedMember]:
-    """The inverse of `packed`."""
-    endings = json.loads(arrays["members"].tobytes())
-    return [
-        TrainedMember(
-            member,
-            status,
-            reason,
-            steps,
-            losses=arrays[f"{index}/losses"],
-            parameters={
-                name: torch.from_numpy(values) for name, values in below(arrays, f"{index}/parameters/").items()
-            }
-            or None,
-            evaluation_steps=arrays[f"{index}/evaluation_steps"],
-            evaluations=below(arrays, f"{index}/evaluations/"),
-        )
-        for index, (member, (status, reason, steps)) in enumerate(zip(members, endings, strict=True))
-    ]
+    @classmethod
+    def of_piece(cls, member: Member, kept: Mapping[str, Any]) -> "TrainedMember":
+        """The member in the state that was kept."""
+        parameters = kept["parameters"]
+        if parameters is not None:
+            parameters = {name: torch.from_numpy(values) for name, values in parameters.items()}
+        return cls(member, **{**kept, "parameters": parameters})

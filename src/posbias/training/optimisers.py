@@ -4,7 +4,6 @@ Settings are per member, so that a grid may vary the learning rate within one st
 a member's update does not depend on who else is in the stack.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +15,7 @@ from torch import Tensor
 from posbias.checks import check_number
 from posbias.registry import Registry
 
-OPTIMISERS: Registry["Optimiser"] = Registry("optimiser")
+OPTIMISERS: Registry["Adam"] = Registry("optimiser", left={"sgd": "adam or adamw"})
 
 Flat = Float[Tensor, "member value"]
 State = dict[str, Tensor]
@@ -24,37 +23,16 @@ Settings = dict[str, Tensor]
 """Settings of every member, shape [member, 1], by the name of the optimiser's field."""
 
 
+@OPTIMISERS.register("adam")
 @dataclass(frozen=True)
-class Optimiser(ABC):
-    """A rule by which parameters follow their gradients; members of one stack share the kind, not the settings."""
+class Adam:
+    """Adam without weight decay; members of one stack share the kind of optimiser, not the settings."""
 
     name: ClassVar[str]
-    moments: ClassVar[tuple[str, ...]] = ()
+    moments: ClassVar[tuple[str, ...]] = ("mean", "square")
     """Buffers as large as the parameters that the update carries from step to step."""
     learning_rate: float = 1e-3
     """Size of a step, > 0."""
-
-    def __post_init__(self) -> None:
-        check_number(f"{self.name}: learning_rate", self.learning_rate, above=0)
-
-    @classmethod
-    @abstractmethod
-    def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
-        """Change `values` and the moments in `state` in place; `gradients` may be overwritten.
-
-        `state["step"]` [member, 1] counts from 1.
-        """
-
-    def __str__(self) -> str:
-        return OPTIMISERS.spell(self)
-
-
-@OPTIMISERS.register("adam")
-@dataclass(frozen=True)
-class Adam(Optimiser):
-    """Adam without weight decay."""
-
-    moments: ClassVar[tuple[str, ...]] = ("mean", "square")
     beta1: float = 0.9
     """Decay of the running mean of gradients, in [0, 1)."""
     beta2: float = 0.999
@@ -63,14 +41,19 @@ class Adam(Optimiser):
     """Added to the root of the squares, > 0."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_number(f"{self.name}: learning_rate", self.learning_rate, above=0)
         for name in ("beta1", "beta2"):
             check_number(f"{self.name}: {name}", getattr(self, name), below=1)
         check_number(f"{self.name}: epsilon", self.epsilon, above=0)
 
+    def __str__(self) -> str:
+        return OPTIMISERS.spell(self)
+
     @classmethod
     def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
-        """Adam: x -= rate * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon).
+        """Change `values` and the moments in `state` in place; `gradients` may be overwritten.
+
+        x -= rate * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon), t = `state["step"]` [member, 1] from 1.
 
         Source: Kingma and Ba 2015, with the decoupled decay of Loshchilov and Hutter 2019 in `AdamW`; as in PyTorch.
         """
@@ -105,27 +88,7 @@ class AdamW(Adam):
         super().update(values, gradients, state, settings)
 
 
-@OPTIMISERS.register("sgd")
-@dataclass(frozen=True)
-class SGD(Optimiser):
-    """Gradient descent with momentum: u <- momentum * u + g, x -= rate * u."""
-
-    moments: ClassVar[tuple[str, ...]] = ("velocity",)
-    momentum: float = 0.0
-    """Share of the velocity that is kept from step to step, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(f"{self.name}: momentum", self.momentum, below=1)
-
-    @classmethod
-    def update(cls, values: Flat, gradients: Flat, state: State, settings: Settings) -> None:
-        """One step of gradient descent."""
-        state["velocity"].mul_(settings["momentum"]).add_(gradients)
-        values.sub_(torch.mul(state["velocity"], settings["learning_rate"], out=gradients))
-
-
-def settings_of(optimisers: Sequence[Optimiser], *, dtype: torch.dtype, device: torch.device) -> Settings:
+def settings_of(optimisers: Sequence[Adam], *, dtype: torch.dtype, device: torch.device) -> Settings:
     """The members' settings as tensors [member, 1]; all members have optimisers of one kind."""
     names = [name for name, value in vars(optimisers[0]).items() if isinstance(value, int | float)]
     return {
@@ -136,7 +99,7 @@ def settings_of(optimisers: Sequence[Optimiser], *, dtype: torch.dtype, device: 
     }
 
 
-def fresh_state(kind: type[Optimiser], values: Flat) -> State:
+def fresh_state(kind: type[Adam], values: Flat) -> State:
     """Moments of zero and a step count of zero, for the parameters of a stack."""
     state = {name: torch.zeros_like(values) for name in kind.moments}
     state["step"] = torch.zeros(len(values), 1, dtype=values.dtype, device=values.device)

@@ -15,7 +15,7 @@ from posbias.models.devices import AUTO
 from posbias.registry import Registry
 from posbias.runs.engines import Engine, Local
 
-STOPPING: Registry["StoppingRule"] = Registry("stopping rule")
+STOPPING: Registry["StoppingRule"] = Registry("stopping rule", left={"plateau": "below"})
 
 Curve = Float32[np.ndarray, "window"]
 """Mean losses (nats) over successive windows of steps, oldest first; all finite."""
@@ -61,27 +61,6 @@ class Below(StoppingRule):
     def stops(self, curve: Curve) -> bool:
         """True if the end of the curve is low enough."""
         return len(curve) >= self.windows and bool(np.all(curve[-self.windows :] < self.loss))
-
-
-@STOPPING.register("plateau")
-@dataclass(frozen=True)
-class Plateau(StoppingRule):
-    """A member ends once its lowest loss of the last `windows` windows is not `improvement` below the lowest before."""
-
-    windows: int
-    """How long to wait for an improvement, >= 1."""
-    improvement: float = 1e-3
-    """Nats, >= 0."""
-
-    def __post_init__(self) -> None:
-        check_size("plateau: windows", self.windows, UPDATES)
-        check_number("plateau: improvement", self.improvement)
-
-    def stops(self, curve: Curve) -> bool:
-        """True if the end of the curve brought too little."""
-        if len(curve) <= self.windows:
-            return False
-        return bool(curve[-self.windows :].min() > curve[: -self.windows].min() - self.improvement)
 
 
 @checked

@@ -11,35 +11,24 @@ recognised by what was trained, the members and the schedule. The version of the
 record names it, and whoever wants the study anew leaves `resume` out.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posbias.checks import checked
 from posbias.errors import RunError, UsageError
-from posbias.memory import show_bytes
 from posbias.models.reference.network import ITEMS, load_parameters, save_reference
-from posbias.models.reference.parameters import draw_parameters
 from posbias.runs.records import plain, read_record, remove_record
 from posbias.runs.running import run_directory
 from posbias.tasks.synthetic import stack_tasks
 from posbias.training.members import Member, TrainedMember
 from posbias.training.options import TrainingSchedule, TrainOptions
 from posbias.training.result import ENDED_WELL, MODELS, StudyRun
-from posbias.training.stack import Layout
 from posbias.training.study import Study, load_study
-from posbias.training.trainer import group, train_members
-
-COPIES = 6
-"""Times that a member's values may lie on the disk at once: the values and two moments of a checkpoint and of the one
-that replaces it, less what is written only after these are gone."""
-RECORD_AND_PAGE = 16 * 2**20
-"""Bytes kept free for what is written when all is trained: the record, and a page with its drawing library (5 MB)."""
+from posbias.training.trainer import train_members
 
 
 @checked
@@ -52,7 +41,7 @@ def train(study: Study | str | Path, *, options: TrainOptions | None = None) -> 
             is kept.
 
     Raises:
-        UsageError: before anything is trained: too many members, a point that makes no model, too little disk.
+        UsageError: before anything is trained: too many members, a point that makes no model.
         RunError: a checkpoint or a model cannot be written, or a stack repeatedly lost its worker.
     """
     study = study if isinstance(study, Study) else load_study(study)
@@ -85,30 +74,7 @@ def planned(study: Study, options: TrainOptions) -> tuple[list[Member], StudyRun
     if directory is None:
         return members, None
     finished = finished_training(members, study.schedule, directory) if options.resume else None
-    if finished is None:
-        check_disk(members, options)
-        return members, None
-    return members, replace(finished, study=study)
-
-
-def check_disk(members: list[Member], options: TrainOptions) -> int:
-    """Refuse a training whose checkpoints, models, record and page would not fit on the disk; the bytes it may need."""
-    assert options.directory is not None
-    needed = RECORD_AND_PAGE
-    for stack in group(members, stack_size=options.stack_size):
-        first = members[stack[0]]
-        parameters = draw_parameters(first.config, torch.Generator().manual_seed(0))
-        items = items_of(first)
-        values = COPIES * Layout.of(parameters).size + (0 if items is None else items.numel())
-        needed += len(stack) * values * next(iter(parameters.values())).element_size()
-    existing = next(path for path in (options.directory, *options.directory.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        raise UsageError(
-            f"{len(members)} members need up to {show_bytes(needed)} for checkpoints, models, record and page, and "
-            f"{str(options.directory)!r} has {show_bytes(free)} left; allowed: at most what is left"
-        )
-    return needed
+    return members, finished and replace(finished, study=study)
 
 
 def _saved(index: int, trained: TrainedMember, directory: Path | None) -> Path | None:

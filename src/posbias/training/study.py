@@ -11,7 +11,7 @@
 
 An axis of the grid is a dotted setting with a list of values, or a name with labelled groups of dotted settings. What
 the task fixes (vocabulary, outputs, width of vectors) is not said again. The file is read strictly into plain values:
-no tags, no repeated keys, every complaint with its line.
+no tags, no repeated keys, and no word or date that becomes something else.
 """
 
 import itertools
@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -29,7 +29,7 @@ from posbias.checks import checked
 from posbias.display.showing import Showing, Shown
 from posbias.errors import UsageError
 from posbias.files import read_whole
-from posbias.limits import CELLS, NODES, REPEATS, YAML_BYTES
+from posbias.limits import CELLS, REPEATS, YAML_BYTES
 from posbias.models.reference.config import ReferenceConfig
 from posbias.registry import Registry, parse_literal_call
 from posbias.tasks.synthetic import SYNTHETIC_TASKS
@@ -56,12 +56,6 @@ MODEL_FIELDS = ARCHITECTURE_FIELDS + tuple(
 )
 TRAIN_FIELDS = tuple(entry.name for entry in fields(TrainingSchedule))
 SECTIONS = ("name", "task", "model", "optimiser", "train", "grid", "seeds")
-FLOAT = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-PLAIN_TAGS = ("null", "bool", "int", "float", "str")
-DEEPEST = 20
-"""Most levels of nesting; also what ends an alias that contains itself."""
-LONGEST_NUMBER = 100
-"""Most digits of a whole number."""
 
 Settings = dict[str, Any]
 
@@ -190,11 +184,6 @@ def _config(model: Settings, task: Any) -> ReferenceConfig:
 def _variant(registry: Registry[Any], settings: Settings) -> Any:
     """The variant that settings stand for."""
     parameters = {key: value for key, value in settings.items() if key != "name"}
-    variant = registry[settings["name"]]
-    known = [entry.name for entry in fields(variant)]
-    for key in parameters:
-        if key not in known:
-            raise UsageError(f"{registry.sort} {settings['name']} has no {key!r}; parameters: {', '.join(known)}")
     return registry.build(settings["name"], **parameters)
 
 
@@ -267,79 +256,64 @@ def _mapping(value: Any, section: str, known: Sequence[str]) -> Settings:
 def read_yaml(path: str | Path) -> Any:
     """The single document of a file, as dictionaries, lists, numbers, texts, booleans and None.
 
-    PyYAML does the parsing; values are made here, because its own reading keeps the last of two equal keys in silence,
-    takes 1e-3 for a text, and on, off, yes and no for booleans (YAML 1.1).
-
     Raises:
         UsageError: no such file, not YAML, or anything but plain values in it.
     """
+    text = read_whole(path, "study", YAML_BYTES)
     try:
-        loader = _Loader(path)
-        node = loader.get_single_node()
-    except UsageError:
-        raise
+        document = yaml.load(text, Loader=_PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"study {str(path)!r} is not YAML: {reason}") from None
-    if node is None:
+        raise UsageError(f"study {str(path)!r} is not YAML of plain values: {reason}") from None
+    if document is None:
         raise UsageError(f"study {str(path)!r} is empty")
-    loader.nodes = 0
-    return loader.value(node, DEEPEST)
+    return document
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Makes plain values of a file's nodes, counted as they are read and again wherever an alias stands for them."""
+PLAIN_TAGS = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(0|[1-9][\d_]*)",
+    "float": r"[-+]?((\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?|\.inf|\.Inf)|\.nan|\.NaN",
+    "str": "",
+    "seq": "",
+    "map": "",
+}
+"""Tags that are read, with the texts that have them without quotes."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path, self.nodes = str(path), 0
-        super().__init__(read_whole(path, "study", YAML_BYTES))
+
+class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML 1.2: PyYAML reads 1.1, where 1e-3 is a text, and on, off, yes and no are booleans.
+
+    Keys keep their text. Two equal keys, of which PyYAML takes the last in silence, are refused, and
+    aliases for more than one value, which could stand for a thousand times their file.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_constructors: ClassVar[dict[Any, Any]] = {
+        tag: made
+        for tag, made in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in PLAIN_TAGS
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        self.add()
-        return super().compose_node(parent, index)
+        mark, alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if alias and not isinstance(node, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem="an alias for a list or mapping; write it out", problem_mark=mark)
+        return node
 
-    def add(self) -> None:
-        self.nodes += 1
-        if self.nodes > NODES.most:
-            raise NODES.exceeded(f"study {self.path!r} is too large once its aliases are written out")
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a text or a number", problem_mark=key.start_mark)
+            if key.value in found:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
+            found[key.value] = self.construct_object(value, deep=True)
+        return found
 
-    def value(self, node: Any, depth: int) -> Any:
-        self.add()
-        if depth == 0:
-            raise self.complaint(node, f"more than {DEEPEST} levels of nesting")
-        if node.id == "sequence":
-            return [self.value(item, depth - 1) for item in node.value]
-        if node.id == "scalar":
-            return self.scalar(node)
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = self.scalar(key_node) if key_node.id == "scalar" else None
-            if not isinstance(key, str | int | float):
-                raise self.complaint(key_node, "a key must be a text or a number")
-            if key_node.value in mapping:
-                raise self.complaint(key_node, f"{key_node.value!r} is given twice")
-            mapping[key_node.value] = self.value(value_node, depth - 1)
-        return mapping
 
-    def scalar(self, node: Any) -> Any:
-        tag = node.tag.removeprefix("tag:yaml.org,2002:")
-        if tag not in PLAIN_TAGS:
-            raise self.complaint(node, f"{node.value!r} is no plain number or text (write it in quotes)")
-        if tag == "null":
-            return None
-        if tag == "bool" and node.value.lower() in ("true", "false"):
-            return node.value.lower() == "true"
-        plain = node.value.replace("_", "")
-        if tag == "int" and re.fullmatch(r"[-+]?(0|[1-9]\d*)", plain):
-            if len(plain) > LONGEST_NUMBER:
-                raise self.complaint(node, f"a number of {len(plain)} digits; allowed: at most {LONGEST_NUMBER}")
-            return int(plain)
-        if tag not in ("str", "bool") or (node.style is None and FLOAT.fullmatch(node.value)):
-            try:
-                return float(plain.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf"))
-            except ValueError:
-                raise self.complaint(node, f"cannot read the number {node.value!r}") from None
-        return node.value
-
-    def complaint(self, node: Any, reason: str) -> UsageError:
-        return UsageError(f"study {self.path!r}, line {node.start_mark.line + 1}: {reason}")
+for _tag, _texts in PLAIN_TAGS.items():
+    if _texts:
+        _PlainLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_texts})$"), None)

@@ -7,32 +7,28 @@ trainer goes into a checkpoint at the end of a window and comes back bit for bit
 evaluations; batches are a function of the step.
 """
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from posbias.checks import checked
-from posbias.errors import RunError, UsageError, printable
+from posbias.errors import RunError, UsageError
 from posbias.memory import keep_freed_memory
 from posbias.models.devices import check_precision, training_device
-from posbias.progress import report
+from posbias.progress import announce, report
 from posbias.runs.engines import collect
 from posbias.runs.engines.engine import pinned
-from posbias.runs.parts import PartStore, below, made_by
-from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember, packed, unpacked
+from posbias.runs.parts import PartStore, made_by, packed, unpacked
+from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember
 from posbias.training.options import TrainingSchedule, TrainOptions
 from posbias.training.stack import Stack
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 DECIDING = ("posbias.architecture", "posbias.models.reference", "posbias.tasks.synthetic", "posbias.training")
 """Packages whose code decides the result of a training, beside those of tasks that stand elsewhere: checkpoints are
@@ -40,14 +36,6 @@ taken up while it is the same."""
 CPU_VALUES = 1_120_000
 """Values of the stream (sequences * positions * features) of a stack on a CPU, unless a chunk is given: what is
 computed stays in the caches, and there is enough of it to be worth a call (benchmarks/train)."""
-SHOWN = 20
-"""Most members in the live table."""
-REFRESHES_PER_SECOND = 2
-
-Report = Callable[[Sequence[Member], int, Sequence[float]], None]
-"""Called after every window with the members still in training, the steps done and their mean losses (nats)."""
-Latest = dict[str, tuple[int, float, float]]
-"""By member: steps done, first loss, latest loss."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,12 +96,11 @@ def train_members(
     work = StackWork(tuple(members), stacks, schedule, options)
     store = work.store(resume=options.resume)
     names = [f"stack-{unit:04d}" for unit in range(len(stacks))]
-    with live_report(len(members), schedule.steps) as table:
-        prepared = table if options.engine.in_process else None
-        pieces = collect(work, names, engine=options.engine, store=store, prepared=prepared)
+    pieces = collect(work, names, engine=options.engine, store=store)
     outcomes: dict[int, TrainedMember] = {}
     for stack, piece in zip(stacks, pieces, strict=True):
-        outcomes |= zip(stack, unpacked([members[index] for index in stack], piece), strict=True)
+        states = zip(stack, unpacked(piece), strict=True)
+        outcomes |= {index: TrainedMember.of_piece(members[index], kept) for index, kept in states}
     ended = tuple(outcomes[index] for index in range(len(members)))
     return Trained(ended, schedule, len(stacks), resumed=store.reused, device=options.device)
 
@@ -152,22 +139,19 @@ class StackWork:
         }
         return PartStore(self.options.directory, settings, resume=resume, overwrite=self.options.overwrite)
 
-    def prepare(self) -> Report:
-        """A worker has no terminal to report to."""
-        return no_report
+    def prepare(self) -> None:
+        """Nothing is shared between stacks."""
 
-    def compute(self, prepared: Report, unit: int) -> Arrays:
+    def compute(self, prepared: None, unit: int) -> Arrays:
         """Train one stack, from its latest checkpoint if there is one."""
         members = [self.members[index] for index in self.stacks[unit]]
         store, name = self.store(resume=True), f"stack-{unit:04d}-checkpoint"
-        return packed(self._trained(members, store, name, report=prepared))
+        return packed([state.kept() for state in self._trained(members, store, name)])
 
-    def _trained(
-        self, members: Sequence[Member], store: PartStore, name: str, *, report: Report
-    ) -> list[TrainedMember]:
+    def _trained(self, members: Sequence[Member], store: PartStore, name: str) -> list[TrainedMember]:
         """The members of one stack; if the stack as a whole fails, each alone, so that one cannot stop the others."""
         try:
-            return StackTrainer(members, self.schedule, self.options, report=report).train(store, name)
+            return StackTrainer(members, self.schedule, self.options).train(store, name)
         except RunError:
             raise
         except Exception as error:  # whatever a member's parts may raise: recorded with the member
@@ -175,23 +159,18 @@ class StackWork:
                 message = " ".join(str(error).split())
                 kind = type(error).__name__
                 return [TrainedMember(members[0], "failed", f"{kind}: {message}" if message else kind)]
-        return [
-            self._trained([member], store, f"{name}-{index}", report=report)[0] for index, member in enumerate(members)
-        ]
+        return [self._trained([member], store, f"{name}-{index}")[0] for index, member in enumerate(members)]
 
 
 class StackTrainer:
     """Trains members of one stack key from the first step to the last; each leaves as it ends."""
 
-    def __init__(
-        self, members: Sequence[Member], schedule: TrainingSchedule, options: TrainOptions, *, report: Report
-    ) -> None:
+    def __init__(self, members: Sequence[Member], schedule: TrainingSchedule, options: TrainOptions) -> None:
         self.members = tuple(members)
         self.schedule = schedule
         self._device = torch.device(options.device)
         self._chunk = options.chunk or default_chunk(self.members, schedule.batch, self._device)
         self._checkpoint_seconds = options.checkpoint_seconds
-        self._report = report
         self._step = 0
         self._states = {member: TrainedMember(member) for member in self.members}
         self._stacks = self._split()
@@ -215,6 +194,9 @@ class StackTrainer:
                 self._window(crew)
                 if time.monotonic() - saved >= self._checkpoint_seconds:
                     store.keep(name, self._checkpoint())
+                    losses = [float(state.losses[-1]) for state in self._states.values()]
+                    steps = f"step {self._step} of {self.schedule.steps}"
+                    announce(f"{len(losses)} members, {steps}: loss {min(losses):.4g} to {max(losses):.4g} nats")
                     saved = time.monotonic()
         return list(self._states.values())
 
@@ -226,7 +208,6 @@ class StackTrainer:
         for stack, by_step in zip(self._stacks, losses, strict=True):
             # Summed one after another: the order of a vectorised sum may depend on how many members there are.
             mean = np.add.accumulate(by_step.numpy(), axis=0)[-1] / (stop - start)
-            self._report(stack.members, stop, mean.tolist())
             for member, loss, finite in zip(stack.members, mean, stack.finite(), strict=True):
                 state = self._states[member]
                 state.losses = np.append(state.losses, np.float32(loss))
@@ -286,23 +267,28 @@ class StackTrainer:
 
     def _checkpoint(self) -> Arrays:
         """Everything that the rest of the training depends on, and the results so far."""
-        arrays = {**packed(list(self._states.values())), "step": np.array([self._step])}
-        if self._stacks:
-            arrays["values"] = torch.cat([stack.values for stack in self._stacks]).cpu().numpy()
-            for name in self._stacks[0].state:
-                arrays[f"state/{name}"] = torch.cat([stack.state[name] for stack in self._stacks]).cpu().numpy()
-        return arrays
+        stacks = [{"values": stack.values, **stack.state} for stack in self._stacks]
+        tensors = {name: torch.cat([stack[name] for stack in stacks]) for name in (stacks[0] if stacks else ())}
+        return packed(
+            {
+                "step": self._step,
+                "members": [state.kept() for state in self._states.values()],
+                "tensors": {name: values.cpu().numpy() for name, values in tensors.items()},
+            }
+        )
 
     def _restore(self, arrays: Arrays) -> None:
         """Stand where the checkpoint was written."""
-        self._step = int(arrays["step"][0])
-        self._states = dict(zip(self.members, unpacked(self.members, arrays), strict=True))
+        piece = unpacked(arrays)
+        self._step = piece["step"]
+        states = zip(self.members, piece["members"], strict=True)
+        self._states = {member: TrainedMember.of_piece(member, kept) for member, kept in states}
         self._stacks = self._split()
         row = 0
         for stack in self._stacks:
             rows = slice(row, row + len(stack.members))
-            state = {name: moments[rows] for name, moments in below(arrays, "state/").items()}
-            stack.load(arrays["values"][rows], state)
+            state = {name: values[rows] for name, values in piece["tensors"].items()}
+            stack.load(state.pop("values"), state)
             row = rows.stop
 
 
@@ -329,48 +315,3 @@ def default_chunk(members: Sequence[Member], batch: int, device: torch.device) -
     first = members[0]
     in_caches = CPU_VALUES // (batch * first.task.n_positions * first.config.width)
     return max(1, min(in_caches, -(-len(members) // torch.get_num_threads())))
-
-
-def no_report(members: Sequence[Member], step: int, losses: Sequence[float]) -> None:
-    """Report nothing, when nobody would see it."""
-
-
-@contextmanager
-def live_report(total: int, steps: int) -> Iterator[Report]:
-    """A live table of the losses of `total` members, `steps` each, on stderr if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield no_report
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    latest: Latest = {}
-
-    def report(members: Sequence[Member], step: int, losses: Sequence[float]) -> None:
-        for member, loss in zip(members, losses, strict=True):
-            latest[member.name] = (step, latest.get(member.name, (0, loss, loss))[1], loss)
-
-    with Live(
-        console=Console(stderr=True),
-        transient=True,
-        refresh_per_second=REFRESHES_PER_SECOND,
-        get_renderable=lambda: losses_table(dict(latest), total=total, steps=steps),
-    ):
-        yield report
-
-
-def losses_table(latest: Latest, *, total: int, steps: int) -> "Table":
-    """The members in training, or all if none is; the highest losses first, at most `SHOWN` rows."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=f"loss in nats ({len(latest)} of {total} members seen)", title_justify="left")
-    for column in ("member", "step", "first", "now"):
-        table.add_column(column, justify="left" if column == "member" else "right")
-    training = {name: entry for name, entry in latest.items() if entry[0] < steps} or latest
-    worst = sorted(training.items(), key=lambda item: -item[1][2])
-    for name, (step, first, loss) in worst[:SHOWN]:
-        table.add_row(escape(printable(name)), f"{step}/{steps}", f"{first:.4f}", f"{loss:.4f}")
-    if len(worst) > SHOWN:
-        table.add_row(f"... and {len(worst) - SHOWN} with lower losses", "", "", "")
-    return table

@@ -16,6 +16,7 @@ from posbias.display.figures import BLUE, ORANGE, VERMILION, YELLOW, Figure, Str
 from posbias.profiles import Profile
 from posbias.progress import track
 from posbias.report.tables import Table, number_text
+from posbias.runs.records import plain
 from posbias.theory import predict
 from posbias_papers.pages.reproduce import PAPERS, Rows
 from posbias_papers.reproduction import Columns, Experiment, Reproduction, tabled
@@ -92,14 +93,14 @@ def _statements(rows: Rows) -> list[str]:
     worst = max(abs(w1["published", variant] - value) for variant, value in printed.items())
     against = [row for row in rows if row["contradicts_table"] and row["slopes"] == "published"]
     models = sorted({row["model"] for row in against if row["variant"] in printed})
-    plain, content = w1["real", "residual"], w1["real", "content_scaled"]
+    bare, content = w1["real", "residual"], w1["real", "content_scaled"]
     return [
         f"With the authors' settings the table's distances are {'' if worst <= REPRODUCED else 'not '}reproduced "
         f"to {worst:.3f} on {MEASURED_MODEL}; the shipped numbers contradict the table on "
         f"{', '.join(models) or 'no other model'}.",
         f"With its own slopes and q.k divided by sqrt(head_dim), as the model does, content "
-        f"{'improves on' if content < plain else 'is no better than'} the residual rollout alone: W1 {content:.4f} "
-        f"against {plain:.4f}.",
+        f"{'improves on' if content < bare else 'is no better than'} the residual rollout alone: W1 {content:.4f} "
+        f"against {bare:.4f}.",
     ]
 
 
@@ -166,8 +167,8 @@ def _row(model: PublishedModel, slopes: str, variant: str, profiles: Profiles) -
         "minimum_position": float(STATISTICS["minimum_position"](profile.influence)),
     }
     if model.name == MEASURED_MODEL:
-        comparison = distances(profile, bloom_influence())
-        row |= {"metrics": comparison.as_record(), "flat": comparison.flat.as_record()}
+        metrics, of_flat = distances(profile, bloom_influence())
+        row |= {"metrics": plain(metrics), "flat": plain(of_flat)}
     return row
 
 

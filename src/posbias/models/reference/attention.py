@@ -2,22 +2,17 @@
 
 Every tensor has a leading member axis, so that one matrix product per map serves all members. Where nothing stands
 between two maps their product may be formed first: q.k = x (W_Q W_K^T) x'^T when heads are not rotary, and
-sum_j a_j (x_j W_V) = (sum_j a_j x_j) W_V. For one row of the last layer this leaves almost no work. A key's bias shifts
-all logits of a row alike and drops out of the softmax; a value's bias passes through, as rows sum to 1.
-
-The products below are PyTorch's own with gradients arranged for many small matrices: a product with one row or column
-is a product of vectors, multiplied element by element, and every gradient comes out in its tensor's own layout, so that
-nothing is copied on the way. They have first derivatives only, which is what training needs.
+sum_j a_j (x_j W_V) = (sum_j a_j x_j) W_V. For one row of the last layer this leaves almost no work; without it a step
+of the networks in benchmarks/train takes 1.6 to 2.2 times as long. A key's bias shifts all logits of a row alike and
+drops out of the softmax; a value's bias passes through, as rows sum to 1.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Complex, Float, Inexact
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from posbias.models.reference.config import ReferenceShape
 
@@ -25,88 +20,6 @@ Weights = Mapping[str, Tensor]
 Stream = Float[Tensor, "member batch position feature"]
 Rows = Float[Tensor, "member batch row feature"]
 Maps = Float[Tensor, "member #batch head row position"]
-
-SHORT, SHORT_ALONE = 20, 16
-"""Keys up to which a softmax is faster across rows than along them (of several rows, of one): a row does not fill two
-vector instructions, and across rows many are normalised at once."""
-
-
-class _Dots(torch.autograd.Function):
-    """a b^T."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, keys: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, keys)
-        return torch.bmm(rows, keys.transpose(1, 2))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        rows, keys = ctx.saved_tensors
-        return (
-            _product(gradient, keys) if ctx.needs_input_grad[0] else None,
-            _product(gradient.transpose(1, 2), rows) if ctx.needs_input_grad[1] else None,
-        )
-
-
-class _Product(torch.autograd.Function):
-    """a b."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, columns: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, columns)
-        return torch.bmm(rows, columns)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        rows, columns = ctx.saved_tensors
-        back = None
-        if ctx.needs_input_grad[0]:
-            # Turned as `rows` lies in memory.
-            turned = rows.stride(-1) != 1
-            back = (
-                _product(columns, gradient.transpose(1, 2)) if turned else _product(gradient, columns.transpose(1, 2))
-            )
-            back = back.transpose(1, 2) if turned else back
-        return back, _product(rows.transpose(1, 2), gradient) if ctx.needs_input_grad[1] else None
-
-
-def _product(rows: Tensor, columns: Tensor) -> Tensor:
-    """a b; outer products of vectors are no sums."""
-    return rows * columns if rows.shape[2] == 1 else torch.bmm(rows, columns)
-
-
-def dots(
-    rows: Float[Tensor, "*stack row feature"], keys: Float[Tensor, "*stack key feature"]
-) -> Float[Tensor, "*stack row key"]:
-    """Dot products of every row with every key."""
-    products: Tensor = _Dots.apply(rows.flatten(0, -3), keys.flatten(0, -3))  # type: ignore[no-untyped-call]
-    return products.view(*rows.shape[:-1], keys.shape[-2])
-
-
-def mixed(
-    maps: Float[Tensor, "*stack row key"], values: Float[Tensor, "*stack key feature"]
-) -> Float[Tensor, "*stack row feature"]:
-    """Rows of `values`, mixed."""
-    mixtures: Tensor = _Product.apply(maps.flatten(0, -3), values.flatten(0, -3))  # type: ignore[no-untyped-call]
-    return mixtures.view(*maps.shape[:-1], values.shape[-1])
-
-
-def attention_of(
-    query: Float[Tensor, "member batch head row feature"],
-    key: Float[Tensor, "member batch #head position feature"],
-    bias: Float[Tensor, "member one head row position"],
-) -> Float[Tensor, "member batch head row position"]:
-    """softmax(q k^T + bias) over the keys, which all heads may share."""
-    heads, rows = query.shape[2:4]
-    if key.shape[2] != heads:
-        query, bias = query.flatten(2, 3)[:, :, None], bias.flatten(2, 3)[:, :, None]
-    if key.shape[3] <= (SHORT if rows > 1 else SHORT_ALONE):
-        maps = torch.softmax(dots(key, query) + bias.transpose(3, 4), dim=3).transpose(3, 4)
-    else:
-        maps = torch.softmax(dots(query, key) + bias, dim=4)
-    return maps.reshape(*maps.shape[:2], heads, rows, -1)
 
 
 def linear(
@@ -145,23 +58,14 @@ def _carried(
     bias = weights.get("value_bias")
     if not _merges_values(shape, n_rows=maps.shape[3]):
         values = shared(shape, heads_of(inputs, weights["value"], bias))
-        return mix(shape, maps, values).transpose(2, 3)
+        return (maps @ values).transpose(2, 3)
     # [member, head, batch * row, feature], so that each head's map is one product.
     members, batch, heads, rows = len(inputs), inputs.shape[1], *maps.shape[2:4]
-    whole = mix(shape, maps.flatten(2, 3), inputs).view(members, batch, heads, rows, -1).transpose(1, 2)
+    whole = (maps.flatten(2, 3) @ inputs).view(members, batch, heads, rows, -1).transpose(1, 2)
     carried = (whole.flatten(2, 3) @ weights["value"]).view(members, heads, batch, rows, -1)
     if bias is not None:
         carried = carried + bias[:, :, None, None]
     return carried.permute(0, 2, 3, 1, 4)
-
-
-def mix(
-    shape: ReferenceShape,
-    maps: Float[Tensor, "member #batch *head row position"],
-    values: Float[Tensor, "member batch *head position feature"],
-) -> Float[Tensor, "member batch *head row feature"]:
-    """Rows of `values` mixed by maps that may be one for the whole batch."""
-    return mixed(maps, values) if shape.merges and maps.shape[1] == values.shape[1] else maps @ values
 
 
 def attention(
@@ -175,8 +79,6 @@ def attention(
     if shape.attention != "content":
         return torch.softmax(bias, dim=-1)
     query, key = queries_and_keys(shape, weights, constants, inputs, rows=rows)
-    if shape.merges:
-        return attention_of(query, key, bias)
     return torch.softmax(query @ key.transpose(-1, -2) + bias, dim=-1)
 
 
@@ -275,7 +177,7 @@ def turned(
 def _merges_queries(shape: ReferenceShape, *, n_rows: int) -> bool:
     """Tell whether x (W_Q W_K^T) x'^T takes fewer products than (x W_Q) (x' W_K)^T."""
     n, d, e = shape.n_positions, shape.width, shape.head_dim
-    if not shape.merges or shape.rotary or shape.key_value_heads != shape.heads:
+    if shape.rotary or shape.key_value_heads != shape.heads:
         return False
     return n_rows * d * d + n_rows * n * d < (n_rows + n) * d * e + n_rows * n * e
 
@@ -283,6 +185,6 @@ def _merges_queries(shape: ReferenceShape, *, n_rows: int) -> bool:
 def _merges_values(shape: ReferenceShape, *, n_rows: int) -> bool:
     """Tell whether (A x) W_V takes fewer products than A (x W_V)."""
     n, d, e = shape.n_positions, shape.width, shape.head_dim
-    if not shape.merges or shape.key_value_heads != shape.heads:
+    if shape.key_value_heads != shape.heads:
         return False
     return n_rows * (n * d + d * e) < n * d * e + n_rows * n * e

@@ -286,9 +286,6 @@ class ReferenceShape:
     readout: str
     readout_width: int
     readout_layers: int
-    merges: bool = True
-    """Form products of weights if that saves work, and arrange gradients for speed (first ones only); the same numbers
-    up to rounding."""
 
 
 def shape_of(config: ReferenceConfig, n_positions: int) -> ReferenceShape:

@@ -2,12 +2,6 @@
 
 Written with a member axis throughout: `stream` is [member, batch, position, feature] and each weight [member, ...]; a
 single model is a stack of one. The last layer computes only the rows that are asked for.
-
-A network in which nothing stands between the layers' maps is computed as one that mixes positions and little else.
-Without residual, norm, MLP or biases a layer of one head is x <- A x V, and (A x) V = A (x V): V commutes with every
-mixing of positions. So it waits: the next layer's queries and keys take it into their weights, (x V) W = x (V W), and
-what is left over is applied to the few rows that are read. The last layer sees the mixing P below it through products
-with vectors alone, sum_j a_j (P x)_j = (a P) x, so P x is not formed either. The same numbers up to rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from posbias.errors import UsageError
-from posbias.models.reference.attention import (
-    Stream,
-    Weights,
-    attention,
-    branch,
-    dots,
-    linear,
-    merged_queries,
-    mix,
-    rows_of,
-)
+from posbias.models.reference.attention import Stream, Weights, attention, branch, linear, rows_of
 from posbias.models.reference.config import ReferenceShape
 from posbias.models.reference.recurrence import linear_branch
 
@@ -36,9 +20,6 @@ Inputs = Int[Tensor, "member batch position"] | Float[Tensor, "member batch posi
 Rows = Float[Tensor, "member batch row feature"]
 Chosen = tuple[int, ...] | None
 """Rows that are wanted; None: all."""
-Square = Float[Tensor, "member feature feature"]
-Layer = tuple[Weights, Weights]
-"""Weights and constants of one layer."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -68,12 +49,9 @@ def hidden_states(
     """The stream of some positions after the last layer and norm: what the readout reads. Arguments as `forward`."""
     _check(shape, inputs, rows)
     stream = entrance(shape, parameters, constants, embedded(shape, parameters, inputs))
-    layers = [(of_layer(parameters, layer), of_constants(constants, layer)) for layer in range(shape.depth)]
-    if folds(shape):
-        return folded_rows(shape, layers, stream, rows=rows)
-    for layer, (weights, fixed) in enumerate(layers):
-        layer_rows = rows if layer == shape.depth - 1 else None
-        stream = layer_output(shape, weights, fixed, stream, rows=layer_rows)
+    for layer in range(shape.depth):
+        weights, fixed = of_layer(parameters, layer), of_constants(constants, layer)
+        stream = layer_output(shape, weights, fixed, stream, rows=rows if layer == shape.depth - 1 else None)
     return normalise(shape, parameters, "final", stream) if shape.norm == "pre" else stream
 
 
@@ -222,70 +200,6 @@ def read_out(shape: ReferenceShape, parameters: Weights, hidden: Rows) -> Float[
         hidden = functional.relu(hidden) if layer else hidden
         hidden = linear(hidden, parameters[f"readout.{layer}.weight"], parameters[f"readout.{layer}.bias"])
     return hidden
-
-
-def folds(shape: ReferenceShape) -> bool:
-    """Tell whether the maps of values can wait until the end."""
-    alone = shape.residual == "none" and shape.norm == "none" and not shape.mlp_width and not shape.rotate_stream
-    plain = not shape.biases and shape.trained_key_bias is None
-    plain = plain and not any(shape.linear_layers)
-    return shape.merges and alone and plain and shape.heads == 1 and shape.values == "gaussian"
-
-
-def folded_rows(shape: ReferenceShape, layers: Sequence[Layer], inputs: Stream, *, rows: tuple[int, ...]) -> Rows:
-    """Rows of the stream after the last layer, from the stream before the first, for a shape that `folds`."""
-    stream, mixing, waiting = inputs, None, None
-    for weights, constants in layers[:-1]:
-        stream = stream if mixing is None else mix(shape, mixing, stream)
-        mixing = attention(shape, _after(waiting, weights), constants, stream)[:, :, 0]
-        waiting = _carried_on(shape, waiting, weights)
-    weights, constants = layers[-1]
-    last = _after(waiting, weights)
-    if mixing is not None and _seen_through(shape, n_rows=len(rows)):
-        mixtures = _through(shape, (last, constants), mixing, stream, rows=rows)
-    else:
-        stream = stream if mixing is None else mix(shape, mixing, stream)
-        mixtures = attention(shape, last, constants, stream, rows=rows)[:, :, 0]
-        mixtures = mix(shape, mixtures, stream)
-    return linear(mixtures, _carried_on(shape, waiting, weights))
-
-
-def _through(
-    shape: ReferenceShape,
-    layer: Layer,
-    mixing: Float[Tensor, "member #batch position position"],
-    inputs: Stream,
-    *,
-    rows: tuple[int, ...],
-) -> Rows:
-    """Rows of a layer over the stream `mixing @ inputs`."""
-    weights, constants = layer
-    logits = rows_of(constants["bias"], rows, dim=2)
-    if shape.attention == "content":
-        query = merged_queries(shape, weights, mix(shape, rows_of(mixing, rows, dim=2).contiguous(), inputs))[:, :, 0]
-        logits = logits + mix(shape, mixing, dots(inputs, query)).transpose(2, 3)
-    return mix(shape, mix(shape, torch.softmax(logits, dim=-1), mixing), inputs)
-
-
-def _seen_through(shape: ReferenceShape, *, n_rows: int) -> bool:
-    """Tell whether the rows take fewer products with the mixing unformed; rotary keys turn after it."""
-    n, d = shape.n_positions, shape.width
-    return not shape.rotary and n_rows * (4 * n * d + 2 * n * n) < n * n * d + n_rows * 2 * n * d
-
-
-def _after(waiting: Square | None, weights: Weights) -> Weights:
-    """Weights of a layer that take in the map before them."""
-    if waiting is None or "query" not in weights:
-        return weights
-    return {name: waiting[:, None] @ weights[name] for name in ("query", "key")}
-
-
-def _carried_on(shape: ReferenceShape, waiting: Square | None, weights: Weights) -> Square:
-    """The map that waits after a layer, whose map of values joins it."""
-    value_map = weights["value"][:, 0]
-    if shape.output_map:
-        value_map = value_map @ weights["output"][:, 0]
-    return value_map if waiting is None else waiting @ value_map
 
 
 def _check(shape: ReferenceShape, inputs: Inputs, rows: tuple[int, ...]) -> None:

@@ -1,8 +1,8 @@
 """The reference transformer as a `Model`: frozen weights behind the interface that measurement and theory ask for.
 
-Its forward is the stack's, for one member and without products of weights formed ahead. On disk a model is
-`reference.json` (configuration, where it came from) and `weights.safetensors`; nothing that could run code is read.
-The JSON file is written last, so that a directory with it is whole.
+Its forward is the stack's, for one member. On disk a model is `reference.json` (configuration, where it came from) and
+`weights.safetensors`; nothing that could run code is read. The JSON file is written last, so that a directory with it
+is whole.
 """
 
 import json
@@ -89,7 +89,7 @@ class ReferenceNetwork(nn.Module):
     def stack(self, embeddings: Float[Tensor, "batch position feature"]) -> tuple[ReferenceShape, Tensors, Tensors]:
         """Shape, weights and constants of a stack of this one member, whose inputs are vectors, at their length."""
         n_positions = embeddings.shape[1]
-        shape = replace(shape_of(self.config, n_positions), vocabulary_size=None, merges=False)
+        shape = replace(shape_of(self.config, n_positions), vocabulary_size=None)
         weights = {name: value[None] for name, value in self.named_parameters()}
         constants = constants_of(self.config, n_positions)
         return shape, weights, {name: value[None].to(embeddings.device) for name, value in constants.items()}

@@ -14,7 +14,6 @@ from posbias.theory.power_rollout.rollout import (
     PowerRollout,
     ingredients,
     power_rollout_prompt,
-    trace_of_first_pass,
 )
 
 __all__ = [
@@ -29,5 +28,4 @@ __all__ = [
     "attention_rollouts",
     "ingredients",
     "power_rollout_prompt",
-    "trace_of_first_pass",
 ]

@@ -15,10 +15,9 @@ channels carry the energy and so fails where norm weights are very uneven (Gemma
 (1/d of the energy) and MPT's clamps are left out.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,6 @@ from posbias.theory.power_rollout.trace import (
     Trace,
     check_target,
     describe_model,
-    trace_of_pass,
     trace_prompt,
 )
 from posbias.theory.power_rollout.walk import THEORY, Energy, Power, Walk, draw_signs
@@ -191,24 +189,6 @@ def trace_model(
         assert isinstance(model, HuggingFaceModel)
         trace = trace_prompt(model, description, ids, target=target)
     return PromptTrace(**vars(trace), description=description)
-
-
-@contextmanager
-def trace_of_first_pass(
-    model: Model, token_ids: Int64[np.ndarray, "n_positions"]
-) -> Iterator[Callable[[], PromptTrace]]:
-    """Trace the first forward pass within the context: no pass of its own if that one reads the prompt and no more.
-
-    The yielded function gives the trace when that pass is over, and raises the errors of `trace_model`.
-    """
-    description = None
-    with suppress(UsageError):  # which `trace_model` raises again
-        description = describe(model, n_positions=len(token_ids))
-    if description is None or not isinstance(model, HuggingFaceModel):
-        yield cache(partial(trace_model, model, token_ids))
-        return
-    with trace_of_pass(model, description, model.token_tensor([token_ids.tolist()])[0]) as trace:
-        yield cache(lambda: PromptTrace(**vars(trace()), description=description))
 
 
 @THEORIES.register("power_rollout")

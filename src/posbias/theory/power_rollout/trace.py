@@ -8,7 +8,7 @@ exists (docs/theory, section 5).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -230,35 +230,6 @@ def trace_prompt(
     if not bool(torch.isfinite(output.logits).all()):
         raise RunError("the model's logits are not finite on a prompt; check its weights for NaN or overflow")
     return _trace(description, caught, embeddings, gradient)
-
-
-@contextmanager
-def trace_of_pass(
-    model: HuggingFaceModel, description: Description, token_ids: Int[Tensor, "position"]
-) -> Iterator[Callable[[], Trace]]:
-    """`trace_prompt` without a pass of its own, if the first one within the context reads the prompt, and no more.
-
-    The yielded function gives the trace when that pass is over; it runs the prompt itself if the first pass was another
-    one, or gave another output than the last position's.
-    """
-    caught, embeddings = _Caught(), model.embed(token_ids[None]).detach()
-    with ExitStack() as hooks:
-
-        def begin(_module: nn.Module, _args: object, keywords: dict[str, Any]) -> None:
-            last = isinstance(keywords.get("logits_to_keep", 1), int)
-            if not (last and torch.equal(keywords["inputs_embeds"], embeddings)):
-                hooks.close()
-
-        hooks.callback(model.network.register_forward_pre_hook(begin, with_kwargs=True).remove)
-        hooks.callback(model.network.register_forward_hook(lambda *_: hooks.close()).remove)
-        hooks.enter_context(_hooks(model, description, caught, len(token_ids)))
-        yield (
-            lambda: (
-                trace_prompt(model, description, token_ids)
-                if caught.state is None
-                else _trace(description, caught, embeddings, None)
-            )
-        )
 
 
 def _trace(description: Description, caught: _Caught, embeddings: Tensor, gradient: Tensor | None) -> Trace:
