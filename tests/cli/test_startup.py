@@ -54,7 +54,7 @@ def test_what_is_listed_is_what_is_registered():
     for module in chain(core, walk_packages(posbias_papers.__path__, "posbias_papers.")):
         if module.name == "posbias.integrations.inspect":
             continue  # its package lives in an environment of its own, and it registers nothing here
-        for name, value in vars(import_module(module.name)).items():
+        for name, value in list(vars(import_module(module.name)).items()):
             if isinstance(value, Registry):
                 live[name] = {variant: (value[variant].__doc__ or "").strip().split("\n")[0] for variant in value}
     assert registered_variants(SORTS) == {sort: live[registry] for sort, registry in SORTS.items()}
@@ -123,6 +123,6 @@ def test_parameters_are_those_of_the_class_and_of_what_it_inherits(posbias):
     unknown = posbias("list", "tasks", "nosuch")
     assert unknown.returncode == 2
     assert unknown.stderr.startswith("posbias: tasks: unknown 'nosuch'; known: documents, ")
-    sample = posbias("list", "tasks", "pairwise").stdout.partition("its answer in brackets:")[2]
-    assert re.search(r"Response\[ [AB]\]", sample)
+    sample = posbias("list", "tasks", "listwise").stdout.partition("its answer in brackets:")[2]
+    assert re.search(r"worst:\[ [A-C]\]", sample)
     assert "brackets" not in posbias("list", "tasks", "needle").stdout, "it needs a tokenizer"
