@@ -16,6 +16,9 @@ from posbias.theory.mean_field import FirstOrder, SampledHeads, mean_field, spec
 from posbias.theory.mean_field.bins import growing_bins, unit_bins
 from posbias.theory.mean_field.prediction import choose_bins, resolve_level
 from posbias.theory.mean_field.recursion import Setting, input_kernel, run_backward, run_forward
+from published_networks import retrieval_network
+
+SINUSOIDS = {"attention": "content", "encoding": "sinusoidal(width=64)", "absolute": "added", "residual": "added"}
 
 
 def reference(seed=0, *, depth=3, mask="causal", encoding="none", mixing=0.5, **settings):
@@ -33,6 +36,8 @@ def reference(seed=0, *, depth=3, mask="causal", encoding="none", mixing=0.5, **
         {"attention": "content", "encoding": "rope(head_dim=16)", "residual": "added", "norm": "pre"},
         {"attention": "content", "encoding": ["none", "alibi", "none"], "residual": "added", "norm": "post"},
         {"encoding": "decay(rate=0.7)", "residual": "added", "mlp": True},
+        {"attention": "content", "output_map": False, "residual": "added", "norm": "pre", "mlp": True},
+        SINUSOIDS,
     ],
     ids=str,
 )
@@ -53,9 +58,18 @@ def test_independent_linear_layers_add_squares():
     assert norm[-1] == pytest.approx(np.sqrt(64 * 0.25 * (1 + through)), rel=1e-12)
 
 
-def test_identity_values_and_learned_sinks_are_refused(fresh):
+def test_what_has_no_theory_is_refused(fresh):
     with pytest.raises(UsageError, match="gaussian"):
         mean_field(ReferenceTransformer(Architecture(depth=1)), 4)
+    with pytest.raises(UsageError, match="no embedding norm before positions"):
+        mean_field(reference(embedding_norm=True, **SINUSOIDS), 4)
+    published = retrieval_network(Architecture(2), width=16)
+    with pytest.raises(UsageError, match="input vectors; give it items"):
+        mean_field(ReferenceTransformer(published), 4)
+    vectors = ReferenceTransformer(replace(published, dtype="float64"), items=torch.eye(16))
+    with pytest.raises(UsageError, match=r"no prompts of given vectors, .* leave them out"):
+        mean_field(vectors, 6, prompts=Prompts(np.zeros((1, 6), dtype=np.int64)))
+    assert mean_field(vectors, 6).profile.n_positions == 6
     sunk = fresh("llama")
     sunk.network.model.layers[1].self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
     with pytest.raises(UsageError, match="no learned attention sinks; measure the Jacobian"):

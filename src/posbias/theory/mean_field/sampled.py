@@ -47,92 +47,6 @@ class Batch:
     """Rotary frequencies of each head."""
 
 
-@dataclass(frozen=True, eq=False)
-class HeadSampler:
-    """Draws heads of one layer; `count` of them in all."""
-
-    attention: AttentionSpec
-    width: int
-    count: int
-    generator: np.random.Generator
-
-    def forward(self, x: Kernel) -> Kernel:
-        """Kernel of the branch's output from the kernel of its normalised input."""
-        value = self.attention.value.forward(self.width, x).block.astype(np.float32)
-        total = np.zeros_like(x.block)
-        for batch in self._batches(x):
-            total += _outer(batch.attention @ value, batch.attention)
-        features = self.attention.heads * self.attention.value_dim
-        factor = self.attention.output.variance * features / self.count
-        return smooth(_symmetric(total)).scaled(factor, offset=self.attention.output.bias)
-
-    def backward(self, x: Kernel, gradient: Kernel) -> Kernel:
-        """Gradient kernel at the branch's normalised input from that at its output."""
-        attention = self.attention
-        arriving = gradient.block * (attention.output.variance * self.width)
-        half = symmetric_root(arriving).astype(np.float32)
-        value = symmetric_root(attention.value.forward(self.width, x).block).astype(np.float32)
-        single = arriving.astype(np.float32)
-        paths = [np.zeros_like(x.block) for _ in range(3)]
-        for batch in self._batches(x):
-            weights = batch.attention.transpose(0, 2, 1)
-            paths[0] += _outer(weights @ single, weights)
-            queries, keys = self._score_gradients(batch, half, value)
-            paths[1] += _outer(queries, queries)
-            paths[2] += _outer(keys, keys)
-        # The score paths carry their features explicitly.
-        by_value, by_query, by_key = (smooth(_symmetric(path * (attention.heads / self.count))) for path in paths)
-        total = by_value.scaled(attention.value_dim).scaled(attention.value.variance)
-        return total + by_query.scaled(attention.query.variance) + by_key.scaled(attention.key.variance)
-
-    def _score_gradients(
-        self, batch: Batch, half: Float32[np.ndarray, "p p"], value: Float32[np.ndarray, "p p"]
-    ) -> tuple[Heads, Heads]:
-        """Gradients at the raw queries and keys of each head, for one drawn gradient and one drawn value each."""
-        spec, turns = self.attention, batch.turns
-        shape = (*batch.query.shape[:2], spec.value_dim)
-        outgoing = np.matmul(half, self._normal(shape))
-        values = np.matmul(value, self._normal(shape))
-        pull = batch.attention * np.matmul(outgoing, values.transpose(0, 2, 1))
-        pull -= batch.attention * pull.sum(axis=2, keepdims=True)
-        pull *= np.float32(spec.scale)
-        pull *= batch.slope
-        queries = np.matmul(pull, _rotated(batch.key, turns, 1))
-        keys = np.matmul(pull.transpose(0, 2, 1), _rotated(batch.query, turns, 1))
-        return (
-            _through_norm(_rotated(queries, turns, -1), batch.query, batch.query_root, spec.query_norm),
-            _through_norm(_rotated(keys, turns, -1), batch.key, batch.key_root, spec.key_norm),
-        )
-
-    def _batches(self, x: Kernel) -> Iterator[Batch]:
-        """Sampled heads, as many at a time as memory allows."""
-        spec, n_positions = self.attention, len(x.same)
-        raw_query = spec.query.forward(self.width, x)
-        raw_key = spec.key.forward(self.width, x)
-        query_half, key_half = (symmetric_root(raw.block).astype(np.float32) for raw in (raw_query, raw_key))
-        bias, rotation = _head_logits(spec, n_positions), spec.rotation
-        alike = rotation is not None and bool(np.all(rotation == rotation[:1]))
-        size = max(1, BATCH_NUMBERS // n_positions**2)
-        for first in range(0, self.count, size):
-            heads = np.arange(first, min(first + size, self.count))
-            shape = (len(heads), n_positions, spec.head_dim)
-            query, query_root = _normed(np.matmul(query_half, self._normal(shape)), raw_query, spec.query_norm)
-            key, key_root = _normed(np.matmul(key_half, self._normal(shape)), raw_key, spec.key_norm)
-            # Samples take the model's heads in turn.
-            turns = None if rotation is None else rotation[:1] if alike else rotation[heads % spec.heads]
-            logits = np.matmul(_rotated(query, turns, 1), _rotated(key, turns, 1).transpose(0, 2, 1))
-            logits *= np.float32(spec.scale)
-            slope: Weights | float = 1.0
-            if spec.softcap is not None:
-                capped = np.tanh(logits / np.float32(spec.softcap))
-                logits, slope = capped * np.float32(spec.softcap), 1 - capped**2
-            logits += bias[heads % len(bias)]
-            yield Batch(query, key, query_root, key_root, _softmax(logits), slope, turns)
-
-    def _normal(self, shape: tuple[int, ...]) -> Heads:
-        return self.generator.standard_normal(shape, dtype=np.float32)
-
-
 @LEVELS.register("sampled")
 @dataclass(frozen=True)
 class SampledHeads(Level):
@@ -146,18 +60,91 @@ class SampledHeads(Level):
 
     def forward(self, attention: AttentionSpec, x: Kernel, setting: Setting) -> Kernel:
         """The kernel of the branch's output, by sampling."""
-        return self._sampler(attention, setting, -(-self.heads // FORWARD_SHARE)).forward(x)
+        count = _whole_rounds(attention, -(-self.heads // FORWARD_SHARE))
+        value = attention.value.forward(setting.width, x).block.astype(np.float32)
+        total = np.zeros_like(x.block)
+        for batch in _batches(attention, x, count, setting):
+            total += _outer(batch.attention @ value, batch.attention)
+        factor = attention.output.variance * attention.heads * attention.value_dim / count
+        return smooth(_symmetric(total)).scaled(factor, offset=attention.output.bias)
 
     def backward(self, attention: AttentionSpec, x: Kernel, gradient: Kernel, setting: Setting) -> Kernel:
         """The gradient kernel at the branch's input, by sampling."""
-        return self._sampler(attention, setting, self.heads).backward(x, gradient)
+        count = _whole_rounds(attention, self.heads)
+        arriving = gradient.block * (attention.output.variance * setting.width)
+        half = symmetric_root(arriving).astype(np.float32)
+        value = symmetric_root(attention.value.forward(setting.width, x).block).astype(np.float32)
+        single = arriving.astype(np.float32)
+        paths = [np.zeros_like(x.block) for _ in range(3)]
+        for batch in _batches(attention, x, count, setting):
+            weights = batch.attention.transpose(0, 2, 1)
+            paths[0] += _outer(weights @ single, weights)
+            queries, keys = _score_gradients(attention, batch, half, value, setting.generator)
+            paths[1] += _outer(queries, queries)
+            paths[2] += _outer(keys, keys)
+        # The score paths carry their features explicitly.
+        by_value, by_query, by_key = (smooth(_symmetric(path * (attention.heads / count))) for path in paths)
+        total = by_value.scaled(attention.value_dim).scaled(attention.value.variance)
+        return total + by_query.scaled(attention.query.variance) + by_key.scaled(attention.key.variance)
 
-    def _sampler(self, attention: AttentionSpec, setting: Setting, heads: int) -> HeadSampler:
-        if not setting.bins.exact:
-            raise UsageError(f"sampled heads take at most {MOST_BINS} positions, got {setting.bins.n_positions}")
-        # Samples take the model's heads in turn: whole rounds, or steep ALiBi heads would count more than shallow ones.
-        rounds = -(-heads // attention.heads)
-        return HeadSampler(attention, setting.width, rounds * attention.heads, setting.generator)
+
+def _whole_rounds(attention: AttentionSpec, heads: int) -> int:
+    """As many samples, or more: they take the model's heads in turn, or steep ALiBi heads would count more."""
+    return -(-heads // attention.heads) * attention.heads
+
+
+def _batches(spec: AttentionSpec, x: Kernel, count: int, setting: Setting) -> Iterator[Batch]:
+    """`count` sampled heads of a layer, as many at a time as memory allows."""
+    if not setting.bins.exact:
+        raise UsageError(f"sampled heads take at most {MOST_BINS} positions, got {setting.bins.n_positions}")
+    n_positions = len(x.same)
+    raw_query, raw_key = (linear.forward(setting.width, x) for linear in (spec.query, spec.key))
+    query_half, key_half = (symmetric_root(raw.block).astype(np.float32) for raw in (raw_query, raw_key))
+    bias, rotation = _head_logits(spec, n_positions), spec.rotation
+    alike = rotation is not None and bool(np.all(rotation == rotation[:1]))
+    size = max(1, BATCH_NUMBERS // n_positions**2)
+    for first in range(0, count, size):
+        heads = np.arange(first, min(first + size, count))
+        shape = (len(heads), n_positions, spec.head_dim)
+        drawn_query = np.matmul(query_half, _normal(setting.generator, shape))
+        query, query_root = _normed(drawn_query, raw_query, spec.query_norm)
+        key, key_root = _normed(np.matmul(key_half, _normal(setting.generator, shape)), raw_key, spec.key_norm)
+        turns = None if rotation is None else rotation[:1] if alike else rotation[heads % spec.heads]
+        logits = np.matmul(_rotated(query, turns, 1), _rotated(key, turns, 1).transpose(0, 2, 1))
+        logits *= np.float32(spec.scale)
+        slope: Weights | float = 1.0
+        if spec.softcap is not None:
+            capped = np.tanh(logits / np.float32(spec.softcap))
+            logits, slope = capped * np.float32(spec.softcap), 1 - capped**2
+        logits += bias[heads % len(bias)]
+        yield Batch(query, key, query_root, key_root, _softmax(logits), slope, turns)
+
+
+def _score_gradients(
+    spec: AttentionSpec,
+    batch: Batch,
+    half: Float32[np.ndarray, "p p"],
+    value: Float32[np.ndarray, "p p"],
+    generator: np.random.Generator,
+) -> tuple[Heads, Heads]:
+    """Gradients at the raw queries and keys of each head, for one drawn gradient and one drawn value each."""
+    shape = (*batch.query.shape[:2], spec.value_dim)
+    outgoing = np.matmul(half, _normal(generator, shape))
+    values = np.matmul(value, _normal(generator, shape))
+    pull = batch.attention * np.matmul(outgoing, values.transpose(0, 2, 1))
+    pull -= batch.attention * pull.sum(axis=2, keepdims=True)
+    pull *= np.float32(spec.scale)
+    pull *= batch.slope
+    queries = np.matmul(pull, _rotated(batch.key, batch.turns, 1))
+    keys = np.matmul(pull.transpose(0, 2, 1), _rotated(batch.query, batch.turns, 1))
+    return (
+        _through_norm(_rotated(queries, batch.turns, -1), batch.query, batch.query_root, spec.query_norm),
+        _through_norm(_rotated(keys, batch.turns, -1), batch.key, batch.key_root, spec.key_norm),
+    )
+
+
+def _normal(generator: np.random.Generator, shape: tuple[int, ...]) -> Heads:
+    return generator.standard_normal(shape, dtype=np.float32)
 
 
 def _normed(
