@@ -17,8 +17,7 @@ import psutil
 import torch
 
 import posbias as pb
-from posbias.runs.engines import Local
-from posbias.runs.engines.engine import Arrays, Workload
+from posbias.runs.engines import Arrays, Local, Workload
 
 PASSES = ("forward", "backward")
 EVERY = 3

@@ -113,8 +113,7 @@ def clear_parts(directory: str | Path) -> None:
         return
     clear_unfinished(directory)
     for path in parts.glob("*.safetensors"):
-        if _fingerprint_of(path) is not None:
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     with suppress(OSError):  # a user's own files stay, and with them the directory
         parts.rmdir()
 
@@ -208,18 +207,6 @@ def below(arrays: Mapping[str, np.ndarray], stem: str) -> dict[str, np.ndarray]:
 def named_texts(stem: str, texts: Iterable[str]) -> dict[str, np.ndarray]:
     """Texts as a piece holds them: as the names of empty arrays, which `below` the stem gives back."""
     return {stem + text: np.zeros(0) for text in texts}
-
-
-def _fingerprint_of(path: Path) -> str | None:
-    """The fingerprint a piece carries; None if a file is not ours, or damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            fingerprint: str | None = (file.metadata() or {}).get("fingerprint")
-            return fingerprint
-    except (SafetensorError, OSError):
-        return None
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:

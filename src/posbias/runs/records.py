@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import uuid
 from collections.abc import Mapping
@@ -348,21 +349,14 @@ def _versions() -> dict[str, str | None]:
     return versions
 
 
+@cache
 def commit_of(checkout: Path) -> str | None:
-    """The commit that a git checkout is at, read from its files; None if there is none."""
+    """The commit that a git checkout is at, asked once; None if there is none, or no git."""
+    if not (checkout / ".git").exists():
+        return None
     try:
-        folder = checkout / ".git"
-        if folder.is_file():  # of a worktree or submodule: it names the directory
-            folder = checkout / folder.read_text().strip().removeprefix("gitdir: ")
-        head = (folder / "HEAD").read_text().strip()
-        if not head.startswith("ref: "):
-            return head
-        reference = head.removeprefix("ref: ")
-        pointer = folder / "commondir"  # of a worktree: where the branches of all of them are
-        shared = folder / pointer.read_text().strip() if pointer.is_file() else folder
-        if (shared / reference).is_file():
-            return (shared / reference).read_text().strip()
-        packed = (line.split(" ") for line in (shared / "packed-refs").read_text().splitlines())
-        return next((words[0] for words in packed if words[1:] == [reference]), None)
+        asked = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+        found = subprocess.run(asked, capture_output=True, text=True, check=False)
     except OSError:
         return None
+    return found.stdout.strip() if found.returncode == 0 else None

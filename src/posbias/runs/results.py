@@ -5,12 +5,12 @@ beside its verb and is registered here under the verb's name; `load_record` give
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,8 +28,6 @@ class Result(Showing):
     """The answer of one verb in typed fields, with the record in which it is stored."""
 
     record: Record
-    wording: ClassVar[Callable[[Record], Iterable[str]] | None] = None
-    """Puts a run into sentences. `posbias.report`, which stands above, sets this when the first verdict imports it."""
 
     @classmethod
     @abstractmethod
@@ -56,9 +54,9 @@ class Result(Showing):
         Raises:
             UsageError: the run failed, or its record is damaged.
         """
-        import_module("posbias.report")
-        worded = type(self).wording
-        return () if worded is None else tuple(worded(self.as_run()))
+        # The words stand above this room: they are imported with the first verdict.
+        lines: tuple[str, ...] = import_module("posbias.report").verdict(self.as_run())
+        return lines
 
     def facts(self) -> Mapping[str, str]:
         """The verdict, or why the run failed."""

@@ -14,7 +14,7 @@ from typing import Any
 from posbias.errors import RunError, UsageError
 from posbias.runs.directories import held
 from posbias.runs.parts import clear_parts
-from posbias.runs.records import ARRAYS_FILE, Record, finished_record, without_paths
+from posbias.runs.records import Record, finished_record, without_paths
 
 PIECES = "finished pieces"
 WORK = {
@@ -91,16 +91,16 @@ def run_directory(
             remove_pieces(held_directory)
         elif not resume:
             check_unfinished(held_directory, resumable=resume is not None, shell=bool(command))
-        before = _stamp(held_directory / ARRAYS_FILE)
-        run = OpenRun(held_directory, arguments, command, _finished_id(held_directory) if resume else None)
+        before = _finished_id(held_directory)
+        run = OpenRun(held_directory, arguments, command, before if resume else None)
         token = _OPEN.set({**_OPEN.get(), place: run})
         try:
             yield run
         except UsageError:
             raise
         except Exception as error:
-            still_finished = resume and finished_record(held_directory) is not None
-            if not still_finished and _stamp(held_directory / ARRAYS_FILE) == before:
+            there = _finished_id(held_directory)
+            if there is None or (there == before and not resume):
                 with suppress(RunError):
                     failed_record(verb, arguments, error).write_run(held_directory)
             raise
@@ -141,12 +141,3 @@ def failed_record(verb: str, arguments: Mapping[str, Any], error: Exception) -> 
     """The record of a run that failed: why, in one line that names no directory."""
     reason = " ".join(without_paths(str(error)).split()) or type(error).__name__
     return Record(verb=verb, arguments=dict(arguments), status="failed", error=reason)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Inode and time, which change when a file is written anew; None if there is no file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns

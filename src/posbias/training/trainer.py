@@ -23,8 +23,7 @@ from posbias.errors import RunError, UsageError
 from posbias.memory import keep_freed_memory
 from posbias.models.devices import check_precision, training_device
 from posbias.progress import announce, report
-from posbias.runs.engines import collect
-from posbias.runs.engines.engine import pinned
+from posbias.runs.engines import collect, pinned
 from posbias.runs.parts import PartStore, made_by, packed, unpacked
 from posbias.training.members import Arrays, Member, MemberStatus, TrainedMember
 from posbias.training.options import TrainingSchedule, TrainOptions

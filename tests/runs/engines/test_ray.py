@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,6 @@ from engine_workloads import Squares
 from planted import trial_record
 from posbias import MitigateOptions, UsageError
 from posbias.runs.engines import Local, Ray
-from posbias.runs.parts import PartStore
 from posbias.runs.records import read_record
 
 ray = pytest.importorskip("ray", reason="the ray extra is not installed")
@@ -79,34 +77,6 @@ def test_two_nodes_give_the_bits_of_this_process_and_survive_the_loss_of_one(clu
     assert sum(attempts) == 13  # the unit that the dead node was at, and no other, is done again
     assert len({int(arrays["process"][0]) for arrays in found}) == 2
     assert os.getpid() not in {int(arrays["process"][0]) for arrays in found}
-
-
-def test_a_measurement_that_loses_a_node_has_the_bits_of_this_process(cluster, tiny_llama, monkeypatch):
-    model = pb.load_model(tiny_llama)
-    prompts = pb.load_prompts("default", model, n_positions=48, count=12)
-
-    def measured(engine):
-        return pb.measure(model, prompts, options=pb.MeasureOptions(engine=engine))
-
-    here = measured(Local(threads=1))
-    kept = []
-    keep = PartStore.keep
-
-    def then_kill(store, name, arrays):
-        kept.append(name)
-        if len(kept) == 2:
-            cluster.remove_node(cluster.second, allow_graceful=False)
-            time.sleep(3)  # Ray tells of it before the other node is through
-        return keep(store, name, arrays)
-
-    monkeypatch.setattr(PartStore, "keep", then_kill)
-    there = measured(Ray(threads=1, address=cluster.address))
-    assert len(kept) == len(set(kept)) == 12
-    assert here.per_prompt.keys() == there.per_prompt.keys()
-    for kind, norms in here.per_prompt.items():
-        np.testing.assert_array_equal(norms, there.per_prompt[kind])
-        np.testing.assert_array_equal(here.profiles[kind].influence, there.profiles[kind].influence)
-    np.testing.assert_array_equal(here.mixing, there.mixing)
 
 
 def test_the_command_on_a_cluster_saves_the_arrays_of_the_local_engine(cluster, tiny_llama, tmp_path):

@@ -22,7 +22,7 @@ from posbias.mitigation.trial.outcome import judge_trial, record_trial
 from posbias.mitigation.trial.plan import ARMS, TrialPlan, plan_trial
 from posbias.mitigation.trial.result import MitigationTrial
 from posbias.progress import report
-from posbias.runs.engines.engine import pinned
+from posbias.runs.engines import pinned
 from posbias.runs.parts import finished_run
 from posbias.runs.running import run_directory
 from posbias.tasks.language import LANGUAGE_TASKS, LanguageTask
